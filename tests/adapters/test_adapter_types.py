@@ -28,8 +28,8 @@ from videotune.adapters.lora import (
 )
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_modules import Module
-from videotune.exporter.lora_write import settings_of
+from videotune.exporter.adapter_modules import AdapterModule
+from videotune.exporter.lora_write import peft_settings
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
@@ -147,8 +147,11 @@ def test_the_start_belongs_to_the_names_and_the_seed(kind: str, tiny_family: Ope
 
 def rank_of_settings(state: dict[str, Any]) -> int:
     """The rank in PEFT's settings that belong to an adapter's shapes; of OFT the side of its rotations."""
-    found = settings_of(
-        {path: Module(path, (path,), dict(parts)) for path, parts in by_module(state).items()}
+    found = peft_settings(
+        {
+            path: AdapterModule(path, (path,), dict(parts))
+            for path, parts in by_module(state).items()
+        }
     )
     return int(found.r or found.oft_block_size)
 

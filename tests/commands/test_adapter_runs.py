@@ -526,7 +526,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
         "was made for another base: .* differs in size",
     ),
     "missing": ("nothing", (), "no such file or folder"),
-    "text": ("text.safetensors", (), "is no LoRA"),
+    "text": ("text.safetensors", (), "is not a LoRA"),
     "folder": ("empty", (), "is not a complete checkpoint: its name is not that of a step"),
     "incomplete": ("step-9", (), "is not a complete checkpoint: it has no COMPLETE"),
     "full for adapter": ("full", (), "holds no LoRA: its run trained every weight"),

@@ -13,7 +13,7 @@ from tests.support.run_results import updates
 from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_export import export_lora, read_file, read_parts
+from videotune.exporter.adapter_export import export_lora, read_adapter, read_parts
 
 Open = Callable[..., Any]
 State = dict[str, torch.Tensor]
@@ -261,7 +261,7 @@ def test_biases_are_sampled_with_and_no_run_begins_with_them(
         path,
     )
     net = family.denoiser()
-    read_file(family, net, path, ADAPTER)
+    read_adapter(family, net, path, ADAPTER)
     layer = net.get_submodule("blocks.0.attn1.to_q")
     off = layer(torch.ones(1, 24)) - layer.base_layer(torch.ones(1, 24))
     torch.testing.assert_close(off, torch.full((1, 24), 0.5 * 48 + 3.0))

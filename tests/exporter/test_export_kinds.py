@@ -25,9 +25,9 @@ from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter import adapter_export
 from videotune.exporter.adapter_export import export_lora, read_lora
-from videotune.exporter.formats import CONFIG, digest_of, formats_of
+from videotune.exporter.formats import PEFT_CONFIG_KEY, digest_of, formats_of
 from videotune.exporter.full import export_merged
-from videotune.exporter.lora_write import baked
+from videotune.exporter.lora_write import bake_adapter
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
@@ -83,7 +83,7 @@ def test_peft_reads_the_kin_by_what_stands_in_the_file(
     state = network_with_adapter(family, kind, rank)[1]
     path = export_lora(family, "peft", state, scale(kind), tmp_path / "l.safetensors", {}).path
     with safe_open(path, "pt") as file:
-        config = peft.get_peft_config(json.loads(file.metadata()[CONFIG]))
+        config = peft.get_peft_config(json.loads(file.metadata()[PEFT_CONFIG_KEY]))
     net = family.denoiser()
     net.add_adapter(config)
     told = peft.set_peft_model_state_dict(net, load_file(path))
@@ -135,8 +135,8 @@ def test_comfyui_s_formula_over_comfyui_s_names(
             "has diffusers, not 'comfyui': ComfyUI divides DoRA's weights by another norm",
         ),
         ("LOHA", "diffusers", "has comfyui, peft, not 'diffusers'"),
-        ("LOKR", "diffusers", "--merge` serves everyone"),
-        ("OFT", "comfyui", "has peft, not 'comfyui': ComfyUI's OFT turns a weight's outputs"),
+        ("LOKR", "diffusers", "--merge` works with every program"),
+        ("OFT", "comfyui", "has peft, not 'comfyui': ComfyUI's OFT rotates a weight's outputs"),
         ("LORA", "peft", "has comfyui, diffusers, not 'peft'"),
         ("LORA", "kohya", "has comfyui, diffusers, not 'kohya'"),
     ],
@@ -222,13 +222,13 @@ def test_a_file_that_would_act_otherwise_is_an_error(
 ) -> None:
     """The check can fail, for each tensor of each kind: one changed number is enough."""
     (_, state), format = network_with_adapter(family, kind), formats_of(family, kind)[-1]
-    tensors = baked(family, format, state, scale(kind))
+    tensors = bake_adapter(family, format, state, scale(kind))
     for key in [
         key for key in tensors if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key
     ]:
         other = {name: value.clone() for name, value in tensors.items()}
         other[key].view(-1)[1] += 0.01
-        monkeypatch.setattr(adapter_export, "baked", lambda *_, other=other: other)
+        monkeypatch.setattr(adapter_export, "bake_adapter", lambda *_, other=other: other)
         with pytest.raises(VideotuneError, match="ΔW differs"):
             export_lora(family, format, state, scale(kind), tmp_path / "x.safetensors", {})
         assert list(tmp_path.iterdir()) == []

@@ -16,8 +16,9 @@ from tests.support import lora_files
 from tests.support.adapters import read_back
 from tests.support.command_line import Bases, run
 from videotune.errors import VideotuneError
-from videotune.exporter.lora_tools import Target, convert, extract, merge, resize
-from videotune.exporter.lora_write import FORMS
+from videotune.exporter.lora_extract import extract
+from videotune.exporter.lora_tools import Target, convert, merge, resize
+from videotune.exporter.lora_write import FORM_KINDS
 
 Open = Callable[..., Any]
 
@@ -31,7 +32,9 @@ def test_every_form_becomes_every_other(name: str, tiny_family: Open, tmp_path: 
     """alpha is half the rank throughout, and not lost on any way."""
     family, first = tiny_family(name), tmp_path / "first.safetensors"
     wanted = lora_files.peft_file(family, first, 2.0)
-    forms = [form for form in FORMS if form != "original" or family.original("") is not None]
+    forms = [
+        form for form in FORM_KINDS if form != "original" or family.original("") is not None
+    ]
     for form in forms:
         one = named(tmp_path, form)
         convert(first, lora_files.file_of_form(family, one, form))
@@ -262,14 +265,14 @@ def test_extraction_finds_what_was_added(family: Any, tmp_path: Path) -> None:
 
 
 def test_a_large_matrix_is_cut_by_a_randomized_svd() -> None:
-    from videotune.exporter.lora_factors import truncated
+    from videotune.exporter.lora_factors import low_rank_factors
 
     left, right = (
         lora_files.random_tensor(1200, 8).double(),
         lora_files.random_tensor(8, 1100, seed=1).double(),
     )
     noise = 1e-3 * lora_files.random_tensor(1200, 1100, seed=2).double()
-    b, a = truncated(left @ right + noise, 8)
+    b, a = low_rank_factors(left @ right + noise, 8)
     best = torch.linalg.svdvals(left @ right + noise)[8:].norm()
     assert float((b @ a - left @ right - noise).norm()) <= 1.001 * float(best)
 
@@ -301,9 +304,9 @@ def test_nothing_is_written_where_something_is_wrong(
 @pytest.mark.parametrize(
     ("weights", "told"),
     [
-        ([0.0], "nothing"),
-        ([1e-320], "nothing"),
-        ([1.0, -1.0], "nothing"),
+        ([0.0], "add up to zero"),
+        ([1e-320], "add up to zero"),
+        ([1.0, -1.0], "add up to zero"),
         ([math.nan], "finite"),
     ],
 )
@@ -379,6 +382,6 @@ def test_what_numbers_and_texts_cannot_hold(
         convert(source, target)
         return
     with pytest.raises(
-        VideotuneError, match=r"a\.safetensors.*(no weights|infinite|no finite)"
+        VideotuneError, match=r"a\.safetensors.*(not a weight dtype|infinite|finite number)"
     ):
         convert(source, target)

@@ -19,7 +19,7 @@ from tests.support.run_parts import open_run
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
-from videotune.exporter.adapter_export import read_file, read_parts
+from videotune.exporter.adapter_export import read_adapter, read_parts
 from videotune.job.overrides import Overrides, resolve_config, user_keys
 from videotune.models.base_model import place, spec_for
 from videotune.models.registry import find
@@ -141,7 +141,7 @@ def test_adapters(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
     for number, path in enumerate(files):
 
         def read_one(path: Path = path) -> None:
-            read_file(family, family.skeleton(), path, "x")
+            read_adapter(family, family.skeleton(), path, "x")
 
         assert try_each([path], read_one, COUNT // 3, seed=number)["refused"] > 0
 

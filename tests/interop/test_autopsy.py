@@ -9,8 +9,8 @@ from jsonschema import Draft202012Validator
 
 from tests.support.command_line import Printed, run
 from videotune.errors import DONE, VideotuneError
-from videotune.interop.autopsy import build_autopsy, outcomes, steps_of
-from videotune.interop.trainer_rules import rules_of
+from videotune.interop.autopsy import build_autopsy, clip_outcomes, steps_per_epoch
+from videotune.interop.trainer_rules import build_trainer_rules
 from videotune.models.registry import find
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "autopsy.schema.json"
@@ -49,7 +49,7 @@ OURS = {"steps_per_epoch": 1.0, "noise": [0.1, 0.3, 0.5, 0.7, 0.9], "scale": 1.0
 
 def result(trainer: str, values: dict[str, Any], *clips: dict[str, Any]) -> dict[str, Any]:
     return build_autopsy(
-        trainer, rules_of(trainer, values, WAN), WAN, account(*clips), OURS, []
+        trainer, build_trainer_rules(trainer, values, WAN), WAN, account(*clips), OURS, []
     )
 
 
@@ -139,22 +139,24 @@ def test_held_frames_stretched_and_cut_pictures_are_named() -> None:
 def test_steps_of_an_epoch_are_those_of_their_batches(
     trainer: str, values: dict[str, Any], steps: int
 ) -> None:
-    applied = rules_of(trainer, values, WAN)
+    applied = build_trainer_rules(trainer, values, WAN)
     clips = [clip(f"{i}.mp4", 41, 16.0) for i in range(3)]
     found = {
-        row["path"]: [found for one in applied.datasets for found in outcomes(one, row, 16.0)]
+        row["path"]: [
+            found for one in applied.datasets for found in clip_outcomes(one, row, 16.0)
+        ]
         for row in clips
     }
-    assert steps_of(applied, found) == steps
+    assert steps_per_epoch(applied, found) == steps
 
 
 def test_a_config_without_clips_and_a_value_that_is_none_are_refused() -> None:
     with pytest.raises(VideotuneError, match="no dataset of clips"):
-        rules_of("musubi", {"network_dim": 32}, WAN)
+        build_trainer_rules("musubi", {"network_dim": 32}, WAN)
     with pytest.raises(VideotuneError, match="network_dim"):
-        rules_of("musubi", MUSUBI | {"network_dim": "many"}, WAN)
+        build_trainer_rules("musubi", MUSUBI | {"network_dim": "many"}, WAN)
     with pytest.raises(VideotuneError, match="kohya"):
-        rules_of("kohya", {}, WAN)
+        build_trainer_rules("kohya", {}, WAN)
 
 
 def written(folder: Path) -> list[Path]:
@@ -243,5 +245,5 @@ def test_nothing_is_written_where_their_config_says(small_clips: Path, tmp_path:
     data.write_text(data.read_text() + f'\ncache_directory = "{elsewhere}"')
     assert run("autopsy", script, data=small_clips) == DONE
     assert not elsewhere.exists()
-    with pytest.raises(VideotuneError, match="--set network_dim: give KEY=VALUE"):
+    with pytest.raises(VideotuneError, match="--set network_dim: pass KEY=VALUE"):
         run("autopsy", script, data=small_clips, set="network_dim")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.command_line import Patch
 from videotune.errors import VideotuneError
-from videotune.interop.foreign_config import options_of, read_theirs
+from videotune.interop.command_files import parse_options
+from videotune.interop.foreign_config import read_foreign_config
 
 CONFIGS = Path(__file__).parent / "configs"
 HELD: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -82,11 +83,11 @@ HELD: dict[str, tuple[list[str], dict[str, Any]]] = {
 def test_every_leaf_of_a_config_and_of_what_it_refers_to(trainer: str) -> None:
     names, held = HELD[trainer]
     paths = [CONFIGS / name for name in names]
-    theirs = read_theirs(paths)
+    theirs = read_foreign_config(paths)
     assert theirs.trainer == trainer
     assert {key: theirs.values.get(key) for key in held} == held
     assert all(type(theirs.values[key]) is type(value) for key, value in held.items())
-    assert read_theirs(paths[::-1]).values == theirs.values
+    assert read_foreign_config(paths[::-1]).values == theirs.values
     assert not theirs.missing
     assert set(paths) <= set(theirs.files)
 
@@ -96,10 +97,10 @@ def test_a_referred_file_given_too_is_not_read_twice() -> None:
         CONFIGS / "diffusion-pipe" / "main.toml",
         CONFIGS / "diffusion-pipe" / "data.toml",
     )
-    assert read_theirs([data, main]).values == read_theirs([main]).values
-    assert read_theirs([data]).values == {
+    assert read_foreign_config([data, main]).values == read_foreign_config([main]).values
+    assert read_foreign_config([data]).values == {
         key: value
-        for key, value in read_theirs([main]).values.items()
+        for key, value in read_foreign_config([main]).values.items()
         if key.startswith("dataset.")
     }
 
@@ -107,13 +108,13 @@ def test_a_referred_file_given_too_is_not_read_twice() -> None:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     text = (CONFIGS / "diffusion-pipe" / "main.toml").read_text()
     (tmp_path / "main.toml").write_text(text.replace("data.toml", "x" * 300))
-    theirs = read_theirs([tmp_path / "main.toml"])
+    theirs = read_foreign_config([tmp_path / "main.toml"])
     assert theirs.missing == (("dataset", "x" * 300),)
     assert theirs.values["adapter.rank"] == 20
 
 
 def test_paths_and_variables_of_windows() -> None:
-    theirs = read_theirs([CONFIGS / "musubi" / "train.bat"])
+    theirs = read_foreign_config([CONFIGS / "musubi" / "train.bat"])
     assert theirs.values["dit"] == r"C:\models\hunyuan video\dit.safetensors"
     assert theirs.values["learning_rate"] == 3e-4
     assert theirs.values["dataset_config.datasets.1.frame_stride"] == 8
@@ -125,7 +126,7 @@ def test_no_line_of_a_script_is_run_and_variables_are_of_the_file_alone(
     monkeypatch.setenv("SECRET", "told")
     touch = f"touch {tmp_path}/made"
     script = f'{touch}\nA=$({touch})\npython x_train.py --dit "$SECRET" --seed `{touch}`\n'
-    found = options_of(script, Path("x.sh"))
+    found = parse_options(script, Path("x.sh"))
     assert found["dit"] == "$SECRET"
     assert not (tmp_path / "made").exists()
 
@@ -157,7 +158,7 @@ BAD = {
 def test_what_is_no_config_is_one_sentence(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(BAD[name])
     with pytest.raises(VideotuneError):
-        read_theirs([tmp_path / name])
+        read_foreign_config([tmp_path / name])
 
 
 def test_files_of_two_runs_are_refused() -> None:
@@ -166,16 +167,16 @@ def test_files_of_two_runs_are_refused() -> None:
         ["musubi/dataset.toml", "musubi/dataset.toml/../../kohya/dataset.toml"],
     ):
         with pytest.raises(VideotuneError):
-            read_theirs([CONFIGS / name for name in names])
+            read_foreign_config([CONFIGS / name for name in names])
     with pytest.raises(VideotuneError):
-        read_theirs([CONFIGS])
+        read_foreign_config([CONFIGS])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab=-$\"'{}()[]@\\^`\n %;|#<>. 1é"), max_size=80))
 def test_any_text_is_options_or_one_sentence(text: str) -> None:
     try:
-        found = options_of(text, Path("x.sh"))
+        found = parse_options(text, Path("x.sh"))
     except VideotuneError:
         return
     assert all(isinstance(key, str) for key in found)

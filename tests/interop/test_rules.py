@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from videotune.interop import rules
-from videotune.interop.rules import Noise, SourceVideo
-from videotune.interop.trainer_rules import rules_of
+from videotune.interop.rules import NoiseLevels, SourceVideo
+from videotune.interop.trainer_rules import build_trainer_rules
 from videotune.models.registry import find
 from videotune.types import ModelSpec
 
@@ -29,7 +29,7 @@ def test_musubi_frames() -> None:
     for n, fps, mode, counts, own, source, wanted in TABLES["musubi frames"]:
         stride, samples, most = (options | own).values()
         rates = (source, 16.0) if source else None
-        found = rules.extracted(
+        found = rules.extract_windows(
             mode, counts, 4, rates, (stride, samples, most), SourceVideo(n, fps, 1, 1)
         )
         got = [] if isinstance(found, str) else sorted([x[0], x[-1], len(x)] for x in found)
@@ -41,7 +41,7 @@ def test_diffusion_pipe_frames() -> None:
         assert (
             mark(
                 one(
-                    rules.resampled(
+                    rules.resample_to_bucket(
                         mode,
                         [(count, None) for count in counts],
                         step,
@@ -58,7 +58,7 @@ def test_diffusion_pipe_size_buckets() -> None:
     """The nearest ratio that the clip fills comes before the longest."""
     for n, buckets, ratio, wanted in TABLES["diffusion-pipe size buckets"]:
         shaped = [(frames, width / height) for width, height, frames in buckets]
-        found = rules.resampled(
+        found = rules.resample_to_bucket(
             "single_beginning",
             shaped,
             4,
@@ -66,7 +66,7 @@ def test_diffusion_pipe_size_buckets() -> None:
             SourceVideo(n, 16.0, round(10**6 * ratio), 10**6),
         )
         assert (None if isinstance(found, str) else len(found[0])) == (
-            wanted and rules.step_rounded(wanted[2], 4)
+            wanted and rules.floor_to_step(wanted[2], 4)
         )
 
 
@@ -75,7 +75,7 @@ def test_ai_toolkit_frames() -> None:
         assert (
             mark(
                 one(
-                    rules.stretched(
+                    rules.fixed_count_frames(
                         count, rate, shrink, auto, trim, step, SourceVideo(n, fps, 1, 1)
                     )
                 )
@@ -90,7 +90,7 @@ def test_ai_toolkit_frames() -> None:
 
 def test_finetrainers_frames_and_sizes() -> None:
     for n, (width, height), buckets, wanted, size in TABLES["finetrainers frames"]:
-        indices = one(rules.spread(buckets, SourceVideo(n, 24.0, 1, 1)))
+        indices = one(rules.spread_over_clip(buckets, SourceVideo(n, 24.0, 1, 1)))
         assert mark(indices) == wanted
         assert (
             list(rules.bucket_by_ratio(buckets, SourceVideo(n, 24.0, width, height), wanted[2]))
@@ -100,17 +100,19 @@ def test_finetrainers_frames_and_sizes() -> None:
 
 def test_simpletuner_frames() -> None:
     for _, n, wanted in TABLES["simpletuner frames"]:
-        assert max(1, rules.step_rounded(n, 8)) == wanted
+        assert max(1, rules.floor_to_step(n, 8)) == wanted
 
 
 def test_onetrainer_frames() -> None:
     for n, fps, count, wanted in TABLES["onetrainer frames"]:
-        assert mark(one(rules.following(count, SourceVideo(n, fps, 1, 1)))) == wanted
+        assert mark(one(rules.frames_from_start(count, SourceVideo(n, fps, 1, 1)))) == wanted
 
 
 def test_ltx_trainer_frames_and_sizes() -> None:
     for n, fps, (width, height), buckets, count, size in TABLES["ltx-trainer frames"]:
-        found = rules.first([bucket[0] for bucket in buckets], "", SourceVideo(n, fps, 1, 1))
+        found = rules.leading_frames(
+            [bucket[0] for bucket in buckets], "", SourceVideo(n, fps, 1, 1)
+        )
         assert (None if isinstance(found, str) else len(found[0])) == count
         if count is not None:
             assert (
@@ -137,14 +139,14 @@ def test_sizes(trainer: str) -> None:
                 ]
             case "ai-toolkit":
                 side, multiple, clip, *wanted = row
-                found = [rules.never_larger(side, multiple, SourceVideo(1, 1.0, *clip), 1)]
+                found = [rules.within_area(side, multiple, SourceVideo(1, 1.0, *clip), 1)]
             case "onetrainer":
                 side, multiple, clip, *wanted = row
                 found = [rules.listed_aspects(side, multiple, SourceVideo(1, 1.0, *clip), 1)]
             case _:
                 clip, side, square, *wanted = row
                 found = [
-                    rules.own_ratio(side, 64, square, edge, SourceVideo(1, 1.0, *clip), 1)
+                    rules.source_ratio(side, 64, square, edge, SourceVideo(1, 1.0, *clip), 1)
                     for edge in (False, True)
                 ]
         assert [list(size) for size in found] == wanted, row
@@ -158,8 +160,8 @@ def noise_of(
     trainer: str, values: dict[str, Any], bucket: tuple[int, int, int] = (1, 480, 832)
 ) -> list[float]:
     spec = LTX if trainer == "ltx-trainer" else WAN
-    found = rules_of(trainer, values | DATASETS[trainer], spec).noise(bucket)
-    assert isinstance(found, Noise), found
+    found = build_trainer_rules(trainer, values | DATASETS[trainer], spec).noise(bucket)
+    assert isinstance(found, NoiseLevels), found
     return found.quantiles(0.05, 0.25, 0.5, 0.75, 0.95)
 
 

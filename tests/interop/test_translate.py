@@ -12,8 +12,14 @@ from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.config.suggestions import others
-from videotune.interop.foreign_config import Theirs, read_theirs
-from videotune.interop.translate import _CONVERSIONS, Imported, TranslatedKey, rules, translate
+from videotune.interop.conversions import CONVERSIONS
+from videotune.interop.foreign_config import ForeignConfig, read_foreign_config
+from videotune.interop.translate import (
+    Imported,
+    TranslatedKey,
+    load_rules,
+    translate,
+)
 from videotune.models.registry import find
 
 HERE = Path(__file__).parent
@@ -23,7 +29,7 @@ EXAMPLES = json.loads((HERE / "keys_of_examples.json").read_text(encoding="utf-8
 
 
 def imported(*names: str) -> Imported:
-    return translate(read_theirs([CONFIGS / name for name in names]))
+    return translate(read_foreign_config([CONFIGS / name for name in names]))
 
 
 def row(found: Imported, key: str) -> TranslatedKey:
@@ -31,7 +37,7 @@ def row(found: Imported, key: str) -> TranslatedKey:
 
 
 def all_rules(trainer: str) -> list[tuple[str, dict[str, Any]]]:
-    known = rules(trainer)["rules"]
+    known = load_rules(trainer)["rules"]
     several = (
         (key, rule)
         for key, some in known.items()
@@ -42,14 +48,14 @@ def all_rules(trainer: str) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_rules_name_keys_of_ours_and_say_where_surprises_are_known_from(trainer: str) -> None:
-    table = rules(trainer)
+    table = load_rules(trainer)
     assert table["repository"]
     assert table["read_from"]
     surprises = set()
     for key, rule in all_rules(trainer):
         names = rule.get("to", [])
         assert set([names] if isinstance(names, str) else names) <= set(leaves()), key
-        assert isinstance(rule.get("as"), dict) or rule.get("as") in _CONVERSIONS, key
+        assert isinstance(rule.get("as"), dict) or rule.get("as") in CONVERSIONS, key
         assert not set(rule) - {
             "to",
             "as",
@@ -75,7 +81,9 @@ def test_every_key_of_the_published_examples_is_known(example: dict[str, Any]) -
         for some in example["keys"].values()
         for key in some
     ]
-    found = translate(Theirs(example["trainer"], dict.fromkeys(keys, 1), (HERE / "x",), ()))
+    found = translate(
+        ForeignConfig(example["trainer"], dict.fromkeys(keys, 1), (HERE / "x",), ())
+    )
     assert not [row.key for row in found.rows if row.verdict == "unknown"]
     assert {row.key.split("(")[0] for row in found.rows if row.given} >= set(keys)
 
@@ -137,7 +145,7 @@ def test_verdicts_and_notes() -> None:
 
 
 def test_a_value_out_of_bounds_is_a_row() -> None:
-    theirs = read_theirs([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
+    theirs = read_foreign_config([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
     odd = {
         "learning_rate": -1.0,
         "network_dim": "many",
@@ -146,14 +154,16 @@ def test_a_value_out_of_bounds_is_a_row() -> None:
         "max_train_epochs": {},
     }
     found = translate(
-        Theirs(theirs.trainer, {**theirs.values, **odd}, theirs.files, (("resume", "gone"),))
+        ForeignConfig(
+            theirs.trainer, {**theirs.values, **odd}, theirs.files, (("resume", "gone"),)
+        )
     )
     assert all(row(found, key).verdict == "none" for key in odd)
     assert found.rows[-1].verdict == "missing"
     assert found.config["lora"]["alpha"] == 1
     assert "learning_rate" not in found.config
     twice = {**theirs.values, "dataset_config.datasets.1.video_directory": "clips"}
-    found = translate(Theirs(theirs.trainer, twice, theirs.files, ()))
+    found = translate(ForeignConfig(theirs.trainer, twice, theirs.files, ()))
     assert len(found.config["datasets"]) == 1
     assert row(found, "dataset_config.datasets.1.video_directory").verdict == "none"
 
@@ -182,15 +192,17 @@ ODD = [
 def test_no_value_of_a_key_ends_it(trainer: str) -> None:
     keys = [key.replace(".N", ".0").replace("*", "x") for key, _ in all_rules(trainer)]
     for value in ODD:
-        found = translate(Theirs(trainer, dict.fromkeys(keys, value), (HERE / "x",), ()))
+        found = translate(ForeignConfig(trainer, dict.fromkeys(keys, value), (HERE / "x",), ()))
         assert {row.key for row in found.rows} >= set(keys)
 
 
 @pytest.mark.parametrize("sampling", ["sigma", "shift", "sigmoid", "uniform"])
 def test_what_a_number_means_depends_on_other_keys(sampling: str) -> None:
-    theirs = read_theirs([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
+    theirs = read_foreign_config([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
     found = translate(
-        Theirs("musubi", {**theirs.values, "timestep_sampling": sampling}, theirs.files, ())
+        ForeignConfig(
+            "musubi", {**theirs.values, "timestep_sampling": sampling}, theirs.files, ()
+        )
     )
     assert found.config["timestep_shift"] == (5 if sampling == "shift" else 1)
     assert found.config["timestep_distribution"] == (
@@ -209,6 +221,8 @@ def test_a_folder_in_diffusers_layout_and_a_single_file_are_taken_where_they_lie
         "model.diffusers_path": "model",
         "model.transformer_path": "dit.safetensors",
     }
-    config = translate(Theirs("diffusion-pipe", values, (tmp_path / "main.toml",), ())).config
+    config = translate(
+        ForeignConfig("diffusion-pipe", values, (tmp_path / "main.toml",), ())
+    ).config
     assert config["base_model_name"] == str(tmp_path / "model")
     assert config["transformer"]["file"] == str(tmp_path / "dit.safetensors")

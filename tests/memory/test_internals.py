@@ -50,7 +50,7 @@ def test_internal_names_are_these_and_no_others() -> None:
 
 @pytest.mark.parametrize("other", ["2.12.1", "2.14.0", "3.0.0"])
 def test_another_torch_is_refused_in_a_sentence(other: str) -> None:
-    with pytest.raises(VideotuneError, match=f"torch {other}: videotune takes 2.11 or 2.13"):
+    with pytest.raises(VideotuneError, match=f"torch {other}: videotune supports 2.11 or 2.13"):
         refuse_other_torch(other)
     refuse_other_torch(torch.__version__.partition("+")[0])
     refuse_other_torch("2.11.0")

@@ -397,15 +397,15 @@ def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100))
     with pytest.raises(
         DoesNotFit,
-        match=r"4 of 4 blocks on the host need 0\.0 GB of .* memory, and 0\.0 GB are free",
+        match=r"4 of 4 blocks on the host need 0\.0 GB of .* memory, but only 0\.0 GB are free",
     ):
         stream_blocks(Net(), ["blocks"], CPU, 1.0)
     host.refuse_if_short(100, "so many bytes")
 
 
 PAGEABLE = (
-    "warning: host memory cannot be pinned any further (CUDA error: out of memory): the rest is pageable, and steps wait "
-    "for it longer"
+    "warning: cannot pin more host memory (CUDA error: out of memory). The remaining "
+    "weights are pageable, which makes steps slower."
 )
 
 

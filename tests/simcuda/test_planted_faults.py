@@ -12,7 +12,7 @@ import torch
 from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import Lab, faults
-from videotune.memory.block_offload import ActivationOffload
+from videotune.memory.activation_offload import ActivationOffload
 from videotune.trainer import step
 
 Plant = Callable[[], AbstractContextManager[Any]]
@@ -68,7 +68,7 @@ PLANTS: dict[str, tuple[tuple[str, ...], Plant, str]] = {
     "what leaves is not kept": (
         OFFLOADED,
         lambda: patch.object(
-            ActivationOffload, "_let_go", lambda self, _: self._leaving.clear()
+            ActivationOffload, "_wait_for_sent", lambda self, _: self._leaving.clear()
         ),
         "freed while copy .* record_stream is missing",
     ),

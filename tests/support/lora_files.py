@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from videotune.adapters.effect import change
 from videotune.adapters.lora import matching
 from videotune.exporter.adapter_file import AdapterFile
-from videotune.exporter.adapter_modules import modules_in
+from videotune.exporter.adapter_modules import modules_by_path
 from videotune.exporter.lora_tools import Target
 
 FAMILIES = ("wan", "cogvideox", "ltx_video", "hunyuan_video", "hidream")
@@ -61,7 +61,7 @@ def peft_file(
 
 def deltas_of(family: Any, path: Path) -> Tensors:
     """What a file adds to each weight, float64."""
-    found = modules_in(family, family.skeleton(), AdapterFile(path))
+    found = modules_by_path(family, family.skeleton(), AdapterFile(path))
     return {name: change(own.parts, own.scale) for name, own in found.items()}
 
 

@@ -67,14 +67,14 @@ def lora_inspect(
     every: Annotated[bool, Opt("--all", help="print a line for each module")] = False,
 ) -> None:
     """Show a LoRA file's base, form, ranks, scales and health, and how programs read it."""
-    from videotune.commands.lora import inspect, summary
+    from videotune.commands.lora import inspect, summary_lines
 
     report = inspect(file, against)
     if as_json:
         print_json(report)
         return
 
-    say("\n".join([report["file"], *summary(report)]))
+    say("\n".join([report["file"], *summary_lines(report)]))
     show_groups(report["groups"])
     show_scales(report["modules"])
     programs = [program_cells(program) for program in report["programs"]]

@@ -7,9 +7,10 @@ from typing import Any
 
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
-from videotune.interop.autopsy import SHARES, build_autopsy
-from videotune.interop.foreign_config import read_theirs, typed
-from videotune.interop.trainer_rules import rules_of
+from videotune.interop.autopsy import NOISE_QUANTILES, build_autopsy
+from videotune.interop.command_files import parse_scalar
+from videotune.interop.foreign_config import read_foreign_config
+from videotune.interop.trainer_rules import build_trainer_rules
 from videotune.interop.translate import translate
 from videotune.job.job import Job
 from videotune.latent_cache.sampler import steps_per_epoch
@@ -36,7 +37,7 @@ def autopsy(
         VideotuneError: for a config that cannot be read, a trainer whose rules are not known, and if no model is named
             or no clip can be read.
     """
-    theirs = read_theirs([Path(file) for file in files])
+    theirs = read_foreign_config([Path(file) for file in files])
     changes = _changes(sets, theirs.trainer)
     theirs = replace(theirs, values={**theirs.values, **changes})
     imported = translate(theirs)
@@ -57,7 +58,7 @@ def autopsy(
     if not result.account["clips"]:
         raise VideotuneError(f"{data} has no clips")
     with explained(f"{files[0]} has values that {theirs.trainer} would not accept either"):
-        applied = rules_of(theirs.trainer, theirs.values, result.job.spec)
+        applied = build_trainer_rules(theirs.trainer, theirs.values, result.job.spec)
         comparison = build_autopsy(
             theirs.trainer,
             applied,
@@ -76,13 +77,13 @@ def _changes(sets: Sequence[str], trainer: str) -> dict[str, Any]:
         key, equals, value = option.partition("=")
         if not key or not equals:
             raise VideotuneError(f"--set {option}: pass KEY=VALUE, by the keys of {trainer}")
-        changes[key] = typed(value)
+        changes[key] = parse_scalar(value)
     return changes
 
 
 def _our_figures(job: Job) -> dict[str, Any]:
     return {
         "steps_per_epoch": float(steps_per_epoch(job.schedule)) if job.buckets else 0.0,
-        "noise": [float(t) for t in make_timesteps(job.spec, job.config).at(SHARES)],
+        "noise": [float(t) for t in make_timesteps(job.spec, job.config).at(NOISE_QUANTILES)],
         "scale": job.config.lora.scale,
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.interop.foreign_config import read_theirs
+from videotune.interop.foreign_config import read_foreign_config
 from videotune.interop.translate import Imported, translate
 
 
@@ -16,7 +16,7 @@ def import_config(files: Sequence[Path | str], *, out: Path | str | None = None)
     """
     if out is not None and Path(out).exists():
         raise VideotuneError(f"{out} already exists. Choose another file")
-    result = translate(read_theirs([Path(file) for file in files]))
+    result = translate(read_foreign_config([Path(file) for file in files]))
     if out is not None:
         write_json(Path(out), result.config, durable=False)
     return result

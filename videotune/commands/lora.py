@@ -1,6 +1,7 @@
 """``lora``: inspect and convert adapter files of any program."""
 
-from videotune.exporter.lora_inspect import inspect, summary
-from videotune.exporter.lora_tools import Target, convert, extract, merge, resize
+from videotune.exporter.lora_extract import extract
+from videotune.exporter.lora_inspect import inspect, summary_lines
+from videotune.exporter.lora_tools import Target, convert, merge, resize
 
-__all__ = ["Target", "convert", "extract", "inspect", "merge", "resize", "summary"]
+__all__ = ["Target", "convert", "extract", "inspect", "merge", "resize", "summary_lines"]

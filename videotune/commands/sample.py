@@ -21,7 +21,7 @@ from videotune.data.frame_counts import snap_frames
 from videotune.data.probe import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_export import read_embedding, read_file
+from videotune.exporter.adapter_export import read_adapter, read_embedding
 from videotune.job import experts, overrides
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
@@ -211,7 +211,7 @@ class _SampleLoader:
             parameters = attach(net, spec, self.config)
             layers.load_weights(parameters, tensors, str(self.options.run))
         elif expert in self.lora_files:
-            read_file(self.family, net, self.lora_files[expert], lora.ADAPTER)
+            read_adapter(self.family, net, self.lora_files[expert], lora.ADAPTER)
 
         has_adapter = is_trained or expert in self.lora_files
         if self.options.strength != 1.0 and has_adapter:

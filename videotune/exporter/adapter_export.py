@@ -1,9 +1,9 @@
-"""A trained adapter or new tokens' rows as a file that others read, and such files of any program read into a network.
+"""Export adapters and new tokens, and load such files of any program into a network.
 
-Adapters are read by diffusers' own loader, or by PEFT's injection where a file brings PEFT's settings;
-``exporter/formats.py`` says how they are written. Of rows diffusers' form is one tensor under the token, (n, D); ComfyUI
-looks for a key of the text encoder's own, in a file whose name is the word. Our own facts stand in the header under the
-key ``videotune``.
+Adapters are loaded by diffusers' loader, or by PEFT's injection if the file has PEFT's
+settings; ``exporter/formats.py`` describes how they are written. diffusers' form of a token's
+rows is one tensor (n, D) under the token; ComfyUI looks for one key per text encoder, in a file
+named after the token. videotune's facts are in the header under the key ``videotune``.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,15 +18,28 @@ from videotune.adapters import adapter_types, effect, lora
 from videotune.config.schema import token_names
 from videotune.errors import VideotuneError
 from videotune.exporter import formats
-from videotune.exporter.adapter_file import AdapterFile, refuse, warn_of_other_base
-from videotune.exporter.adapter_modules import keys_of, lora_of, modules_in, tensor_name
+from videotune.exporter.adapter_file import AdapterFile, not_a_lora, warn_if_other_base
+from videotune.exporter.adapter_modules import (
+    group_by_module,
+    lora_state_dict,
+    modules_by_path,
+    tensor_name,
+)
 from videotune.exporter.formats import Exported
-from videotune.exporter.lora_write import baked, head_of, rounded, settings_of
+from videotune.exporter.lora_write import (
+    bake_adapter,
+    peft_header,
+    peft_settings,
+    round_adapter,
+)
 from videotune.models.base import DiffusersModel
 from videotune.models.loading import explained
 
 READ = "read"
-"""The adapter's name in a network that a file is read into for a look at it."""
+"""The adapter's name in a network that a file is loaded into for verification."""
+
+EMBEDDING_KEY = "emb_params"
+"""The key of rows in files without a token; the file is named after the token."""
 
 
 def export_lora(
@@ -39,154 +52,201 @@ def export_lora(
     expert: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Exported:
-    """Write one file, read it back as others do and compare ΔW module by module; ``expert``: whose adapter it is.
+    """Write an adapter to a file, load it as other programs do, and compare ΔW of each module.
 
-    What is compared is the adapter as ``dtype`` (None: float32) holds it.
+    Args:
+        family: the family of the base model.
+        format: one of ``formats.formats_of``.
+        state: the adapter's tensors.
+        scale: alpha / rank.
+        path: the file.
+        facts: written into the header.
+        expert: the expert that the adapter belongs to.
+        dtype: the tensors' dtype in the file; the adapter is rounded to it before the
+            comparison. None: float32.
 
-    Raises VideotuneError where the file would not do elsewhere what was trained here.
+    Raises:
+        VideotuneError: if the file would have another effect than what was trained.
     """
-
-    def verify(aside: Path) -> tuple[float, str]:
-        found, reader = read_effects(family, aside, expert)
-        return formats.check_updates(effect.effects(state, scale), found, path, reader), reader
-
     if dtype is not None:
-        state = rounded(state, scale, dtype)
+        state = round_adapter(state, scale, dtype)
         scale = 1.0
     tensors = {
-        name: value.to(dtype) for name, value in baked(family, format, state, scale).items()
+        name: value.to(dtype)
+        for name, value in bake_adapter(family, format, state, scale).items()
     }
+
+    def verify(written_path: Path) -> tuple[float, str]:
+        expected = effect.effects(state, scale)
+        effects, reader = read_effects(family, written_path, expert)
+        return formats.check_updates(expected, effects, path, reader), reader
+
     return formats.write_verified(
-        format,
-        path,
-        len(adapter_types.by_module(state)),
-        tensors,
-        facts,
-        verify,
-        head_of(state),
+        format=format,
+        path=path,
+        modules=len(adapter_types.by_module(state)),
+        tensors=tensors,
+        facts=facts,
+        verify=verify,
+        header=peft_header(state),
     )
 
 
 def read_lora(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> str:
-    """Read an adapter's file into a network: as ``load_lora_weights`` does, its metadata (an alpha, say) included.
+    """Load an adapter's file into a network as ``load_lora_weights`` does, with its metadata.
 
-    One with PEFT's settings in its head by PEFT; under ComfyUI's names these are put back into diffusers' first. Returns who
-    has read it: PEFT, diffusers, or videotune itself where diffusers does not know the names. Raises ValueError where the
-    network has no place for a tensor of it, or lacks one.
+    A file with PEFT's settings in its header is loaded by PEFT; ComfyUI's names are converted
+    to diffusers' first.
+
+    Args:
+        family: the family of the base model.
+        net: the network.
+        path: the file.
+        name: the adapter's name in the network.
+
+    Returns:
+        The program that loaded it: PEFT, diffusers, or videotune if diffusers does not know the
+        names.
+
+    Raises:
+        ValueError: if the adapter has tensors that the network lacks, or the other way around.
     """
     file = AdapterFile(path)
-    if is_of_peft(file):
-        _read_by_peft(family, net, file, name)
+    if needs_peft(file):
+        _load_with_peft(family, net, file, name)
         return "PEFT inject_adapter_in_model"
+
     loader = family.pipeline_class()
     state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
-    known = any(
-        key.startswith("transformer.") for key in state
-    )  # diffusers has put its own names in the place
-    state = state if known else lora_of(family, net, file)
+    # diffusers puts its own names in place of those that it knows.
+    is_known = any(key.startswith("transformer.") for key in state)
+    if not is_known:
+        state = lora_state_dict(family, net, file)
     loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
-    return "diffusers load_lora_weights" if known else "videotune sample --lora"
+    return "diffusers load_lora_weights" if is_known else "videotune sample --lora"
 
 
-def read_file(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> None:
-    """Read an adapter's file of any program into a network, alpha included; prints what had to be assumed.
+def read_adapter(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> None:
+    """Load any program's adapter file into a network, with its alpha.
 
-    Raises VideotuneError for a file that cannot be read whole, or changes nothing.
+    Prints a note about what had to be assumed.
+
+    Raises:
+        VideotuneError: if the file cannot be read completely, or changes nothing.
     """
     with explained(
-        f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"
+        f"{path} is not a LoRA of {family.spec.title}:"
+        " it was made for another base, or is damaged"
     ):
         file = AdapterFile(path)
-        warn_of_other_base(family, file)
-        if is_of_peft(file):
-            _read_by_peft(family, net, file, name)
+        warn_if_other_base(family, file)
+        if needs_peft(file):
+            _load_with_peft(family, net, file, name)
         else:
-            state = lora_of(family, net, file)
+            state = lora_state_dict(family, net, file)
             family.pipeline_class().load_lora_into_transformer(
                 state, net, adapter_name=name, metadata=None
             )
+
     if adapter_types.kind_of(lora.lora_parameters(net, name)) is None:
-        raise refuse(family, path, [], "it changes none of its modules")
+        raise not_a_lora(family, path, [], "it changes none of its modules")
 
 
-def is_of_peft(file: AdapterFile) -> bool:
-    """Whether an adapter is of a kind that PEFT reads and diffusers does not."""
-    return not any({"lora_A", "lora_B"} & set(parts) for parts in keys_of(file)[0].values())
+def needs_peft(file: AdapterFile) -> bool:
+    """Return whether an adapter is of a kind that PEFT can load and diffusers cannot."""
+    modules, _ = group_by_module(file)
+    return not any({"lora_A", "lora_B"} & set(parts) for parts in modules.values())
 
 
-def _read_by_peft(family: DiffusersModel, net: nn.Module, file: AdapterFile, name: str) -> None:
-    """An adapter of any kind by PEFT's injection; ValueError where the network has no place for a tensor, or lacks one."""
+def _load_with_peft(
+    family: DiffusersModel, net: nn.Module, file: AdapterFile, name: str
+) -> None:
+    """Load an adapter of any kind with PEFT's injection.
+
+    Raises:
+        ValueError: if the adapter has tensors that the network lacks, or the other way around.
+    """
     import peft
 
-    modules = modules_in(family, net, file)
-    state = {
-        tensor_name(path, part): value
-        for path, own in modules.items()
-        for part, value in own.parts.items()
-    }
-    net.add_adapter(settings_of(modules), adapter_name=name)  # type: ignore[operator]
-    mine = {key: value.shape for key, value in lora.lora_parameters(net, name).items()}
-    odd = sorted(set(mine) ^ set(state)) or [
-        key for key in mine if mine[key] != state[key].shape
-    ]
-    if odd:
-        raise ValueError(f"{len(odd)} of its tensors do not fit the model, such as {odd[0]}")
+    modules = modules_by_path(family, net, file)
+    state = {}
+    for path, module in modules.items():
+        for part, value in module.parts.items():
+            state[tensor_name(path, part)] = value
+
+    net.add_adapter(peft_settings(modules), adapter_name=name)  # type: ignore[operator]
+    shapes = {key: value.shape for key, value in lora.lora_parameters(net, name).items()}
+    misfits = sorted(set(shapes) ^ set(state))
+    if not misfits:
+        misfits = [key for key, shape in shapes.items() if shape != state[key].shape]
+    if misfits:
+        raise ValueError(
+            f"{len(misfits)} of its tensors do not fit the model, such as {misfits[0]}"
+        )
     peft.set_peft_model_state_dict(net, state, name)
 
 
 def read_parts(
     family: DiffusersModel, path: Path
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
-    """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
+    """Read any program's adapter file.
+
+    Returns:
+        The tensors of each module by PEFT's names, and the scale of each module.
+    """
     file = AdapterFile(path)
-    warn_of_other_base(family, file)
-    found = modules_in(family, family.skeleton(), file)
-    return {path: own.parts for path, own in found.items()}, {
-        path: own.scale for path, own in found.items()
-    }
+    warn_if_other_base(family, file)
+    modules = modules_by_path(family, family.skeleton(), file)
+    parts = {module_path: module.parts for module_path, module in modules.items()}
+    scales = {module_path: module.scale for module_path, module in modules.items()}
+    return parts, scales
 
 
 def read_effects(
     family: DiffusersModel, path: Path, expert: str | None = None
 ) -> tuple[dict[str, Callable[[], Tensor]], str]:
-    """What each module's adapter does as its reader applies it, calculated at the call in float64; and the reader.
+    """Load a file and return each module's update as its reader applies it.
 
-    See ``adapters.effect.effects``.
+    Returns:
+        Functions that calculate the updates in float64, as ``adapters.effect.effects`` has
+        them; and the program that loaded the file.
     """
     net = family.skeleton(expert)
-    zero = torch.zeros(())  # all weights share it, so only the adapter takes memory
-    for part in net.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            setattr(part, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
+    # All weights share one zero, so only the adapter takes memory.
+    zero = torch.zeros(())
+    for module in net.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            shared_weight = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
+            setattr(module, name, shared_weight)
+
     reader = read_lora(family, net, path, READ)
-    found: dict[str, Callable[[], Tensor]] = {}
-    for module, parts in adapter_types.by_module(lora.lora_parameters(net, READ)).items():
-        found[module] = partial(_update, net.get_submodule(module))
+    effects: dict[str, Callable[[], Tensor]] = {}
+    for module_path, parts in adapter_types.by_module(lora.lora_parameters(net, READ)).items():
+        effects[module_path] = partial(_update, net.get_submodule(module_path))
         if "lora_magnitude_vector" in parts:
-            found[f"{module} magnitude"] = parts["lora_magnitude_vector"].detach().double
-    return found, reader
+            magnitude = parts["lora_magnitude_vector"].detach()
+            effects[f"{module_path} magnitude"] = magnitude.double
+    return effects, reader
 
 
 def _update(layer: Any) -> Tensor:
-    """PEFT's own answer in float64; of OFT what it makes of unit vectors, less these: R - 1 (blocks, b, b)."""
+    """Return the update that PEFT applies, in float64; for OFT R - 1 (blocks, b, b)."""
     for part in layer.adapter_layer_names:
         getattr(layer, part).double()
+
     with torch.no_grad():
         if hasattr(layer, "oft_R"):
-            one = torch.eye(layer.oft_block_size[READ], dtype=torch.float64)
-            turned = layer.oft_R[READ](
-                one.repeat(1, layer.r[READ])
-            )  # each block's rows beside those of the others
-            delta = turned.unflatten(1, (-1, len(one))).transpose(0, 1) - one
+            # Rotate the unit vectors of all blocks at once, then subtract them.
+            unit_vectors = torch.eye(layer.oft_block_size[READ], dtype=torch.float64)
+            rotated = layer.oft_R[READ](unit_vectors.repeat(1, layer.r[READ]))
+            blocks = rotated.unflatten(1, (-1, len(unit_vectors))).transpose(0, 1)
+            delta = blocks - unit_vectors
         else:
             delta = layer.get_delta_weight(READ)
+
     for part in layer.adapter_layer_names:
         getattr(layer, part).float()
     return delta
-
-
-EMBEDDING_KEY = "emb_params"
-"""The key of rows in files that name neither a token nor an encoder; the file's name is the token."""
 
 
 def export_embedding(
@@ -197,74 +257,120 @@ def export_embedding(
     path: Path,
     facts: Mapping[str, Any],
 ) -> list[Exported]:
-    """Write the rows (n, D) of each text encoder, float32, and read every file back; ``path`` is without its ending.
+    """Write a new token's rows, float32, and read every file back.
 
-    In diffusers' form each encoder has a file; where there are several, its name ends in the encoder's. Raises
-    VideotuneError for rows that are not finite, and where a file does not read back as it was written.
+    Args:
+        family: the family of the base model.
+        format: a key of ``family.embedding_keys()``. diffusers' form has one file per encoder,
+            whose name ends in the encoder's if there are several.
+        rows: the rows (n, D) of each text encoder.
+        token: the token.
+        path: the file without its ending.
+        facts: written into the header.
+
+    Raises:
+        VideotuneError: for rows that are not finite, or if a file reads back differently.
     """
     formats.check_finite("new tokens' rows", rows)
-    whole = {name: value.detach().cpu().float().contiguous() for name, value in rows.items()}
+    stored_rows = {
+        name: value.detach().cpu().float().contiguous() for name, value in rows.items()
+    }
     keys = family.embedding_keys()[format]
-    parts = [whole] if keys else [{name: value} for name, value in whole.items()]
-    done = []
-    for part in parts:
-        (name, value), *_ = part.items()
-        file = path.with_name(f"{path.name}{f'-{name}' if len(parts) > 1 else ''}.safetensors")
-        own = {**facts, "token": token} | ({} if keys else {"text_encoder": name})
-        tensors = {keys[key]: x for key, x in part.items()} if keys else {token: value}
-        tokenizer = None if keys else family.tokenizers()[name]
-        verify = partial(_verify, family, token, part, tokenizer)
-        done.append(formats.write_verified(format, file, len(part), tensors, own, verify))
-    return done
+    token_facts = {**facts, "token": token}
+    if keys:
+        # One file for all encoders.
+        file = path.with_name(f"{path.name}.safetensors")
+        exported = formats.write_verified(
+            format=format,
+            path=file,
+            modules=len(stored_rows),
+            tensors={keys[name]: value for name, value in stored_rows.items()},
+            facts=token_facts,
+            verify=partial(_verify_rows, family, token, stored_rows, None),
+        )
+        return [exported]
+
+    exports = []
+    for name, value in stored_rows.items():
+        suffix = f"-{name}" if len(stored_rows) > 1 else ""
+        file = path.with_name(f"{path.name}{suffix}.safetensors")
+        tokenizer = family.tokenizers()[name]
+        exported = formats.write_verified(
+            format=format,
+            path=file,
+            modules=1,
+            tensors={token: value},
+            facts={**token_facts, "text_encoder": name},
+            verify=partial(_verify_rows, family, token, {name: value}, tokenizer),
+        )
+        exports.append(exported)
+    return exports
 
 
-def _verify(
+def _verify_rows(
     family: DiffusersModel, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path
 ) -> tuple[float, str]:
-    """Read a file back, with a tokenizer by diffusers too; VideotuneError where its token or its rows are others."""
-    named, found = read_embedding(family, path)
-    if named != token:
-        raise formats.failed(path, f"its token is {named!r}")
-    formats.check_same(rows, found.items(), path)
+    """Read a token's file back; with a tokenizer also by diffusers.
+
+    Raises:
+        VideotuneError: if its token or its rows differ.
+    """
+    file_token, file_rows = read_embedding(family, path)
+    if file_token != token:
+        raise formats.verification_error(path, f"its token is {file_token!r}")
+    formats.check_same(rows, file_rows.items(), path)
     if tokenizer is None:
         return 0.0, "safetensors, by the key that ComfyUI asks for"
-    from diffusers.loaders.textual_inversion import TextualInversionLoaderMixin as Reader
+
+    from diffusers.loaders.textual_inversion import TextualInversionLoaderMixin as Loader
     from diffusers.loaders.textual_inversion import load_textual_inversion_state_dicts
 
     (state,) = load_textual_inversion_state_dicts([str(path.parent)], weight_name=path.name)
-    names = Reader._retrieve_tokens_and_embeddings([None], [state], tokenizer)
-    tokens = zip(*Reader._extend_tokens_and_embeddings(*names, tokenizer), strict=True)
-    (own,) = rows.values()
-    formats.check_same(dict(zip(token_names(token, len(own)), own, strict=True)), tokens, path)
+    loaded = Loader._retrieve_tokens_and_embeddings([None], [state], tokenizer)
+    loaded_rows = zip(*Loader._extend_tokens_and_embeddings(*loaded, tokenizer), strict=True)
+    (encoder_rows,) = rows.values()
+    names = token_names(token, len(encoder_rows))
+    formats.check_same(dict(zip(names, encoder_rows, strict=True)), loaded_rows, path)
     return 0.0, "diffusers load_textual_inversion"
 
 
 def read_embedding(family: DiffusersModel, path: Path) -> tuple[str, dict[str, Tensor]]:
-    """The token of a file, and the rows (n, D) of each text encoder in it, float32.
+    """Read a file of a new token.
 
-    Read are diffusers' form (one tensor under its token), ComfyUI's (a key for each encoder) and one with the plain key
-    ``emb_params``; where no token stands in the file, its name is the token. Raises VideotuneError for another file.
+    diffusers' form (one tensor under its token), ComfyUI's (one key per encoder) and files with
+    the key ``emb_params`` are read.
+
+    Returns:
+        The token (the file's name if the file has none), and the rows (n, D) of each text
+        encoder, float32.
+
+    Raises:
+        VideotuneError: for any other file.
     """
     if not path.is_file():
         raise VideotuneError(f"no such file of new tokens: {path}")
     file = AdapterFile(path)
     facts = file.facts
-    tensors = {
-        key: value.float()[None] if value.ndim == 1 else value.float()
-        for key, value in file.tensors.items()
-    }
-    encoders = {
-        key: name for keys in family.embedding_keys().values() for name, key in keys.items()
-    }
+    tensors = {}
+    for key, value in file.tensors.items():
+        rows = value.float()
+        tensors[key] = rows[None] if rows.ndim == 1 else rows
+
+    encoder_of_key = {}
+    for keys in family.embedding_keys().values():
+        for name, key in keys.items():
+            encoder_of_key[key] = name
     token = facts.get("token", "-".join(path.stem.split()))
-    if tensors and set(tensors) <= set(encoders):
-        return token, {encoders[key]: value for key, value in tensors.items()}
-    names = list(family.text_skeletons())
-    own = facts.get("text_encoder", names[0])
-    if len(tensors) != 1 or own not in names or next(iter(tensors.values())).ndim != 2:
-        keys = ", ".join(sorted(tensors)[:3])
+    if tensors and set(tensors) <= set(encoder_of_key):
+        return token, {encoder_of_key[key]: value for key, value in tensors.items()}
+
+    encoders = list(family.text_skeletons())
+    encoder = facts.get("text_encoder", encoders[0])
+    is_one_matrix = len(tensors) == 1 and next(iter(tensors.values())).ndim == 2
+    if not is_one_matrix or encoder not in encoders:
+        listed_keys = ", ".join(sorted(tensors)[:3])
         raise VideotuneError(
-            f"{path} holds no new tokens of {family.spec.title}: it has the keys {keys}"
+            f"{path} holds no new tokens of {family.spec.title}: it has the keys {listed_keys}"
         )
     ((key, value),) = tensors.items()
-    return (token if key == EMBEDDING_KEY else key), {own: value}
+    return (token if key == EMBEDDING_KEY else key), {encoder: value}

@@ -1,4 +1,4 @@
-"""An adapter's file or folder of any program: its tensors, checked, and what its header says."""
+"""Open an adapter's file or folder of any program: its checked tensors and its header."""
 
 import re
 from functools import cached_property
@@ -9,149 +9,201 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from videotune.errors import VideotuneError
-from videotune.exporter.formats import CONFIG, digest_of
+from videotune.exporter.formats import PEFT_CONFIG_KEY, digest_of
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, parse_object, read_config, some
 
-READS = (
-    "diffusers (transformer.), ComfyUI (diffusion_model.), PEFT (base_model.model.), kohya and musubi (lora_unet_), LyCORIS "
-    "(lycoris_), and the authors' names alone; A and B as lora_A and lora_B, or lora_down and lora_up; alpha as a tensor or "
-    "in the header"
+READABLE_FORMS = (
+    "diffusers (transformer.), ComfyUI (diffusion_model.), PEFT (base_model.model.), "
+    "kohya and musubi (lora_unet_), LyCORIS (lycoris_), and the authors' names; "
+    "A and B as lora_A and lora_B, or lora_down and lora_up; alpha as a tensor or in the header"
 )
 """The forms of an adapter file that are read."""
 
-_NAME = re.compile(r"[\w.]+")
+_MODULE_NAME = re.compile(r"[\w.]+")
+_STANDARD_NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
+_PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 def adapter_path(path: Path) -> Path:
-    """The file of an adapter: itself, or the one safetensors file of a folder, as PEFT and diffusers save adapters.
+    """Return an adapter's file: the path, or the one safetensors file in a folder.
 
-    Raises VideotuneError where there is none, several, or a form that can run code when it is read.
+    PEFT and diffusers save an adapter as a folder.
+
+    Raises:
+        VideotuneError: if there is not exactly one file, or its format can run code when read.
     """
     if path.is_dir():
-        names = sorted(
-            own.name for own in path.glob("*.safetensors") if not own.name.startswith(".")
-        )
-        usual = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
-        own = [name for name in names if name in usual] or names
-        if len(own) != 1:
+        names = sorted(file.name for file in path.glob("*.safetensors"))
+        visible_names = [name for name in names if not name.startswith(".")]
+        standard_names = [name for name in visible_names if name in _STANDARD_NAMES]
+        candidates = standard_names or visible_names
+        if len(candidates) != 1:
             raise VideotuneError(
-                f"{path} holds {len(own)} safetensors files, and must hold one adapter: name the file"
+                f"{path} holds {len(candidates)} safetensors files, and must hold one adapter:"
+                " name the file"
             )
-        return path / own[0]
-    if path.suffix in (".pt", ".pth", ".ckpt", ".bin", ".pkl"):
+        return path / candidates[0]
+
+    if path.suffix in _PICKLE_SUFFIXES:
         raise VideotuneError(
-            f"{path} can run code when it is read, and is not read: convert it to safetensors"
+            f"{path} can run code when it is read, so it is not read; convert it to safetensors"
         )
     return path
 
 
 class AdapterFile:
-    """A safetensors file's ``tensors`` and ``header``; one of our own is held against the digest that its header brings.
+    """The tensors and the header of a safetensors file, or of the one in a folder.
 
-    A folder stands for the adapter in it. Raises VideotuneError for a file that is missing, damaged or changed, and for
-    integers, NaN or infinite numbers (these are let through where ``finite`` is False).
+    A file written by videotune is checked against the digest in its header.
+
+    Raises:
+        VideotuneError: for a file that is missing, damaged or changed, for integers, and for
+            NaN or infinite numbers unless ``finite`` is False.
     """
 
+    header: dict[str, str]
+    """The file's metadata."""
+
     def __init__(self, path: Path, *, finite: bool = True) -> None:
-        self.path = path = adapter_path(path)
+        path = adapter_path(path)
+        self.path = path
         try:
             with safe_open(path, "pt") as file:
-                self.header: dict[str, str] = file.metadata() or {}
-                self.tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)
+                self.header = file.metadata() or {}
+                self.tensors = {
+                    key: file.get_tensor(key)
+                    for key in file.keys()  # noqa: SIM118
+                }
         except (SafetensorError, OSError) as error:
-            why = f"it cannot be read as safetensors ({error})"
-            raise VideotuneError(f"{path} is no LoRA and no embedding: {why}") from error
-        digest = self.facts.get("digest")
-        if digest is not None and digest != digest_of(self.tensors):
             raise VideotuneError(
-                f"{path} is damaged: its tensors are not those of its export. Copy or export it again"
+                f"{path} is not a LoRA or an embedding:"
+                f" it cannot be read as safetensors ({error})"
+            ) from error
+
+        expected_digest = self.facts.get("digest")
+        if expected_digest is not None and expected_digest != digest_of(self.tensors):
+            raise VideotuneError(
+                f"{path} is damaged: its tensors are not those of its export."
+                " Copy or export it again"
             )
+
         for key, value in self.tensors.items():
             dtype = str(value.dtype).removeprefix("torch.")
             if not value.is_floating_point() or dtype.startswith("float4"):
-                raise VideotuneError(f"{path}: {key} holds {dtype}, no weights")
-            if (
-                value.dtype.itemsize == 1
-            ):  # nothing can be calculated in 8 bits; bfloat16 holds each such number
-                value = self.tensors[key] = value.bfloat16()
-            if finite and not bool(
-                torch.isfinite(value.float()).all()
-            ):  # float64 beyond float32 too
+                raise VideotuneError(
+                    f"{path}: {key} holds {dtype}, which is not a weight dtype"
+                )
+
+            # PyTorch cannot calculate in 8 bits; bfloat16 holds each of these numbers exactly.
+            if value.dtype.itemsize == 1:
+                value = value.bfloat16()
+                self.tensors[key] = value
+
+            # In float32, because float64 may hold numbers beyond its range.
+            is_finite = not finite or bool(torch.isfinite(value.float()).all())
+            if not is_finite:
                 raise VideotuneError(f"{path}: {key} holds NaN or infinite weights")
 
-    def object_in(self, key: str) -> dict[str, Any]:
-        """The JSON object under a key of the header; {} where there is none."""
-        return (
-            parse_object(self.header[key], f"{self.path}: its header's {key!r}")
-            if key in self.header
-            else {}
-        )
+    def header_object(self, key: str) -> dict[str, Any]:
+        """Return the JSON object under a key of the header; {} if the key is missing."""
+        if key not in self.header:
+            return {}
+        return parse_object(self.header[key], f"{self.path}: its header's {key!r}")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a file of our own says of itself; {} of any other."""
-        return self.object_in("videotune")
+        """The facts that videotune writes into the header; {} for a file of another program."""
+        return self.header_object("videotune")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """PEFT's settings. Only alpha is used; the tensors show modules and ranks."""
+        return self._settings_and_source[0]
+
+    @property
+    def settings_source(self) -> str:
+        """Where the settings were found: "header", "lora_config" or "folder"; "" if nowhere."""
+        return self._settings_and_source[1]
 
     @cached_property
-    def settings(self) -> tuple[dict[str, Any], str]:
-        """PEFT's settings of a LoRA, and where a program has put them: "header", "lora_config", "folder"; "": nowhere.
+    def _settings_and_source(self) -> tuple[dict[str, Any], str]:
+        """PEFT's settings and their source.
 
-        diffusers has them in the header, finetrainers under another key, PEFT in a file beside the weights. Alpha alone is
-        used: modules and ranks are those of the tensors.
+        diffusers writes them into the header, finetrainers under another key, PEFT into a file
+        next to the weights.
         """
-        for key, place in (
-            ("lora_adapter_metadata", "header"),
-            ("lora_config", "lora_config"),
-            (CONFIG, "header"),
-        ):
+        header_keys = {
+            "lora_adapter_metadata": "header",
+            "lora_config": "lora_config",
+            PEFT_CONFIG_KEY: "header",
+        }
+        for key, source in header_keys.items():
             if key in self.header:
-                own = self.object_in(key)
-                return {
-                    name.removeprefix("transformer."): value for name, value in own.items()
-                }, place
-        beside = self.path.with_name("adapter_config.json")
-        found = (
-            read_config(beside)
-            if self.path.stem.endswith("adapter_model") and beside.is_file()
-            else {}
-        )
-        return found, "folder" if found else ""
+                entries = self.header_object(key).items()
+                settings = {name.removeprefix("transformer."): value for name, value in entries}
+                return settings, source
 
-    def number(self, key: str, exceptions: str, place: str) -> float | None:
-        """What PEFT's settings say of a module, by exact names alone: a pattern may never come to an end."""
-        patterns = self.settings[0].get(exceptions) or {}
-        where = f"{self.path}: {place}"
-        if not isinstance(patterns, dict) or not all(
-            _NAME.fullmatch(name) for name in patterns
-        ):
-            why = f"{exceptions} must give modules by their exact names, not {str(patterns)[:60]!r}"
-            raise VideotuneError(f"{where}: {why}")
-        own = [value for name, value in patterns.items() if f".{place}".endswith(f".{name}")]
-        value = own[0] if own else self.settings[0].get(key)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float)
-        ):
-            raise VideotuneError(f"{where}: {key} is {str(value)[:40]!r}, no number")
-        return None if value is None else float(value)
+        config_file = self.path.with_name("adapter_config.json")
+        if self.path.stem.endswith("adapter_model") and config_file.is_file():
+            folder_settings = read_config(config_file)
+            if folder_settings:
+                return folder_settings, "folder"
+        return {}, ""
+
+    def peft_number(self, key: str, exceptions: str, module_path: str) -> float | None:
+        """Return a number from PEFT's settings for a module, or None if there is none.
+
+        Args:
+            key: the setting, such as "lora_alpha".
+            exceptions: the setting with exceptions by module, such as "alpha_pattern". Only
+                exact names are read: matching an unknown regular expression might never end.
+            module_path: the module.
+        """
+        location = f"{self.path}: {module_path}"
+        patterns = self.settings.get(exceptions) or {}
+        is_readable = isinstance(patterns, dict) and all(map(_MODULE_NAME.fullmatch, patterns))
+        if not is_readable:
+            raise VideotuneError(
+                f"{location}: {exceptions} must give modules by their exact names,"
+                f" not {str(patterns)[:60]!r}"
+            )
+
+        value = self.settings.get(key)
+        for name, exception in patterns.items():
+            if f".{module_path}".endswith(f".{name}"):
+                value = exception
+                break
+
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise VideotuneError(f"{location}: {key} is {str(value)[:40]!r}, not a number")
+        return float(value)
 
 
-def refuse(family: DiffusersModel, path: Path, keys: list[str], why: str) -> VideotuneError:
-    """The error for a file that is no LoRA of this model: the keys found, and the forms that are read."""
-    found = f"it has the keys {some(sorted(keys))}" if keys else "it has no tensors"
+def not_a_lora(
+    family: DiffusersModel, path: Path, keys: list[str], fault: str
+) -> VideotuneError:
+    """Build the error for a file that is not a LoRA of this model."""
+    content = f"it has the keys {some(sorted(keys))}" if keys else "it has no tensors"
     return VideotuneError(
-        f"{path} is no LoRA of {family.spec.title}: {why}; {found}. Read are: {READS}"
+        f"{path} is not a LoRA of {family.spec.title}: {fault}; {content}."
+        f" Readable forms: {READABLE_FORMS}"
     )
 
 
-def warn_of_other_base(family: DiffusersModel, file: AdapterFile) -> None:
-    """Print a warning where a file of ours was trained over other weights than the base model's: the header names them."""
+def warn_if_other_base(family: DiffusersModel, file: AdapterFile) -> None:
+    """Print a warning if videotune trained the file on other weights than the base's."""
     facts = file.facts
     part = family.spec.part_of(facts.get("expert"))
     base = facts.get("base")
-    made = base.get("fingerprints", {}).get(part) if isinstance(base, dict) else None
-    if made is not None and made != family.fingerprints().get(part):
-        name = base.get("name")  # type: ignore[union-attr]
+    if not isinstance(base, dict):
+        return
+
+    trained_on = base.get("fingerprints", {}).get(part)
+    if trained_on is not None and trained_on != family.fingerprints().get(part):
         note(
-            f"warning: {file.path.name} was trained on {name}, whose {part} is not this base model's"
+            f"warning: {file.path.name} was trained on {base.get('name')}, whose {part} is not"
+            " this base model's"
         )

@@ -1,372 +1,487 @@
-"""The modules of an adapter file of any program, under diffusers' names, with what each update is multiplied by."""
+"""Read the modules of any program's adapter file by diffusers' names, with their scales."""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
 from videotune.adapters.adapter_types import PARTS, ZERO, kind_of
 from videotune.adapters.effect import change
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_file import AdapterFile, refuse
+from videotune.exporter.adapter_file import AdapterFile, not_a_lora
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, some
 
-_PARTS = {
-    **{f"lora{mark}{name}": part for mark in "_." for name, part in (("down", "lora_A"), ("up", "lora_B"))},
-    "dora_scale": "lora_magnitude_vector", "lora_alpha": "alpha",
-}  # fmt: skip
-_NAMES = "|".join(
-    re.escape(name)
-    for name in (*_PARTS, *dict.fromkeys(part for own in PARTS.values() for part in own))
-)
-_KEY = re.compile(rf"(.+)\.(?:({_NAMES})(?:\.(?!bias$|weight$)\w+)??(?:\.weight)?|(alpha))")
-_PREFIX = re.compile(
-    r"((base_model\.)?model\.|diffusion_model\.|transformer\.)+|lora_unet_|lora_transformer_|lycoris_"
-)
-_MOST = 1000.0
-"""alpha / rank beyond which a file is damaged; published ones lie between 1/rank and some 10."""
+_PEFT_NAMES = {
+    "lora_down": "lora_A",
+    "lora_up": "lora_B",
+    "lora.down": "lora_A",
+    "lora.up": "lora_B",
+    "dora_scale": "lora_magnitude_vector",
+    "lora_alpha": "alpha",
+}
+"""Tensor names of other programs -> PEFT's."""
 
-_BY_ROWS = ("lora_B", "lora_magnitude_vector", "hada_w1_a", "hada_w2_a")
-"""Tensors that have a row for each output of their module."""
+_TENSOR_NAMES = (*_PEFT_NAMES, *dict.fromkeys(chain.from_iterable(PARTS.values())))
+_NAME_PATTERN = "|".join(re.escape(name) for name in _TENSOR_NAMES)
+_KEY = re.compile(
+    rf"(.+)\.(?:({_NAME_PATTERN})(?:\.(?!bias$|weight$)\w+)??(?:\.weight)?|(alpha))"
+)
+_PREFIX = re.compile(
+    r"((base_model\.)?model\.|diffusion_model\.|transformer\.)+"
+    r"|lora_unet_|lora_transformer_|lycoris_"
+)
+
+_MAX_SCALE = 1000.0
+"""alpha / rank above which a file is damaged; published files have 1/rank to about 10."""
+
+_SPLIT_BY_ROWS = ("lora_B", "lora_magnitude_vector", "hada_w1_a", "hada_w2_a")
+"""Tensors that have one row per output of their module."""
 
 
 @dataclass(frozen=True)
-class Module:
-    """The update of a module: its tensors by PEFT's names, and what their product is multiplied by.
-
-    ``name``: as the file has it. ``paths``: the modules in diffusers, several where the form joins them into one, in the
-    order of their rows. ``told``: where alpha stands ("tensor", "header" …), "" where nowhere.
-    """
+class AdapterModule:
+    """The update of one module."""
 
     name: str
+    """The module's name in the file."""
+
     paths: tuple[str, ...]
+    """The module in diffusers; several, in the order of their rows, if the form fuses them."""
+
     parts: dict[str, Tensor]
+    """The tensors by PEFT's names."""
+
     scale: float = 1.0
-    told: str = ""
+    """The factor that the product of the tensors is multiplied by: alpha / rank."""
+
+    alpha_source: str = ""
+    """Where alpha was found ("tensor", "header" …); "" if the file has none."""
 
     @property
     def rank(self) -> int:
-        """The rank of the factors; of rotations and of LoKr with whole factors the size of what takes its place."""
-        whole = ("lokr_w2", "oft_R")
-        return rank_of(self.parts) or min(
-            x.shape[-1] for name, x in self.parts.items() if name in whole
-        )
+        """The rank of the factors; for OFT and for LoKr with full factors the block size."""
+        rank = alpha_rank(self.parts)
+        if rank:
+            return rank
+
+        full_factors = [self.parts[name] for name in ("lokr_w2", "oft_R") if name in self.parts]
+        return min(factor.shape[-1] for factor in full_factors)
 
     @property
     def delta(self) -> Tensor:
-        """ΔW (out, in) in float64; of OFT R - 1."""
+        """ΔW (out, in) in float64; for OFT R - 1."""
         return change(self.parts, self.scale)
 
 
-def rank_of(parts: Mapping[str, Tensor]) -> int | None:
-    """The number that alpha is divided by: the rank; None where the factors are whole, and for rotations."""
-    known = ("lora_A", "hada_w1_b", "lokr_w2_b", "lokr_w1_b")
-    return next((len(parts[name]) for name in known if name in parts), None)
+def kind_of_parts(parts: Iterable[str]) -> str | None:
+    """Return the kind of adapter that has tensors of these names, or None."""
+    return kind_of([f"x.{part}" for part in parts])
 
 
-def size_of(parts: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """The size of ΔW, calculated without numbers; () where the tensors are no whole set of one kind."""
-    if kind_of([f"x.{part}" for part in parts]) is None or any(
-        0 in value.shape for value in parts.values()
-    ):
+def without_alpha(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a module except alpha."""
+    return {part: value for part, value in parts.items() if part != "alpha"}
+
+
+def alpha_rank(parts: Mapping[str, Tensor]) -> int | None:
+    """Return the rank that alpha is divided by; None for full factors and for rotations."""
+    for name in ("lora_A", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
+        if name in parts:
+            return len(parts[name])
+    return None
+
+
+def delta_shape(parts: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """Return the shape of ΔW without computing it; () if the tensors are not a complete set."""
+    is_empty = any(0 in value.shape for value in parts.values())
+    if kind_of_parts(parts) is None or is_empty:
         return ()
+
     try:
-        size = tuple(
-            change({name: value.to("meta") for name, value in parts.items()}, 1.0).shape
-        )
+        meta_parts = {name: value.to("meta") for name, value in parts.items()}
+        shape = tuple(change(meta_parts, 1.0).shape)
     except (IndexError, KeyError, RuntimeError):
         return ()
-    return (
-        size
-        if len(size) == 2
-        and parts.get("lora_magnitude_vector", torch.empty(size[0])).shape == size[:1]
-        else ()
-    )
+
+    if len(shape) != 2:
+        return ()
+    magnitude = parts.get("lora_magnitude_vector")
+    if magnitude is not None and magnitude.shape != shape[:1]:
+        return ()
+    return shape
 
 
-def keys_of(file: AdapterFile) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """The tensors of each module by PEFT's names, alpha among them, and those that are of no adapter.
+def group_by_module(
+    file: AdapterFile,
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """Group a file's tensors by module.
 
-    Raises VideotuneError where there is no module, or one has a tensor twice or lacks one.
+    Returns:
+        Each module's tensors by PEFT's names, alpha included; and the tensors that are not an
+        adapter's.
+
+    Raises:
+        VideotuneError: if there is no module, or one has a tensor twice or lacks one.
     """
     modules: dict[str, dict[str, Tensor]] = {}
-    rest: dict[str, Tensor] = {}
+    other_tensors: dict[str, Tensor] = {}
     for key, value in file.tensors.items():
-        found = _KEY.fullmatch(key)
-        if found is None:
-            rest[key] = value
+        match = _KEY.fullmatch(key)
+        if match is None:
+            other_tensors[key] = value
             continue
-        part = _PARTS.get(found[2], found[2]) or found[3]
-        own = modules.setdefault(found[1], {})
-        if part in own:
+
+        module_name = match[1]
+        part = _PEFT_NAMES.get(match[2], match[2]) or match[3]
+        parts = modules.setdefault(module_name, {})
+        if part in parts:
             raise VideotuneError(
                 f"{file.path}: {key} is there a second time: the file holds several adapters"
             )
-        column = (
-            part == "lora_magnitude_vector" and value.ndim == 2 and value.shape[1] == 1
-        )  # as LyCORIS has it
-        own[part] = value[:, 0] if column else value
+
+        # LyCORIS stores the magnitude as a column.
+        is_column = value.ndim == 2 and value.shape[1] == 1
+        if part == "lora_magnitude_vector" and is_column:
+            value = value[:, 0]
+        parts[part] = value
+
     modules = {name: parts for name, parts in modules.items() if set(parts) != {"alpha"}}
     for name, parts in modules.items():
-        own = {part: value for part, value in parts.items() if part != "alpha"}
-        if not (
-            own["oft_R"].ndim == 2 and own["oft_R"].numel()
-            if set(own) == {"oft_R"}
-            else size_of(own)
-        ):
+        if not _is_complete(without_alpha(parts)):
             raise VideotuneError(
-                f"{file.path}: {name}: its tensors differ in rank, or dora_scale is not by outputs"
+                f"{file.path}: {name}: its tensors differ in rank,"
+                " or dora_scale is not per output"
             )
     if not modules:
+        keys = some(sorted(other_tensors))
         raise VideotuneError(
-            f"{file.path} is no LoRA and holds no other adapter: it has the keys {some(sorted(rest))}"
+            f"{file.path} is not a LoRA or another adapter; its keys are {keys}"
         )
-    return modules, rest
+    return modules, other_tensors
 
 
-def read_modules(family: DiffusersModel, net: nn.Module, file: AdapterFile) -> list[Module]:
-    """The modules of an adapter file of any program: the one reading that all that use such files share.
+def _is_complete(parts: Mapping[str, Tensor]) -> bool:
+    """Return whether a module has all tensors of its kind, with shapes that go together."""
+    if set(parts) == {"oft_R"}:
+        rotations = parts["oft_R"]
+        return rotations.ndim == 2 and rotations.numel() > 0
+    return bool(delta_shape(parts))
 
-    ``net``: the family's transformer; a skeleton does. Prints a note where no alpha stands anywhere, and the rank is taken
-    for it. Raises VideotuneError with the reason for what cannot be read whole.
+
+def read_modules(
+    family: DiffusersModel, net: nn.Module, file: AdapterFile
+) -> list[AdapterModule]:
+    """Read the modules of any program's adapter file.
+
+    Prints a note if the file has no alpha and the rank is assumed.
+
+    Args:
+        family: the family of the base model.
+        net: its transformer; a skeleton is enough.
+        file: the adapter.
+
+    Raises:
+        VideotuneError: with the reason, if the file cannot be read completely.
     """
-    found, rest = keys_of(file)
-    odd = list(rest) or [name for name in found if bare(name) not in places(family, net)]
-    modules = (
-        []
-        if odd
-        else [located(family, net, file, name, parts) for name, parts in found.items()]
+    parts_by_name, other_tensors = group_by_module(file)
+    if other_tensors:
+        fault = "it has biases or other tensors that do not belong to an adapter"
+        raise not_a_lora(family, file.path, list(other_tensors), fault)
+
+    paths_of = paths_by_name(family, net)
+    unknown_names = [name for name in parts_by_name if flat_name(name) not in paths_of]
+    if unknown_names:
+        fault = "it has modules that the model lacks"
+        raise not_a_lora(family, file.path, unknown_names, fault)
+
+    modules = [
+        locate_module(family, net, file, name, parts) for name, parts in parts_by_name.items()
+    ]
+    module_fault = _find_fault(modules)
+    if module_fault is not None:
+        raise not_a_lora(family, file.path, list(parts_by_name), module_fault)
+
+    lacks_alpha = any(
+        not module.alpha_source and "lora_A" in module.parts for module in modules
     )
-    paths = [path for module in modules for path in module.paths]
-    faults = {
-        "it has biases or other tensors that are no adapter's": bool(rest),
-        "it has modules that the model lacks": bool(odd),
-        "it names a module twice": len(set(paths)) < len(paths),
-        "it changes none of its modules": not any(changes(module) for module in modules),
-        "its modules are of several kinds": len(
-            {kind_of([f"x.{part}" for part in own.parts]) for own in modules}
-        )
-        > 1,
-    }
-    if fault := next((fault for fault, is_so in faults.items() if is_so), ""):
-        raise refuse(family, file.path, odd or list(found), fault)
-    if "videotune" not in file.header and any(
-        not own.told and "lora_A" in own.parts for own in modules
-    ):
+    if lacks_alpha and "videotune" not in file.header:
         note(
-            f"note: {file.path.name} does not say its alpha: the rank is taken for it, which is a scale of 1"
+            f"note: {file.path.name} does not say its alpha; alpha = rank is assumed (scale 1)"
         )
     return modules
 
 
-def changes(module: Module) -> bool:
-    """Whether an update is another than that of a first step."""
-    return any(bool(value.any()) for part, value in module.parts.items() if part in ZERO)
+def _find_fault(modules: list[AdapterModule]) -> str | None:
+    """Return why modules that fit the model are not one adapter, or None."""
+    paths = list(chain.from_iterable(module.paths for module in modules))
+    if len(set(paths)) < len(paths):
+        return "it names a module twice"
+    if not any(has_effect(module) for module in modules):
+        return "it changes none of its modules"
+
+    kinds = {kind_of_parts(module.parts) for module in modules}
+    if len(kinds) > 1:
+        return "its modules are of several kinds"
+    return None
 
 
-def located(
+def has_effect(module: AdapterModule) -> bool:
+    """Return whether a module differs from its state before the first step."""
+    zero_parts = [value for part, value in module.parts.items() if part in ZERO]
+    return any(bool(value.any()) for value in zero_parts)
+
+
+def locate_module(
     family: DiffusersModel,
     net: nn.Module,
     file: AdapterFile,
     name: str,
     parts: Mapping[str, Tensor],
-) -> Module:
-    """A module of a file with its paths and its scale, its sizes checked against the model's."""
-    paths = places(family, net)[bare(name)]
-    own = {part: value for part, value in parts.items() if part != "alpha"}
-    if "oft_R" in own:
-        return Module(name, paths, own)
-    held = [linear_size(net, path) for path in paths]
-    if size_of(own) != (sum(rows for rows, _ in held), held[0][1]):
+) -> AdapterModule:
+    """Return a file's module with its paths and scale, its shape checked against the model."""
+    paths = paths_by_name(family, net)[flat_name(name)]
+    factors = without_alpha(parts)
+    if "oft_R" in factors:
+        return AdapterModule(name, paths, factors)
+
+    if delta_shape(factors) != fused_shape(net, paths):
         raise VideotuneError(
             f"{file.path} was made for another base: {paths[0]} differs in size"
         )
-    return Module(name, paths, own, *scale_of(file, own, parts.get("alpha"), paths[0]))
+    scale, alpha_source = read_scale(file, factors, parts.get("alpha"), paths[0])
+    return AdapterModule(
+        name=name, paths=paths, parts=factors, scale=scale, alpha_source=alpha_source
+    )
 
 
-def linear_size(net: nn.Module, path: str) -> tuple[int, int]:
-    """Outputs and inputs of a module's weight."""
+def linear_shape(net: nn.Module, path: str) -> tuple[int, int]:
+    """Return the outputs and inputs of a linear module."""
     module: Any = net.get_submodule(path)
     return module.out_features, module.in_features
 
 
-def modules_in(family: DiffusersModel, net: nn.Module, file: AdapterFile) -> dict[str, Module]:
-    """``read_modules`` by their paths in diffusers: a module that joins several is taken apart."""
-    return {
-        own.paths[0]: own
-        for module in read_modules(family, net, file)
-        for own in apart(net, module)
-    }
+def fused_shape(net: nn.Module, paths: tuple[str, ...]) -> tuple[int, int]:
+    """Return the outputs and inputs of linear modules whose rows are stacked."""
+    shapes = [linear_shape(net, path) for path in paths]
+    rows = sum(outputs for outputs, _ in shapes)
+    return rows, shapes[0][1]
 
 
-def apart(net: nn.Module, module: Module) -> list[Module]:
-    """A module as it is in diffusers; where it is several there, each has its rows.
+def modules_by_path(
+    family: DiffusersModel, net: nn.Module, file: AdapterFile
+) -> dict[str, AdapterModule]:
+    """Read a file's modules by their paths in diffusers; fused modules are split."""
+    modules = {}
+    for module in read_modules(family, net, file):
+        for part in split_module(net, module):
+            modules[part.paths[0]] = part
+    return modules
 
-    Raises VideotuneError for LoKr, whose factors cannot be split by rows.
+
+def split_module(net: nn.Module, module: AdapterModule) -> list[AdapterModule]:
+    """Split a fused module into those of diffusers; each gets its rows.
+
+    Raises:
+        VideotuneError: for LoKr, whose factors cannot be split by rows.
     """
     if len(module.paths) == 1:
         return [module]
     if not {"lora_B", "hada_w1_a"} & set(module.parts):
         raise VideotuneError(
-            f"{module.name} joins {len(module.paths)} modules, and its kind of update cannot be split"
+            f"{module.name} joins {len(module.paths)} modules,"
+            " and its kind of update cannot be split"
         )
-    rows = [linear_size(net, path)[0] for path in module.paths]
-    split = {
-        part: value.split(rows) for part, value in module.parts.items() if part in _BY_ROWS
+
+    rows = [linear_shape(net, path)[0] for path in module.paths]
+    chunks = {
+        part: value.split(rows)
+        for part, value in module.parts.items()
+        if part in _SPLIT_BY_ROWS
     }
-    parts = [
-        module.parts | {part: own[i] for part, own in split.items()} for i in range(len(rows))
-    ]
-    return [
-        replace(module, paths=(path,), parts=own)
-        for path, own in zip(module.paths, parts, strict=True)
-    ]
+    modules = []
+    for i, path in enumerate(module.paths):
+        path_parts = {part: values[i] for part, values in chunks.items()}
+        modules.append(replace(module, paths=(path,), parts=module.parts | path_parts))
+    return modules
 
 
-def lora_of(family: DiffusersModel, net: nn.Module, file: AdapterFile) -> dict[str, Tensor]:
-    """The tensors of a LoRA or DoRA file as ``load_lora_weights`` takes it: diffusers' names, and B times alpha / rank.
+def lora_state_dict(
+    family: DiffusersModel, net: nn.Module, file: AdapterFile
+) -> dict[str, Tensor]:
+    """Return the tensors of a LoRA or DoRA file as ``load_lora_weights`` takes them.
 
-    Names and tensors that are not in our table are left to diffusers' own converters. Raises VideotuneError for what cannot
-    be read whole.
+    They have diffusers' names, and B is multiplied by alpha / rank. Names and tensors that are
+    not in our table are left to diffusers' converters.
+
+    Raises:
+        VideotuneError: if the file cannot be read completely.
     """
-    found, rest = keys_of(file)
-    if rest or any(bare(name) not in places(family, net) for name in found):
-        return _by_diffusers(family, net, file, found, rest)
+    parts_by_name, other_tensors = group_by_module(file)
+    paths_of = paths_by_name(family, net)
+    has_unknown_names = any(flat_name(name) not in paths_of for name in parts_by_name)
+    if other_tensors or has_unknown_names:
+        return _convert_with_diffusers(family, net, file, parts_by_name, other_tensors)
+
     state: dict[str, Tensor] = {}
-    for path, module in modules_in(family, net, file).items():
+    for path, module in modules_by_path(family, net, file).items():
         if "lora_A" not in module.parts:
-            raise refuse(family, file.path, [module.name], "it is no LoRA")
-        b = module.parts["lora_B"]
-        for part, value in (
-            module.parts | {"lora_B": b if module.scale == 1.0 else b.float() * module.scale}
-        ).items():
+            raise not_a_lora(family, file.path, [module.name], "it is not a LoRA")
+        for part, value in module.parts.items():
+            if part == "lora_B" and module.scale != 1.0:
+                value = value.float() * module.scale
             state[f"transformer.{tensor_name(path, part)}"] = value.clone()
     return state
 
 
 def tensor_name(path: str, part: str) -> str:
-    """The name under which PEFT saves a tensor of a module."""
-    return (
-        f"{path}.{part}.weight" if part in ("lora_A", "lora_B", "oft_R") else f"{path}.{part}"
-    )
+    """Return the name under which PEFT saves a tensor of a module."""
+    if part in ("lora_A", "lora_B", "oft_R"):
+        return f"{path}.{part}.weight"
+    return f"{path}.{part}"
 
 
 _TABLES: WeakKeyDictionary[Any, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
 
 
-def places(family: DiffusersModel, net: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The modules of each name that any form of file has, dots or none; several where a form joins them into one."""
+def paths_by_name(family: DiffusersModel, net: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Return the modules in diffusers for each name that a form of file may have.
+
+    Dots in the names are underscores. A name has several modules if a form fuses them.
+    """
     if net in _TABLES:
         return _TABLES[net]
-    order = [
-        f".{path}"
-        for _, paths in family.spec.fused_modules.get("comfyui", ())
-        for path in paths
-    ]
-    found: dict[str, list[str]] = {}
+
+    paths_of: dict[str, list[str]] = {}
     for path, module in net.named_modules():
-        if hasattr(module, "in_features"):
-            for name in {
-                path,
-                family.to_comfyui_name(path),
-                (family.original(f"{path}.weight") or path).removesuffix(".weight"),
-            }:
-                found.setdefault(name.replace(".", "_"), []).append(path)
-    for paths in found.values():
-        paths.sort(
-            key=lambda path: next((i for i, own in enumerate(order) if path.endswith(own)), 0)
-        )
-    return _TABLES.setdefault(net, {name: tuple(paths) for name, paths in found.items()})
+        if not hasattr(module, "in_features"):
+            continue
+        original_name = family.original(f"{path}.weight") or path
+        names = {path, family.to_comfyui_name(path), original_name.removesuffix(".weight")}
+        for name in names:
+            paths_of.setdefault(name.replace(".", "_"), []).append(path)
+
+    # Fused modules are stacked in the order that the family states.
+    fused_groups = family.spec.fused_modules.get("comfyui", ())
+    fused_order: list[str] = []
+    for _, fused_paths in fused_groups:
+        fused_order += [f".{path}" for path in fused_paths]
+
+    def position(path: str) -> int:
+        matches = (i for i, suffix in enumerate(fused_order) if path.endswith(suffix))
+        return next(matches, 0)
+
+    for paths in paths_of.values():
+        paths.sort(key=position)
+    table = {name: tuple(paths) for name, paths in paths_of.items()}
+    return _TABLES.setdefault(net, table)
 
 
-def bare(name: str) -> str:
-    """A module's name in a file without the form's prefix, dots as underscores: so kohya and musubi write them."""
-    return name[len(prefix_of(name)) :].replace(".", "_")
+def flat_name(name: str) -> str:
+    """Return a module's name without the form's prefix, and with underscores for dots."""
+    return name[len(name_prefix(name)) :].replace(".", "_")
 
 
-def prefix_of(name: str) -> str:
-    """What stands in a file before a module's own name."""
-    found = _PREFIX.match(name)
-    return found[0] if found else ""
+def name_prefix(name: str) -> str:
+    """Return the prefix of a form in front of a module's name."""
+    match = _PREFIX.match(name)
+    return match[0] if match else ""
 
 
-def scale_of(
-    file: AdapterFile, parts: Mapping[str, Tensor], own: Tensor | None, place: str
+def read_scale(
+    file: AdapterFile, parts: Mapping[str, Tensor], alpha: Tensor | None, path: str
 ) -> tuple[float, str]:
-    """alpha / rank of a module, and where alpha stands: ``own`` is the tensor for it.
+    """Return a module's alpha / rank, and where alpha was found.
 
-    LyCORIS, musubi and ComfyUI leave a LoKr of whole factors as it is, whatever alpha says; PEFT scales it too. Raises
-    VideotuneError where alpha is none.
+    LyCORIS, musubi and ComfyUI do not scale a LoKr with full factors, whatever its alpha; PEFT
+    does.
+
+    Args:
+        file: the adapter, whose header may state alpha.
+        parts: the module's tensors without alpha.
+        alpha: the module's alpha tensor.
+        path: the module's path, for the header's exceptions and for messages.
+
+    Raises:
+        VideotuneError: if alpha is not a valid number.
     """
     is_lora = "lora_A" in parts
-    rank = rank_of(parts)
-    where = f"{file.path}: {place}"
-    stated = file.number("lora_alpha" if is_lora else "alpha", "alpha_pattern", place)
-    divisor = (None if is_lora else file.number("r", "rank_pattern", place)) or rank or 1
+    rank = alpha_rank(parts)
+    location = f"{file.path}: {path}"
+    header_alpha = file.peft_number("lora_alpha" if is_lora else "alpha", "alpha_pattern", path)
+    header_rank = None if is_lora else file.peft_number("r", "rank_pattern", path)
+    divisor = header_rank or rank or 1
+
     scale = 1.0
-    told = ""
-    if stated is not None:
-        settings, told = file.settings
-        scale = stated / (math.sqrt(divisor) if settings.get("use_rslora") is True else divisor)
-    if own is not None:
-        if own.numel() != 1:
-            raise VideotuneError(f"{where}: its alpha is no number")
-        said = float(own) / rank if rank else 1.0
-        if stated is not None and not math.isclose(said, scale, rel_tol=1e-3):
+    alpha_source = ""
+    if header_alpha is not None:
+        is_rank_stabilized = file.settings.get("use_rslora") is True
+        scale = header_alpha / (math.sqrt(divisor) if is_rank_stabilized else divisor)
+        alpha_source = file.settings_source
+
+    if alpha is not None:
+        if alpha.numel() != 1:
+            raise VideotuneError(f"{location}: its alpha is not a single number")
+        tensor_scale = float(alpha) / rank if rank else 1.0
+        scales_agree = math.isclose(tensor_scale, scale, rel_tol=1e-3)
+        if header_alpha is not None and not scales_agree:
             raise VideotuneError(
-                f"{where}: its tensor says alpha {float(own):g} and its header {stated:g}: which?"
+                f"{location}: alpha is {float(alpha):g} in its tensor and {header_alpha:g}"
+                " in the header; remove one of them"
             )
-        scale = said
-        told = "tensor"
-    if not 0 < scale <= _MOST:
+        scale = tensor_scale
+        alpha_source = "tensor"
+
+    if not 0 < scale <= _MAX_SCALE:
         raise VideotuneError(
-            f"{where}: alpha {scale * divisor:g} at rank {rank} is no scale: the file is damaged"
+            f"{location}: alpha {scale * divisor:g} at rank {rank} is not a valid scale:"
+            " the file is damaged"
         )
-    return scale, told
+    return scale, alpha_source
 
 
-def _by_diffusers(
+def _convert_with_diffusers(
     family: DiffusersModel,
     net: nn.Module,
     file: AdapterFile,
     modules: Mapping[str, dict[str, Tensor]],
-    rest: dict[str, Tensor],
+    other_tensors: dict[str, Tensor],
 ) -> dict[str, Tensor]:
-    """What diffusers' own converters make of names that are not in our table, such as those of whole biases."""
-    there = {path for path, _ in net.named_modules()} - {""}
-    state = dict(rest)
-    odd = refuse(
+    """Convert a file whose names are not in our table, such as those of full biases."""
+    unreadable = not_a_lora(
         family, file.path, list(file.tensors), "it has modules or tensors that are not read"
     )
+    paths_of = paths_by_name(family, net)
+    state = dict(other_tensors)
     for name, parts in modules.items():
         alpha = parts.pop("alpha", None)
         if set(parts) != {"lora_A", "lora_B"}:
-            raise odd
-        scale, _ = scale_of(file, parts, alpha, places(family, net).get(bare(name), (name,))[0])
-        state |= {
-            f"{name}.lora_A.weight": parts["lora_A"],
-            f"{name}.lora_B.weight": parts["lora_B"].float() * scale,
-        }
-    if any(
-        "alpha" in key or "dora_scale" in key or key.startswith("text_encoder") for key in state
-    ):
-        raise odd
+            raise unreadable
+        path = paths_of.get(flat_name(name), (name,))[0]
+        scale, _ = read_scale(file, parts, alpha, path)
+        state[f"{name}.lora_A.weight"] = parts["lora_A"]
+        state[f"{name}.lora_B.weight"] = parts["lora_B"].float() * scale
+
+    for key in state:
+        if "alpha" in key or "dora_scale" in key or key.startswith("text_encoder"):
+            raise unreadable
+
+    # Each converter refuses a file with another kind of error.
+    converter_errors = (IndexError, KeyError, RuntimeError, TypeError, ValueError)
     try:
-        found: dict[str, Tensor] = family.pipeline_class().lora_state_dict(state)
-    except (
-        IndexError,
-        KeyError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # each converter has its way to say no
-        raise odd from error
-    if not {key.removeprefix("transformer.").rpartition(".lora_")[0] for key in found} <= there:
-        raise odd
-    return found
+        converted: dict[str, Tensor] = family.pipeline_class().lora_state_dict(state)
+    except converter_errors as error:
+        raise unreadable from error
+
+    model_paths = {path for path, _ in net.named_modules()} - {""}
+    converted_paths = {
+        key.removeprefix("transformer.").rpartition(".lora_")[0] for key in converted
+    }
+    if not converted_paths <= model_paths:
+        raise unreadable
+    return converted

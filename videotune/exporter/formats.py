@@ -1,8 +1,8 @@
-"""How a trained adapter is written: which formats a kind of adapter has, and its tensors under their names.
+"""Formats of a trained adapter, and files that are verified before they take their name.
 
-The scale alpha / rank is multiplied into one tensor, and no file says an alpha that differs from its rank: every reader
-then applies the update as it was trained, whatever it assumes of alpha.
-What is written is read back and compared with what was trained, before its file takes its name.
+The scale alpha / rank is multiplied into one tensor, and no file states an alpha that differs
+from its rank. So every reader applies the update as it was trained, whatever it assumes about
+alpha. Each file is read back and compared with what was trained before it takes its name.
 """
 
 import json
@@ -25,29 +25,56 @@ from videotune.models.base import DiffusersModel
 TOLERANCE = 1e-6
 """Largest allowed difference of ΔW, relative to its largest entry."""
 
+PEFT_CONFIG_KEY = "adapter_config"
+"""The header key of PEFT's settings as JSON, for kinds that diffusers does not read."""
+
+UNSUPPORTED = {
+    ("DORA", "comfyui"): (
+        "ComfyUI divides DoRA's weights by another norm than it was trained with"
+    ),
+    ("OFT", "comfyui"): "ComfyUI's OFT rotates a weight's outputs and PEFT's its inputs",
+    ("LOHA", "diffusers"): "diffusers' load_lora_weights reads only LoRA and DoRA",
+    ("LOKR", "diffusers"): "diffusers' load_lora_weights reads only LoRA and DoRA",
+    ("OFT", "diffusers"): "diffusers' load_lora_weights reads only LoRA and DoRA",
+}
+"""Why a kind of adapter is not written in a format."""
+
+FUSED_MODULES = (
+    "its form of this model joins several modules into one weight,"
+    " and updates of this kind cannot be joined"
+)
+
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written and read back; ``max_error`` is the largest relative difference of ΔW over the modules.
-
-    ``use``: how it is used, in code.
-    """
+    """A file that was written and read back."""
 
     format: str
+
     path: Path
+
     modules: int
+
     max_error: float
+    """The largest relative difference of ΔW over the modules."""
+
     reader: str
+    """The program that read the file back."""
+
     use: str = ""
+    """Code that uses the file."""
 
     def to_json(self, run: Path) -> dict[str, Any]:
-        """A line of the run's ``exports.json``."""
-        verified = {"max_error": self.max_error, "modules": self.modules, "reader": self.reader}
+        """Return an entry of the run's ``exports.json``."""
         return {
             "format": self.format,
             "path": path_from(run, self.path),
             "use": self.use,
-            "verified": verified,
+            "verified": {
+                "max_error": self.max_error,
+                "modules": self.modules,
+                "reader": self.reader,
+            },
         }
 
 
@@ -60,174 +87,211 @@ def write_verified(
     verify: Callable[[Path], tuple[float, str]],
     header: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Write tensors, with our facts and their digest in the head under ``videotune``, beside the other keys of ``header``.
+    """Write tensors to a file, and verify it before it takes its name.
 
-    ``verify`` reads the file back before it takes its name, and answers with the largest error and the reader.
+    Args:
+        format: the name of the format.
+        path: the file.
+        modules: how many modules the tensors change.
+        tensors: the file's tensors.
+        facts: written into the header under ``videotune``, with the tensors' digest.
+        verify: reads the file, and returns the largest error and the program that read it.
+        header: further entries of the header.
     """
-    own = json.dumps(
-        {**facts, "digest": digest_of(tensors)}
-    )  # ASCII: a file's name may hold what is no letter
-    found: list[tuple[float, str]] = []
+    # JSON in ASCII, because names of files in the facts may hold undecodable bytes.
+    facts_json = json.dumps({**facts, "digest": digest_of(tensors)})
+    metadata = {"format": "pt", "videotune": facts_json, **(header or {})}
+    results: list[tuple[float, str]] = []
 
-    def write(aside: Path) -> None:
+    def write(temporary_path: Path) -> None:
         with system_errors(path):
-            save_file(
-                dict(tensors),
-                aside,
-                metadata={"format": "pt", "videotune": own, **(header or {})},
-            )
-        found.append(verify(aside))
+            save_file(dict(tensors), temporary_path, metadata=metadata)
+        results.append(verify(temporary_path))
 
     write_whole(path, write)
-    return Exported(format, path, modules, *found[0], facts.get("use", ""))
+    max_error, reader = results[0]
+    return Exported(
+        format=format,
+        path=path,
+        modules=modules,
+        max_error=max_error,
+        reader=reader,
+        use=facts.get("use", ""),
+    )
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """16 hex digits that name tensors by their names, shapes, dtypes and bytes."""
+    """Return 16 hex digits that identify tensors by their names, shapes, dtypes and bytes."""
     return hash_of({name: own_storage(value) for name, value in tensors.items()})
 
 
-def check_finite(what: str, *states: Mapping[str, Tensor]) -> None:
+def check_finite(title: str, *states: Mapping[str, Tensor]) -> None:
     """Raise VideotuneError for NaN or infinite weights."""
-    if any(not bool(value.isfinite().all()) for state in states for value in state.values()):
-        raise VideotuneError(f"the {what} holds NaN or infinite weights: it is not exported")
+    for state in states:
+        for value in state.values():
+            if not bool(value.isfinite().all()):
+                raise VideotuneError(
+                    f"the {title} holds NaN or infinite weights: it is not exported"
+                )
 
 
 def refuse_overflow(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], dtype: torch.dtype
 ) -> None:
-    """Raise VideotuneError where finite weights are infinite in the dtype of a file."""
+    """Raise VideotuneError if finite weights become infinite in the dtype of a file."""
     for name, value in after.items():
-        if not bool(value.isfinite().all()) and bool(before[name].isfinite().all()):
-            most = f"{dtype} holds numbers up to {torch.finfo(dtype).max:g}, and {name} has larger ones"
+        is_infinite = not bool(value.isfinite().all())
+        if is_infinite and bool(before[name].isfinite().all()):
             raise VideotuneError(
-                f"output_dtype: {most}: set it to BFLOAT_16; nothing was exported"
+                f"output_dtype: {dtype} holds numbers up to {torch.finfo(dtype).max:g},"
+                f" and {name} has larger ones: set it to BFLOAT_16; nothing was exported"
             )
 
 
 def check_same(
-    wanted: Mapping[str, Tensor],
-    found: Iterable[tuple[str, Tensor]],
+    expected: Mapping[str, Tensor],
+    tensors: Iterable[tuple[str, Tensor]],
     path: Path,
     needed: Collection[str] | None = None,
 ) -> None:
-    """Raise VideotuneError where a tensor that was found is not the wanted one, or a needed one (None: any) is missing."""
-    seen = set()
-    for name, value in found:
-        seen.add(name)
-        own = wanted.get(name)
-        if own is None or own.shape != value.shape or not bool((value == own).all()):
-            raise failed(path, f"{name} does not match")
-    if lacking := set(wanted if needed is None else needed) - seen:
-        raise failed(path, f"{len(lacking)} weights are missing, such as {min(lacking)}")
+    """Compare the tensors of a file with those that were written.
+
+    Args:
+        expected: the tensors that were written.
+        tensors: names and tensors of the file.
+        path: the file.
+        needed: names that must be in the file; None: all.
+
+    Raises:
+        VideotuneError: if a tensor differs, or a needed one is missing.
+    """
+    file_names = set()
+    for name, value in tensors:
+        file_names.add(name)
+        match = expected.get(name)
+        if match is None or match.shape != value.shape or not bool((value == match).all()):
+            raise verification_error(path, f"{name} does not match")
+
+    missing = set(expected if needed is None else needed) - file_names
+    if missing:
+        raise verification_error(
+            path, f"{len(missing)} weights are missing, such as {min(missing)}"
+        )
 
 
 def check_updates(
-    wanted: Mapping[str, Callable[[], Tensor]],
-    found: Mapping[str, Callable[[], Tensor]],
+    expected: Mapping[str, Callable[[], Tensor]],
+    actual: Mapping[str, Callable[[], Tensor]],
     path: Path,
     reader: str,
 ) -> float:
-    """The largest difference of ΔW over the modules, each relative to its own largest entry; one at a time in memory.
+    """Compare the updates of a file with the trained ones; one module at a time is in memory.
 
-    ``adapters.effect.effects`` says what the values calculate. Raises VideotuneError where a module is missing or differs
-    by more than is allowed.
+    Args:
+        expected: the trained updates, calculated at the call; see ``adapters.effect.effects``.
+        actual: those of the file.
+        path: the file.
+        reader: the program that read the file.
+
+    Returns:
+        The largest difference of ΔW over the modules, each relative to its own largest entry.
+
+    Raises:
+        VideotuneError: if a module is missing, or differs by more than is allowed.
     """
-    # where a format joins modules, a reader finds updates of nothing in those that have none
-    spare = [name for name in sorted(set(found) - set(wanted)) if bool(found[name]().any())]
-    if odd := sorted(set(wanted) - set(found)) or spare:
-        raise failed(
+    unexpected = sorted(set(actual) - set(expected))
+    misfits = sorted(set(expected) - set(actual))
+    # In a format that joins modules, modules without an adapter read back as zero updates.
+    misfits += [name for name in unexpected if bool(actual[name]().any())]
+    if misfits:
+        raise verification_error(
             path,
-            f"{reader} reads {len(found)} of {len(wanted)} modules; the first odd one is {odd[0]}",
+            f"{reader} reads {len(actual)} of {len(expected)} modules; the first that does not"
+            f" match is {misfits[0]}",
         )
-    worst = 0.0
-    for name, calculate in wanted.items():
+
+    max_error = 0.0
+    for name, calculate in expected.items():
         update = calculate()
-        off = float((found[name]() - update).abs().max())
-        worst = max(worst, off / float(update.abs().max()) if bool(update.any()) else off)
-    if worst > TOLERANCE:
-        raise failed(
-            path, f"through {reader}, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e})"
+        error = float((actual[name]() - update).abs().max())
+        if bool(update.any()):
+            error /= float(update.abs().max())
+        max_error = max(max_error, error)
+    if max_error > TOLERANCE:
+        raise verification_error(
+            path, f"through {reader}, ΔW differs by {max_error:.1e} (allowed: {TOLERANCE:.0e})"
         )
-    return worst
+    return max_error
 
 
-def failed(path: Path, what: str) -> VideotuneError:
-    """The error of a file that does not read back as it was written."""
+def verification_error(path: Path, fault: str) -> VideotuneError:
+    """Build the error for a file that does not read back as it was written."""
     return VideotuneError(
-        f"Verification of {path} failed: after re-reading the file, {what}. Nothing was exported."
+        f"Verification of {path} failed: after re-reading the file, {fault}."
+        " Nothing was exported."
     )
-
-
-CONFIG = "adapter_config"
-"""The key of a file's header under which PEFT's settings stand, as JSON; only kinds that diffusers does not read have it."""
-
-WHY_NOT = {
-    (
-        "DORA",
-        "comfyui",
-    ): "ComfyUI divides DoRA's weights by another norm than it was trained with",
-    ("OFT", "comfyui"): "ComfyUI's OFT turns a weight's outputs and PEFT's its inputs",
-} | {
-    (kind, "diffusers"): "diffusers' load_lora_weights reads only LoRA and DoRA"
-    for kind in ("LOHA", "LOKR", "OFT")
-}
-JOINED = "its form of this model joins several modules into one weight, and updates of this kind cannot be joined"
 
 
 def formats_of(family: DiffusersModel, kind: str) -> tuple[str, ...]:
-    """The formats in which an adapter of this kind can be written for this family."""
-    known = family.lora_formats()
-    if kind in ("LORA", "DORA"):
-        return known if kind == "LORA" else tuple(name for name in known if name == "diffusers")
-    apart = (
-        "comfyui" in known and "comfyui" not in family.spec.fused_modules
-    )  # products of factors cannot be joined
-    return ("comfyui", "peft") if apart and kind != "OFT" else ("peft",)
+    """Return the formats in which an adapter of this kind can be written for this family."""
+    lora_formats = family.lora_formats()
+    if kind == "LORA":
+        return lora_formats
+    if kind == "DORA":
+        return tuple(name for name in lora_formats if name == "diffusers")
+
+    # Products of factors cannot be fused.
+    is_fused = "comfyui" in family.spec.fused_modules
+    if "comfyui" in lora_formats and not is_fused and kind != "OFT":
+        return ("comfyui", "peft")
+    return ("peft",)
 
 
 def refuse_format(family: DiffusersModel, kind: str, name: str) -> None:
-    """Raise VideotuneError for a format that this kind of adapter or this family does not have, with the reason."""
-    known = formats_of(family, kind)
-    if name in known:
+    """Raise VideotuneError for a format that this kind or this family does not have."""
+    supported = formats_of(family, kind)
+    if name in supported:
         return
-    what = f"{kind} for {family.spec.title}".removeprefix("LORA for ")
-    reason = WHY_NOT.get(
-        (kind, name),
-        JOINED if name in family.spec.fused_modules and kind in ("LOHA", "LOKR") else "",
-    )
-    why = f": {reason}. `videotune export RUN --merge` serves everyone" if reason else ""
+
+    is_fused = name in family.spec.fused_modules and kind in ("LOHA", "LOKR")
+    reason = UNSUPPORTED.get((kind, name), FUSED_MODULES if is_fused else "")
+    remedy = ""
+    if reason:
+        remedy = f": {reason}. `videotune export RUN --merge` works with every program"
+    subject = family.spec.title if kind == "LORA" else f"{kind} for {family.spec.title}"
     raise VideotuneError(
-        f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}"
+        f"output_model_format: {subject} has {', '.join(supported)}, not {name!r}{remedy}"
     )
 
 
 def check_formats(config: Config, family: DiffusersModel) -> None:
-    """Raise VideotuneError for a format that could not be written: before a training, not after it."""
+    """Raise VideotuneError, before the training, for a format that could not be written."""
     method = config.training_method
-    title = family.spec.title
-    for name in named_formats(config):
+    for name in configured_formats(config):
         if method == "FINE_TUNE" and name != "diffusers":
             raise VideotuneError(
                 f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}"
             )
         if method == "EMBEDDING" and name not in family.embedding_keys():
-            known = ", ".join(sorted(family.embedding_keys()))
-            raise VideotuneError(f"output_model_format: {title} has {known}, not {name!r}")
+            supported = ", ".join(sorted(family.embedding_keys()))
+            raise VideotuneError(
+                f"output_model_format: {family.spec.title} has {supported}, not {name!r}"
+            )
         if method == "LORA":
             refuse_format(family, config.lora.variant, name)
 
 
-def named_formats(config: Config) -> list[str]:
-    """The formats that the config names."""
-    named = config.output_model_format
-    return [named] if isinstance(named, str) else list(named)
+def configured_formats(config: Config) -> list[str]:
+    """Return the formats that the config names."""
+    formats = config.output_model_format
+    return [formats] if isinstance(formats, str) else list(formats)
 
 
-def changes_nothing(state: Mapping[str, Tensor]) -> bool:
-    """Whether an adapter is as it was before its first step."""
-    return not any(
-        bool(value.any())
-        for name, value in state.items()
-        if (place := parse_param_name(name)) and place[1] in ZERO
-    )
+def has_no_effect(state: Mapping[str, Tensor]) -> bool:
+    """Return whether an adapter is as it was before its first step."""
+    for name, value in state.items():
+        parsed_name = parse_param_name(name)
+        is_zero_part = parsed_name is not None and parsed_name[1] in ZERO
+        if is_zero_part and bool(value.any()):
+            return False
+    return True

@@ -1,6 +1,6 @@
-"""A whole model as a folder in diffusers layout, which ``from_pretrained`` opens like the one that it came from.
+"""Export a whole model as a folder in diffusers layout, which ``from_pretrained`` opens.
 
-It is a fine-tuned one, or the base model with an adapter worked into its weights, which needs no adapter any more.
+It is a fine-tuned model, or the base model with an adapter merged into its weights.
 """
 
 import os
@@ -22,8 +22,8 @@ from videotune.exporter.formats import (
     check_finite,
     check_same,
     digest_of,
-    failed,
     refuse_overflow,
+    verification_error,
 )
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models import loading, model_files, single_file
@@ -43,35 +43,60 @@ def export_full(
     text: Mapping[str, StateDict] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Exported:
-    """Write the model with the trained weights ``state`` of an expert, all else as in ``base``, and read them back.
+    """Write a model with trained weights, everything else as in ``base``, and read it back.
 
-    ``text``: trained weights of text encoders, by their folders and by name; ``state`` is empty where these alone trained.
+    Args:
+        family: the family of the model.
+        expert: the expert that ``state`` belongs to.
+        state: the trained weights; empty if only text encoders were trained.
+        base: the base model's folder.
+        folder: the folder to write.
+        facts: written to ``videotune.json``.
+        text: trained weights of text encoders, by their folders and by name.
+        dtype: the dtype of the weights, except those that diffusers keeps in float32. None: the
+            run's.
 
-    The weights have ``dtype`` (None: the run's), but those that diffusers keeps in float32. Raises VideotuneError for NaN,
-    for weights that the dtype cannot hold, and where those read back are not the ones written.
+    Raises:
+        VideotuneError: for NaN, for weights that the dtype cannot hold, and if the weights read
+            back differently.
     """
-    text = {name: own for name, own in (text or {}).items() if own}
-    check_finite("model", state, *text.values())
+    text_states = {name: weights for name, weights in (text or {}).items() if weights}
+    check_finite("model", state, *text_states.values())
+    dtype = dtype or family.dtype
     part = family.spec.part_of(expert)
-    with model_folder(base, folder, [part] * bool(state) + list(text), facts) as aside:
+    changed_parts = list(text_states)
+    if state:
+        changed_parts.append(part)
+
+    with model_folder(base, folder, changed_parts, facts) as temporary_folder:
         if state:
-            shell: Any = family.skeleton(expert)
-            weights = rounded(shell, dtype or family.dtype, state, base / part)
-            refuse_overflow(
-                state, {name: weights[name] for name in state}, dtype or family.dtype
-            )
-            shell.load_state_dict(weights, assign=True)
+            model: Any = family.skeleton(expert)
+            weights = cast_weights(model, dtype, state, base / part)
+            refuse_overflow(state, {name: weights[name] for name in state}, dtype)
+            model.load_state_dict(weights, assign=True)
             with system_errors(folder):
-                shell.save_pretrained(aside / part)
-            check_same(weights, tensors_in(aside / part), folder)
-        for name, own in text.items():
+                model.save_pretrained(temporary_folder / part)
+            check_same(weights, iter_tensors(temporary_folder / part), folder)
+
+        for name, text_state in text_states.items():
             with system_errors(folder):
                 write_text_encoder(
-                    family, name, own, base / name, aside / name, dtype or family.dtype
+                    family=family,
+                    name=name,
+                    state=text_state,
+                    base=base / name,
+                    folder=temporary_folder / name,
+                    dtype=dtype,
                 )
-    count = len(state) + sum(len(own) for own in text.values())
+
+    weight_count = len(state) + sum(len(text_state) for text_state in text_states.values())
     return Exported(
-        "diffusers", folder, count, 0.0, "diffusers from_pretrained", facts.get("use", "")
+        format="diffusers",
+        path=folder,
+        modules=weight_count,
+        max_error=0.0,
+        reader="diffusers from_pretrained",
+        use=facts.get("use", ""),
     )
 
 
@@ -79,22 +104,31 @@ def export_full(
 def model_folder(
     base: Path, folder: Path, parts: Collection[str], facts: Mapping[str, Any]
 ) -> Iterator[Path]:
-    """A folder that takes its place at the block's end: the base's files but ``parts`` and hidden ones, and our facts.
+    """Yield a folder with the base's files, which takes its name at the end of the block.
 
-    What the block adds are these parts. The others are linked where the disk allows it, so that they take no room twice.
+    The files are hard links if the disk allows it, so that they take no space twice.
+
+    Args:
+        base: the base model's folder. Its hidden files are left out.
+        folder: the folder to write.
+        parts: subfolders of the base that are left out, because the block writes them.
+        facts: written to ``videotune.json``.
     """
 
-    def left_out(place: str, names: list[str]) -> list[str]:
-        return [
-            name
-            for name in names
-            if name.startswith(".") or (Path(place) == base and name in parts)
-        ]
+    def ignored(directory: str, names: list[str]) -> list[str]:
+        is_root = Path(directory) == base
+        return [name for name in names if name.startswith(".") or (is_root and name in parts)]
 
-    with whole_folder(folder) as aside:
-        shutil.copytree(base, aside, copy_function=link, ignore=left_out, dirs_exist_ok=True)
-        yield aside
-        write_json(aside / "videotune.json", dict(facts))
+    with whole_folder(folder) as temporary_folder:
+        shutil.copytree(
+            base,
+            temporary_folder,
+            copy_function=link_or_copy,
+            ignore=ignored,
+            dirs_exist_ok=True,
+        )
+        yield temporary_folder
+        write_json(temporary_folder / "videotune.json", dict(facts))
 
 
 def write_text_encoder(
@@ -105,48 +139,64 @@ def write_text_encoder(
     folder: Path,
     dtype: torch.dtype,
 ) -> None:
-    """A text encoder with trained weights, all else as in ``base``, in the layout of transformers.
+    """Write a text encoder with trained weights, everything else as in ``base``.
 
-    Raises VideotuneError where the weights read back are not the ones written.
+    The folder has the layout of transformers.
+
+    Raises:
+        VideotuneError: if the weights read back differently.
     """
-    encoder: Any = loading.load_model(
-        type(family.text_skeletons()[name]), base, dtype, torch.device("cpu")
-    )
+    encoder_class = type(family.text_skeletons()[name])
+    encoder: Any = loading.load_model(encoder_class, base, dtype, torch.device("cpu"))
     encoder.load_state_dict(state, strict=False)
-    held = encoder.state_dict()
-    refuse_overflow(state, {key: held[key] for key in state}, dtype)
+    weights = encoder.state_dict()
+    refuse_overflow(state, {key: weights[key] for key in state}, dtype)
+
     with loading.quietly():
         encoder.save_pretrained(folder)
-    check_same(
-        held, tensors_in(folder), folder, needed=state
-    )  # tied weights are in the file once
+    # Tied weights are in the file only once, so only the trained ones must be there.
+    check_same(weights, iter_tensors(folder), folder, needed=state)
 
 
-def rounded(shell: Any, dtype: torch.dtype, state: StateDict, base: Path) -> dict[str, Tensor]:
-    """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
-    stored = (
-        item for one in loading.read_states(type(shell), base, shell) for item in one.items()
-    )
-    whole = {name: value for name, value in stored if name not in state} | dict(state)
-    dtypes = {name: loading.dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
-    return {
-        name: whole[name].detach().to("cpu", own).contiguous() for name, own in dtypes.items()
-    }
+def cast_weights(
+    model: Any, dtype: torch.dtype, state: StateDict, base: Path
+) -> dict[str, Tensor]:
+    """Return a model's weights in the dtypes that they are used in.
+
+    Buffers, such as a table of positions, and untrained weights come from the base's files.
+    """
+    model_class = type(model)
+    weights = _untrained_weights(model, state, base) | dict(state)
+    cast = {}
+    for name in model.state_dict():
+        weight_dtype = loading.dtype_of(name, model_class, dtype)
+        cast[name] = weights[name].detach().to("cpu", weight_dtype).contiguous()
+    return cast
 
 
-def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a part on disk, one after the other."""
+def _untrained_weights(model: Any, state: StateDict, base: Path) -> dict[str, Tensor]:
+    """Read the base's weights and buffers that are not in ``state``."""
+    weights = {}
+    for tensors in loading.read_states(type(model), base, model):
+        for name, value in tensors.items():
+            if name not in state:
+                weights[name] = value
+    return weights
+
+
+def iter_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a part on disk, one after the other."""
     for path in model_files.weight_files(folder):
-        yield from load_file(path).items()  # the file's own pages
+        yield from load_file(path).items()  # memory-mapped
 
 
-def link(source: str, target: str) -> str:
-    """A second name for a file's bytes where both lie on one disk, else a copy; never a link to a link."""
-    real = os.path.realpath(source)
+def link_or_copy(source: str, target: str) -> str:
+    """Hard-link a file, or copy it if the disks differ; links are resolved first."""
+    real_source = os.path.realpath(source)
     try:
-        os.link(real, target)
+        os.link(real_source, target)
     except OSError:  # another disk, or one without links
-        shutil.copy2(real, target)
+        shutil.copy2(real_source, target)
     return target
 
 
@@ -158,90 +208,143 @@ def export_merged(
     folder: Path,
     facts: Mapping[str, Any],
 ) -> Exported:
-    """Write the model with the adapter of each expert in its weights, all else as in ``base``, and read them back.
+    """Write the base model with adapters merged into its weights, and read it back.
 
-    A weight becomes what the adapter makes of it, calculated in float64 and rounded once to the dtype that it has in the
-    base's file. One tensor at a time is in memory. Raises VideotuneError for NaN, for modules that the base lacks, and
-    where a weight reads back as something else.
+    Each new weight is calculated in float64 and rounded once, to its dtype in the base's file.
+    One tensor at a time is in memory.
+
+    Args:
+        family: the family of the model.
+        adapters: the adapter of each expert.
+        scale: alpha / rank.
+        base: the base model's folder.
+        folder: the folder to write.
+        facts: written to ``videotune.json``.
+
+    Raises:
+        VideotuneError: for NaN, for modules that the base lacks, and if a weight reads back
+            differently.
     """
     check_finite("adapter", *adapters.values())
-    names = {family.spec.part_of(expert): state for expert, state in adapters.items()}
-    with model_folder(base, folder, names, facts) as aside:
+
+    part_states = {family.spec.part_of(expert): state for expert, state in adapters.items()}
+    with model_folder(base, folder, part_states, facts) as temporary_folder:
         nets = {family.spec.part_of(expert): family.skeleton(expert) for expert in adapters}
-        dtype = family.dtype
-        count = sum(
-            _merge_part(nets[part], dtype, base / part, names[part], scale, aside / part)
-            for part in nets
-        )
-    return Exported("merged", folder, count, 0.0, "safetensors", facts.get("use", ""))
+
+        weight_count = 0
+        for part, net in nets.items():
+            weight_count += _merge_part(
+                net=net,
+                dtype=family.dtype,
+                base=base / part,
+                state=part_states[part],
+                scale=scale,
+                folder=temporary_folder / part,
+            )
+
+    return Exported(
+        format="merged",
+        path=folder,
+        modules=weight_count,
+        max_error=0.0,
+        reader="safetensors",
+        use=facts.get("use", ""),
+    )
 
 
 def _merge_part(
     net: Any, dtype: Any, base: Path, state: StateDict, scale: float, folder: Path
 ) -> int:
-    """Copy a part of the model and change the weights that the adapter has modules for; how many these are.
-
-    Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
-    """
+    """Write a part of the model with its adapter merged; return the changed weights' count."""
     modules = {
         f"{path}.weight": parts for path, parts in adapter_types.by_module(state).items()
     }
-    files = model_files.weight_files(base)
+    weight_files = model_files.weight_files(base)
     sources = loading.check_part(type(net), base, net)
-    if absent := sorted(set(modules) - set(sources)):
+    missing = sorted(set(modules) - set(sources))
+    if missing:
         raise VideotuneError(
-            f"{base} has no weight called {absent[0]}: the adapter is one of another model"
+            f"{base} has no weight called {missing[0]}: the adapter was made for another model"
         )
+
     if not single_file.in_diffusers_layout(sources):
-        whole = {}
-        for name, value in single_file.tensors(sources):
-            new = effect.new_weight(value, modules[name], scale) if name in modules else value
-            eight = sources[name].stored.dtype in single_file.FP8
-            whole[name] = new.to(
-                loading.dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True
-            )
-        check_finite("merged model", whole)
-        net.load_state_dict(whole, assign=True)
-        with system_errors(folder):
-            net.save_pretrained(folder)
-        check_same(whole, tensors_in(folder), folder)
+        _merge_converted(net, dtype, sources, modules, scale, folder)
         return len(modules)
+
     folder.mkdir(parents=True)
     for entry in sorted(base.iterdir()):
-        if entry.is_file() and not entry.name.startswith("."):
-            changed = entry in files and not set(modules).isdisjoint(
-                model_files.headers([entry])
-            )
-            (shutil.copyfile if changed else link)(
-                os.path.realpath(entry), str(folder / entry.name)
-            )
-    for file in files:
+        if not entry.is_file() or entry.name.startswith("."):
+            continue
+        is_changed = entry in weight_files and not set(modules).isdisjoint(
+            model_files.headers([entry])
+        )
+        source = os.path.realpath(entry)
+        target = str(folder / entry.name)
+        if is_changed:
+            shutil.copyfile(source, target)
+        else:
+            link_or_copy(source, target)
+    for file in weight_files:
         _merge_file(file, modules, scale, folder / file.name)
     return len(modules)
+
+
+def _merge_converted(
+    net: Any,
+    dtype: Any,
+    sources: Any,
+    modules: Mapping[str, StateDict],
+    scale: float,
+    folder: Path,
+) -> None:
+    """Merge a part whose file has another layout: all weights are saved again by diffusers.
+
+    Weights in fp8 are saved in ``dtype``.
+    """
+    weights = {}
+    for name, value in single_file.tensors(sources):
+        weight = value
+        if name in modules:
+            weight = effect.new_weight(value, modules[name], scale)
+        is_fp8 = sources[name].stored.dtype in single_file.FP8
+        weight_dtype = loading.dtype_of(name, type(net), dtype) if is_fp8 else value.dtype
+        weights[name] = weight.to(weight_dtype, copy=True)
+
+    check_finite("merged model", weights)
+    net.load_state_dict(weights, assign=True)
+    with system_errors(folder):
+        net.save_pretrained(folder)
+    check_same(weights, iter_tensors(folder), folder)
 
 
 def _merge_file(
     base: Path, modules: Mapping[str, StateDict], scale: float, target: Path
 ) -> None:
-    """Write the new weights over the old ones in a copy of a file, whose head stays as it is, and read them back."""
+    """Overwrite the changed weights in a copy of a file and read them back."""
     spans = model_files.spans_of(base)
-    if not (mine := [name for name in modules if name in spans]):
+    names = [name for name in modules if name in spans]
+    if not names:
         return
+
     digests: dict[str, str] = {}
-    with safe_open(base, "pt") as old, target.open("r+b") as new:
-        for name in mine:
-            own = old.get_tensor(name)
-            weight = effect.new_weight(own, modules[name], scale).to(own.dtype).contiguous()
+    with safe_open(base, "pt") as base_file, target.open("r+b") as merged_file:
+        for name in names:
+            base_weight = base_file.get_tensor(name)
+            exact_weight = effect.new_weight(base_weight, modules[name], scale)
+            weight = exact_weight.to(base_weight.dtype).contiguous()
             if not bool(weight.isfinite().all()):
                 raise VideotuneError(
-                    f"{name} is too large for the base's {own.dtype} after merging: not exported"
+                    f"{name} is too large for the base's {base_weight.dtype} after merging: not"
+                    " exported"
                 )
-            new.seek(spans[name][0])
-            new.write(weight.flatten().view(torch.uint8).numpy().data)
+            start, _ = spans[name]
+            merged_file.seek(start)
+            merged_file.write(weight.flatten().view(torch.uint8).numpy().data)
             digests[name] = digest_of({name: weight})
-        new.flush()
-        os.fsync(new.fileno())
-    with safe_open(target, "pt") as back:
+        merged_file.flush()
+        os.fsync(merged_file.fileno())
+
+    with safe_open(target, "pt") as merged_file:
         for name, digest in digests.items():
-            if digest_of({name: back.get_tensor(name)}) != digest:
-                raise failed(target, f"{name} does not match")
+            if digest_of({name: merged_file.get_tensor(name)}) != digest:
+                raise verification_error(target, f"{name} does not match")

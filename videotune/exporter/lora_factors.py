@@ -1,84 +1,110 @@
-"""Arithmetic on an update's factors in float64: norms, differences and nearest updates of lower rank, ΔW never built."""
+"""Norms, differences and low-rank versions of LoRA factors in float64; ΔW is not built."""
 
 import torch
 from torch import Tensor
 
-from videotune.exporter.adapter_modules import Module
+from videotune.exporter.adapter_modules import AdapterModule
 
 Factors = tuple[Tensor, Tensor]
 """B (out, r) and A (r, in) in float64; their product is ΔW."""
 
-SMALL = 1024
-SPARE = 16
-TURNS = 4
-"""The smaller side up to which an SVD is whole; beyond it directions in excess of the rank, and rounds of refinement."""
+FULL_SVD_LIMIT = 1024
+"""Largest smaller side of a matrix whose full SVD is computed."""
+
+OVERSAMPLING = 16
+"""Directions beyond the rank in a randomized SVD."""
+
+POWER_ITERATIONS = 4
+"""Rounds of refinement in a randomized SVD."""
 
 
-def factors(module: Module, weight: float = 1.0) -> Factors:
-    """The factors of a LoRA's ΔW times ``weight``, the scale in B."""
-    return module.parts["lora_B"].double() * (module.scale * weight), module.parts[
-        "lora_A"
-    ].double()
+def factors_of(module: AdapterModule, weight: float = 1.0) -> Factors:
+    """Return the factors of a LoRA's ΔW times ``weight``, with the scale in B."""
+    b = module.parts["lora_B"].double() * (module.scale * weight)
+    a = module.parts["lora_A"].double()
+    return b, a
 
 
-def total(*many: Factors) -> Factors:
-    """Factors of the sum of products: exactly, with all their ranks."""
-    return torch.cat([b for b, _ in many], 1), torch.cat([a for _, a in many])
+def sum_factors(*summands: Factors) -> Factors:
+    """Return factors whose product is the exact sum of the summands' products."""
+    b = torch.cat([summand_b for summand_b, _ in summands], 1)
+    a = torch.cat([summand_a for _, summand_a in summands])
+    return b, a
 
 
-def decomposed(pair: Factors) -> tuple[Tensor, Tensor, Tensor]:
-    """U (out, k), σ (k,), Vᵀ (k, in) of the product: the SVD of the small core between two QR decompositions."""
-    (q, r) = torch.linalg.qr(pair[0])
-    (p, s) = torch.linalg.qr(pair[1].T)
-    u, sigma, v = torch.linalg.svd(r @ s.T, full_matrices=False)
-    return q @ u, sigma, v @ p.T
+def svd_of(factors: Factors) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U (out, k), σ (k,), Vᵀ (k, in) of the product.
+
+    It is the SVD of the small core between two QR decompositions.
+    """
+    b, a = factors
+    q_b, r_b = torch.linalg.qr(b)
+    q_a, r_a = torch.linalg.qr(a.T)
+    u, sigma, v = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
+    return q_b @ u, sigma, v @ q_a.T
 
 
-def norm_of(pair: Factors) -> float:
-    """‖BA‖ (Frobenius), by the triangular factors of both: small differences of large numbers do not occur."""
-    return float((torch.linalg.qr(pair[0]).R @ torch.linalg.qr(pair[1].T).R.T).norm())
+def product_norm(factors: Factors) -> float:
+    """Return ‖BA‖ (Frobenius), from the triangular factors of both to avoid cancellation."""
+    b, a = factors
+    r_b = torch.linalg.qr(b).R
+    r_a = torch.linalg.qr(a.T).R
+    return float((r_b @ r_a.T).norm())
 
 
-def cut(svd: tuple[Tensor, Tensor, Tensor], rank: int) -> Factors:
-    """The nearest factors of a rank (Eckart and Young 1936), √σ in each."""
-    root = svd[1][:rank].sqrt()
-    return svd[0][:, :rank] * root, root[:, None] * svd[2][:rank]
+def truncate_svd(svd: tuple[Tensor, Tensor, Tensor], rank: int) -> Factors:
+    """Return the nearest factors of a rank (Eckart and Young 1936), √σ in each."""
+    u, sigma, v = svd
+    root = sigma[:rank].sqrt()
+    return u[:, :rank] * root, root[:, None] * v[:rank]
 
 
 def rank_for(sigma: Tensor, error: float) -> int:
-    """The lowest rank, at least 1, at which the part of ‖ΔW‖ that is lost is no more than ``error``."""
-    lost = (
-        sigma.square().flip(0).cumsum(0).flip(0)
-    )  # what is lost without the k-th and all below
+    """Return the lowest rank, at least 1, that loses at most the part ``error`` of ‖ΔW‖."""
+    # lost[k]: ‖ΔW‖² that is lost without the k-th and all smaller singular values
+    lost = sigma.square().flip(0).cumsum(0).flip(0)
     return max(1, int((lost > error**2 * lost[0]).sum()))
 
 
-def truncated(matrix: Tensor, rank: int) -> Factors:
-    """The nearest factors of a matrix (out, in) in float64.
+def low_rank_factors(matrix: Tensor, rank: int) -> Factors:
+    """Return the nearest factors of a matrix (out, in) in float64.
 
-    By its whole SVD where that is small, else by a randomized one (Halko, Martinsson and Tropp 2011, arXiv 0909.4061).
+    Small matrices get a full SVD, others a randomized one (Halko, Martinsson and Tropp 2011,
+    arXiv 0909.4061).
     """
-    if min(matrix.shape) <= max(SMALL, rank + SPARE):
-        return cut(torch.linalg.svd(matrix, full_matrices=False), rank)
+    if min(matrix.shape) <= max(FULL_SVD_LIMIT, rank + OVERSAMPLING):
+        return truncate_svd(torch.linalg.svd(matrix, full_matrices=False), rank)
+
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        u, sigma, v = torch.svd_lowrank(matrix, rank + SPARE, TURNS)
-    return cut((u, sigma, v.T), rank)
+        u, sigma, v = torch.svd_lowrank(matrix, rank + OVERSAMPLING, POWER_ITERATIONS)
+    return truncate_svd((u, sigma, v.T), rank)
 
 
-def norm(module: Module) -> float:
-    """‖ΔW‖ of a module of any kind; of OFT ‖R - 1‖."""
-    return norm_of(factors(module)) if "lora_A" in module.parts else float(module.delta.norm())
+def delta_norm(module: AdapterModule) -> float:
+    """Return ‖ΔW‖ of a module of any kind; for OFT ‖R - 1‖."""
+    if "lora_A" in module.parts:
+        return product_norm(factors_of(module))
+    return float(module.delta.norm())
 
 
-def difference(one: Module, other: Module) -> float:
-    """‖ΔW - ΔW'‖ / ‖ΔW‖; DoRA's magnitudes count with theirs."""
-    if "lora_A" in one.parts:
-        off = norm_of(total(factors(one), factors(other, -1.0)))
+def relative_difference(expected: AdapterModule, actual: AdapterModule) -> float:
+    """Return ‖ΔW - ΔW'‖ / ‖ΔW‖, or that of DoRA's magnitudes if it is larger."""
+    if "lora_A" in expected.parts:
+        difference = sum_factors(factors_of(expected), factors_of(actual, -1.0))
+        delta_error = product_norm(difference)
     else:
-        off = float((one.delta - other.delta).norm())
-    whole = norm(one)
-    mine, theirs = (
-        own.parts.get("lora_magnitude_vector", torch.ones(1)).double() for own in (one, other)
-    )
-    return max(off / whole if whole else off, float((mine - theirs).norm() / mine.norm()))
+        delta_error = float((expected.delta - actual.delta).norm())
+    expected_norm = delta_norm(expected)
+    if expected_norm:
+        delta_error /= expected_norm
+
+    expected_magnitude = _magnitude(expected)
+    magnitude_difference = (expected_magnitude - _magnitude(actual)).norm()
+    magnitude_error = float(magnitude_difference / expected_magnitude.norm())
+    return max(delta_error, magnitude_error)
+
+
+def _magnitude(module: AdapterModule) -> Tensor:
+    """Return DoRA's magnitude in float64; 1 for other kinds."""
+    return module.parts.get("lora_magnitude_vector", torch.ones(1)).double()

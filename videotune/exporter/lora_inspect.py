@@ -1,4 +1,4 @@
-"""What an adapter file of any program is: its base, form, ranks, scales and health, and who reads it how strongly."""
+"""Inspect any program's adapter file: its base, form, ranks, scales, health and readers."""
 
 import re
 from collections import Counter
@@ -11,347 +11,490 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.adapter_types import kind_of
 from videotune.errors import VideotuneError
-from videotune.exporter import adapter_modules as files
 from videotune.exporter.adapter_file import AdapterFile, adapter_path
-from videotune.exporter.adapter_modules import Module, bare, keys_of
-from videotune.exporter.lora_factors import norm
+from videotune.exporter.adapter_modules import (
+    AdapterModule,
+    delta_shape,
+    flat_name,
+    fused_shape,
+    group_by_module,
+    has_effect,
+    kind_of_parts,
+    locate_module,
+    modules_by_path,
+    name_prefix,
+    paths_by_name,
+    read_scale,
+    split_module,
+    without_alpha,
+)
+from videotune.exporter.lora_factors import delta_norm
 from videotune.files import read_json
 from videotune.models import base_model, model_files, registry
 from videotune.models.base import DiffusersModel
 
-LONGEST = 200
-MANY = 40
-"""Letters of a value of the header that are told, and keys of it."""
+MAX_VALUE_LENGTH = 200
+"""Characters that are shown of a header value."""
 
-MOST = 8 << 30
-"""Bytes of the largest adapter that is read; published ones have some hundred megabytes."""
+MAX_ENTRIES = 40
+"""Header keys, misfits and other tensors that are listed."""
+
+MAX_BYTES = 8 << 30
+"""Size of the largest adapter that is read; published ones have a few hundred megabytes."""
+
+_ADAPTER_MARKS = (".lora", ".hada_", ".lokr_", ".oft_R")
+"""Parts of tensor names that only adapters have."""
+
+_TARGET_GROUPS = ("cross_attention", "attention", "feed_forward")
 
 
 @dataclass(frozen=True)
 class Base:
-    """A base model's architecture: its transformer on the meta device, and the names that it is published under."""
+    """A base model's architecture."""
 
     names: tuple[str, ...]
+    """The names under which it is published."""
+
     family: DiffusersModel
+
     net: nn.Module
+    """The transformer on the meta device."""
 
 
-def open_file(path: Path, *, finite: bool = True) -> AdapterFile:
-    """An adapter's file or folder.
+def open_adapter(path: Path, *, finite: bool = True) -> AdapterFile:
+    """Open an adapter's file or folder.
 
-    Raises VideotuneError where there is none, or it is too large for an adapter.
+    Raises:
+        VideotuneError: if there is no adapter, or the file is too large for one.
     """
     file = adapter_path(path)
     if not file.is_file():
         raise VideotuneError(f"no such file or folder: {path}")
-    if (size := file.stat().st_size) > MOST:
-        raise VideotuneError(f"{file} has {size >> 30} GB: that is no adapter")
-    if not any(
-        mark in key
-        for key in model_files.headers([file])
-        for mark in (".lora", ".hada_", ".lokr_", ".oft_R")
-    ):
+
+    size = file.stat().st_size
+    if size > MAX_BYTES:
+        raise VideotuneError(f"{file} has {size >> 30} GB, which is too large for an adapter")
+
+    keys = "\n".join(model_files.headers([file]))
+    if not any(mark in keys for mark in _ADAPTER_MARKS):
         raise VideotuneError(
-            f"{file} holds no adapter: no tensor is called like those of LoRA, LoHa, LoKr or OFT"
+            f"{file} is not an adapter:"
+            " no tensor is named like those of LoRA, LoHa, LoKr or OFT"
         )
     return AdapterFile(file, finite=finite)
 
 
 @cache
-def architecture(folder: Path, names: tuple[str, ...]) -> Base:
-    """The architecture whose configs lie in a folder."""
-    name = base_model.spec_for(None, base_model.place(str(folder), weights=False)).name
-    family = registry.find(name)(folder, torch.device("cpu"), torch.float32)
+def load_architecture(folder: Path, names: tuple[str, ...]) -> Base:
+    """Build the architecture from the configs in a folder."""
+    family_name = base_model.spec_for(None, base_model.place(str(folder), weights=False)).name
+    family_class = registry.find(family_name)
+    family = family_class(folder, torch.device("cpu"), torch.float32)
     return Base(names, family, family.skeleton())
 
 
-def bases(base: str | None = None, family: str | None = None) -> Iterator[Base]:
-    """The named base model, by its folder or Hub id and without its weights, or the published ones (of a family)."""
+def candidate_bases(base: str | None = None, family: str | None = None) -> Iterator[Base]:
+    """Yield the architectures that a file may belong to.
+
+    Args:
+        base: a folder or Hub id; only its configs are read. None: all published base models.
+        family: only published base models of this family.
+    """
     if base is not None:
-        yield architecture(base_model.place(base, weights=False).folder, (base,))
+        yield load_architecture(base_model.place(base, weights=False).folder, (base,))
         return
-    index: dict[str, str] = read_json(base_model.CONFIGS / "index.json")
-    for folder in sorted(own for own in base_model.CONFIGS.iterdir() if own.is_dir()):
-        if family is None or base_model.of_base(folder) is registry.find(family):
-            yield architecture(
-                folder,
-                tuple(
-                    name for name, own in index.items() if own == folder.name and "/" in name
-                ),
-            )
+
+    folder_names: dict[str, str] = read_json(base_model.CONFIGS / "index.json")
+    folders = sorted(path for path in base_model.CONFIGS.iterdir() if path.is_dir())
+    for folder in folders:
+        if family is not None and base_model.of_base(folder) is not registry.find(family):
+            continue
+        names = [
+            name
+            for name, folder_name in folder_names.items()
+            if folder_name == folder.name and "/" in name
+        ]
+        yield load_architecture(folder, tuple(names))
 
 
 def misfits(base: Base, modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
-    """Why the base model has no place for some of a file's modules, by their names."""
-    found = {}
+    """Return, by name, why modules of a file do not fit the base model."""
+    paths_of = paths_by_name(base.family, base.net)
+    reasons = {}
     for name, parts in modules.items():
-        size = files.size_of({part: value for part, value in parts.items() if part != "alpha"})
-        held = [
-            files.linear_size(base.net, path)
-            for path in files.places(base.family, base.net).get(bare(name), ())
-        ]
-        if not held:
-            found[name] = "no module of it"
-        elif size and size != (wanted := (sum(rows for rows, _ in held), held[0][1])):
-            found[name] = f"{size[0]}x{size[1]}, and {wanted[0]}x{wanted[1]} in the base"
-    return found
+        paths = paths_of.get(flat_name(name), ())
+        if not paths:
+            reasons[name] = "no module of it"
+            continue
+
+        shape = delta_shape(without_alpha(parts))
+        base_shape = fused_shape(base.net, paths)
+        if shape and shape != base_shape:
+            reasons[name] = (
+                f"{shape[0]}x{shape[1]}, and {base_shape[0]}x{base_shape[1]} in the base"
+            )
+    return reasons
 
 
-def fitting(
+@dataclass(frozen=True)
+class _Candidate:
+    """A base model with the modules of a file that do not fit it."""
+
+    base: Base
+    misfits: dict[str, str]
+    is_other_family: bool
+    """Whether the file's header names another family."""
+
+    lacks_expert: bool
+    """Whether the file belongs to an expert that the base model does not have."""
+
+    def distance(self) -> tuple[int, bool, bool, int]:
+        """Sort key: of two bases that fit, the one with fewer untouched modules is nearer."""
+        module_count = len(paths_by_name(self.base.family, self.base.net))
+        return len(self.misfits), self.is_other_family, self.lacks_expert, module_count
+
+
+def find_fitting_bases(
     file: AdapterFile, base: str | None, family: str | None
 ) -> tuple[list[Base], Base, dict[str, str]]:
-    """The bases that fit every module of a file, the base of its header first; the nearest base; and that base's misfits."""
-    modules, _ = keys_of(file)
-    expert = expert_of(file)[0]
-    own = file.facts.get("family")
+    """Compare a file with the base models that it may belong to.
 
-    def distance(each: tuple[dict[str, str], Base]) -> tuple[int, bool, bool, int]:
-        spec = each[
-            1
-        ].family.spec  # of two that fit, the one of which fewer modules are left as they are
-        alien = expert is not None and expert not in [one.name for one in spec.experts]
-        return (
-            len(each[0]),
-            spec.name != own,
-            alien,
-            len(files.places(each[1].family, each[1].net)),
+    Returns:
+        The bases that fit every module, the base of the file's header first; the nearest base;
+        and that base's misfits.
+    """
+    modules, _ = group_by_module(file)
+    expert, _ = detect_expert(file)
+    header_family = file.facts.get("family")
+
+    candidates = []
+    for candidate_base in candidate_bases(base, family):
+        spec = candidate_base.family.spec
+        expert_names = [spec_expert.name for spec_expert in spec.experts]
+        candidates.append(
+            _Candidate(
+                base=candidate_base,
+                misfits=misfits(candidate_base, modules),
+                is_other_family=spec.name != header_family,
+                lacks_expert=expert is not None and expert not in expert_names,
+            )
         )
+    candidates.sort(key=_Candidate.distance)
 
-    tried = sorted(((misfits(one, modules), one) for one in bases(base, family)), key=distance)
-    fits = [each for each in tried if distance(each)[:3:2] == (0, False)] or [
-        each for each in tried if not each[0]
-    ]
-    return [one for _, one in fits], tried[0][1], tried[0][0]
+    fitting = [candidate for candidate in candidates if not candidate.misfits]
+    with_expert = [candidate for candidate in fitting if not candidate.lacks_expert]
+    fits = [candidate.base for candidate in with_expert or fitting]
+    nearest = candidates[0]
+    return fits, nearest.base, nearest.misfits
 
 
 def open_modules(
     path: Path, base: str | None, family: str | None
-) -> tuple[AdapterFile, Base, dict[str, Module]]:
-    """A file's adapter by its paths in diffusers, and the base model that it is for.
+) -> tuple[AdapterFile, Base, dict[str, AdapterModule]]:
+    """Open an adapter.
 
-    Raises VideotuneError where it fits none, or bases of several families.
+    Returns:
+        The file, the base model that it belongs to, and the modules by their paths in
+        diffusers.
+
+    Raises:
+        VideotuneError: if the file fits no base, or bases of several families.
     """
-    file = open_file(path)
-    fits, nearest, odd = fitting(file, base, family)
-    if len({one.family.spec.name for one in fits}) > 1 and "family" not in file.facts:
+    file = open_adapter(path)
+    fits, nearest, nearest_misfits = find_fitting_bases(file, base, family)
+
+    families = {fit.family.spec.name for fit in fits}
+    if len(families) > 1 and "family" not in file.facts:
         raise VideotuneError(
-            f"{path} fits bases of several families: say which with --family or --base"
+            f"{path} fits bases of several families; choose one with --family or --base"
         )
-    if odd and base is None:
-        name, why = next(iter(odd.items()))
+    if nearest_misfits and base is None:
+        name, reason = next(iter(nearest_misfits.items()))
         raise VideotuneError(
-            f"{path} fits no published base ({name}: {why}): name its base model with --base"
+            f"{path} fits no published base ({name}: {reason}); name its base model with --base"
         )
-    return file, nearest, files.modules_in(nearest.family, nearest.net, file)
+    return file, nearest, modules_by_path(nearest.family, nearest.net, file)
 
 
-def expert_of(file: AdapterFile) -> tuple[str | None, str]:
-    """Which expert a file is of, and what says so: our own header, or the file's name; (None, "") where nothing does."""
-    if isinstance(own := file.facts.get("expert"), str):
-        return own[:20], "header"
-    name = f"{file.path.parent.name if file.settings[1] == 'folder' else ''} {file.path.name}"
-    found = re.findall(r"(high|low)[^a-z]?noise", name.lower())
-    return (found[0], "file name") if len(set(found)) == 1 else (None, "")
+def detect_expert(file: AdapterFile) -> tuple[str | None, str]:
+    """Return which expert a file belongs to, and the source: "header" or "file name".
+
+    Returns (None, "") if neither names an expert.
+    """
+    header_expert = file.facts.get("expert")
+    if isinstance(header_expert, str):
+        return header_expert[:20], "header"
+
+    folder_name = file.path.parent.name if file.settings_source == "folder" else ""
+    name = f"{folder_name} {file.path.name}".lower()
+    noise_levels = set(re.findall(r"(high|low)[^a-z]?noise", name))
+    if len(noise_levels) == 1:
+        return noise_levels.pop(), "file name"
+    return None, ""
 
 
 def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
-    """All that is known of an adapter file; docs/schemas/lora.schema.json says which keys there are.
+    """Return all facts about an adapter file; docs/schemas/lora.schema.json lists the keys.
 
-    ``against``: the base model that every shape is held against. Raises VideotuneError for a file that holds no adapter or
-    cannot be read.
+    Args:
+        path: the adapter's file or folder.
+        against: the base model that every shape is compared with; None: all published ones.
+
+    Raises:
+        VideotuneError: for a file that is not an adapter or cannot be read.
     """
-    file = open_file(path, finite=False)
-    found, rest = keys_of(file)
-    fits, near, odd = fitting(file, against, None)
-    base = near if fits or against else None
-    modules = [
-        own
-        for name, parts in found.items()
-        for own in modules_of(file, base, name, parts, name in odd)
-    ]
-    kinds = sorted(
-        {kind_of([f"x.{part}" for part in own.parts]) or "unknown" for own in modules}
-    )
-    form = form_of(file, base, modules)
-    (expert, told) = expert_of(file)
-    trained = file.facts.get("base")
+    file = open_adapter(path, finite=False)
+    parts_by_name, other_tensors = group_by_module(file)
+    fits, nearest, nearest_misfits = find_fitting_bases(file, against, None)
+    base = nearest if fits or against else None
+
+    modules: list[AdapterModule] = []
+    for name, parts in parts_by_name.items():
+        module_base = None if name in nearest_misfits else base
+        modules += split_or_keep(file, module_base, name, parts)
+
+    kinds = sorted({kind_of_parts(module.parts) or "unknown" for module in modules})
+    form = detect_form(file, base, modules)
+    expert, expert_source = detect_expert(file)
     family = base.family.spec.name if base else None
-    rows = [row_of(base, own) for own in modules]
+    rows = [module_row(base, module) for module in modules]
+
+    fit_names: list[str] = []
+    for fit in fits:
+        fit_names += fit.names
+    misfit_lines = [f"{name}: {reason}" for name, reason in nearest_misfits.items()]
+    header_base = file.facts.get("base")
+    trained_on = None
+    if isinstance(header_base, dict):
+        trained_on = str(header_base.get("name"))[:MAX_VALUE_LENGTH]
+    header_entries = list(file.header.items())[:MAX_ENTRIES]
+
     return {
         "file": str(file.path),
         "bytes": file.path.stat().st_size,
         "kind": " and ".join(kinds),
         "form": form,
         "family": family,
-        "fits": [name for one in fits for name in one.names],
-        "misfits": [f"{name}: {why}" for name, why in list(odd.items())[:MANY]] if base else [],
-        "trained_on": str(trained.get("name"))[:LONGEST] if isinstance(trained, dict) else None,
+        "fits": fit_names,
+        "misfits": misfit_lines[:MAX_ENTRIES] if base else [],
+        "trained_on": trained_on,
         "expert": expert,
-        "expert_by": told,
-        "other_tensors": sorted(rest)[:MANY],
-        "groups": shares(rows),
-        "programs": programs(file, family, kinds, form, modules),
+        "expert_by": expert_source,
+        "other_tensors": sorted(other_tensors)[:MAX_ENTRIES],
+        "groups": group_shares(rows),
+        "programs": supporting_programs(file, family, kinds, form, modules),
         "metadata": {
-            key[:LONGEST]: value[:LONGEST] for key, value in list(file.header.items())[:MANY]
+            key[:MAX_VALUE_LENGTH]: value[:MAX_VALUE_LENGTH] for key, value in header_entries
         },
         "modules": rows,
     }
 
 
-def modules_of(
-    file: AdapterFile, base: Base | None, name: str, parts: dict[str, Tensor], odd: bool
-) -> list[Module]:
-    """A module of a file by its paths in diffusers; itself where it has no place in the base, or cannot be taken apart."""
-    if base is None or odd:
-        own = {part: value for part, value in parts.items() if part != "alpha"}
-        return [Module(name, (), own, *files.scale_of(file, own, parts.get("alpha"), name))]
-    whole = files.located(base.family, base.net, file, name, parts)
-    return files.apart(base.net, whole) if {"lora_B", "hada_w1_a"} & set(parts) else [whole]
+def split_or_keep(
+    file: AdapterFile, base: Base | None, name: str, parts: dict[str, Tensor]
+) -> list[AdapterModule]:
+    """Return a file's module by its paths in diffusers.
 
-
-def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> dict[str, Any]:
-    """What stands before the modules' names, and whose names these are: "diffusers", "native" (the authors') or "both"."""
-    prefix = Counter(files.prefix_of(own.name) for own in modules).most_common(1)[0][0]
-    pairs = (
-        [
-            (bare(own.name), path.replace(".", "_"), path)
-            for own in modules
-            for path in own.paths
+    The module stays as it is without a base that it fits, or if it cannot be split.
+    """
+    if base is None:
+        factors = without_alpha(parts)
+        scale, alpha_source = read_scale(file, factors, parts.get("alpha"), name)
+        return [
+            AdapterModule(
+                name=name, paths=(), parts=factors, scale=scale, alpha_source=alpha_source
+            )
         ]
-        if base
-        else []
-    )
-    native = all(
-        name != own or base.family.to_comfyui_name(path).replace(".", "_") == own
-        for name, own, path in pairs
-        if base
-    )
-    whose = ["native"] * native + ["diffusers"] * all(name == own for name, own, _ in pairs)
-    names = "unknown" if not pairs or not whose else whose[0] if len(whose) == 1 else "both"
-    return {"prefix": prefix, "names": names, "peft_folder": file.settings[1] == "folder"}
+
+    module = locate_module(base.family, base.net, file, name, parts)
+    if {"lora_B", "hada_w1_a"} & set(parts):
+        return split_module(base.net, module)
+    return [module]
 
 
-def row_of(base: Base | None, module: Module) -> dict[str, Any]:
-    """A module in figures; ``norm``: ‖ΔW‖, None where it is not finite."""
+def detect_form(
+    file: AdapterFile, base: Base | None, modules: Sequence[AdapterModule]
+) -> dict[str, Any]:
+    """Return the prefix of the modules' names, and whose names they are.
+
+    ``names`` is "diffusers", "native" (the authors'), "both" or "unknown".
+    """
+    prefixes = Counter(name_prefix(module.name) for module in modules)
+    names = _detect_names(base, modules) if base else "unknown"
+    return {
+        "prefix": prefixes.most_common(1)[0][0],
+        "names": names,
+        "peft_folder": file.settings_source == "folder",
+    }
+
+
+def _detect_names(base: Base, modules: Sequence[AdapterModule]) -> str:
+    has_paths = False
+    is_native = True
+    is_diffusers = True
+    for module in modules:
+        name = flat_name(module.name)
+        for path in module.paths:
+            has_paths = True
+            diffusers_name = path.replace(".", "_")
+            comfyui_name = base.family.to_comfyui_name(path).replace(".", "_")
+            # diffusers' name is also native only if the authors use the same one.
+            is_native = is_native and (name != diffusers_name or comfyui_name == diffusers_name)
+            is_diffusers = is_diffusers and name == diffusers_name
+
+    if not has_paths:
+        return "unknown"
+    if is_native and is_diffusers:
+        return "both"
+    if is_native:
+        return "native"
+    return "diffusers" if is_diffusers else "unknown"
+
+
+def module_row(base: Base | None, module: AdapterModule) -> dict[str, Any]:
+    """Return the figures of a module; ``norm`` is ‖ΔW‖, or None if it is not finite."""
     values = list(module.parts.values())
-    nan = any(bool(x.isnan().any()) for x in values)
-    infinite = any(bool(x.float().isinf().any()) for x in values)
-    state = (
-        "NaN" if nan else "infinite" if infinite else "ok" if files.changes(module) else "zero"
-    )
+    has_nan = any(bool(value.isnan().any()) for value in values)
+    has_infinite = any(bool(value.float().isinf().any()) for value in values)
+    if has_nan:
+        state = "NaN"
+    elif has_infinite:
+        state = "infinite"
+    else:
+        state = "ok" if has_effect(module) else "zero"
+
     path = module.paths[0] if module.paths else module.name
-    targets = base.family.spec.lora_targets if base else {}
-    sets = ("cross_attention", "attention", "feed_forward")
-    group = next(
-        (
-            name
-            for name in sets
-            if any(re.fullmatch(own, path) for own in targets.get(name, ()))
-        ),
-        "other",
-    )
+    dtypes = {str(value.dtype).removeprefix("torch.") for value in values}
     return {
         "name": module.name,
         "path": path,
-        "group": group,
+        "group": _target_group(base, path),
         "rank": module.rank,
-        "alpha": module.scale * module.rank if module.told else None,
-        "alpha_in": module.told,
+        "alpha": module.scale * module.rank if module.alpha_source else None,
+        "alpha_in": module.alpha_source,
         "scale": module.scale,
-        "dtype": "+".join(
-            sorted({str(value.dtype).removeprefix("torch.") for value in values})
-        ),
+        "dtype": "+".join(sorted(dtypes)),
         "state": state,
-        "norm": None if nan or infinite else norm(module),
+        "norm": None if has_nan or has_infinite else delta_norm(module),
     }
 
 
-def shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The share of each group of modules in ‖ΔW‖² over all of them."""
-    norms = {
-        key: [row["norm"] or 0.0 for row in rows if row["group"] == key]
-        for key in {row["group"] for row in rows}
-    }
-    whole = sum(one**2 for own in norms.values() for one in own) or 1.0
-    found = [
-        {"group": name, "modules": len(of), "share": sum(x**2 for x in of) / whole}
-        for name, of in norms.items()
+def _target_group(base: Base | None, path: str) -> str:
+    """Return the set of LoRA targets that a module belongs to, or "other"."""
+    targets = base.family.spec.lora_targets if base else {}
+    for group in _TARGET_GROUPS:
+        patterns = targets.get(group, ())
+        if any(re.fullmatch(pattern, path) for pattern in patterns):
+            return group
+    return "other"
+
+
+def group_shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each group's share of ‖ΔW‖² over all modules, largest first."""
+    squares_by_group: dict[str, list[float]] = {}
+    for row in rows:
+        squares_by_group.setdefault(row["group"], []).append((row["norm"] or 0.0) ** 2)
+
+    total = sum(sum(squares) for squares in squares_by_group.values()) or 1.0
+    shares = [
+        {"group": group, "modules": len(squares), "share": sum(squares) / total}
+        for group, squares in squares_by_group.items()
     ]
-    return sorted(found, key=lambda own: (-own["share"], own["group"]))
+    return sorted(shares, key=lambda share: (-share["share"], share["group"]))
 
 
-def programs(
+def supporting_programs(
     file: AdapterFile,
     family: str | None,
     kinds: Sequence[str],
     form: dict[str, Any],
-    modules: Sequence[Module],
+    modules: Sequence[AdapterModule],
 ) -> list[dict[str, Any]]:
-    """Who reads a file of this form, by programs.json, and what each multiplies ΔW by (least, most).
+    """Return the programs of programs.json, and what each multiplies ΔW by.
 
-    ``strength``: what to set there so that ΔW is as this file means it; None where one number cannot do that.
+    ``scale`` is [least, most] over the modules, or None if the program does not read the file.
+    ``strength`` is the value to set in the program so that ΔW is as this file defines it; None
+    if no single number does that.
     """
     rules = read_json(Path(__file__).with_name("programs.json"))
-    told = {module.told for module in modules}
-    names = form["names"]
-    found: dict[str, dict[str, Any]] = {}
+    programs: dict[str, dict[str, Any]] = {}
     for rule in rules:
-        fine = (
-            (names == "both" or rule.get("names", names) == names)
-            and rule.get("not_with") not in told,
-            form["prefix"] in rule["prefixes"] and family in rule.get("families", [family]),
-            set(kinds) <= set(rule["kinds"])
-            and form["peft_folder"] >= rule.get("folder", False),
-        )
-        mine = found.setdefault(
-            rule["program"], {"program": rule["program"], "scale": None, "strength": None}
-        )
-        if all(fine) and mine["scale"] is None:
-            applied = [
-                module.scale if module.told in rule["alpha"] else 1.0 for module in modules
-            ]
-            ratios = {
-                round(module.scale / own, 6)
-                for module, own in zip(modules, applied, strict=True)
-            }
-            strength = min(ratios) if len(ratios) == 1 else None
-            found[rule["program"]] = mine | {
-                "scale": [min(applied), max(applied)],
-                "strength": strength,
-            }
-    return list(found.values())
+        name = rule["program"]
+        row = programs.setdefault(name, {"program": name, "scale": None, "strength": None})
+        is_read = _reads_file(rule, family, kinds, form, modules)
+        if not is_read or row["scale"] is not None:
+            continue
+
+        scales = []
+        ratios = set()
+        for module in modules:
+            scale = module.scale if module.alpha_source in rule["alpha"] else 1.0
+            scales.append(scale)
+            ratios.add(round(module.scale / scale, 6))
+        row["scale"] = [min(scales), max(scales)]
+        row["strength"] = min(ratios) if len(ratios) == 1 else None
+    return list(programs.values())
 
 
-def summary(found: dict[str, Any]) -> list[str]:
-    """The sentences about a file that stand above its tables."""
-    rows = found["modules"]
-    others = found["other_tensors"]
-    form = found["form"]
-    lines = [
-        f"{found['kind']}, {len(rows)} modules, {', '.join(sorted({row['dtype'] for row in rows}))}"
-    ]
-    prefix = f", prefix {form['prefix']}" if form["prefix"] else ""
-    lines += [
-        f"form: {form['names']} names{prefix}{', in a PEFT folder' * form['peft_folder']}"
-    ]
-    base = f"base: {found['family']}"
-    if found["family"] is None:
-        base = "base: no published architecture has these modules; --against BASE checks another one"
-    lines.append(
-        f"base: every module fits {model_files.some(found['fits'])}" if found["fits"] else base
+def _reads_file(
+    rule: Mapping[str, Any],
+    family: str | None,
+    kinds: Sequence[str],
+    form: Mapping[str, Any],
+    modules: Sequence[AdapterModule],
+) -> bool:
+    """Return whether a rule of programs.json applies to a file."""
+    names = form["names"]
+    alpha_sources = {module.alpha_source for module in modules}
+    return (
+        (names == "both" or rule.get("names", names) == names)
+        and rule.get("not_with") not in alpha_sources
+        and form["prefix"] in rule["prefixes"]
+        and family in rule.get("families", [family])
+        and set(kinds) <= set(rule["kinds"])
+        and form["peft_folder"] >= rule.get("folder", False)
     )
-    lines += [f"trained on: {found['trained_on']}, as its header says"] * bool(
-        found["trained_on"]
-    )
-    lines += [f"expert: {found['expert']}, by its {found['expert_by']}"] * bool(found["expert"])
-    lines += [
-        f"{len(found['misfits'])} modules do not fit, such as {one}"
-        for one in found["misfits"][:1]
-    ]
-    lines += [f"other tensors, of no adapter: {model_files.some(others)}"] * bool(others)
+
+
+def summary_lines(facts: dict[str, Any]) -> list[str]:
+    """Return the sentences about a file that are printed above its tables."""
+    rows = facts["modules"]
+    form = facts["form"]
+    dtypes = sorted({row["dtype"] for row in rows})
+    lines = [f"{facts['kind']}, {len(rows)} modules, {', '.join(dtypes)}"]
+
+    form_line = f"form: {form['names']} names"
+    if form["prefix"]:
+        form_line += f", prefix {form['prefix']}"
+    if form["peft_folder"]:
+        form_line += ", in a PEFT folder"
+    lines.append(form_line)
+
+    if facts["fits"]:
+        lines.append(f"base: every module fits {model_files.some(facts['fits'])}")
+    elif facts["family"] is None:
+        lines.append(
+            "base: no published architecture has these modules;"
+            " --against BASE checks another one"
+        )
+    else:
+        lines.append(f"base: {facts['family']}")
+
+    if facts["trained_on"]:
+        lines.append(f"trained on: {facts['trained_on']} (from its header)")
+    if facts["expert"]:
+        lines.append(f"expert: {facts['expert']} (from its {facts['expert_by']})")
+    if facts["misfits"]:
+        lines.append(
+            f"{len(facts['misfits'])} modules do not fit, such as {facts['misfits'][0]}"
+        )
+    if facts["other_tensors"]:
+        others = model_files.some(facts["other_tensors"])
+        lines.append(f"other tensors that do not belong to an adapter: {others}")
+
     for state in ("zero", "NaN", "infinite"):
-        odd = [row["path"] for row in rows if row["state"] == state]
-        lines += [f"{len(odd)} modules are {state}: {model_files.some(odd)}"] * bool(odd)
+        paths = [row["path"] for row in rows if row["state"] == state]
+        if paths:
+            lines.append(f"{len(paths)} modules are {state}: {model_files.some(paths)}")
     return lines

@@ -1,6 +1,7 @@
-"""LoRA files made of others: converted, merged, resized, or extracted from a fine-tuned model; each is read back.
+"""Convert, merge and resize LoRA files.
 
-No file takes its name before ΔW of every module that it gives, read as any file is, is what was meant to 1e-6.
+A file takes its name only after ΔW of every module in it, read back like any other file,
+matches the intended update to 1e-6.
 """
 
 import math
@@ -12,22 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from videotune.console import bar, exactly
 from videotune.errors import VideotuneError
-from videotune.exporter import lora_factors as maths
+from videotune.exporter import lora_factors
 from videotune.exporter.adapter_file import AdapterFile
-from videotune.exporter.adapter_modules import Module, modules_in
-from videotune.exporter.formats import TOLERANCE, failed, write_verified
-from videotune.exporter.lora_inspect import Base, bases, expert_of, open_file, open_modules
-from videotune.exporter.lora_write import Modules, kind_in, written
+from videotune.exporter.adapter_modules import AdapterModule, modules_by_path
+from videotune.exporter.formats import TOLERANCE, verification_error, write_verified
+from videotune.exporter.lora_factors import Factors
+from videotune.exporter.lora_inspect import (
+    Base,
+    detect_expert,
+    open_adapter,
+    open_modules,
+)
+from videotune.exporter.lora_write import Modules, kind_of_modules, write_form
 from videotune.files import whole_folder, write_json
-from videotune.models.base_model import place
-from videotune.models.model_files import headers, some, weight_files
 
-STALE = (
+STALE_HEADER_KEYS = (
     "lora_adapter_metadata",
     "lora_config",
     "adapter_config",
@@ -36,296 +40,329 @@ STALE = (
     "sshs_",
     "modelspec.hash",
 )
-"""How keys of a header begin that would not be true of another file's tensors."""
+"""Beginnings of header keys that would be wrong for another file's tensors."""
 
-OWN = ("digest", "use", "alpha", "rank", "variant")
-"""Facts of a file of ours that are of its tensors and its form."""
+TENSOR_FACTS = ("digest", "use", "alpha", "rank", "variant")
+"""Facts in our header that describe the tensors and the form of one file."""
 
-NOTHING = 1e-12
-"""The share of the summands' norms at which a sum is what rounding leaves of zero."""
+ZERO_SUM = 1e-12
+"""A sum with at most this share of its summands' norms is the rounding error of zero."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a result goes and in which form; ``base``, ``family``: what the sources are for, where they do not say it."""
+    """The file or folder that a result is written to."""
 
     path: Path
+
     form: str = "diffusers"
+    """A key of ``lora_write.FORM_KINDS``."""
+
     base: str | None = None
+    """The base model of the sources, if they do not name it."""
+
     family: str | None = None
+    """The family of the sources, if they do not name it."""
+
     overwrite: bool = False
 
     def check(self, *sources: Path) -> None:
-        """Raise VideotuneError for a name that is taken."""
-        there = self.path.exists()
-        form = self.form
-        real = os.path.realpath(
-            self.path
-        )  # Path.resolve raises RuntimeError for a link to itself
-        fault = "is one of the sources" if real in map(os.path.realpath, sources) else ""
-        fault = fault or (
-            "is there already: --overwrite replaces it" if there and not self.overwrite else ""
-        )
-        if form == "peft" and there and not (self.path / "adapter_config.json").is_file():
-            fault = "is no folder of PEFT's: it is not replaced"
-        if form != "peft" and (self.path.suffix != ".safetensors" or self.path.is_dir()):
-            fault = "must be a file called .safetensors"
+        """Raise VideotuneError if the path is taken or does not go with the form."""
+        fault = self._fault(sources)
         if fault:
             raise VideotuneError(f"--out {self.path} {fault}; give another name")
 
+    def _fault(self, sources: Sequence[Path]) -> str:
+        exists = self.path.exists()
+        if self.form == "peft":
+            if exists and not (self.path / "adapter_config.json").is_file():
+                return "is not a PEFT folder, so it is not replaced"
+        elif self.path.suffix != ".safetensors" or self.path.is_dir():
+            return "must be a file with the ending .safetensors"
+
+        # Path.resolve raises RuntimeError for a link to itself.
+        real_sources = [os.path.realpath(source) for source in sources]
+        if os.path.realpath(self.path) in real_sources:
+            return "is one of the sources"
+        if exists and not self.overwrite:
+            return "already exists; --overwrite replaces it"
+        return ""
+
 
 def convert(path: Path, target: Target) -> list[str]:
-    """The same adapter in another form; alpha is kept where the form can hold it, and else multiplied into a factor.
+    """Write an adapter in another form.
 
-    The answer of this and of the functions below is what was written, in words.
+    Alpha is kept if the form can hold it, and otherwise multiplied into a factor. This and the
+    functions below return sentences about the file that was written.
     """
     target.check(path)
     file, base, modules = open_modules(path, target.base, target.family)
-    kept = {key: value for key, value in file.header.items() if not key.startswith(STALE)}
-    return save(base, modules, target, facts_of([file], base, "convert"), header=kept)
+    header = {
+        key: value
+        for key, value in file.header.items()
+        if not key.startswith(STALE_HEADER_KEYS)
+    }
+    facts = collect_facts([file], base, "convert")
+    return save_adapter(base, modules, target, facts, header=header)
 
 
 def merge(
     paths: Sequence[Path], weights: Sequence[float], rank: int | None, target: Target
 ) -> list[str]:
-    """The sum of several LoRAs, each times its weight: exactly, their ranks added; or the nearest of a rank."""
-    return combine(
-        paths, weights, None if rank is None else lambda sigma: rank, "merge", target
+    """Write the weighted sum of LoRAs: exactly (their ranks add up), or cut to a rank."""
+    return combine_adapters(
+        paths=paths,
+        weights=weights,
+        choose_rank=None if rank is None else lambda sigma: rank,
+        action="merge",
+        target=target,
     )
 
 
 def resize(path: Path, rank: int | None, error: float, target: Target) -> list[str]:
-    """The nearest LoRA of a rank, or of the lowest rank in each module whose part of ‖ΔW‖ that is lost is ``error``."""
-    return combine(
-        [path], (), lambda sigma: rank or maths.rank_for(sigma, error), "resize", target
+    """Write the nearest LoRA of a lower rank.
+
+    Args:
+        path: the source.
+        rank: the new rank; None: per module the lowest one that keeps to ``error``.
+        error: the part of ‖ΔW‖ that may be lost.
+        target: the file to write.
+    """
+
+    def choose_rank(sigma: Tensor) -> int:
+        return rank or lora_factors.rank_for(sigma, error)
+
+    return combine_adapters(
+        paths=[path], weights=(), choose_rank=choose_rank, action="resize", target=target
     )
 
 
-Ranks = Callable[[Tensor], int] | None
-"""From the singular values of a module to its rank; None: all are kept."""
+RankChooser = Callable[[Tensor], int]
+"""The singular values of a module -> its rank."""
 
 
-def combine(
-    paths: Sequence[Path], weights: Sequence[float], ranks: Ranks, made: str, target: Target
+def combine_adapters(
+    paths: Sequence[Path],
+    weights: Sequence[float],
+    choose_rank: RankChooser | None,
+    action: str,
+    target: Target,
 ) -> list[str]:
-    """The sum of LoRAs of one base model and one expert, each times its weight, cut to a rank in each module.
+    """Write the weighted sum of LoRAs of one base model and one expert.
 
-    Raises VideotuneError for other kinds of adapter, whose update is no product of two factors.
+    Args:
+        paths: the sources.
+        weights: one per source, one for all, or none (each counts 1).
+        choose_rank: the rank of each module; None: all ranks are kept.
+        action: "merge" or "resize", for the progress bar and the header.
+        target: the file to write.
+
+    Raises:
+        VideotuneError: for other kinds of adapter, whose update is not a product of two
+            factors.
     """
-    if len(weights) not in (0, 1, len(paths)) or not all(
-        math.isfinite(weight) for weight in weights
-    ):
-        told = f"{', '.join(map(str, weights))} for {len(paths)} files"
-        raise VideotuneError(f"--weight: {told}: give a finite number for each, or one for all")
+    are_finite = all(math.isfinite(weight) for weight in weights)
+    if len(weights) not in (0, 1, len(paths)) or not are_finite:
+        listed_weights = ", ".join(map(str, weights))
+        raise VideotuneError(
+            f"--weight: {listed_weights} for {len(paths)} files; give one finite number per"
+            " file, or one for all"
+        )
     target.check(*paths)
-    first, base, modules = open_modules(paths[0], target.base, target.family)
-    files = [first, *map(open_file, paths[1:])]
-    found = [modules, *(modules_in(base.family, base.net, file) for file in files[1:])]
-    if len({expert_of(file)[0] for file in files}) > 1:
+
+    first_file, base, first_modules = open_modules(paths[0], target.base, target.family)
+    files = [first_file, *(open_adapter(path) for path in paths[1:])]
+    adapters: list[Modules] = [first_modules]
+    for file in files[1:]:
+        adapters.append(modules_by_path(base.family, base.net, file))
+
+    experts = {detect_expert(file)[0] for file in files}
+    if len(experts) > 1:
         raise VideotuneError(
-            f"{paths[0]} and the others belong to different experts: merge the files of one expert"
+            f"{paths[0]} and the others belong to different experts;"
+            " merge the files of one expert"
         )
-    sums: dict[str, list[maths.Factors]] = {}
-    for file, own, strength in zip(
-        files, found, list(weights) * len(paths) or [1.0] * len(paths), strict=False
-    ):
-        if (kind := kind_in(own)) != "LORA":
-            raise VideotuneError(
-                f"{file.path} is {kind}: merge and resize take LoRA alone, a product of A and B"
-            )
-        for name, module in own.items():
-            sums.setdefault(name, []).append(maths.factors(module, strength))
-    whole = {
-        name: (maths.total(*many), sum(map(maths.norm_of, many))) for name, many in sums.items()
-    }
-    pairs = {
-        name: pair
-        for name, (pair, size) in whole.items()
-        if not maths.norm_of(pair) <= NOTHING * size < math.inf
-    }
-    if not pairs:
-        raise VideotuneError(
-            f"--weight: with these, {len(paths)} files add up to nothing: give others"
-        )
-    cut, notes = of_rank(pairs, ranks, made)
-    return save(base, cut, target, facts_of(files, base, made), notes)
 
-
-def module_of(name: str, pair: maths.Factors) -> Module:
-    """A LoRA of factors whose scale is 1."""
-    return Module(name, (name,), {"lora_A": pair[1], "lora_B": pair[0]}, 1.0, "tensor")
-
-
-def of_rank(
-    pairs: Mapping[str, maths.Factors], ranks: Ranks, doing: str
-) -> tuple[dict[str, Module], list[str]]:
-    """LoRAs of factors, cut to a rank by their singular values (None: as they are), and the error in words."""
-    lost = 0.0
-    whole = 0.0
-    kept = dict(pairs)
-    with bar(doing) as progress:
-        for done, (name, pair) in enumerate(pairs.items() if ranks is not None else ()):
-            progress.update(done, len(pairs), name)
-            svd = maths.decomposed(pair)
-            kept[name] = maths.cut(svd, rank := ranks(svd[1]) if ranks is not None else 0)
-            lost = lost + float(svd[1][rank:].square().sum())
-            whole = whole + float(svd[1].square().sum())
-    found = [len(pair[1]) for pair in kept.values()]
-    span = f"{min(found)} to {max(found)}" if min(found) < max(found) else f"{min(found)}"
-    words = f"rank {span}; relative error of ΔW {math.sqrt(lost / (whole or 1.0)):.2e}"
-    return {name: module_of(name, pair) for name, pair in kept.items()}, [words]
-
-
-def facts_of(files: Sequence[AdapterFile], base: Base, made: str) -> dict[str, Any]:
-    """What a file says of itself: what its source said, and what was done to it."""
-    facts = (
-        {key: value for key, value in files[0].facts.items() if key not in OWN}
-        if len(files) == 1
-        else {}
-    )
-    told = {
-        "family": base.family.spec.name,
-        "from": [file.path.name for file in files],
-        "made": f"lora {made}",
-    }
-    return facts | told | ({"expert": expert} if (expert := expert_of(files[0])[0]) else {})
-
-
-def save(
-    base: Base, modules: Modules, target: Target, facts: dict[str, Any], notes: Sequence[str] = (),
-    header: Mapping[str, str] | None = None,
-) -> list[str]:  # fmt: skip
-    """Write an adapter in the target's form and read it back: ΔW of each module is then the one that was meant.
-
-    Raises VideotuneError where the form cannot hold it, or it reads back as something else; then nothing is written.
-    """
-    found = written(base.family, base.net, modules, target.form)
-    alone = partial(torch.clone, memory_format=torch.contiguous_format)
-    tensors = {
-        name: alone(x.float() if x.dtype == torch.float64 else x)
-        for name, x in found.tensors.items()
-    }
-    verify = partial(compare, base, modules, target.path)
-    write = partial(
-        write_verified, modules=len(modules), tensors=tensors, facts=facts, verify=verify
-    )
-    write = partial(write, header={**(header or {}), **found.header})
-    target.path.parent.mkdir(parents=True, exist_ok=True)
-    if found.settings is None:
-        done = write(target.form, target.path)
+    if not weights:
+        file_weights = [1.0] * len(paths)
+    elif len(weights) == 1:
+        file_weights = list(weights) * len(paths)
     else:
-        with whole_folder(target.path) as aside:
-            write_json(aside / "adapter_config.json", found.settings)
-            done = write(target.form, aside / "adapter_model.safetensors")
-    folded = [
-        f"alpha / rank is in the factors of {found.folded} modules: the form has no place for it"
-    ][: found.folded]
-    return [
-        f"{target.path}: {len(modules)} modules, read back: ΔW {exactly(done.max_error)}",
-        *notes,
-        *folded,
-    ]
+        file_weights = list(weights)
 
-
-def compare(base: Base, wanted: Modules, path: Path, aside: Path) -> tuple[float, str]:
-    """The largest relative difference of ΔW between an adapter and a file, and who has read the file.
-
-    Raises VideotuneError where it is beyond 1e-6, or a module is missing.
-    """
-    found = modules_in(base.family, base.net, AdapterFile(aside))
-    worst = 0.0
-    if lacking := sorted(set(wanted) - set(found)):
-        raise failed(path, f"{len(lacking)} modules are missing, such as {lacking[0]}")
-    for name, module in found.items():
-        off = maths.difference(wanted[name], module) if name in wanted else maths.norm(module)
-        if not off <= TOLERANCE:
-            raise failed(path, f"ΔW of {name} differs by {off:.1e} (allowed: {TOLERANCE:.0e})")
-        worst = max(worst, off)
-    return worst, "videotune"
-
-
-def extract(
-    folder: Path, base_name: str, rank: int, expert: str | None, target: Target
-) -> list[str]:
-    """The LoRA of a rank that is nearest to what fine-tuning has changed in a model, tensor by tensor.
-
-    ``folder``: in diffusers layout, whole or its transformer's alone. Raises VideotuneError where its weights are not
-    those of the base's architecture, or nothing was changed.
-    """
-    target.check(folder)
-    found = next(bases(base_name))
-    base = found
-    spec = found.family.spec
-    known = [own.name for own in spec.experts]
-    if expert not in (known if len(known) > 1 else (None, *known)):
-        remedy = "name the one to extract" if len(known) > 1 else "leave it out"
-        raise VideotuneError(f"--expert: {base_name} has {' and '.join(known)}: {remedy}")
-    part = spec.part_of(expert)
-    tuned = folder / part if (folder / "model_index.json").is_file() else folder
-    before = opened(place(base_name).folder / part)
-    after = opened(tuned)
-    shapes = [
-        {name: tuple(held[name].get_slice(name).get_shape()) for name in held}
-        for held in (before, after)
-    ]
-    odd = [
-        name for name in sorted({*before, *after}) if shapes[0].get(name) != shapes[1].get(name)
-    ]
-    if odd:
+    sums = _sum_modules(files, adapters, file_weights)
+    if not sums:
         raise VideotuneError(
-            f"{tuned} is no fine-tuned {base_name}: {len(odd)} tensors differ in shape: {some(odd)}"
+            f"--weight: with these weights, the {len(paths)} files add up to zero; give others"
         )
-    linear = {
-        f"{name}.weight"
-        for name, module in base.net.named_modules()
-        if hasattr(module, "in_features")
-    }
-    modules = {}
-    whole = 0.0
-    apart = []
-    kept = 0.0
-    with bar("extract") as progress:
-        for done, name in enumerate(sorted(after)):
-            progress.update(done, len(after), name)
-            delta = (
-                after[name].get_tensor(name).double() - before[name].get_tensor(name).double()
+    modules, notes = truncate_modules(sums, choose_rank, action)
+    return save_adapter(base, modules, target, collect_facts(files, base, action), notes)
+
+
+def _sum_modules(
+    files: Sequence[AdapterFile], adapters: Sequence[Modules], weights: Sequence[float]
+) -> dict[str, Factors]:
+    """Return the factors of each module's weighted sum, without the sums that are zero."""
+    summands: dict[str, list[Factors]] = {}
+    for file, modules, weight in zip(files, adapters, weights, strict=True):
+        kind = kind_of_modules(modules)
+        if kind != "LORA":
+            raise VideotuneError(
+                f"{file.path} is {kind}, but merge and resize take only LoRA"
+                " (a product of A and B)"
             )
-            whole += (square := float(delta.square().sum()))
-            if not math.isfinite(square):
-                raise VideotuneError(
-                    f"{tuned}: {name} holds NaN or infinite weights, or the base does"
-                )
-            if square and name in linear:
-                path = name.removesuffix(".weight")
-                modules[path] = module_of(path, maths.truncated(delta, rank))
-                kept += maths.norm(modules[path]) ** 2
-            elif square:
-                apart.append(square)
-    if not modules:
-        raise VideotuneError(
-            f"{tuned} differs from {base_name} in no linear weight: there is nothing to extract"
+        for name, module in modules.items():
+            summands.setdefault(name, []).append(lora_factors.factors_of(module, weight))
+
+    sums = {}
+    for name, module_summands in summands.items():
+        module_sum = lora_factors.sum_factors(*module_summands)
+        zero_norm = ZERO_SUM * sum(map(lora_factors.product_norm, module_summands))
+        # Sums that are infinite or NaN stay: the check of the written file reports them.
+        is_zero = lora_factors.product_norm(module_sum) <= zero_norm < math.inf
+        if not is_zero:
+            sums[name] = module_sum
+    return sums
+
+
+def lora_module(name: str, factors: Factors) -> AdapterModule:
+    """Return a LoRA with these factors and a scale of 1."""
+    b, a = factors
+    return AdapterModule(
+        name=name,
+        paths=(name,),
+        parts={"lora_A": a, "lora_B": b},
+        scale=1.0,
+        alpha_source="tensor",
+    )
+
+
+def truncate_modules(
+    factors: Mapping[str, Factors], choose_rank: RankChooser | None, action: str
+) -> tuple[dict[str, AdapterModule], list[str]]:
+    """Cut the factors of each module to a rank by their singular values.
+
+    Returns:
+        The LoRA's modules, and a sentence with the ranks and the error.
+    """
+    lost_square = 0.0
+    total_square = 0.0
+    truncated = dict(factors)
+    with bar(action) as progress:
+        if choose_rank is not None:
+            for done, (name, module_factors) in enumerate(factors.items()):
+                progress.update(done, len(factors), name)
+                svd = lora_factors.svd_of(module_factors)
+                sigma = svd[1]
+                rank = choose_rank(sigma)
+                truncated[name] = lora_factors.truncate_svd(svd, rank)
+                lost_square += float(sigma[rank:].square().sum())
+                total_square += float(sigma.square().sum())
+
+    ranks = [len(a) for _, a in truncated.values()]
+    rank_range = f"{min(ranks)}"
+    if min(ranks) < max(ranks):
+        rank_range = f"{min(ranks)} to {max(ranks)}"
+    error = math.sqrt(lost_square / (total_square or 1.0))
+    note = f"rank {rank_range}; relative error of ΔW {error:.2e}"
+    return {name: lora_module(name, pair) for name, pair in truncated.items()}, [note]
+
+
+def collect_facts(files: Sequence[AdapterFile], base: Base, action: str) -> dict[str, Any]:
+    """Return the facts for a new file's header: those of its only source, and what was done."""
+    facts: dict[str, Any] = {}
+    if len(files) == 1:
+        source_facts = files[0].facts.items()
+        facts = {key: value for key, value in source_facts if key not in TENSOR_FACTS}
+
+    facts["family"] = base.family.spec.name
+    facts["from"] = [file.path.name for file in files]
+    facts["made"] = f"lora {action}"
+    expert, _ = detect_expert(files[0])
+    if expert:
+        facts["expert"] = expert
+    return facts
+
+
+def save_adapter(
+    base: Base,
+    modules: Modules,
+    target: Target,
+    facts: dict[str, Any],
+    notes: Sequence[str] = (),
+    header: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Write an adapter in the target's form, read it back and compare ΔW of each module.
+
+    Raises:
+        VideotuneError: if the form cannot hold the adapter, or it reads back differently.
+            Nothing is written then.
+    """
+    output = write_form(base.family, base.net, modules, target.form)
+    tensors = {}
+    for name, value in output.tensors.items():
+        stored = value.float() if value.dtype == torch.float64 else value
+        tensors[name] = stored.clone(memory_format=torch.contiguous_format)
+
+    write = partial(
+        write_verified,
+        modules=len(modules),
+        tensors=tensors,
+        facts=facts,
+        verify=partial(compare_adapters, base, modules, target.path),
+        header={**(header or {}), **output.header},
+    )
+    target.path.parent.mkdir(parents=True, exist_ok=True)
+    if output.settings is None:
+        exported = write(target.form, target.path)
+    else:
+        with whole_folder(target.path) as temporary_folder:
+            write_json(temporary_folder / "adapter_config.json", output.settings)
+            exported = write(target.form, temporary_folder / "adapter_model.safetensors")
+
+    error = exactly(exported.max_error)
+    lines = [f"{target.path}: {len(modules)} modules, read back: ΔW {error}", *notes]
+    if output.folded:
+        lines.append(
+            f"alpha / rank is multiplied into the factors of {output.folded} modules,"
+            " because the form cannot store it"
         )
-    other = sum(apart) / whole
-    many = len(apart)
-    notes = [
-        f"{kept / whole:.2%} of ‖ΔW‖² is kept at rank {rank}; a higher rank could hold {1 - kept / whole - other:.2%} more",
-        f"{other:.2%} no LoRA can hold: {many} norms, biases and other tensors that differ",
-    ]
-    facts: dict[str, Any] = {
-        "family": spec.name,
-        "from": [folder.name],
-        "made": "lora extract",
-        "expert": expert,
-    }
-    return save(base, modules, target, facts, notes)
+    return lines
 
 
-def opened(folder: Path) -> dict[str, Any]:
-    """The file of each tensor of a folder, open for one tensor at a time."""
-    headers(weight_files(folder))  # says what is wrong with a damaged one
-    return {
-        name: file
-        for path in weight_files(folder)
-        for file in [safe_open(path, "pt")]
-        for name in file.keys()  # noqa: SIM118 (no dict)
-    }
+def compare_adapters(
+    base: Base, expected: Modules, path: Path, written_path: Path
+) -> tuple[float, str]:
+    """Compare ΔW of an adapter with a file.
+
+    Args:
+        base: the base model.
+        expected: the adapter.
+        path: the file's final name, for messages.
+        written_path: the file.
+
+    Returns:
+        The largest relative difference over the modules, and the program that read the file.
+
+    Raises:
+        VideotuneError: if a difference exceeds 1e-6, or a module is missing.
+    """
+    modules = modules_by_path(base.family, base.net, AdapterFile(written_path))
+    missing = sorted(set(expected) - set(modules))
+    if missing:
+        raise verification_error(
+            path, f"{len(missing)} modules are missing, such as {missing[0]}"
+        )
+
+    max_error = 0.0
+    for name, module in modules.items():
+        if name in expected:
+            error = lora_factors.relative_difference(expected[name], module)
+        else:
+            error = lora_factors.delta_norm(module)
+        if not error <= TOLERANCE:
+            raise verification_error(
+                path, f"ΔW of {name} differs by {error:.1e} (allowed: {TOLERANCE:.0e})"
+            )
+        max_error = max(max_error, error)
+    return max_error, "videotune"

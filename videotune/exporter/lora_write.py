@@ -1,4 +1,4 @@
-"""An adapter's modules under the names and in the layout of any form of file, alpha kept wherever the form can hold it."""
+"""Convert an adapter's modules to any form of file; alpha is kept if the form has it."""
 
 import json
 from collections import Counter
@@ -11,282 +11,357 @@ from torch import Tensor, nn
 
 from videotune.adapters.adapter_types import ZERO, by_module, kind_of, peft_config, side_of
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_modules import Module, linear_size, places, rank_of, tensor_name
+from videotune.exporter.adapter_modules import (
+    AdapterModule,
+    alpha_rank,
+    linear_shape,
+    paths_by_name,
+    tensor_name,
+)
 from videotune.exporter.formats import (
-    CONFIG,
-    WHY_NOT,
-    changes_nothing,
+    PEFT_CONFIG_KEY,
+    UNSUPPORTED,
     check_finite,
+    has_no_effect,
     refuse_format,
     refuse_overflow,
 )
 from videotune.models.base import DiffusersModel
 
-FORMS = {
-    "diffusers": ("LORA", "DORA"), "comfyui": ("LORA", "LOHA", "LOKR"), "kohya": ("LORA", "LOHA", "LOKR"),
-    "original": ("LORA", "LOHA", "LOKR"), "peft": ("LORA", "DORA", "LOHA", "LOKR", "OFT"),
-}  # fmt: skip
+FORM_KINDS = {
+    "diffusers": ("LORA", "DORA"),
+    "comfyui": ("LORA", "LOHA", "LOKR"),
+    "kohya": ("LORA", "LOHA", "LOKR"),
+    "original": ("LORA", "LOHA", "LOKR"),
+    "peft": ("LORA", "DORA", "LOHA", "LOKR", "OFT"),
+}
 """The forms that are written, and the kinds of adapter that each can hold."""
 
 PREFIXES = {"diffusers": "transformer.", "peft": "base_model.model."}
-KOHYA = {"lora_A": "lora_down", "lora_B": "lora_up"}
-Modules = Mapping[str, Module]
+"""The prefix of module names in the forms that use diffusers' names."""
+
+KOHYA_NAMES = {"lora_A": "lora_down", "lora_B": "lora_up"}
+
+DIFFUSERS_METADATA = (
+    "r",
+    "lora_alpha",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_dora",
+    "target_modules",
+)
+"""PEFT's settings that diffusers reads from a file's header."""
+
+Modules = Mapping[str, AdapterModule]
 """An adapter by its paths in diffusers."""
 
 
 @dataclass(frozen=True)
 class WrittenLora:
-    """Tensors by their names in a form, the keys of its header, and of PEFT the settings that stand beside the file.
-
-    ``folded``: how many modules have their scale multiplied into a factor, since the form has no place for it.
-    """
+    """An adapter in a form, ready to be saved."""
 
     tensors: dict[str, Tensor]
+
     header: dict[str, str] = field(default_factory=dict)
+
     settings: dict[str, Any] | None = None
+    """PEFT's settings, which are saved in a file next to the tensors."""
+
     folded: int = 0
+    """Modules whose scale is multiplied into a factor, because the form cannot store it."""
 
 
-def kind_in(modules: Modules) -> str:
-    """The kind of adapter that modules are of."""
-    kind = kind_of([f"{path}.{part}" for path, own in modules.items() for part in own.parts])
+def kind_of_modules(modules: Modules) -> str:
+    """Return the kind of adapter that the modules belong to."""
+    names = []
+    for path, module in modules.items():
+        names += [f"{path}.{part}" for part in module.parts]
+    kind = kind_of(names)
     assert kind is not None, "no adapter"
     return kind
 
 
-def settings_of(modules: Modules) -> Any:
-    """PEFT's settings under which its modules have just these shapes and scales; ranks that differ stand as exceptions."""
-    kind = kind_in(modules)
-    first = next(iter(modules.values()))
-    none = torch.zeros(0)
-    ranks = {
-        path: rank_of(own.parts) or max(own.parts.get("lokr_w2", none).shape)
-        for path, own in modules.items()
-    }
-    rank = (
-        side_of(first.parts["oft_R"].shape[1])
-        if kind == "OFT"
-        else Counter(ranks.values()).most_common(1)[0][0]
-    )
-    config = peft_config(kind, rank, first.scale, 0.0, sorted(modules))
+def peft_settings(modules: Modules) -> Any:
+    """Return PEFT's settings for modules of exactly these shapes and scales.
+
+    The most common rank is the default; other ranks and alphas are exceptions by module.
+    """
+    kind = kind_of_modules(modules)
+    first_module = next(iter(modules.values()))
     if kind == "OFT":
-        return config
-    config.rank_pattern = {path: own for path, own in ranks.items() if own != rank}
-    alphas = {path: own.scale * ranks[path] for path, own in modules.items()}
+        block_size = side_of(first_module.parts["oft_R"].shape[1])
+        return peft_config(kind, block_size, first_module.scale, 0.0, sorted(modules))
+
+    ranks = {path: _peft_rank(module) for path, module in modules.items()}
+    default_rank = Counter(ranks.values()).most_common(1)[0][0]
+    default_alpha = first_module.scale * default_rank
+    alphas = {path: module.scale * ranks[path] for path, module in modules.items()}
+
+    config = peft_config(kind, default_rank, first_module.scale, 0.0, sorted(modules))
+    config.rank_pattern = {path: rank for path, rank in ranks.items() if rank != default_rank}
     config.alpha_pattern = {
-        path: own for path, own in alphas.items() if own != first.scale * rank
+        path: alpha for path, alpha in alphas.items() if alpha != default_alpha
     }
     if kind == "LOKR":
-        sides = {
-            side
-            for own in modules.values()
-            for side in own.parts.get("lokr_w1", torch.zeros(1, 2)).shape
-        }
-        config.decompose_both = any("lokr_w1_a" in own.parts for own in modules.values())
-        config.decompose_factor = (
-            sides.pop() if len(sides) == 1 else -1
-        )  # as LyCORIS's factor, or nearest to equal
+        config.decompose_both = any("lokr_w1_a" in module.parts for module in modules.values())
+        config.decompose_factor = _lokr_factor(modules)
     return config
 
 
-def plain_settings(modules: Modules) -> dict[str, Any]:
-    """``settings_of`` as JSON has them."""
-    settings = settings_of(modules).to_dict().items()
-    return {
-        key: sorted(value) if isinstance(value, set) else getattr(value, "value", value)
-        for key, value in settings
-    }
+def _peft_rank(module: AdapterModule) -> int:
+    """Return the rank that PEFT needs; for LoKr with full factors one that keeps them full."""
+    rank = alpha_rank(module.parts)
+    if rank:
+        return rank
+    return max(module.parts.get("lokr_w2", torch.zeros(0)).shape)
 
 
-def written(family: DiffusersModel, net: nn.Module, modules: Modules, form: str) -> WrittenLora:
-    """An adapter in a form. Raises VideotuneError for a form that this kind, or this family, does not have."""
-    kind = kind_in(modules)
-    if kind not in FORMS.get(form, ()):
-        reason = WHY_NOT.get(
-            (kind, form if form in (*PREFIXES, "comfyui") else "comfyui"),
-            "nothing reads it there",
-        )
-        raise VideotuneError(
-            f"--to {form}: "
-            + (f"{kind} is not written so: {reason}" if form in FORMS else "unknown")
-        )
+def _lokr_factor(modules: Modules) -> int:
+    """Return LyCORIS's factor: the side of square W1 factors, or -1 (nearest to a square)."""
+    sides: set[int] = set()
+    for module in modules.values():
+        w1 = module.parts.get("lokr_w1")
+        sides |= {1, 2} if w1 is None else set(w1.shape)
+    return sides.pop() if len(sides) == 1 else -1
+
+
+def peft_settings_json(modules: Modules) -> dict[str, Any]:
+    """Return ``peft_settings`` as JSON values."""
+    settings = {}
+    for key, value in peft_settings(modules).to_dict().items():
+        if isinstance(value, set):
+            settings[key] = sorted(value)
+        else:
+            settings[key] = getattr(value, "value", value)  # enums
+    return settings
+
+
+def write_form(
+    family: DiffusersModel, net: nn.Module, modules: Modules, form: str
+) -> WrittenLora:
+    """Return an adapter in a form.
+
+    Raises:
+        VideotuneError: for a form that this kind or this family does not have.
+    """
+    kind = kind_of_modules(modules)
+    if form not in FORM_KINDS:
+        raise VideotuneError(f"--to {form}: unknown")
+    if kind not in FORM_KINDS[form]:
+        # The authors' names and kohya's have the limits of ComfyUI.
+        reason_form = form if form in PREFIXES else "comfyui"
+        reason = UNSUPPORTED.get((kind, reason_form), "nothing reads it there")
+        raise VideotuneError(f"--to {form}: {kind} is not written in this form: {reason}")
+
     if form not in PREFIXES:
-        return _with_alpha(_named(family, net, modules, form), form)
-    names = {path: f"{PREFIXES[form]}{path}" for path in modules}
-    tensors = {
-        tensor_name(names[path], part): x
-        for path, own in modules.items()
-        for part, x in own.parts.items()
-    }
-    settings = plain_settings(modules)
+        return _with_alpha_tensors(_rename_and_fuse(family, net, modules, form), form)
+
+    tensors = {}
+    for path, module in modules.items():
+        for part, value in module.parts.items():
+            tensors[tensor_name(f"{PREFIXES[form]}{path}", part)] = value
+    settings = peft_settings_json(modules)
     if form == "peft":
         return WrittenLora(tensors, settings=settings)
-    kept = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_dora", "target_modules")
-    head = json.dumps({f"transformer.{key}": settings[key] for key in kept})
-    plain = all(own.scale == 1.0 for own in modules.values())
-    return WrittenLora(tensors, {} if plain else {"lora_adapter_metadata": head})
+
+    if all(module.scale == 1.0 for module in modules.values()):
+        return WrittenLora(tensors)
+    metadata = {f"transformer.{key}": settings[key] for key in DIFFUSERS_METADATA}
+    return WrittenLora(tensors, {"lora_adapter_metadata": json.dumps(metadata)})
 
 
-def _named(
+def _rename_and_fuse(
     family: DiffusersModel, net: nn.Module, modules: Modules, form: str
-) -> dict[str, Module]:
-    """Modules by their names in a form that has the authors', joined where it joins them.
+) -> dict[str, AdapterModule]:
+    """Return modules by the authors' names, fused if the form does so."""
+    named: dict[str, AdapterModule] = {}
+    for path, module in modules.items():
+        name, members = _form_name(family, net, path, form)
+        if name in named:
+            continue
+        named[name] = module if len(members) == 1 else _fuse(net, members, modules)
 
-    Readers know a form that joins by its joined weights: without one of the first kind an update of nothing stands there.
-    """
-    named: dict[str, Module] = {}
-    for path in modules:
-        name, members = _native(family, net, path, form)
-        if name not in named:
-            named[name] = modules[path] if len(members) == 1 else _joined(net, members, modules)
-    for blocks, paths in family.spec.fused_modules.get("comfyui", ())[:1]:
-        name, members = _native(family, net, f"{blocks}.0.{paths[0]}", form)
-        if not any(
-            path.startswith(f"{blocks}.") and path.endswith(tuple(paths)) for path in modules
-        ):
-            nothing = _zeros(net, members[0], 1)
-            named[name] = Module(
-                name, members, nothing | {"lora_B": nothing["lora_B"].repeat(len(members), 1)}
-            )
+    # Readers recognize a fused form by its fused weights, so the first kind of them gets at
+    # least one update, which is zero.
+    fused_groups = family.spec.fused_modules.get("comfyui", ())
+    for blocks, suffixes in fused_groups[:1]:
+        name, members = _form_name(family, net, f"{blocks}.0.{suffixes[0]}", form)
+        has_fused = any(
+            path.startswith(f"{blocks}.") and path.endswith(tuple(suffixes)) for path in modules
+        )
+        if not has_fused:
+            parts = _zero_factors(net, members[0], rank=1)
+            parts["lora_B"] = parts["lora_B"].repeat(len(members), 1)
+            named[name] = AdapterModule(name, members, parts)
     return named
 
 
-def _zeros(net: nn.Module, path: str, rank: int) -> dict[str, Tensor]:
-    rows, columns = linear_size(net, path)
+def _zero_factors(net: nn.Module, path: str, rank: int) -> dict[str, Tensor]:
+    rows, columns = linear_shape(net, path)
     return {"lora_A": torch.zeros(rank, columns), "lora_B": torch.zeros(rows, rank)}
 
 
-def _with_alpha(named: Modules, form: str) -> WrittenLora:
-    """Modules by their names in a form whose alpha is a tensor beside the factors; whole factors of LoKr have none."""
+def _with_alpha_tensors(named: Modules, form: str) -> WrittenLora:
+    """Return modules in a form whose alpha is a tensor next to the factors.
+
+    Full factors of LoKr have no alpha there, so their scale is multiplied in.
+    """
     tensors: dict[str, Tensor] = {}
     folded = 0
-    for name, own in named.items():
-        rank = rank_of(own.parts)
-        fold = rank is None and own.scale != 1.0
-        folded += fold
-        for part, value in own.parts.items():
-            word = tensor_name(name, part).replace(
-                part, KOHYA.get(part, part) if form == "kohya" else part
-            )
-            tensors[word] = value.float() * own.scale if fold and part in ZERO else value
-        if rank is not None and (form == "kohya" or own.scale != 1.0):
-            tensors[f"{name}.alpha"] = torch.tensor(own.scale * rank, dtype=torch.float32)
+    for name, module in named.items():
+        rank = alpha_rank(module.parts)
+        is_folded = rank is None and module.scale != 1.0
+        folded += is_folded
+
+        for part, value in module.parts.items():
+            key = tensor_name(name, part)
+            if form == "kohya":
+                key = key.replace(part, KOHYA_NAMES.get(part, part))
+            if is_folded and part in ZERO:
+                value = value.float() * module.scale
+            tensors[key] = value
+
+        if rank is not None and (form == "kohya" or module.scale != 1.0):
+            alpha = torch.tensor(module.scale * rank, dtype=torch.float32)
+            tensors[f"{name}.alpha"] = alpha
     return WrittenLora(tensors, folded=folded)
 
 
-def _native(
+def _form_name(
     family: DiffusersModel, net: nn.Module, path: str, form: str
 ) -> tuple[str, tuple[str, ...]]:
-    """A module's name in a form with the authors' names, and the modules that share it there, in the order of their rows.
+    """Return a module's name in a form with the authors' names.
 
-    Raises VideotuneError for a module outside the blocks whose name there is not known, and where no such names are.
+    Returns:
+        The name, and the paths of the modules that share it, in the order of their rows.
+
+    Raises:
+        VideotuneError: if the module has no known name in the form.
     """
-    inside = path.startswith(tuple(f"{own}." for own in family.spec.blocks))
     original = family.original(f"{path}.weight")
     if original is None and form == "original":
         raise VideotuneError(
-            f"--to original: {family.spec.title} has no other names there: take comfyui"
+            f"--to original: {family.spec.title} has no other names there; use comfyui"
         )
-    if original is None and not inside:
+    is_in_block = path.startswith(tuple(f"{blocks}." for blocks in family.spec.blocks))
+    if original is None and not is_in_block:
         raise VideotuneError(
-            f"--to {form}: {path} lies outside the blocks, and no name of it is known there"
+            f"--to {form}: {path} is outside the blocks and has no known name in this form"
         )
-    by_authors = original is not None and (form == "original" or not inside)
-    name = str(original).removesuffix(".weight") if by_authors else family.to_comfyui_name(path)
-    flat = name.replace(".", "_")
-    return f"lora_unet_{flat}" if form == "kohya" else f"diffusion_model.{name}", places(
-        family, net
-    )[flat]
+
+    if original is not None and (form == "original" or not is_in_block):
+        name = original.removesuffix(".weight")
+    else:
+        name = family.to_comfyui_name(path)
+    underscored_name = name.replace(".", "_")
+    members = paths_by_name(family, net)[underscored_name]
+    if form == "kohya":
+        return f"lora_unet_{underscored_name}", members
+    return f"diffusion_model.{name}", members
 
 
-def _joined(net: nn.Module, members: tuple[str, ...], modules: Modules) -> Module:
-    """Modules that are one in a form: exactly the same update; those that have none get rows of zeros.
+def _fuse(net: nn.Module, members: tuple[str, ...], modules: Modules) -> AdapterModule:
+    """Return one module for several that a form fuses, with exactly the same update.
 
-    Modules that share A, as they do where they were one before, have it once. Others have theirs one below the other,
-    (Σr, in), and B on the diagonal, (Σout, Σr). Raises VideotuneError for a kind that cannot be joined.
+    Modules that share A, because they were fused before, get it once. Otherwise their A are
+    stacked (Σr, in), and their B are on the diagonal (Σout, Σr). Members without an update get
+    rows of zeros.
+
+    Raises:
+        VideotuneError: for a kind that cannot be fused.
     """
-    mine = [modules[path] for path in members if path in modules]
-    first = mine[0]
-    scales = {own.scale for own in mine}
-    if any("lora_A" not in own.parts for own in mine):
+    updates = [modules[path] for path in members if path in modules]
+    first = updates[0]
+    if any("lora_A" not in update.parts for update in updates):
         raise VideotuneError(
-            f"{first.name}: the form joins {len(members)} modules, and this kind cannot be joined"
+            f"{first.name}: the form joins {len(members)} modules,"
+            " and this kind of adapter cannot be joined"
         )
-    a = [own.parts["lora_A"] for own in mine]
-    if (
-        len(mine) == len(members)
-        and len(scales) == 1
-        and all(torch.equal(a[0], other) for other in a)
-    ):
-        b = torch.cat([own.parts["lora_B"] for own in mine])
-        return replace(first, paths=members, parts={"lora_A": a[0], "lora_B": b})
+
+    scales = {update.scale for update in updates}
+    first_a = first.parts["lora_A"]
+    is_complete = len(updates) == len(members)
+    if is_complete and len(scales) == 1:
+        shares_a = all(torch.equal(first_a, update.parts["lora_A"]) for update in updates)
+        if shares_a:
+            b = torch.cat([update.parts["lora_B"] for update in updates])
+            return replace(first, paths=members, parts={"lora_A": first_a, "lora_B": b})
+
+    # Different scales are multiplied into B.
     scale = first.scale if len(scales) == 1 else 1.0
-    there = {
-        path: of.parts["lora_B"].float() * (of.scale / scale)
-        for path, of in modules.items()
-        if path in members
-    }
-    factors = [
-        there[path] if path in there else _zeros(net, path, 0)["lora_B"] for path in members
-    ]
+    diagonal = []
+    for path in members:
+        if path in modules:
+            update = modules[path]
+            diagonal.append(update.parts["lora_B"].float() * (update.scale / scale))
+        else:
+            diagonal.append(_zero_factors(net, path, rank=0)["lora_B"])
     parts = {
-        "lora_A": torch.cat([value.float() for value in a]),
-        "lora_B": torch.block_diag(*factors),
+        "lora_A": torch.cat([update.parts["lora_A"].float() for update in updates]),
+        "lora_B": torch.block_diag(*diagonal),
     }
     return replace(first, paths=members, parts=parts, scale=scale)
 
 
-def baked(
+def bake_adapter(
     family: DiffusersModel, format: str, state: Mapping[str, Tensor], scale: float
 ) -> dict[str, Tensor]:
-    """A run's adapter under the format's names, the scale multiplied into it.
+    """Return a run's adapter under a format's names, with the scale multiplied into it.
 
-    Raises VideotuneError for a format that there is not, and for an adapter that is NaN or does nothing.
+    Raises:
+        VideotuneError: for an unknown format, and for an adapter that is NaN or has no effect.
     """
     kind = kind_of(state)
     assert kind is not None, "no adapter"
     refuse_format(family, kind, format)
     check_finite("adapter", state)
-    if changes_nothing(state):
+    if has_no_effect(state):
         raise VideotuneError(
-            "the adapter is zero, so it changes nothing: not exported (did the run train any step?)"
+            "the adapter is zero, so it changes nothing: not exported"
+            " (did the run train any step?)"
         )
-    tensors = written(family, family.skeleton(), trained(state, scale), format).tensors
+
+    modules = scaled_modules(state, scale)
+    tensors = write_form(family, family.skeleton(), modules, format).tensors
     return {
         name.removeprefix(PREFIXES["peft"]): value.contiguous()
         for name, value in tensors.items()
     }
 
 
-def rounded(state: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A run's adapter with the scale multiplied into it, as ``dtype`` holds it, in float32.
+def round_adapter(
+    state: Mapping[str, Tensor], scale: float, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return a run's adapter times its scale, rounded to ``dtype``, in float32.
 
-    Raises VideotuneError for numbers that the dtype cannot hold.
+    Raises:
+        VideotuneError: for numbers that the dtype cannot hold.
     """
-    modules = trained(state, scale)
-    own = {
-        tensor_name(path, part): x
-        for path, module in modules.items()
-        for part, x in module.parts.items()
-    }
-    out = {name: value.to(dtype).float() for name, value in own.items()}
-    refuse_overflow(own, out, dtype)
-    return out
+    exact = {}
+    for path, module in scaled_modules(state, scale).items():
+        for part, value in module.parts.items():
+            exact[tensor_name(path, part)] = value
+
+    rounded = {name: value.to(dtype).float() for name, value in exact.items()}
+    refuse_overflow(exact, rounded, dtype)
+    return rounded
 
 
-def trained(state: Mapping[str, Tensor], scale: float) -> dict[str, Module]:
-    """The modules of a run's adapter in float32, the scale multiplied into them."""
-    scales = {part: scale for part in ZERO if part != "oft_R"}
-    found = {}
-    for path, parts in by_module(state).items():
-        own = {
-            part: x.detach().cpu().float() * scales.get(part, 1.0) for part, x in parts.items()
-        }
-        found[path] = Module(path, (path,), own)
-    return found
+def scaled_modules(state: Mapping[str, Tensor], scale: float) -> dict[str, AdapterModule]:
+    """Return the modules of a run's adapter in float32, with the scale multiplied into them."""
+    modules = {}
+    for path, tensors in by_module(state).items():
+        parts = {}
+        for part, tensor in tensors.items():
+            is_scaled = part in ZERO and part != "oft_R"
+            parts[part] = tensor.detach().cpu().float() * (scale if is_scaled else 1.0)
+        modules[path] = AdapterModule(path, (path,), parts)
+    return modules
 
 
-def head_of(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """PEFT's settings in the file's head, of a kind that diffusers does not read; nothing of others."""
-    known = kind_of(state) in ("LORA", "DORA")
-    return {} if known else {CONFIG: json.dumps(plain_settings(trained(state, 1.0)))}
+def peft_header(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the header entry with PEFT's settings; {} for kinds that diffusers reads."""
+    if kind_of(state) in ("LORA", "DORA"):
+        return {}
+    settings = peft_settings_json(scaled_modules(state, 1.0))
+    return {PEFT_CONFIG_KEY: json.dumps(settings)}

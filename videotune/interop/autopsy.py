@@ -1,4 +1,4 @@
-"""What another trainer does with a folder of clips by its own config, beside what videotune does; nothing is trained."""
+"""Compare another trainer's handling of a folder of clips with videotune's."""
 
 import math
 from collections import Counter
@@ -8,205 +8,331 @@ from typing import Any
 
 from videotune.data.buckets import visible_share
 from videotune.interop.rules import SourceVideo
-from videotune.interop.trainer_rules import TRAINER_FACTS, DatasetRules, TrainerRules
+from videotune.interop.trainer_facts import TRAINER_FACTS, DatasetRules, TrainerRules
 from videotune.text import short_path
 from videotune.types import ModelSpec
 
-SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+NOISE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the noise levels that are shown."""
 
-OFF = 0.05
-"""The least difference of a speed, a share of the picture or a median noise level that is named."""
+NOTABLE_DIFFERENCE = 0.05
+"""Smallest difference of a speed, a picture share or a median noise level in a report."""
 
 Outcome = Mapping[str, Any]
-"""What becomes of a clip in a dataset of theirs: why it is ``dropped`` (None: it is not), or its ``samples`` of one shape.
+"""The result of a clip in one of the trainer's datasets.
 
-``speed``: at which a sample plays for the model, 1.0 being that of the clip. Shares: ``seen`` of the clip's frames that lie
-within a sample; ``held`` of a sample's frames that repeat the clip's last one; ``cut`` of the picture outside of the crop.
-``stretch``: by how much the width grows more than the height.
+Either ``dropped`` is the reason why the clip is dropped, or it is None and ``samples`` counts
+the clip's samples of one ``shape``. ``speed``: how fast a sample plays for the model, 1.0 being
+the clip's speed. ``stretch``: how much more the width grows than the height. Shares: ``seen``
+of the clip's frames that are within a sample; ``held`` of a sample's frames that repeat the
+clip's last one; ``cut`` of the picture outside the crop.
 """
 
+_Row = Mapping[str, Any]
+"""A clip with its outcomes ("theirs") and videotune's account of it ("ours")."""
 
-def outcomes(
+
+def clip_outcomes(
     rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None
 ) -> Iterator[Outcome]:
-    """What a dataset's rules make of a clip (a row of ``videotune check --json``), one for each count of frames.
+    """Apply a dataset's rules to a clip; yield one outcome per frame count.
 
-    ``model_fps`` None: the model is told the clip's own rate.
+    Args:
+        rules: the dataset's rules.
+        clip: a row of ``videotune check --json``.
+        model_fps: the frame rate that the model assumes; None: it gets the clip's own rate.
     """
     source = SourceVideo(
-        *(clip[key] for key in ("source_frames", "source_fps", "width", "height"))
+        frames=clip["source_frames"],
+        fps=clip["source_fps"],
+        width=clip["width"],
+        height=clip["height"],
     )
-    n, fps, wide, high = source
-    found = rules.frames(source)
-    if isinstance(found, str):
-        yield {"dataset": rules.name, "dropped": found, "samples": 0}
+    samples = rules.frames(source)
+    if isinstance(samples, str):
+        yield {"dataset": rules.name, "dropped": samples, "samples": 0}
         return
-    seen = {i for sample in found for i in range(sample[0], sample[-1] + 1)}
-    for count, samples in sorted(Counter(map(len, found)).items()):
-        first = next(one for one in found if len(one) == count)
-        (width, height) = rules.size(source, count)
-        moving = next(
-            i for i in range(count, 0, -1) if i == 1 or first[i - 1] != first[i - 2]
-        )  # without a held end
-        step = (first[moving - 1] - first[0]) / (moving - 1) if moving > 1 else 1.0
+
+    covered_frames: set[int] = set()
+    for sample in samples:
+        covered_frames.update(range(sample[0], sample[-1] + 1))
+    covered_share = len(covered_frames) / source.frames
+
+    sample_counts = Counter(len(sample) for sample in samples)
+    for frame_count, sample_count in sorted(sample_counts.items()):
+        first_sample = next(sample for sample in samples if len(sample) == frame_count)
+        moving_frames = _moving_frames(first_sample)
+        speed = 1.0
+        if frame_count > 1:
+            step = 1.0
+            if moving_frames > 1:
+                last_moving_frame = first_sample[moving_frames - 1]
+                step = (last_moving_frame - first_sample[0]) / (moving_frames - 1)
+            speed = step / source.fps * (model_fps or source.fps)
+
+        width, height = rules.size(source, frame_count)
+        if rules.stretches:
+            cut = 0.0
+            stretch = (width / height) / (source.width / source.height)
+        else:
+            cut = 1 - visible_share(source.width, source.height, (height, width))
+            stretch = 1.0
         yield {
-            "dataset": rules.name, "dropped": None, "samples": samples, "shape": f"{count}x{height}x{width}",
-            "speed": step / fps * (model_fps or fps) if count > 1 else 1.0, "seen": len(seen) / n,
-            "held": 1 - moving / count,
-            "cut": 0.0 if rules.stretches else 1 - visible_share(wide, high, (height, width)),
-            "stretch": (width / height) / (wide / high) if rules.stretches else 1.0,
-        }  # fmt: skip
+            "dataset": rules.name,
+            "dropped": None,
+            "samples": sample_count,
+            "shape": f"{frame_count}x{height}x{width}",
+            "speed": speed,
+            "seen": covered_share,
+            "held": 1 - moving_frames / frame_count,
+            "cut": cut,
+            "stretch": stretch,
+        }
 
 
-def steps_of(applied: TrainerRules, found: Mapping[str, Sequence[Outcome]]) -> int:
-    """Optimizer steps of one epoch, from each clip's outcomes. Where the rest is dropped, datasets share their buckets."""
-    rules = {one.name: one for one in applied.datasets}
+def _moving_frames(sample: Sequence[int]) -> int:
+    """Return how many frames a sample has without repetitions of the last one at its end."""
+    count = len(sample)
+    while count > 1 and sample[count - 1] == sample[count - 2]:
+        count -= 1
+    return count
+
+
+def _used(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome["dropped"] is None]
+
+
+def steps_per_epoch(
+    trainer_rules: TrainerRules, outcomes_by_clip: Mapping[str, Sequence[Outcome]]
+) -> int:
+    """Return the optimizer steps of one epoch.
+
+    Datasets whose incomplete batches are dropped share their buckets.
+    """
+    rules_by_name = {rules.name: rules for rules in trainer_rules.datasets}
     counts = Counter[tuple[str, str]]()
-    for one in (
-        outcome
-        for outcomes in found.values()
-        for outcome in outcomes
-        if outcome["dropped"] is None
-    ):
-        own = rules[one["dataset"]]
-        counts["" if own.drops_rest else own.name, one["shape"]] += int(
-            one["samples"] * own.repeats
-        )
+    for outcomes in outcomes_by_clip.values():
+        for outcome in _used(outcomes):
+            rules = rules_by_name[outcome["dataset"]]
+            bucket_owner = "" if rules.drops_rest else rules.name
+            counts[bucket_owner, outcome["shape"]] += int(outcome["samples"] * rules.repeats)
+
     batches = 0
-    for (name, _), count in counts.items():
-        own = rules.get(name, applied.datasets[0])
-        batches += count // own.batch if own.drops_rest else math.ceil(count / own.batch)
-    return math.ceil(batches / applied.accumulation)
+    for (bucket_owner, _), count in counts.items():
+        rules = rules_by_name.get(bucket_owner, trainer_rules.datasets[0])
+        if rules.drops_rest:
+            batches += count // rules.batch
+        else:
+            batches += math.ceil(count / rules.batch)
+    return math.ceil(batches / trainer_rules.accumulation)
 
 
 def build_autopsy(
-    trainer: str, applied: TrainerRules, spec: ModelSpec, account: Mapping[str, Any], ours: Mapping[str, Any],
+    trainer: str,
+    trainer_rules: TrainerRules,
+    spec: ModelSpec,
+    account: Mapping[str, Any],
+    ours: Mapping[str, Any],
     roots: Sequence[Path],
-) -> dict[str, Any]:  # fmt: skip
-    """Their account of the clips beside ours, and the differences by what they cost.
+) -> dict[str, Any]:
+    """Compare the trainer's account of the clips with videotune's.
 
-    ``account``: of ``videotune check``; ``ours``: steps_per_epoch, noise (quantiles at ``SHARES``), scale; ``roots``: the
-    datasets' folders, from which clips are named.
+    Args:
+        trainer: the trainer's name.
+        trainer_rules: its rules.
+        spec: the base model.
+        account: the account of ``videotune check``.
+        ours: videotune's steps_per_epoch, noise (quantiles at ``NOISE_QUANTILES``) and scale.
+        roots: the datasets' folders; paths of clips are shown relative to them.
+
+    Returns:
+        Both accounts and the differences, the most costly first.
     """
+    facts = TRAINER_FACTS[trainer]
+    model_fps = None if facts.get("tells_fps") else spec.rules.fps
     clips = [clip for clip in account["clips"] if (clip.get("source_frames") or 0) > 1]
-    rate = None if TRAINER_FACTS[trainer].get("tells_fps") else spec.rules.fps
-    found = {
-        clip["path"]: [found for one in applied.datasets for found in outcomes(one, clip, rate)]
-        for clip in clips
-    }
-    shapes: Counter[str] = Counter()
-    for outcome in (
-        outcome for own in found.values() for outcome in own if outcome["dropped"] is None
-    ):
-        shapes[outcome["shape"]] += outcome["samples"]
-    used = sum(any(outcome["dropped"] is None for outcome in own) for own in found.values())
-    common = (
-        shapes.most_common(1)[0][0]
-        if shapes
-        else "x".join(["1", *[str(spec.default_resolution)] * 2])
-    )
-    frames, height, width = map(int, common.split("x"))
-    noise = applied.noise((frames, height, width))
-    theirs = {
-        "used": used, "dropped": len(found) - used, "buckets": dict(shapes.most_common()),
-        "steps_per_epoch": steps_of(applied, found), "scale": applied.scale, "read_scale": applied.read_scale,
-        "noise": noise if isinstance(noise, str) else noise.quantiles(*SHARES),
-    }  # fmt: skip
-    rows = [
-        {
-            "path": short_path(clip["path"], roots), "theirs": found[clip["path"]],
-            "source": {key: clip[f"source_{key}"] for key in ("frames", "fps", "seconds")},
-            "ours": {key: clip[key] for key in ("used", "reason", "windows", "shape", "speed")},
-        }
-        for clip in clips
-    ]  # fmt: skip
-    buckets = {bucket["shape"]: bucket["windows"] for bucket in account["buckets"]}
-    mine = {
+    outcomes_by_clip: dict[str, list[Outcome]] = {}
+    for clip in clips:
+        outcomes: list[Outcome] = []
+        for rules in trainer_rules.datasets:
+            outcomes += clip_outcomes(rules, clip, model_fps)
+        outcomes_by_clip[clip["path"]] = outcomes
+
+    rows = [_clip_row(clip, outcomes_by_clip[clip["path"]], roots) for clip in clips]
+    theirs = _their_account(trainer_rules, spec, outcomes_by_clip)
+    our_account = {
         "used": account["used"] + account["held_out"],
         "dropped": account["skipped"],
-        "buckets": buckets,
+        "buckets": {bucket["shape"]: bucket["windows"] for bucket in account["buckets"]},
         **ours,
     }
-    facts = {key: TRAINER_FACTS[trainer][key] for key in ("repository", "commit", "sources")}
-    named = [{"kind": kind, "text": text} for kind, text in findings(rows, theirs, mine, rate)]
+    findings = list_findings(rows, theirs, our_account, model_fps)
     return {
         "trainer": trainer,
-        **facts,
+        "repository": facts["repository"],
+        "commit": facts["commit"],
+        "sources": facts["sources"],
         "clips": rows,
         "theirs": theirs,
-        "ours": mine,
-        "findings": named,
+        "ours": our_account,
+        "findings": [{"kind": kind, "text": text} for kind, text in findings],
     }
 
 
-def findings(
-    rows: Sequence[Mapping[str, Any]],
+def _clip_row(
+    clip: Mapping[str, Any], outcomes: list[Outcome], roots: Sequence[Path]
+) -> dict[str, Any]:
+    our_keys = ("used", "reason", "windows", "shape", "speed")
+    return {
+        "path": short_path(clip["path"], roots),
+        "theirs": outcomes,
+        "source": {key: clip[f"source_{key}"] for key in ("frames", "fps", "seconds")},
+        "ours": {key: clip[key] for key in our_keys},
+    }
+
+
+def _their_account(
+    trainer_rules: TrainerRules,
+    spec: ModelSpec,
+    outcomes_by_clip: Mapping[str, Sequence[Outcome]],
+) -> dict[str, Any]:
+    """Sum up the outcomes of all clips; noise levels are those of the most common shape."""
+    used_clips = 0
+    shapes: Counter[str] = Counter()
+    for outcomes in outcomes_by_clip.values():
+        used_outcomes = _used(outcomes)
+        used_clips += bool(used_outcomes)
+        for outcome in used_outcomes:
+            shapes[outcome["shape"]] += outcome["samples"]
+
+    common_shape = f"1x{spec.default_resolution}x{spec.default_resolution}"
+    if shapes:
+        common_shape = shapes.most_common(1)[0][0]
+    frames, height, width = map(int, common_shape.split("x"))
+    noise = trainer_rules.noise((frames, height, width))
+    return {
+        "used": used_clips,
+        "dropped": len(outcomes_by_clip) - used_clips,
+        "buckets": dict(shapes.most_common()),
+        "steps_per_epoch": steps_per_epoch(trainer_rules, outcomes_by_clip),
+        "scale": trainer_rules.scale,
+        "read_scale": trainer_rules.read_scale,
+        "noise": noise if isinstance(noise, str) else noise.quantiles(*NOISE_QUANTILES),
+    }
+
+
+def list_findings(
+    rows: Sequence[_Row],
     theirs: Mapping[str, Any],
     ours: Mapping[str, Any],
-    rate: float | None,
+    model_fps: float | None,
 ) -> Iterator[tuple[str, str]]:
-    """The differences that change what is learnt, each a kind and a sentence; what costs most comes first."""
-    kept = [
-        (row, outcome)
-        for row in rows
-        for outcome in row["theirs"]
-        if outcome["dropped"] is None
-    ]
-    if lost := [
-        row
-        for row in rows
-        if row["theirs"] and all(outcome["dropped"] for outcome in row["theirs"])
-    ]:
-        used = sum(row["ours"]["used"] for row in lost)
-        why = f"{lost[0]['path']}: {lost[0]['theirs'][0]['dropped']}"
-        yield (
-            "dropped",
-            f"{len(lost)} of {len(rows)} clips dropped, as {why}. videotune uses {used} of them.",
-        )
-    if off := [(row, outcome) for row, outcome in kept if abs(outcome["speed"] - 1) > OFF]:
-        row, outcome = max(off, key=lambda pair: abs(math.log(max(pair[1]["speed"], 1e-6))))
-        own = f"{row['source']['fps']:g} fps" + (f", the model's are {rate:g}" if rate else "")
-        clips = f"{len({row['path'] for row, _ in off})} of {len(rows)} clips at another speed"
-        yield (
-            "speed",
-            f"{clips}: {row['path']} plays at {outcome['speed']:.2f} x ({own}); in videotune at 1 x.",
-        )
-    for kind, what in (
-        ("held", "a sample's frames repeat the clip's last one"),
-        ("cut", "the picture is cut off"),
-    ):
-        if (share := max((outcome[kind] for _, outcome in kept), default=0.0)) > OFF:
-            yield kind, f"Up to {share:.0%} of {what}."
-    if (
-        stretch := max((abs(math.log(outcome["stretch"])) for _, outcome in kept), default=0.0)
-    ) > OFF:
-        yield (
-            "stretch",
-            f"Pictures are stretched by up to {math.exp(stretch):.2f} x; videotune crops.",
-        )
-    seen = {
-        row["path"]: max(outcome["seen"] for own, outcome in kept if own is row)
-        for row, _ in kept
-    }
-    if seen and (unseen := 1 - sum(seen.values()) / len(seen)) > OFF:
-        yield "unseen", f"{unseen:.0%} of the used clips' frames are in no sample."
-    scale = theirs["scale"]
-    read = theirs["read_scale"]
-    if abs(read / scale - 1) > OFF:
-        told = (
-            f"The LoRA trains at a scale of {scale:g}; programs read the saved file at {read:g}"
-        )
-        yield "scale", f"{told}, {read / scale:g} x as strong."
-    if abs(scale / (ours["scale"] or scale) - 1) > OFF:
-        yield "alpha", f"alpha / rank is {scale:g} there and {ours['scale']:g} here."
+    """Yield kind and sentence of each difference in the training, most costly first."""
+    used: list[tuple[_Row, Outcome]] = []
+    for row in rows:
+        used += [(row, outcome) for outcome in _used(row["theirs"])]
+
+    yield from _dropped_clips(rows)
+    yield from _speed_difference(rows, used, model_fps)
+    yield from _picture_differences(used)
+    yield from _unseen_frames(used)
+    yield from _scale_differences(theirs, ours)
+
     if isinstance(theirs["noise"], str):
         yield "noise", f"Noise levels: {theirs['noise']}."
-    elif abs(theirs["noise"][2] - ours["noise"][2]) > OFF:
-        halves = theirs["noise"][2], ours["noise"][2]
+        return
+    median_index = NOISE_QUANTILES.index(0.5)
+    their_median = theirs["noise"][median_index]
+    our_median = ours["noise"][median_index]
+    if abs(their_median - our_median) > NOTABLE_DIFFERENCE:
         yield (
             "noise",
-            "Half of the noise levels lie below {:.2f} there and below {:.2f} here.".format(
-                *halves
-            ),
+            f"Half of the noise levels are below {their_median:.2f} there and below"
+            f" {our_median:.2f} here.",
         )
+
+
+def _dropped_clips(rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
+    dropped_rows = [row for row in rows if row["theirs"] and not _used(row["theirs"])]
+    if not dropped_rows:
+        return
+    example = dropped_rows[0]
+    used_here = sum(row["ours"]["used"] for row in dropped_rows)
+    yield (
+        "dropped",
+        f"{len(dropped_rows)} of {len(rows)} clips dropped, as {example['path']}:"
+        f" {example['theirs'][0]['dropped']}. videotune uses {used_here} of them.",
+    )
+
+
+def _speed_difference(
+    rows: Sequence[_Row], used: Sequence[tuple[_Row, Outcome]], model_fps: float | None
+) -> Iterator[tuple[str, str]]:
+    changed = [
+        (row, outcome)
+        for row, outcome in used
+        if abs(outcome["speed"] - 1) > NOTABLE_DIFFERENCE
+    ]
+    if not changed:
+        return
+
+    def log_change(pair: tuple[_Row, Outcome]) -> float:
+        return abs(math.log(max(pair[1]["speed"], 1e-6)))
+
+    row, outcome = max(changed, key=log_change)
+    clip_count = len({changed_row["path"] for changed_row, _ in changed})
+    rates = f"{row['source']['fps']:g} fps"
+    if model_fps:
+        rates += f", the model's are {model_fps:g}"
+    yield (
+        "speed",
+        f"{clip_count} of {len(rows)} clips at another speed: {row['path']} plays at"
+        f" {outcome['speed']:.2f} x ({rates}); in videotune at 1 x.",
+    )
+
+
+def _picture_differences(used: Sequence[tuple[_Row, Outcome]]) -> Iterator[tuple[str, str]]:
+    repeated = max((outcome["held"] for _, outcome in used), default=0.0)
+    if repeated > NOTABLE_DIFFERENCE:
+        yield "held", f"Up to {repeated:.0%} of a sample's frames repeat the clip's last one."
+
+    cut = max((outcome["cut"] for _, outcome in used), default=0.0)
+    if cut > NOTABLE_DIFFERENCE:
+        yield "cut", f"Up to {cut:.0%} of the picture is cut off."
+
+    log_stretches = (abs(math.log(outcome["stretch"])) for _, outcome in used)
+    log_stretch = max(log_stretches, default=0.0)
+    if log_stretch > NOTABLE_DIFFERENCE:
+        yield (
+            "stretch",
+            f"Pictures are stretched by up to {math.exp(log_stretch):.2f} x; videotune crops.",
+        )
+
+
+def _unseen_frames(used: Sequence[tuple[_Row, Outcome]]) -> Iterator[tuple[str, str]]:
+    # A clip may be in several datasets; the largest share counts.
+    seen_by_clip: dict[str, float] = {}
+    for row, outcome in used:
+        path = row["path"]
+        seen_by_clip[path] = max(outcome["seen"], seen_by_clip.get(path, 0.0))
+    if not seen_by_clip:
+        return
+
+    unseen = 1 - sum(seen_by_clip.values()) / len(seen_by_clip)
+    if unseen > NOTABLE_DIFFERENCE:
+        yield "unseen", f"{unseen:.0%} of the used clips' frames are in no sample."
+
+
+def _scale_differences(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    scale = theirs["scale"]
+    read_scale = theirs["read_scale"]
+    if abs(read_scale / scale - 1) > NOTABLE_DIFFERENCE:
+        yield (
+            "scale",
+            f"The LoRA trains at a scale of {scale:g}; programs read the saved file at"
+            f" {read_scale:g}, {read_scale / scale:g} x as strong.",
+        )
+    if abs(scale / (ours["scale"] or scale) - 1) > NOTABLE_DIFFERENCE:
+        yield "alpha", f"alpha / rank is {scale:g} there and {ours['scale']:g} here."

@@ -1,7 +1,8 @@
-"""The rules by which other trainers choose frames, sizes and noise levels: each a function of a clip's facts.
+"""Rules by which other trainers choose frames, sizes and noise levels.
 
-The last argument of a frame rule is the clip; those of a size rule are the clip and the frames of its samples. Which trainer
-has which rule stands in ``trainer_rules.py``; where a rule is known from, in ``trainer_rules.json``.
+The last argument of a frame rule is the clip; those of a size rule are the clip and the frame
+count of its samples. ``trainer_rules.py`` assigns rules to trainers; ``trainer_rules.json`` has
+their sources.
 """
 
 import math
@@ -25,7 +26,7 @@ Bucket = tuple[int, int, int]
 
 
 class SourceVideo(NamedTuple):
-    """A clip: its frames, their rate, and its sides in pixels."""
+    """A clip."""
 
     frames: int
     fps: float
@@ -38,155 +39,240 @@ class SourceVideo(NamedTuple):
         return self.width / self.height
 
 
-def step_rounded(count: int, step: int) -> int:
-    """The largest n·step + 1 of at most ``count``."""
+# ---- frames
+
+
+def floor_to_step(count: int, step: int) -> int:
+    """Return the largest n·step + 1 of at most ``count``."""
     return (count - 1) // step * step + 1
 
 
-def evenly(n: int, count: int) -> list[int]:
-    """``count`` frames spread over all of a clip, the last included, rounded down."""
+def evenly_spaced(n: int, count: int) -> list[int]:
+    """Return ``count`` frames spread over all n of a clip, the last included, rounded down."""
     return [int(i) for i in torch.linspace(0, n - 1, count).long()]
 
 
-def kept_at_rate(n: int, fps: float, target: float, end: int | None) -> list[int]:
-    """Source frames that stay where frames are dropped until ``target`` a second is reached; none is ever repeated.
+def drop_frames_to_rate(n: int, fps: float, target: float, end: int | None) -> list[int]:
+    """Return the source frames that remain if frames are dropped to reach a lower rate.
 
-    ``end``: reading stops at this frame of the target rate. Above the source's rate every frame stays, and reading stops
-    earlier.
+    No frame is repeated. If the target is above the source's rate, every frame remains and
+    reading stops earlier.
+
+    Args:
+        n: the frames of the clip.
+        fps: the clip's rate.
+        target: the target rate.
+        end: reading stops at this frame of the target rate; None: at the clip's end.
     """
-    kept = []
-    at = 0.0
-    last = -1
+    remaining = []
+    target_position = 0.0
+    last_index = -1
     for i in range(n):
-        index = int(at)
-        at = at + target / fps
-        if index == last:
+        index = int(target_position)
+        target_position = target_position + target / fps
+        if index == last_index:
             continue
-        last = index
+        last_index = index
         if end is not None and index >= end:
             break
-        kept.append(i)
-    return kept
+        remaining.append(i)
+    return remaining
 
 
-def windows(
-    mode: str, n: int, counts: Sequence[int], step: int, stride: int, samples: int, most: int
-) -> list[PixelSize]:
-    """(start, frames) of each sample by a frame extraction: head, chunk, slide, uniform or full."""
-    fitting = [count for count in counts if count <= n]
-    match mode:
-        case "head":
-            return [(0, count) for count in fitting]
-        case "chunk":
-            return [
-                (start, count) for count in fitting for start in range(0, n - count + 1, count)
-            ]
-        case "slide":
-            return [
-                (start, count) for count in fitting for start in range(0, n - count + 1, stride)
-            ]
-        case "uniform":
-            return [
-                (int(i), count)
-                for count in fitting
-                for i in np.linspace(0, n - count, samples, dtype=int)
-            ]
-    return [(0, step_rounded(min(n, most), step))]
+def sample_windows(
+    mode: str,
+    n: int,
+    counts: Sequence[int],
+    step: int,
+    stride: int,
+    samples: int,
+    max_frames: int,
+) -> list[tuple[int, int]]:
+    """Return start and frame count of each sample.
+
+    Args:
+        mode: head, chunk, slide, uniform or full.
+        n: the frames of the clip.
+        counts: the frame counts of samples.
+        step: the model's frame step, for mode full.
+        stride: frames between starts, for mode slide.
+        samples: samples per frame count, for mode uniform.
+        max_frames: the most frames of a sample, for mode full.
+    """
+    if mode not in ("head", "chunk", "slide", "uniform"):
+        return [(0, floor_to_step(min(n, max_frames), step))]
+
+    windows = []
+    for count in counts:
+        if count > n:
+            continue
+        last_start = n - count
+        starts: Sequence[int] = [0]
+        if mode == "chunk":
+            starts = range(0, last_start + 1, count)
+        elif mode == "slide":
+            starts = range(0, last_start + 1, stride)
+        elif mode == "uniform":
+            starts = [int(i) for i in np.linspace(0, last_start, samples, dtype=int)]
+        windows += [(start, count) for start in starts]
+    return windows
 
 
-def extracted(
+def extract_windows(
     mode: str,
     counts: list[int],
     step: int,
     rates: tuple[float, float] | None,
-    how: tuple[int, int, int],
+    limits: tuple[int, int, int],
     clip: SourceVideo,
 ) -> FrameIndices:
-    """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's.
+    """Return windows of fixed frame counts.
 
-    ``how``: stride, samples of a clip, and the most frames.
+    Args:
+        mode: head, chunk, slide, uniform or full.
+        counts: the frame counts; they are rounded down to n·step + 1.
+        step: the model's frame step.
+        rates: the source's rate in the config, and the model's; None: no frame is dropped.
+        limits: stride, samples per clip, and the most frames.
+        clip: the clip.
     """
-    rounded = sorted({step_rounded(count, step) for count in counts})
-    mode = "head" if mode == "uniform" and how[1] == 1 else mode
-    end = rounded[-1] if mode == "head" else None
-    kept = kept_at_rate(clip.frames, *rates, end) if rates else list(range(clip.frames))[:end]
-    found = windows(mode, len(kept), rounded, step, *how)
-    why = f"{len(kept)} frames are read, fewer than the {rounded[0]} of target_frames"
-    return [kept[start : start + count] for start, count in found] or why
+    stride, samples, max_frames = limits
+    rounded_counts = sorted({floor_to_step(count, step) for count in counts})
+    if mode == "uniform" and samples == 1:
+        mode = "head"
+
+    end = rounded_counts[-1] if mode == "head" else None
+    if rates:
+        source_fps, model_fps = rates
+        frames = drop_frames_to_rate(clip.frames, source_fps, model_fps, end)
+    else:
+        frames = list(range(clip.frames))[:end]
+
+    windows = sample_windows(
+        mode=mode,
+        n=len(frames),
+        counts=rounded_counts,
+        step=step,
+        stride=stride,
+        samples=samples,
+        max_frames=max_frames,
+    )
+    if not windows:
+        return f"{len(frames)} frames are read, fewer than the {rounded_counts[0]} of target_frames"
+    return [frames[start : start + count] for start, count in windows]
 
 
-def resampled(
+def resample_to_bucket(
     mode: str,
     buckets: Sequence[tuple[int, float | None]],
     step: int,
     rate: float,
     clip: SourceVideo,
 ) -> FrameIndices:
-    """One sample at the model's rate, from a clip's beginning or its middle, as long as a bucket that the clip fills.
+    """Return one sample at the model's rate, as long as a bucket that the clip fills.
 
-    ``buckets``: frames and ratio of each (None: any ratio); the one of the nearest ratio is taken, of several the longest.
+    Args:
+        mode: "single_beginning" takes the clip's beginning, any other its middle.
+        buckets: frames and ratio of each (None: any ratio). The one of the nearest ratio is
+            taken; of several the longest.
+        step: the model's frame step.
+        rate: the model's rate.
+        clip: the clip.
     """
-    moving = [bucket for bucket in buckets if bucket[0] > 1]
+    clip_buckets = [bucket for bucket in buckets if bucket[0] > 1]
     length = int(clip.frames * rate / clip.fps)
-    fitting = [bucket for bucket in moving if bucket[0] <= length]
-    if not fitting:
-        smallest = min((count for count, _ in moving), default=0)
-        short = f"the smallest bucket has {smallest}" if smallest else "no bucket is for clips"
-        return f"{length} frames at {rate:g} fps; {short}"
-    nearest = min(
-        fitting,
-        key=lambda bucket: (abs(math.log(clip.ratio / (bucket[1] or clip.ratio))), -bucket[0]),
-    )
-    count = step_rounded(nearest[0], step)
+    filled = [bucket for bucket in clip_buckets if bucket[0] <= length]
+    if not filled:
+        smallest = min((count for count, _ in clip_buckets), default=0)
+        reason = f"the smallest bucket has {smallest}" if smallest else "no bucket is for clips"
+        return f"{length} frames at {rate:g} fps; {reason}"
+
+    def distance(bucket: tuple[int, float | None]) -> tuple[float, int]:
+        count, ratio = bucket
+        return abs(math.log(clip.ratio / (ratio or clip.ratio))), -count
+
+    nearest = min(filled, key=distance)
+    count = floor_to_step(nearest[0], step)
     start = 0 if mode == "single_beginning" else int((length - count) / 2)
-    return [evenly(clip.frames, length)[start : start + count]]
+    return [evenly_spaced(clip.frames, length)[start : start + count]]
 
 
-def stretched(
+def fixed_count_frames(
     count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: SourceVideo
 ) -> FrameIndices:
-    """Always ``count`` frames, whatever the clip's length; ``auto``: as many as it has at ``rate``."""
-    wanted = count
+    """Return one sample of ``count`` frames, whatever the clip's length.
+
+    Args:
+        count: the frame count.
+        rate: the rate at which frames are taken.
+        shrink: spread the frames over the whole clip.
+        auto: take as many frames as the clip has at ``rate``, instead of ``count``.
+        trim: with ``auto``, leave out the last frame.
+        step: the frame step of automatic counts.
+        clip: the clip.
+    """
+    sample_frames = count
     if auto:
         length = int(clip.frames / clip.fps * rate)
-        wanted = max(0, length - 1 if trim else length) // step * step + 1
-    interval = max(1, round(clip.fps / rate))
+        if trim:
+            length -= 1
+        sample_frames = max(0, length) // step * step + 1
+
+    last_frame = clip.frames - 1
     if auto and trim:
-        every = clip.fps / rate
-        return [[min(round(i * every), clip.frames - 1) for i in range(wanted)]]
-    if not shrink and clip.frames >= wanted and clip.frames // interval >= wanted:
-        return [[i * interval for i in range(wanted)]]
-    share = (clip.frames - 1) / (wanted - 1) if wanted > 1 else 0
-    return [[min(round(i * share), clip.frames - 1) for i in range(wanted)]]
+        interval = clip.fps / rate
+        return [[min(round(i * interval), last_frame) for i in range(sample_frames)]]
+
+    whole_interval = max(1, round(clip.fps / rate))
+    is_long_enough = clip.frames // whole_interval >= sample_frames
+    if not shrink and clip.frames >= sample_frames and is_long_enough:
+        return [[i * whole_interval for i in range(sample_frames)]]
+
+    spacing = last_frame / (sample_frames - 1) if sample_frames > 1 else 0
+    return [[min(round(i * spacing), last_frame) for i in range(sample_frames)]]
 
 
-def spread(buckets: Sequence[Bucket], clip: SourceVideo) -> FrameIndices:
-    """The largest bucket that the clip fills, its frames spread over the clip; a shorter clip stays as it is."""
-    count = max(
-        (bucket[0] for bucket in buckets if bucket[0] <= clip.frames), default=clip.frames
-    )
-    return [evenly(clip.frames, count)]
+def spread_over_clip(buckets: Sequence[Bucket], clip: SourceVideo) -> FrameIndices:
+    """Return the frames of the largest bucket that the clip fills, spread over the clip.
+
+    A shorter clip keeps all its frames.
+    """
+    filled = [bucket[0] for bucket in buckets if bucket[0] <= clip.frames]
+    return [evenly_spaced(clip.frames, max(filled, default=clip.frames))]
 
 
-def first(counts: Sequence[int], why: str, clip: SourceVideo) -> FrameIndices:
-    """The first frames of a clip, as many as the largest count that it has; one with fewer is dropped."""
-    fitting = [count for count in counts if count <= clip.frames]
-    return (
-        [list(range(max(fitting)))] if fitting else f"{clip.frames} frames; {why} {min(counts)}"
-    )
+def leading_frames(counts: Sequence[int], reason: str, clip: SourceVideo) -> FrameIndices:
+    """Return the first frames, as many as the largest count that the clip has.
+
+    Args:
+        counts: the frame counts.
+        reason: the beginning of the message for a clip that is too short.
+        clip: the clip.
+    """
+    filled = [count for count in counts if count <= clip.frames]
+    if not filled:
+        return f"{clip.frames} frames; {reason} {min(counts)}"
+    return [list(range(max(filled)))]
 
 
-def bounded(count: int, least: int, most: float, step: int, clip: SourceVideo) -> FrameIndices:
-    """The first ``count`` frames of a clip that has ``least`` to ``most``, after it is cut to n·step + 1."""
-    length = max(1, step_rounded(clip.frames, step))
-    if not least <= length <= most:
+def leading_frames_in_range(
+    count: int, min_frames: int, max_frames: float, step: int, clip: SourceVideo
+) -> FrameIndices:
+    """Return the first ``count`` frames of a clip whose length, cut to n·step + 1, fits."""
+    length = max(1, floor_to_step(clip.frames, step))
+    if not min_frames <= length <= max_frames:
         cut = f", cut to {length}" if length != clip.frames else ""
-        return f"{clip.frames} frames{cut}; min_frames is {least}, max_frames {most:g}"
+        return (
+            f"{clip.frames} frames{cut}; min_frames is {min_frames}, max_frames {max_frames:g}"
+        )
     return [list(range(min(count, length)))]
 
 
-def following(count: int, clip: SourceVideo) -> FrameIndices:
-    """``count`` frames at the source's own rate from a random start (here its earliest); behind the end the last is held."""
+def frames_from_start(count: int, clip: SourceVideo) -> FrameIndices:
+    """Return ``count`` frames at the source's rate from a random start (here its earliest).
+
+    Beyond the clip's end the last frame is repeated.
+    """
     return [[min(i + 1, clip.frames - 1) for i in range(count)]]
 
 
@@ -194,118 +280,165 @@ def following(count: int, clip: SourceVideo) -> FrameIndices:
 
 
 def nearest_multiple(value: float, multiple: int) -> int:
-    """``value`` rounded to a multiple."""
+    """Return ``value`` rounded to a multiple."""
     return round(value / multiple) * multiple
+
+
+def _both_orientations(sizes: Sequence[PixelSize]) -> list[PixelSize]:
+    """Return the sizes and their transposes, sorted, without duplicates."""
+    transposed = [(height, width) for width, height in sizes]
+    return sorted({*sizes, *transposed})
 
 
 def area_buckets(
     resolution: Sequence[int], multiple: int, clip: SourceVideo, count: int
 ) -> PixelSize:
-    """Sizes of at most the resolution's area in steps of a side; the one of the nearest ratio of width to height."""
+    """Return the size of the nearest ratio among sizes of at most the resolution's area."""
     area = resolution[0] * resolution[1]
-    side = int(math.sqrt(area))
-    shorter = range(side // 2 // multiple * multiple, side + multiple, multiple)
-    pairs = [(w, area // w // multiple * multiple) for w in shorter if w]
-    sizes = sorted({size for w, h in pairs for size in ((w, h), (h, w)) if w and h})
-    return min(sizes, key=lambda size: abs(size[0] / size[1] - clip.ratio))
+    square_side = int(math.sqrt(area))
+    first_side = square_side // 2 // multiple * multiple
+    sizes = []
+    for side in range(first_side, square_side + multiple, multiple):
+        if not side:
+            continue
+        other_side = area // side // multiple * multiple
+        if other_side:
+            sizes.append((side, other_side))
+    return min(_both_orientations(sizes), key=lambda size: abs(size[0] / size[1] - clip.ratio))
 
 
 def ratio_buckets(
     resolution: float, ratios: Sequence[float], multiple: int, clip: SourceVideo, count: int
 ) -> PixelSize:
-    """The nearest of the ratios by its logarithm, at the area of the resolution squared."""
-    known = np.array(sorted(ratios))
-    ratio = float(known[np.argmin(np.abs(math.log(clip.ratio) - np.log(known)))])
-    wide = math.sqrt(resolution**2 * ratio)
-    return nearest_multiple(wide, multiple), nearest_multiple(resolution**2 / wide, multiple)
+    """Return the size of the nearest ratio (by logarithm) at the area of the resolution²."""
+    sorted_ratios = np.array(sorted(ratios))
+    distances = np.abs(math.log(clip.ratio) - np.log(sorted_ratios))
+    ratio = float(sorted_ratios[np.argmin(distances)])
+    width = math.sqrt(resolution**2 * ratio)
+    height = resolution**2 / width
+    return nearest_multiple(width, multiple), nearest_multiple(height, multiple)
 
 
-def never_larger(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
-    """The clip's own shape at no more than the resolution squared, sides rounded to whatever is nearest in area."""
-    most = resolution * resolution
-    target = min(clip.width * clip.height, most)
-    scale = math.sqrt(target / (clip.width * clip.height)) / multiple
-    w = clip.width * scale
-    h = clip.height * scale
-    sides = [
-        (x * multiple, y * multiple)
-        for x in (int(w), math.ceil(w))
-        for y in (int(h), math.ceil(h))
-    ]
-    fitting = [size for size in sides if 0 < size[0] * size[1] <= most]
-    floor = (max(1, int(w)) * multiple, max(1, int(h)) * multiple)
-    return min(fitting or [floor], key=lambda size: abs(size[0] * size[1] - target))
+def within_area(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
+    """Return the clip's shape at no more than resolution², with sides rounded to a multiple.
+
+    Of the roundings up and down the one nearest in area is taken.
+    """
+    max_area = resolution * resolution
+    clip_area = clip.width * clip.height
+    target_area = min(clip_area, max_area)
+    scale = math.sqrt(target_area / clip_area) / multiple
+    width = clip.width * scale
+    height = clip.height * scale
+
+    sizes = []
+    for columns in (int(width), math.ceil(width)):
+        for rows in (int(height), math.ceil(height)):
+            size = (columns * multiple, rows * multiple)
+            if 0 < size[0] * size[1] <= max_area:
+                sizes.append(size)
+    if not sizes:
+        return max(1, int(width)) * multiple, max(1, int(height)) * multiple
+    return min(sizes, key=lambda size: abs(size[0] * size[1] - target_area))
 
 
 def bucket_by_ratio(buckets: Sequence[Bucket], clip: SourceVideo, count: int) -> PixelSize:
-    """Of the buckets that are nearest to these frames the one of the nearest ratio of width to height; of two the larger."""
+    """Return the size of the nearest ratio among the buckets nearest to the frame count.
+
+    Of two with the same ratio the larger is taken.
+    """
+
+    def distance(bucket: Bucket) -> tuple[float, int, int]:
+        _, height, width = bucket
+        return abs(width / height - clip.ratio), -height, -width
+
     frames = min(buckets, key=lambda bucket: abs(bucket[0] - count))[0]
-    among = [bucket for bucket in buckets if bucket[0] == frames]
-    _, height, width = min(
-        among, key=lambda own: (abs(own[2] / own[1] - clip.ratio), -own[1], -own[2])
-    )
+    candidates = [bucket for bucket in buckets if bucket[0] == frames]
+    _, height, width = min(candidates, key=distance)
     return width, height
 
 
 def bucket_by_sides(buckets: Sequence[Bucket], clip: SourceVideo, count: int) -> PixelSize:
-    """The bucket of the nearest sides, whatever its frames."""
-    _, height, width = min(
-        buckets, key=lambda own: abs(own[1] - clip.height) + abs(own[2] - clip.width)
-    )
+    """Return the size of the bucket with the nearest sides, whatever its frames."""
+
+    def distance(bucket: Bucket) -> int:
+        _, height, width = bucket
+        return abs(height - clip.height) + abs(width - clip.width)
+
+    _, height, width = min(buckets, key=distance)
     return width, height
 
 
-def own_ratio(
+def source_ratio(
     side: float, multiple: int, square: bool, edge: bool, clip: SourceVideo, count: int
 ) -> PixelSize:
-    """The clip's own ratio, or a square, at an area of ``side`` squared (``edge``: whose shorter side it is)."""
+    """Return a size with the clip's ratio.
+
+    Args:
+        side: the side of the square with the size's area.
+        multiple: sides are rounded to a multiple of it, and are at least this long.
+        square: return a square instead.
+        edge: ``side`` is the shorter side.
+        clip: the clip.
+        count: not used.
+    """
     ratio = 1.0 if square else round(clip.ratio, 2)
-    sides: tuple[float, float]
-    if edge:
-        sides = (
-            (side, int(side / ratio)) if clip.width < clip.height else (int(side * ratio), side)
-        )
+    width: float
+    height: float
+    if edge and clip.width < clip.height:
+        width = side
+        height = int(side / ratio)
+    elif edge:
+        width = int(side * ratio)
+        height = side
     else:
-        root = max(multiple, nearest_multiple(int(side), multiple))
-        sides = (root * math.sqrt(ratio), root / math.sqrt(ratio))
-    return max(multiple, nearest_multiple(sides[0], multiple)), max(
-        multiple, nearest_multiple(sides[1], multiple)
-    )
+        square_side = max(multiple, nearest_multiple(int(side), multiple))
+        width = square_side * math.sqrt(ratio)
+        height = square_side / math.sqrt(ratio)
+
+    rounded_width = max(multiple, nearest_multiple(width, multiple))
+    rounded_height = max(multiple, nearest_multiple(height, multiple))
+    return rounded_width, rounded_height
 
 
 ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
+"""Ratios of the longer to the shorter side."""
 
 
 def listed_aspects(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
-    """One of nine ratios and their inverses at the area of the resolution squared; the nearest by height over width."""
-    long = [
-        (resolution / math.sqrt(aspect), resolution * math.sqrt(aspect)) for aspect in ASPECTS
-    ]
-    sides = [(nearest_multiple(a, multiple), nearest_multiple(b, multiple)) for a, b in long]
-    sizes = sorted({size for a, b in sides for size in ((a, b), (b, a))})
-    high, wide = min(sizes, key=lambda size: abs(size[0] / size[1] - 1 / clip.ratio))
-    return wide, high
+    """Return the size of the nearest of nine ratios and their inverses at the area resolution².
+
+    Ratios are compared as height over width.
+    """
+    sizes = []
+    for aspect in ASPECTS:
+        short_side = nearest_multiple(resolution / math.sqrt(aspect), multiple)
+        long_side = nearest_multiple(resolution * math.sqrt(aspect), multiple)
+        sizes.append((short_side, long_side))
+
+    height, width = min(
+        _both_orientations(sizes), key=lambda size: abs(size[0] / size[1] - 1 / clip.ratio)
+    )
+    return width, height
 
 
 # ---- noise levels
 
 
 @dataclass(frozen=True)
-class Noise:
-    """A distribution of noise levels, then stretched to [low, high] (a cut stands in ``timesteps`` itself)."""
+class NoiseLevels:
+    """A distribution of noise levels, stretched to [low, high]; ``timesteps`` has its cut."""
 
     timesteps: TimestepSampler
     low: float = 0.0
     high: float = 1.0
 
     def quantiles(self, *shares: float) -> list[float]:
-        """The noise levels below which these shares of the draws lie."""
-        return [
-            self.low + (self.high - self.low) * float(level)
-            for level in self.timesteps.at(shares)
-        ]
+        """Return the noise levels that these shares of the draws are below."""
+        span = self.high - self.low
+        return [self.low + span * float(level) for level in self.timesteps.at(shares)]
 
 
-def shift_of_area(tokens: float) -> float:
-    """exp(mu), mu linear in the tokens of a frame: 0.5 at 256, 1.15 at 4096."""
+def area_shift(tokens: float) -> float:
+    """Return exp(mu), with mu linear in the tokens of a frame: 0.5 at 256, 1.15 at 4096."""
     return math.exp(0.5 + (1.15 - 0.5) * (tokens - 256) / (4096 - 256))

@@ -1,6 +1,5 @@
-"""A config of another trainer -> videotune's, with a row for every key of theirs; the rules are in JSON files."""
+"""Translate another trainer's config into videotune's by the rules in JSON files."""
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,342 +13,400 @@ from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.files import read_json
-from videotune.interop.foreign_config import Theirs, typed
+from videotune.interop.command_files import parse_scalar
+from videotune.interop.conversions import CONVERSIONS
+from videotune.interop.foreign_config import ForeignConfig
 from videotune.models.base_model import published, spec_for
-from videotune.types import BasePlace
+from videotune.types import BasePlace, ModelSpec
 
-LATE = ("", "transformer.weight_dtype", "layer_offload_fraction", "compile")
-"""Keys that are left out where they do not go with others."""
+RETRIED_LAST = ("transformer.weight_dtype", "layer_offload_fraction", "compile")
+"""Keys that are left out if they do not go with others."""
 
 
 @dataclass(frozen=True)
 class TranslatedKey:
-    """One key of theirs: its value, what becomes of the key, and why; not ``given``: their default, not in the file.
-
-    ``verdict``: same: taken as it is; translated: under another name or with another value; none: no counterpart;
-    differs: the key does there something other than its name says; unknown: no rule knows the key; missing: a file that
-    is not there.
-    """
+    """One key of the other trainer's config, and its translation."""
 
     key: str
+
     theirs: Any
+    """The key's value."""
+
     verdict: str
+    """The result.
+
+    same: taken as it is; translated: taken under another name or with another value; none:
+        there is no counterpart; differs: the key does something other than its name suggests;
+        unknown: no rule knows the key; missing: a file that does not exist.
+    """
+
     ours: dict[str, Any] = field(default_factory=dict)
+    """videotune's keys and values."""
+
     note: str = ""
     source: str = ""
+
     given: bool = True
+    """Whether the config has the key; False for a default of the trainer."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A config that resolves, by videotune's keys, and a row for each key of theirs."""
+    """A translated config."""
 
     trainer: str
+
     config: dict[str, Any]
+    """videotune's config; it resolves without errors."""
+
     rows: tuple[TranslatedKey, ...]
+    """One row per key of the other trainer's config."""
 
 
 @lru_cache
-def rules(name: str) -> dict[str, Any]:
-    """The rules for a trainer, from its JSON file."""
+def load_rules(name: str) -> dict[str, Any]:
+    """Read the rules for a trainer from its JSON file."""
     return dict(read_json(Path(__file__).with_name(f"{name}.json")))
 
 
-def translate(theirs: Theirs) -> Imported:
-    """The config of theirs in videotune's keys; values that videotune refuses are rows, not errors."""
-    table = rules(theirs.trainer)
+def translate(theirs: ForeignConfig) -> Imported:
+    """Translate a config; a value that videotune refuses becomes a row, not an error."""
+    table = load_rules(theirs.trainer)
     folder = theirs.files[0].parent
-    given = _with_args(theirs.values, table.get("args", ()))
-    defaults = _defaults(given, table.get("defaults", {}))
-    values = given | {key: default["value"] for key, default in defaults.items()}
-    found = {key: defaults.get(key, {}) | _rule(table, key, values) for key in values}
-    base = _base([values[key] for key in found if "base" in found[key]], folder)
-    rows = [
-        replace(_row(key, values, rule, base, folder), given=key in given)
-        for key, rule in found.items()
-    ]
-    gone = [
-        TranslatedKey(key, path, "missing", note="its keys are not read")
-        for key, path in theirs.missing
-    ]
-    return Imported(theirs.trainer, *_accepted([*rows, *gone], base))
+    config_values = _split_arguments(theirs.values, table.get("args", ()))
+    defaults = _defaults(config_values, table.get("defaults", {}))
+    values = config_values | {key: default["value"] for key, default in defaults.items()}
+
+    rules = {key: defaults.get(key, {}) | _rule(table, key, values) for key in values}
+    base_names = [values[key] for key, rule in rules.items() if "base" in rule]
+    base = _base_model(base_names, folder)
+
+    rows = []
+    for key, rule in rules.items():
+        row = _translate_key(key, values, rule, base, folder)
+        rows.append(replace(row, given=key in config_values))
+    for key, path in theirs.missing:
+        rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
+
+    config, final_rows = _accept(rows, base)
+    return Imported(theirs.trainer, config, final_rows)
 
 
-def _with_args(values: Mapping[str, Any], lists: Sequence[str]) -> dict[str, Any]:
-    """The leaves, where the KEY=VALUE words of options such as optimizer_args are leaves of their own."""
-    out: dict[str, Any] = {}
+def _split_arguments(values: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any]:
+    """Split KEY=VALUE items of options such as optimizer_args into keys of their own."""
+    split_values: dict[str, Any] = {}
     for key, value in values.items():
-        words = [
-            str(word).partition("=") for word in (value if isinstance(value, list) else [value])
-        ]
-        apart = (
-            suggestions.plain(key) in lists and words and all(equals for _, equals, _ in words)
-        )
-        out |= (
-            {f"{key}.{name.strip()}": typed(text.strip()) for name, _, text in words}
-            if apart
-            else {key: value}
-        )
-    return out
+        items = value if isinstance(value, list) else [value]
+        assignments = [str(item).partition("=") for item in items]
+        are_assignments = bool(assignments) and all(equals for _, equals, _ in assignments)
+        if suggestions.plain(key) not in options or not are_assignments:
+            split_values[key] = value
+            continue
+        for name, _, text in assignments:
+            split_values[f"{key}.{name.strip()}"] = parse_scalar(text.strip())
+    return split_values
 
 
 def _defaults(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Their defaults that matter, for each key, or each entry of a list, that is not in the config."""
-    out = {}
+    """Return the trainer's defaults for keys that the config, or an entry of a list, lacks."""
+    defaults = {}
     for pattern, default in table.items():
         head, dot, last = pattern.rpartition("N.")
-        start = re.compile(re.escape(head + dot).replace("N", r"\d+"))
-        for place in sorted({found[0] for key in values if (found := start.match(key))}):
-            if place + last not in values and _holds(default.get("when", {}), place, values):
-                out[place + last] = default
-    return out
+        prefix_pattern = re.compile(re.escape(head + dot).replace("N", r"\d+"))
+        matches = [prefix_pattern.match(key) for key in values]
+        prefixes = sorted({match[0] for match in matches if match})
+        for prefix in prefixes:
+            is_missing = prefix + last not in values
+            if is_missing and _conditions_hold(default.get("when", {}), prefix, values):
+                defaults[prefix + last] = default
+    return defaults
 
 
 def _rule(table: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The rule for a key, by its name or the first pattern that fits; of a list the first whose conditions hold."""
-    name = suggestions.plain(key)
-    notes = {
-        pattern: {"note": note}
-        for note, patterns in table.get("none", {}).items()
-        for pattern in patterns
-    }
-    known = {
-        pattern: rule
-        for pattern, rule in (notes | table["rules"]).items()
-        if fnmatchcase(name, pattern)
-    }
-    fits: Any = table["rules"].get(name) or next(
-        iter(known.values()), {"unknown": 1, "note": "no rule knows this key"}
-    )
-    for rule in fits if isinstance(fits, list) else [fits]:
-        if isinstance(rule, str) or _holds(rule.get("when", {}), key, values):
-            return {"to": rule} if isinstance(rule, str) else dict(rule)
+    """Return the rule for a key: by its name, or the first pattern that matches.
+
+    Of a list of rules it is the first whose conditions hold.
+    """
+    candidates = _matching_rules(table, suggestions.plain(key))
+    for rule in candidates if isinstance(candidates, list) else [candidates]:
+        if isinstance(rule, str):
+            return {"to": rule}
+        if _conditions_hold(rule.get("when", {}), key, values):
+            return dict(rule)
     return {"note": "it has no effect with the other values of this config"}
+
+
+def _matching_rules(table: Mapping[str, Any], name: str) -> Any:
+    rules = table["rules"]
+    if rules.get(name):
+        return rules[name]
+
+    patterns: dict[str, Any] = {}
+    for note, note_patterns in table.get("none", {}).items():
+        for pattern in note_patterns:
+            patterns[pattern] = {"note": note}
+    patterns.update(rules)
+    for pattern, rule in patterns.items():
+        if fnmatchcase(name, pattern):
+            return rule
+    return {"unknown": 1, "note": "no rule knows this key"}
 
 
 def _indices(key: str) -> list[str]:
     return [part for part in key.split(".") if part.isdecimal()]
 
 
-def _beside(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
-    """The value of another key; N in its name stands for the index that ``key`` has there."""
-    numbers = iter(_indices(key))
-    return values.get(
-        ".".join(next(numbers, "0") if part == "N" else part for part in pattern.split("."))
-    )
+def _related_value(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of another key; N in its name stands for the index that ``key`` has."""
+    indices = iter(_indices(key))
+    parts = [next(indices, "0") if part == "N" else part for part in pattern.split(".")]
+    return values.get(".".join(parts))
 
 
-def _holds(conditions: Mapping[str, str], key: str, values: Mapping[str, Any]) -> bool:
-    """Whether other keys of theirs have such values: patterns apart by |, where nothing stands for no value."""
-    found = ((pattern, _beside(pattern, key, values)) for pattern in conditions)
-    texts = {pattern: "" if value is None else str(value).lower() for pattern, value in found}
-    return all(
-        any(fnmatchcase(texts[key], one) for one in conditions[key].split("|")) for key in texts
-    )
+def _conditions_hold(
+    conditions: Mapping[str, str], key: str, values: Mapping[str, Any]
+) -> bool:
+    """Return whether other keys have certain values.
+
+    A condition is a list of patterns separated by |; an empty pattern matches a missing value.
+    """
+    for name, patterns in conditions.items():
+        value = _related_value(name, key, values)
+        text = "" if value is None else str(value).lower()
+        if not any(fnmatchcase(text, pattern) for pattern in patterns.split("|")):
+            return False
+    return True
 
 
-def _row(
+def _translate_key(
     key: str,
     values: Mapping[str, Any],
     rule: Mapping[str, Any],
     base: Mapping[str, str],
     folder: Path,
 ) -> TranslatedKey:
+    """Apply a rule to a key.
+
+    Args:
+        key: the key.
+        values: the values of all keys.
+        rule: the key's rule.
+        base: videotune's keys for the base model.
+        folder: the config's folder, which paths are relative to.
+    """
     value = values[key]
     notes = [rule.get("differs", rule.get("note", ""))]
     ours = {}
-    if "to" in rule and (value not in (None, "", [], {}) or "empty" in rule):
+    is_empty = value in (None, "", [], {})
+    if "to" in rule and (not is_empty or "empty" in rule):
         try:
-            over = _beside(rule["over"], key, values) if "over" in rule else None
-            ours = _placed(key, -(-value // over) if over else value, rule, folder)
-        except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
-            notes.append(
-                str(error)
-                if isinstance(error, VideotuneError)
-                else f"videotune has no {value!r} for it"
-            )
+            divisor = _related_value(rule["over"], key, values) if "over" in rule else None
+            translated_value = -(-value // divisor) if divisor else value
+            ours = _convert(key, translated_value, rule, folder)
+        except VideotuneError as error:
+            notes.append(str(error))
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError):
+            notes.append(f"videotune has no counterpart of {value!r}")
+
     if "base" in rule:
         ours |= base
-        notes.append(
-            "" if base else "it names no base model that videotune trains: set base_model_name"
-        )
-    same = all(
-        name.split(".")[-1] == key.split(".")[-1] and one == value for name, one in ours.items()
-    )
-    verdict = next(
-        (word for word in ("differs", "unknown") if word in rule),
-        "same" if same else "translated",
-    )
-    verdict = verdict if ours or verdict in rule else "none"
+        if not base:
+            notes.append("it names no base model that videotune trains: set base_model_name")
+
     return TranslatedKey(
-        key, value, verdict, ours, "; ".join(filter(None, notes)), rule.get("source", "")
+        key=key,
+        theirs=value,
+        verdict=_verdict(key, value, ours, rule),
+        ours=ours,
+        note="; ".join(filter(None, notes)),
+        source=rule.get("source", ""),
     )
 
 
-def _placed(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Our keys with their values; those of a dataset have the indices of theirs: ``datasets.0_2.path``."""
-    how = rule.get("as")
+def _verdict(key: str, value: Any, ours: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
+    for verdict in ("differs", "unknown"):
+        if verdict in rule:
+            return verdict
+    if not ours:
+        return "none"
+
+    last_part = key.split(".")[-1]
+    is_same = all(
+        name.split(".")[-1] == last_part and our_value == value
+        for name, our_value in ours.items()
+    )
+    return "same" if is_same else "translated"
+
+
+def _convert(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return videotune's keys and values for a value.
+
+    Keys of a dataset have the indices of the other trainer's: ``datasets.0_2.path``.
+    """
+    conversion = rule.get("as")
+    if isinstance(conversion, dict):
+        text = str(value).lower()
+        converted = conversion[text if text in conversion else "*"]
+    else:
+        converted = CONVERSIONS[conversion](value, folder)
+
     names = rule["to"] if isinstance(rule["to"], list) else [rule["to"]]
-    word = str(value).lower()
-    value = (
-        how[word if word in how else "*"]
-        if isinstance(how, dict)
-        else _CONVERSIONS[how](value, folder)
-    )
-    several = [] if value is None else value if len(names) > 1 else [value]
-    whole = [
-        int(one) if isinstance(one, float) and one.is_integer() else one for one in several
-    ]
-    start = f"datasets.{'_'.join(_indices(key))}."
-    return {
-        name.replace("datasets.", start): one for name, one in zip(names, whole, strict=False)
-    }
+    if converted is None:
+        return {}
+    our_values = converted if len(names) > 1 else [converted]
+
+    dataset_prefix = f"datasets.{'_'.join(_indices(key))}."
+    ours = {}
+    for name, our_value in zip(names, our_values, strict=False):
+        if isinstance(our_value, float) and our_value.is_integer():
+            our_value = int(our_value)
+        ours[name.replace("datasets.", dataset_prefix)] = our_value
+    return ours
 
 
-def _size(value: Any, _: Path) -> Any:
-    """One size or a list of sizes, width before height, as videotune writes them: R, or "HxW"."""
-    if isinstance(value, str) and "," in value:
-        return [_size(one, _) for one in value.split(",")]
-    sides = [
-        int(one)
-        for one in (value if isinstance(value, list) else re.findall(r"\d+", str(value)))
-    ]
-    return sides[0] if len(sides) == 1 else f"{sides[1]}x{sides[0]}"
-
-
-def _is_weights(path: Path) -> bool:
-    # Path.is_file raises OSError for a name that is too long
-    return path.suffix == ".safetensors" and os.path.isfile(path)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) and isinstance(value[0], list) else [value]
-
-
-def _buckets(value: Any, _: Path) -> list[Any]:
-    """Frame counts with sizes, [F, H, W] or "FxHxW", -> the most frames, and the sizes."""
-    shapes = [[int(one) for one in re.findall(r"\d+", str(shape))] for shape in _listed(value)]
-    sizes = list(dict.fromkeys(f"{height}x{width}" for _, height, width in shapes))
-    return [max(shape[0] for shape in shapes), sizes[0] if len(sizes) == 1 else sizes]
-
-
-_CONVERSIONS: dict[Any, Any] = {
-    None: lambda value, _: typed(value) if isinstance(value, str) else value,
-    "size": _size,
-    "area": lambda value, _: (
-        round(math.sqrt(value[0] * value[1])) if isinstance(value, list) else int(value)
-    ),
-    "megapixels": lambda value, _: round(math.sqrt(value * 1e6)),
-    "buckets": _buckets,
-    "path": lambda value, folder: str((folder / value).absolute()),
-    "path or id": lambda value, folder: (
-        str((folder / value).absolute()) if (folder / value).exists() else value
-    ),
-    "weights": lambda value, folder: (
-        str((folder / value).absolute()) if _is_weights(folder / value) else None
-    ),
-    "sides": lambda value, _: [
-        round(math.sqrt(one[0] * one[1])) if isinstance(one, list) else one for one in value
-    ],
-    "sizes with frames": lambda value, _: _buckets([one[::-1] for one in _listed(value)], _)[
-        ::-1
-    ],
-    "one more": lambda value, _: value + 1,
-    "thousandths": lambda value, _: value / 1000,
-    "numbers": lambda value, _: [float(one) for one in re.findall(r"[\d.eE+-]+", str(value))],
-    "most": lambda value, _: max(value) if isinstance(value, list) else value,
-    "word": lambda value, _: suggestions.others()["values"].get(
-        str(value).upper(), str(value).upper()
-    ),
-}
-
-
-def _base(names: list[Any], folder: Path) -> dict[str, str]:
-    """The base model that names of theirs tell, as videotune's keys; nothing where they tell none."""
+def _base_model(names: list[Any], folder: Path) -> dict[str, str]:
+    """Return videotune's keys for the base model that a config names; {} if it is not known."""
     for name in names:
         if isinstance(name, str) and os.path.isfile(folder / name / "model_index.json"):
             return {"base_model_name": str((folder / name).absolute())}
-    text = re.sub(r"[-_ /\\]", "", " ".join(str(name) for name in names).lower())
-    for one in rules("bases")["bases"]:
-        if all(word in text for word in one["words"]) and not any(
-            word in text for word in one.get("not", ())
-        ):
-            return dict(one["ours"])
+
+    joined_names = " ".join(str(name) for name in names).lower()
+    text = re.sub(r"[-_ /\\]", "", joined_names)
+    for base in load_rules("bases")["bases"]:
+        has_all = all(part in text for part in base["words"])
+        has_excluded = any(part in text for part in base.get("not", ()))
+        if has_all and not has_excluded:
+            return dict(base["ours"])
     return {}
 
 
-def _accepted(
+def _accept(
     rows: list[TranslatedKey], base: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[TranslatedKey, ...]]:
-    """The config of what videotune takes, and the rows as they came out; of two values for a key the first is taken."""
-    wanted = {key: value for row in reversed(rows) for key, value in row.ours.items()}
-    spread = {key: key for row in rows for key in row.ours if not key.startswith("datasets.")}
-    inner = sorted(
-        (key for key in wanted if key not in spread), key=lambda key: (len(key), key)
+    """Build the config from the values that videotune accepts.
+
+    If two rows set the same key, the first one wins.
+
+    Returns:
+        The config, and the rows without what was not accepted.
+    """
+    wanted: dict[str, Any] = {}
+    for row in reversed(rows):
+        wanted.update(row.ours)
+
+    source_keys: dict[str, str] = {}
+    for row in rows:
+        for key in row.ours:
+            if not key.startswith("datasets."):
+                source_keys[key] = key
+    dataset_keys = [key for key in wanted if key not in source_keys]
+    dataset_keys.sort(key=lambda key: (len(key), key))
+    source_keys.update(_expand_datasets(dataset_keys, wanted))
+
+    accepted, refusals = _try_keys(source_keys, wanted, _base_spec(base))
+
+    accepted_keys = {source_keys[key] for key in accepted}
+    reasons = dict.fromkeys(
+        dataset_keys, "no folder of clips belongs to it, or only one that was named before"
     )
-    paths = [key for key in reversed(inner) if key.endswith(".path")]
-    folders = {str(wanted[key]): key.split(".")[1] for key in paths}  # each folder once
-    for path in sorted(folders.values(), key=lambda place: (len(place), place)):
-        for key in inner:  # what is said of all datasets, or of some, is said of each
-            _, place, name = key.split(".")
-            if not place or f"{path}_".startswith(f"{place}_"):
-                spread[f"datasets.{path}.{name}"] = key
+    reasons.update(refusals)
+    final_reasons = {key: text for key, text in reasons.items() if key not in accepted_keys}
+    final_rows = tuple(_without_refused(row, wanted, final_reasons) for row in rows)
+    return _nest(accepted), final_rows
+
+
+def _expand_datasets(dataset_keys: Sequence[str], wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Apply values for all datasets, or for some, to each dataset that has a folder.
+
+    Args:
+        dataset_keys: ``datasets.INDICES.NAME``, the most general first.
+        wanted: the values of all keys.
+
+    Returns:
+        The keys of each dataset, with the most specific key that sets it.
+    """
+    # Each folder once: the most general key, which comes last here, wins.
+    indices_of_folder = {}
+    for key in reversed(dataset_keys):
+        if key.endswith(".path"):
+            indices_of_folder[str(wanted[key])] = key.split(".")[1]
+
+    source_keys = {}
+    for dataset in sorted(
+        indices_of_folder.values(), key=lambda indices: (len(indices), indices)
+    ):
+        for key in dataset_keys:
+            _, indices, name = key.split(".")
+            applies = not indices or f"{dataset}_".startswith(f"{indices}_")
+            if applies:
+                source_keys[f"datasets.{dataset}.{name}"] = key
+    return source_keys
+
+
+def _base_spec(base: Mapping[str, str]) -> ModelSpec | None:
+    """Return the known facts about the base model; nothing is downloaded."""
+    if "family" not in base:
+        return None
     name = base.get("base_model_name", "")
-    folder = published(name)  # what is known of the base model without asking for it
-    spec = (
-        spec_for(base["family"], BasePlace(name, folder) if folder else None)
-        if "family" in base
-        else None
-    )
-    taken = dict[str, Any]()
-    why = dict.fromkeys(inner, "no folder of clips goes with it, or one named before")
-    singles = sorted(
-        ([key] for key in spread),
-        key=lambda group: LATE.index(group[0]) if group[0] in LATE else 0,
-    )
-    for group in [
-        list(spread),
-        *singles,
-        *singles,
-        *singles,
-    ]:  # more than once: a key may need another one
-        new = taken | {key: wanted[spread[key]] for key in group}
-        if len(new) == len(taken):
+    folder = published(name)
+    return spec_for(base["family"], BasePlace(name, folder) if folder else None)
+
+
+def _try_keys(
+    source_keys: Mapping[str, str], wanted: Mapping[str, Any], spec: ModelSpec | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Find the keys that resolve together.
+
+    Returns:
+        The accepted keys with their values, and the last reason for each key that was refused.
+    """
+
+    def position(group: list[str]) -> int:
+        (key,) = group
+        return RETRIED_LAST.index(key) + 1 if key in RETRIED_LAST else 0
+
+    single_keys = sorted(([key] for key in source_keys), key=position)
+    # All at once, then one by one; three times, because a key may need another one.
+    groups = [list(source_keys), *single_keys, *single_keys, *single_keys]
+
+    accepted = dict[str, Any]()
+    refusals: dict[str, str] = {}
+    for group in groups:
+        candidate = accepted | {key: wanted[source_keys[key]] for key in group}
+        if len(candidate) == len(accepted):
             continue
         try:
-            resolve(_nested(new), {}, spec)
-            taken = new
+            resolve(_nest(candidate), {}, spec)
+            accepted = candidate
         except VideotuneError as error:
-            why |= {
-                spread[key]: f"videotune refuses it: {str(error).splitlines()[0]}"
-                for key in group
-            }
-    why = {
-        key: text for key, text in why.items() if not any(spread[one] == key for one in taken)
-    }
-    return _nested(taken), tuple(_settled(row, wanted, why) for row in rows)
+            reason = f"videotune refuses it: {str(error).splitlines()[0]}"
+            refusals |= {source_keys[key]: reason for key in group}
+    return accepted, refusals
 
 
-def _settled(
-    row: TranslatedKey, wanted: Mapping[str, Any], why: Mapping[str, str]
+def _without_refused(
+    row: TranslatedKey, wanted: Mapping[str, Any], reasons: Mapping[str, str]
 ) -> TranslatedKey:
-    """A row without what was not taken, and with the reason."""
-    lost = {
-        key: f"videotune has one: {wanted[key]!r}"
-        for key, value in row.ours.items()
-        if wanted[key] != value
-    }
-    lost |= {key: why[key] for key in row.ours if key in why}
-    ours = {key: value for key, value in row.ours.items() if key not in lost}
-    verdict = row.verdict if ours or not lost or row.verdict == "differs" else "none"
-    return replace(
-        row,
-        ours=ours,
-        verdict=verdict,
-        note="; ".join(filter(None, [row.note, *lost.values()])),
-    )
+    """Return a row without the keys that were not accepted, with the reasons in its note."""
+    refused = {}
+    for key, value in row.ours.items():
+        if wanted[key] != value:
+            refused[key] = f"videotune has only one: {wanted[key]!r}"
+    for key in row.ours:
+        if key in reasons:
+            refused[key] = reasons[key]
+
+    ours = {key: value for key, value in row.ours.items() if key not in refused}
+    verdict = row.verdict
+    if refused and not ours and verdict != "differs":
+        verdict = "none"
+    note = "; ".join(filter(None, [row.note, *refused.values()]))
+    return replace(row, ours=ours, verdict=verdict, note=note)
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    out = load.unflatten(flat)
-    return out | ({"datasets": list(out["datasets"].values())} if "datasets" in out else {})
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config from dotted keys; its datasets become a list."""
+    config = load.unflatten(flat)
+    if "datasets" in config:
+        config["datasets"] = list(config["datasets"].values())
+    return config

@@ -1,4 +1,4 @@
-"""The device that computes, whatever torch.accelerator finds: CUDA (so torch calls ROCm too), XPU or MPS; else the CPU."""
+"""Select the device for training: CUDA (ROCm included), XPU or MPS, else the CPU."""
 
 from __future__ import annotations
 
@@ -8,46 +8,53 @@ import os
 from videotune.lazy import torch
 
 OVERLAPPING = ("cuda", "xpu")
-"""Kinds with memory of their own, and streams and pinned host memory, so that copies run beside the computation.
+"""Device types whose copies can overlap with computation.
 
-MPS computes in the host's memory. There weights and inputs are copied as on the CPU, and a step waits for its copies.
+They have their own memory, streams and pinned host memory. MPS computes in the host's
+memory: weights and inputs are copied as on the CPU, and a step waits for its copies.
 """
 
 
 def local_device() -> torch.device:
-    """This process's accelerator where there is one, else the CPU."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return (
-        torch.device("cpu")
-        if found is None
-        else torch.device(found.type, int(os.environ.get("LOCAL_RANK", 0)))
-    )
+    """Return this process's accelerator, or the CPU if there is none."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", 0)))
 
 
 def overlaps(device: torch.device) -> bool:
-    """Whether copies run beside the computation."""
+    """Return whether copies overlap with computation on this device."""
     return device.type in OVERLAPPING
 
 
 def copy_stream(device: torch.device) -> torch.Stream | None:
-    """A stream for copies; None where the device has none."""
+    """Return a new stream for copies, or None if the device has no streams."""
     return torch.Stream(device) if overlaps(device) else None
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device computes in bfloat16 by itself: cards before Ampere emulate it, and a CPU is twelve times slower."""
+    """Return whether a device computes in bfloat16 natively.
+
+    GPUs before Ampere emulate it, and a CPU is twelve times slower with it.
+    """
     if not overlaps(device):
         return False
     with torch.accelerator.device_index(device.index):
-        return bool(
-            torch.get_device_module(device).is_bf16_supported(including_emulation=False)
-        )
+        device_module = torch.get_device_module(device)
+        return bool(device_module.is_bf16_supported(including_emulation=False))
 
 
 def empty_cache() -> None:
-    """Give back memory of the device, and pinned memory of the host, that no tensor holds; cycles are collected first."""
+    """Free cached memory of the device and cached pinned memory of the host.
+
+    Reference cycles are collected first.
+    """
     gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()
-        # pinned host memory too; torch 2.11 has the private name alone
-        (getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache)()
+    if not torch.accelerator.is_available():
+        return
+
+    torch.accelerator.empty_cache()
+    # torch 2.11 has only the private function.
+    empty_host_cache = getattr(torch.accelerator, "empty_host_cache", None)
+    (empty_host_cache or torch._C._host_emptyCache)()

@@ -1,4 +1,4 @@
-"""Which function computes attention, by diffusers' dispatcher: ``attention``."""
+"""Select the attention backend of a network (``attention``) through diffusers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from videotune.errors import VideotuneError
 
 
 def switchable(net: nn.Module) -> bool:
-    """Whether diffusers can switch the attention of a network."""
+    """Return whether diffusers can switch the attention backend of a network."""
     return any(
         hasattr(getattr(module, "processor", None), "_attention_backend")
         for module in net.modules()
@@ -16,22 +16,21 @@ def switchable(net: nn.Module) -> bool:
 
 
 def set_attention(net: Any, name: str) -> None:
-    """Have a network compute its attention by the back end of this name.
+    """Set the attention backend of a network.
 
-    Raises VideotuneError where that is not installed, or the network's attention cannot be switched.
+    Raises VideotuneError if the backend is not installed or the network's attention
+    cannot be switched.
     """
     if not switchable(net):
         raise VideotuneError(
-            f"attention: that of {type(net).__name__} cannot be switched: leave it out"
+            f"attention: {type(net).__name__} has a fixed backend. Remove the key."
         )
     from diffusers.models.attention_dispatch import attention_backend
 
     try:
-        with attention_backend(
-            "native"
-        ):  # diffusers would make it that of all networks in the process
+        # Without this context, diffusers sets it for all networks in the process.
+        with attention_backend("native"):
             net.set_attention_backend(name)
     except (RuntimeError, ImportError) as error:
-        raise VideotuneError(
-            f"attention: {name} cannot be used here: {str(error).splitlines()[0]}"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise VideotuneError(f"attention: {name} cannot be used here: {reason}") from error

@@ -1,93 +1,116 @@
-"""Blocks whose weights, or whose inputs, wait on the host: ``layer_offload_fraction`` and CPU_OFFLOADED are one mechanism.
+"""Stream the weights of some blocks from the host (``layer_offload_fraction``).
 
-A block of which something waits is computed as in gradient checkpointing: its graph keeps nothing, and when its backward
-pass comes, its inputs and weights are fetched and it is computed again. The graph is autograd's own, node for node, so every
-gradient is summed in the same order as without, and is the same to the bit.
+The same wrapper of a block also offloads its inputs (checkpointing CPU_OFFLOADED, see
+``activation_offload``). A wrapped block is computed as in gradient checkpointing: its
+graph saves only the inputs. In the backward pass the inputs and weights are fetched and
+the block is recomputed. The graph is autograd's own, node for node, so every gradient
+is summed in the same order as without offloading and is bitwise equal.
 """
 
 import inspect
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
-from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from videotune.errors import VideotuneError
-from videotune.memory.accelerator import copy_stream, overlaps
+from videotune.memory.accelerator import overlaps
+from videotune.memory.activation_offload import ActivationOffload
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
 from videotune.memory.device_buffers import DeviceBuffers
 from videotune.memory.host_memory import refuse_if_short
-from videotune.memory.host_weights import HostWeights, dense, pinned
+from videotune.memory.host_weights import HostWeights, dense
 
 
 class BlockOffload:
-    """A network of which blocks wait on the host.
-
-    ``streamed``: which blocks, by their number in the order of the paths. ``buffers``: their way to the device (None: no
-    block is streamed). ``host_weights``: their weights. ``activation_offload``: where inputs wait (None: they do not).
-    """
+    """A network whose blocks keep weights or inputs on the host."""
 
     def __init__(self, net: nn.Module, device: torch.device, streamed: Sequence[int]) -> None:
         self.net = net
         self.device = device
+
         self.streamed = tuple(streamed)
+        """Indices of the streamed blocks, counted over all lists of blocks."""
+
         self.buffers: DeviceBuffers | None = None
+        """The device memory that streamed weights pass through; None: no streaming."""
+
         self.host_weights: HostWeights | None = None
+        """The streamed weights; None: no streaming."""
+
         self.activation_offload: ActivationOffload | None = None
+        """Offloads the inputs of blocks; None: they stay on the device."""
 
     def parameters(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """The network's parameters by name, streamed ones as they are on the host: what an optimizer can update."""
-        on_host = self.host_weights.parameters if self.host_weights is not None else {}
-        return {name: on_host.get(name, parameter) for name, parameter in named.items()}
+        """Return the parameters that an optimizer can update, by name.
+
+        A streamed parameter is replaced by its counterpart on the host.
+        """
+        host_parameters: Mapping[str, nn.Parameter] = {}
+        if self.host_weights is not None:
+            host_parameters = self.host_weights.parameters
+        return {name: host_parameters.get(name, parameter) for name, parameter in named.items()}
 
     def _begin(self, *_: Any) -> None:
-        """Before each forward pass of the network."""
+        """Reset the buffers before each forward pass of the network."""
         if self.buffers is not None:
             self.buffers.begin()
         if self.activation_offload is not None:
             self.activation_offload.begin()
 
-    def _wrap(self, block: nn.Module, place: int | None) -> None:
-        """Compute a block with its weights there, and again in the backward pass. ``place``: among the streamed ones."""
-        own: Callable[..., Any] = block.forward
-        signature = inspect.signature(own)
+    def _wrap(self, block: nn.Module, index: int | None) -> None:
+        """Replace a block's forward by one that fetches its weights and checkpoints it.
+
+        Args:
+            index: the block's index among the streamed ones; None: it is resident.
+        """
+        block_forward: Callable[..., Any] = block.forward
+        signature = inspect.signature(block_forward)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()  # arguments by position: inputs are found by it
+            # Pass arguments by position: the inputs to offload are found by it.
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+
             if not torch.is_grad_enabled():
-                with self._window(place):
-                    return own(*given.args, **given.kwargs)
+                with self._forward_window(index, backward_follows=False):
+                    return block_forward(*bound.args, **bound.kwargs)
+
             offload = self.activation_offload
-            with nullcontext() if offload is None else offload.hooks(given.args):
-                out = checkpoint(
-                    own,
-                    *given.args,
+            with nullcontext() if offload is None else offload.hooks(bound.args):
+                output = checkpoint(
+                    block_forward,
+                    *bound.args,
                     use_reentrant=False,
                     context_fn=lambda: (
-                        self._window(place, turns=True),
-                        self._window(place, again=True),
+                        self._forward_window(index, backward_follows=True),
+                        self._backward_window(index),
                     ),
-                    **given.kwargs,
+                    **bound.kwargs,
                 )
             if offload is not None:
-                offload.returned(out)
-            return out
+                offload.returned(output)
+            return output
 
         block.forward = forward
 
-    def _window(
-        self, place: int | None, turns: bool = False, again: bool = False
+    def _forward_window(
+        self, index: int | None, *, backward_follows: bool
     ) -> AbstractContextManager[None]:
-        if place is None or self.buffers is None:
+        """Return a context in which the block's weights are on the device."""
+        if index is None or self.buffers is None:
             return nullcontext()
-        return self.buffers.backward(place) if again else self.buffers.forward(place, turns)
+        return self.buffers.forward(index, backward_follows)
+
+    def _backward_window(self, index: int | None) -> AbstractContextManager[None]:
+        """Return a context for recomputing the block in the backward pass."""
+        if index is None or self.buffers is None:
+            return nullcontext()
+        return self.buffers.backward(index)
 
 
 def stream_blocks(
@@ -100,272 +123,145 @@ def stream_blocks(
     host_weights: HostWeights | None = None,
     echo: Callable[[str], None] = print,
 ) -> BlockOffload:
-    """Move a network to the device, but for the weights of this ``fraction`` of its blocks, which stay on the host.
+    """Move a network to the device, except the weights of a fraction of its blocks.
 
-    ``checkpointing`` (OFF, ON or CPU_OFFLOADED) is what the other blocks do; streamed ones are always computed again.
-    ``net`` lies on the CPU, mapped from its files at best, with what trains in it; ``paths`` are module paths of lists of
-    blocks. ``resident`` (an adapter's parameters) stay on the device, as does what stands in several places of the network.
-    Weights that train have gradients and updates on the host: see ``BlockOffload.parameters``. ``host_weights``: of another
-    network of this shape, in place of this one's. ``echo`` is told what could not be done as it should.
+    Those stay on the host and are streamed. Tensors that appear at several places of
+    the network stay on the device. Weights that train have their gradients and updates
+    on the host: see ``BlockOffload.parameters``.
 
-    Raises VideotuneError where the host has no room, or a block cannot be streamed.
+    Args:
+        net: the network on the CPU, preferably memory-mapped from its files, including
+            the parameters that train.
+        paths: module paths of the lists of blocks.
+        device: where the network computes.
+        fraction: share of the blocks to stream, 0 to 1.
+        checkpointing: OFF, ON or CPU_OFFLOADED for the other blocks; streamed blocks
+            are always recomputed.
+        resident: parameters that stay on the device, such as those of an adapter.
+        host_weights: weights to stream in place of this network's, from another network
+            of the same shape.
+        echo: receives warnings.
+
+    Raises:
+        DoesNotFit: if the host has too little free memory.
+        VideotuneError: if a block cannot be streamed.
     """
-    blocks = [
-        (f"{path}.{name}", block)
-        for path in paths
-        for name, block in net.get_submodule(path).named_children()
-    ]
-    chosen = spread(len(blocks), fraction)
-    streams = BlockOffload(net, device, chosen)
+    blocks: list[tuple[str, nn.Module]] = []
+    for path in paths:
+        for name, block in net.get_submodule(path).named_children():
+            blocks.append((f"{path}.{name}", block))
+
+    streamed_blocks = spread(len(blocks), fraction)
+    offload = BlockOffload(net, device, streamed_blocks)
     if checkpointing == CPU_OFFLOADED:
-        streams.activation_offload = ActivationOffload(device)
-    if chosen:
-        alone = _alone(net, resident)
-        named = [_streamable(*blocks[i], alone) for i in chosen]
+        offload.activation_offload = ActivationOffload(device)
+
+    if streamed_blocks:
+        movable = _movable_tensors(net, resident)
+        block_tensors = [_streamable(*blocks[i], movable) for i in streamed_blocks]
         if host_weights is None:
-            host_weights = HostWeights(named, overlaps(device), echo)
-            what = f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host"
-            refuse_if_short(host_weights.size, what)
-        _move_in(streams, host_weights, named)
-    streamed = (
-        {id(tensor) for tensors in streams.buffers.tensors for tensor in tensors}
-        if streams.buffers
-        else set()
-    )
-    for tensor in (*net.parameters(), *net.buffers()):
-        if id(tensor) not in streamed:
-            tensor.data = tensor.data.to(device)
-    places = {number: place for place, number in enumerate(chosen)}
+            host_weights = HostWeights(block_tensors, overlaps(device), echo)
+            count = f"{len(streamed_blocks)} of {len(blocks)} blocks"
+            refuse_if_short(host_weights.size, f"layer_offload_fraction: {count} on the host")
+        _move_to_host(offload, host_weights, block_tensors)
+
+    _move_to_device(offload)
+
+    buffer_indices = {number: index for index, number in enumerate(streamed_blocks)}
     for number, (_, block) in enumerate(blocks):
-        if number in places or checkpointing != OFF:
-            streams._wrap(block, places.get(number))
-    net.register_forward_pre_hook(streams._begin)
-    return streams
+        if number in buffer_indices or checkpointing != OFF:
+            offload._wrap(block, buffer_indices.get(number))
+    net.register_forward_pre_hook(offload._begin)
+    return offload
 
 
 def spread(count: int, fraction: float) -> list[int]:
-    """Which of ``count`` blocks are streamed: this share of them, evenly among the others, and at least one where it is
-    not 0. Between two of them, resident ones give the link time."""
-    chosen = max(round(count * fraction), 1 if fraction and count else 0)
-    return [(2 * i + 1) * count // (2 * chosen) for i in range(chosen)]
+    """Return the indices of the streamed blocks, spread evenly over all ``count``.
+
+    Resident blocks between two streamed ones give the transfer time. At least one block
+    is streamed unless the fraction is 0.
+    """
+    at_least = 1 if fraction and count else 0
+    streamed = max(round(count * fraction), at_least)
+    return [(2 * i + 1) * count // (2 * streamed) for i in range(streamed)]
 
 
-def _alone(net: nn.Module, resident: Collection[nn.Parameter]) -> set[int]:
-    """The tensors, by identity, that stand in one place of the network and may leave the device."""
-    kept = {id(parameter) for parameter in resident}
-    places = (
-        x
-        for module in net.modules()
-        for x in (*module._parameters.values(), *module._buffers.values())
-    )
-    seen = Counter(id(tensor) for tensor in places if tensor is not None)
-    return {name for name, times in seen.items() if times == 1 and name not in kept}
+def _movable_tensors(net: nn.Module, resident: Collection[nn.Parameter]) -> set[int]:
+    """Return the ids of the tensors that appear once and may leave the device."""
+    resident_ids = {id(parameter) for parameter in resident}
+
+    uses: Counter[int] = Counter()
+    for module in net.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                uses[id(tensor)] += 1
+
+    return {
+        tensor_id
+        for tensor_id, count in uses.items()
+        if count == 1 and tensor_id not in resident_ids
+    }
 
 
-def _streamable(path: str, block: nn.Module, alone: Collection[int]) -> dict[str, Tensor]:
-    """A block's tensors that are streamed, by their names in the network."""
-    found = {}
+def _streamable(path: str, block: nn.Module, movable: Collection[int]) -> dict[str, Tensor]:
+    """Return the tensors of a block to stream, by their names in the network."""
+    tensors = {}
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
-        if id(tensor) in alone and dense(tensor):
-            if type(tensor) not in (nn.Parameter, Tensor):
-                raise VideotuneError(
-                    f"layer_offload_fraction: {path}.{name} is a {type(tensor).__name__}, whose bytes cannot be streamed: "
-                    "set it to 0"
-                )
-            found[f"{path}.{name}"] = tensor
-    if not found:
+        if id(tensor) not in movable or not dense(tensor):
+            continue
+        if type(tensor) not in (nn.Parameter, Tensor):
+            raise VideotuneError(
+                f"layer_offload_fraction: {path}.{name} is a {type(tensor).__name__}, "
+                "whose bytes cannot be streamed. Set it to 0."
+            )
+        tensors[f"{path}.{name}"] = tensor
+
+    if not tensors:
         raise VideotuneError(
-            f"layer_offload_fraction: {path} has no weights of its own to stream: set it to 0"
+            f"layer_offload_fraction: {path} has no weights to stream. Set it to 0."
         )
-    return found
+    return tensors
 
 
-def _move_in(
-    streams: BlockOffload, host_weights: HostWeights, named: Sequence[Mapping[str, Tensor]]
+def _move_to_host(
+    offload: BlockOffload,
+    host_weights: HostWeights,
+    block_tensors: Sequence[Mapping[str, Tensor]],
 ) -> None:
-    """Move the weights to the host, block by block, so that none is there twice, and make their device buffers."""
-    found = [[(entry.name, entry.shape) for entry in entries] for entries in host_weights.slots]
-    wanted = [
-        [(name, tuple(tensor.shape)) for name, tensor in block.items()] for block in named
-    ]
-    assert found == wanted, "weights of another network"
-    tensors = [list(block.values()) for block in named]
-    streams.host_weights = host_weights
-    streams.buffers = DeviceBuffers(host_weights, tensors, streams.device)
-    for place in range(len(tensors)):
-        if not host_weights.filled(place):
-            for tensor, entry in streams.buffers.pairs(place):
-                host_weights.store(entry, tensor)
-        streams.buffers.unbind(place)
-    for name, tensor in ((name, tensor) for block in named for name, tensor in block.items()):
-        if name in host_weights.parameters:
-            assert isinstance(tensor, nn.Parameter)
-            streams.buffers.gradient_release.watch(tensor, host_weights.parameters[name])
+    """Move the streamed weights to the host and allocate their device buffers.
 
-
-AHEAD = 2
-"""Blocks whose inputs are on their way to the host, or back from it, at a time: the device holds those of no others."""
-
-
-@dataclass
-class HostBuffer:
-    """Bytes on the host, pinned where copies overlap. ``read``: behind the last copy from it; nothing is written before."""
-
-    flat: Tensor
-    read: torch.Event | None = None
-
-
-@dataclass(eq=False)
-class Offloaded:
-    """A tensor on the host, which autograd keeps in place of the one on the device, and its copy back while that is wanted.
-
-    ``blocks``: what each block of the pass has on the host; this tensor is of number ``block``. Events: behind either copy.
+    Blocks move one by one, so that the host never has all weights twice.
     """
+    for slots, named in zip(host_weights.slots, block_tensors, strict=True):
+        stored_shapes = [(slot.name, slot.shape) for slot in slots]
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in named.items()]
+        assert stored_shapes == shapes, "weights of another network"
 
-    host: Tensor
-    buffer: HostBuffer
-    blocks: "list[list[ref[Offloaded]]]"
-    block: int
-    sent: torch.Event = field(default_factory=torch.Event)
-    device: Tensor | None = None
-    back: torch.Event | None = None
+    tensors = [list(named.values()) for named in block_tensors]
+    offload.host_weights = host_weights
+    offload.buffers = DeviceBuffers(host_weights, tensors, offload.device)
 
+    for block in range(len(tensors)):
+        if not host_weights.filled(block):
+            for tensor, slot in offload.buffers.pairs(block):
+                host_weights.store(slot, tensor)
+        offload.buffers.unbind(block)
 
-class ActivationOffload:
-    """Offloads a block's first tensor and what the block before it returned; what all blocks share stays on the device.
-
-    On a device with streams each direction has one, ordered by events, and the host waits for nothing. The tensor on the
-    device is kept until its copy is done: the compute stream waits where more than ``AHEAD`` blocks' tensors are being
-    copied. In the backward pass the next block's inputs are fetched while a block computes. A host buffer is used again
-    as soon as no graph refers to it. ``bytes``: copied to the host so far.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.bytes = 0
-        self._out = copy_stream(device)
-        self._in = copy_stream(device)
-        self._returned: list[ref[Tensor]] = []
-        self._blocks: list[list[ref[Offloaded]]] = []
-        self._free: list[HostBuffer] = []
-        self._leaving: deque[tuple[int, Tensor, torch.Event]] = deque()
-        self._coming: list[Tensor] = []
-
-    def begin(self) -> None:
-        """Before a forward pass of the network: what another one has left, which may have been broken off, is over."""
-        if self._out is not None and self._in is not None:
-            now = torch.accelerator.current_stream(self.device)
-            now.wait_stream(self._out)
-            now.wait_stream(self._in)
-        self._leaving.clear()
-        self._coming.clear()
-        self._returned = []
-        self._blocks = []
-
-    def returned(self, out: Any) -> None:
-        """A block has returned this."""
-        self._returned = [
-            ref(x)
-            for x in (out if isinstance(out, Sequence) else [out])
-            if isinstance(x, Tensor)
-        ]
-
-    def hooks(self, arguments: Iterable[Any]) -> saved_tensors_hooks:
-        """While a checkpoint saves these arguments of a block, those that go from block to block are offloaded."""
-        self._blocks.append([])
-        self._let_go(len(self._blocks) - AHEAD)
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
-        blocks = self._blocks
-        goes = {
-            _bytes_of(x)
-            for i, x in enumerate(tensors)
-            if (i == 0 or any(known() is x for known in self._returned))
-            and x.is_floating_point()
-            and dense(x)
-        }  # by what they are: a checkpoint may save other tensors too, in any order
-        return saved_tensors_hooks(
-            lambda x: self._offload(x, blocks) if _bytes_of(x) in goes else x, self._fetch
-        )
-
-    def _let_go(self, block: int) -> None:
-        """Keep no tensor of the blocks before this one any longer; computation waits until their copies are done."""
-        while self._leaving and self._leaving[0][0] < block:
-            torch.accelerator.current_stream(self.device).wait_event(self._leaving[0][2])
-            self._leaving.popleft()
-
-    def _offload(self, x: Tensor, blocks: list[list[ref[Offloaded]]]) -> Offloaded:
-        x = x.detach()
-        number = len(blocks) - 1
-        buffer = self._take(x.nbytes)
-        # strides too: kernels may go by them
-        host = buffer.flat[: x.nbytes].view(x.dtype).as_strided(x.shape, x.stride())
-        waiting = Offloaded(host, buffer, blocks, number)
-        blocks[number].append(ref(waiting))
-        finalize(waiting, self._free.append, buffer).atexit = False
-        self.bytes += x.nbytes
-        if self._out is None:
-            waiting.host.copy_(x)
-            return waiting
-        self._out.wait_stream(torch.accelerator.current_stream(self.device))
-        if buffer.read is not None:
-            self._out.wait_event(buffer.read)
-        with self._out:
-            waiting.host.copy_(x, non_blocking=True)
-        waiting.sent = self._out.record_event()
-        self._leaving.append((number, x, waiting.sent))
-        return waiting
-
-    def _take(self, size: int) -> HostBuffer:
-        """The smallest free buffer of so many bytes; where there is none a new one, in place of one that is too small."""
-        fit = [i for i, one in enumerate(self._free) if one.flat.nbytes >= size]
-        if fit:
-            return self._free.pop(min(fit, key=lambda i: self._free[i].flat.nbytes))
-        if self._free:
-            self._free.pop()
-        make = torch.empty if self._out is None else pinned
-        return HostBuffer(make((size,), dtype=torch.uint8))
-
-    def _fetch(self, waiting: Offloaded | Tensor) -> Tensor:
-        if isinstance(waiting, Tensor):
-            return waiting
-        if self._in is None:
-            return waiting.host.to(self.device, copy=True)
-        self._let_go(len(waiting.blocks))
-        if waiting.device is None:
-            self._start(waiting)
-        for known in (
-            *waiting.blocks[waiting.block],
-            *waiting.blocks[max(waiting.block - AHEAD + 1, 0)],
-        ):
-            other = known()
-            if other is not None and other.back is None:
-                self._start(other)
-        assert waiting.back is not None
-        assert waiting.device is not None
-        torch.accelerator.current_stream(self.device).wait_event(waiting.back)
-        found = waiting.device  # whoever asked keeps it
-        waiting.device = None
-        self._coming = [one for one in self._coming if one is not found]
-        return found
-
-    def _start(self, waiting: Offloaded) -> None:
-        """Start a tensor back to the device."""
-        assert self._in is not None
-        host = waiting.host
-        waiting.device = torch.empty_strided(
-            host.shape, host.stride(), dtype=host.dtype, device=self.device
-        )
-        # kept until the copy is done, also where the graph is deleted before
-        self._coming.append(waiting.device)
-        self._in.wait_stream(
-            torch.accelerator.current_stream(self.device)
-        )  # its memory may be in use until then
-        self._in.wait_event(waiting.sent)
-        with self._in:
-            waiting.device.copy_(host, non_blocking=True)
-        waiting.back = waiting.buffer.read = self._in.record_event()
+    for named in block_tensors:
+        for name, tensor in named.items():
+            if name in host_weights.parameters:
+                assert isinstance(tensor, nn.Parameter)
+                host_parameter = host_weights.parameters[name]
+                offload.buffers.gradient_release.watch(tensor, host_parameter)
 
 
-def _bytes_of(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Which bytes a tensor shows, and how: equal for a tensor and what autograd makes of it to keep it."""
-    return x.data_ptr(), tuple(x.shape), x.stride()
+def _move_to_device(offload: BlockOffload) -> None:
+    """Move every tensor that is not streamed to the device."""
+    streamed_ids: set[int] = set()
+    if offload.buffers is not None:
+        for tensors in offload.buffers.tensors:
+            streamed_ids.update(id(tensor) for tensor in tensors)
+
+    for tensor in (*offload.net.parameters(), *offload.net.buffers()):
+        if id(tensor) not in streamed_ids:
+            tensor.data = tensor.data.to(offload.device)

@@ -1,15 +1,19 @@
-"""Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174): keep a block's input, compute the rest again in backward."""
+"""Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174)."""
 
 from typing import Any
 
 OFF = "OFF"
+"""Save all activations."""
+
 ON = "ON"
+"""Save only the input of each block."""
+
 CPU_OFFLOADED = "CPU_OFFLOADED"
-"""Keep all activations; each block's input alone; and that on the host (``videotune/memory/block_offload.py``)."""
+"""Save the input of each block on the host, see ``activation_offload``."""
 
 
 def checkpoint_blocks(net: Any, mode: str) -> None:
-    """Set a diffusers model to keep all activations (OFF) or each block's input alone (ON); the numbers are the same."""
+    """Set a diffusers model to OFF or ON; the computed values do not change."""
     assert mode in (OFF, ON), mode
     if mode == ON:
         net.enable_gradient_checkpointing()
@@ -18,9 +22,10 @@ def checkpoint_blocks(net: Any, mode: str) -> None:
 
 
 def checkpoint_text(encoder: Any, mode: str) -> None:
-    """The same for a model of transformers, whose layers recompute in training alone.
+    """Set a transformers model to OFF or ON.
 
-    Only the layers are told that they train: what is in them stays in evaluation, so that nothing is dropped out.
+    Its layers recompute only in training mode. Only the layers themselves are set to
+    it; the modules inside them stay in evaluation mode, so that dropout stays off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -30,6 +35,7 @@ def checkpoint_text(encoder: Any, mode: str) -> None:
         )
     else:
         encoder.gradient_checkpointing_disable()
+
     for layer in encoder.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.training = mode == ON

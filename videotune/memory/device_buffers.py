@@ -1,6 +1,7 @@
-"""A few places on the device through which the weights of streamed blocks pass, each in time for its block.
+"""Device memory through which the weights of streamed blocks pass.
 
-Gradients of streamed weights that train go the other way, as soon as their block's backward pass has made them.
+The gradients of streamed weights that train take the opposite way, as soon as their
+block's backward pass has computed them.
 """
 
 from collections import deque
@@ -16,43 +17,51 @@ from videotune.memory.accelerator import copy_stream
 from videotune.memory.host_weights import HostSlot, HostWeights, pinned
 
 TORCH = ("2.11", "2.13")
-"""The versions of torch whose internal names, such as the engine's callbacks below, were checked."""
+"""Tested versions of torch, because private functions of it are used here."""
 
 
 def refuse_other_torch(version: str) -> None:
-    """Raises VideotuneError for a version that was not checked, where a step might silently be another."""
+    """Raise VideotuneError for an untested version, which might change a step."""
     if version.rsplit(".", 1)[0] not in TORCH:
         raise VideotuneError(
-            f"torch {version}: videotune takes {' or '.join(TORCH)}: pip install 'torch==2.13.*'"
+            f"torch {version}: videotune supports {' or '.join(TORCH)}. "
+            "Run pip install 'torch==2.13.*'."
         )
 
 
 refuse_other_torch(torch.__version__.partition("+")[0])
 
 SLOTS = 2
-"""Places on the device: one block computes, the next one arrives."""
+"""Blocks on the device at a time: one computes while the next one arrives."""
 
 
 @dataclass
 class Slot:
-    """A place on the device. ``holds`` the block whose weights are there or on their way; None: nothing of use.
-
-    Where copies overlap, ``loaded`` is behind the copy that fills it, ``free`` behind the last computation that read it.
-    """
+    """Device memory for the weights of one block."""
 
     flat: Tensor
+    """The bytes."""
+
     holds: int | None = None
+    """The block whose weights are in the slot or arriving; None: no valid weights."""
+
     loaded: torch.Event = field(default_factory=torch.Event)
+    """Recorded after the copy that fills the slot, if copies overlap."""
+
     free: torch.Event = field(default_factory=torch.Event)
+    """Recorded after the last computation that read the slot, if copies overlap."""
 
 
 class DeviceBuffers:
-    """Slots, and the tensors of each streamed block, which point into a slot while their block computes.
+    """The slots, and the tensors of each streamed block.
 
-    At all other times they point at a single NaN, so that a weight that is read outside its window cannot go unnoticed.
-    Weights go from the host to the device and never back. On a device with streams they have one of their own, ordered by
-    events: the host waits for nothing. What the last pass has left in the slots is used by the next one, which turns round
-    at its end.
+    A block's tensors point into a slot while the block computes (its window). At all
+    other times they point at a single NaN, so that a read outside the window shows in
+    the loss.
+
+    Weights are copied from the host to the device and never back. On a device with
+    streams, copies have their own stream, ordered by events, and the host never waits.
+    The next pass starts where the last one ended and reuses what is left in the slots.
     """
 
     def __init__(
@@ -63,47 +72,65 @@ class DeviceBuffers:
     ) -> None:
         self.host_weights = host_weights
         self.tensors = tensors
+        """The network's tensors of each streamed block, in the order of its slots."""
+
         self.device = device
         self.loads = 0
+        """Blocks copied to the device so far."""
+
         self.gradient_release = GradientRelease(device)
-        self._bound: dict[
-            int, list[int]
-        ] = {}  # block -> versions of its tensors when its window began
+
+        self._bound: dict[int, list[int]] = {}
+        """Versions of the tensors of each block with an open window, when it opened."""
+
         self._open: int | None = None
-        self._nothing: dict[torch.dtype, Tensor] = {}
+        """Block whose backward window is open."""
+
+        self._nans: dict[torch.dtype, Tensor] = {}
         self._stream = copy_stream(device)
+
         size = max(end - begin for begin, end in host_weights.spans)
         count = min(SLOTS, len(host_weights.spans))
         self.slots = [
             Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(count)
         ]
         if self._stream is not None:
-            # its memory may have been another's until now
+            # Running kernels may still use the memory that the allocator handed out.
             self._stream.wait_stream(torch.accelerator.current_stream(device))
             for slot in self.slots:
                 slot.flat.record_stream(self._stream)
 
     def pairs(self, block: int) -> Iterator[tuple[Tensor, HostSlot]]:
-        """The tensors of a block, each with its place on the host."""
+        """Return the tensors of a block, each with its slot on the host."""
         return zip(self.tensors[block], self.host_weights.slots[block], strict=True)
 
     def begin(self) -> None:
-        """Before a forward pass of the network: no window is open, and what an optimizer may have changed is forgotten."""
-        self.rest()
+        """Close windows and discard outdated weights before a forward pass."""
+        self.close_window()
         self.gradient_release.forget()
+
+        # The optimizer may have updated the host weights.
         if self.host_weights.trains:
             for slot in self.slots:
                 slot.holds = None
 
     @contextmanager
-    def forward(self, block: int, turns: bool) -> Iterator[None]:
-        """The weights of a block are there. ``turns``: a backward pass follows; else another forward pass may."""
+    def forward(self, block: int, backward_follows: bool) -> Iterator[None]:
+        """Provide the weights of a block during its forward pass.
+
+        Args:
+            block: index of the streamed block.
+            backward_follows: the last blocks stay for the backward pass; otherwise the
+                first blocks are loaded again at the end, for another forward pass.
+        """
         count = len(self.tensors)
-        ahead = range(block, block + len(self.slots))
-        ends = turns or self.host_weights.trains
-        self._bind(
-            block, [i for i in ahead if i < count] if ends else [i % count for i in ahead]
-        )
+        upcoming = range(block, block + len(self.slots))
+        if backward_follows or self.host_weights.trains:
+            wanted = [i for i in upcoming if i < count]
+        else:
+            wanted = [i % count for i in upcoming]
+
+        self._bind(block, wanted)
         try:
             yield
         finally:
@@ -111,25 +138,28 @@ class DeviceBuffers:
 
     @contextmanager
     def backward(self, block: int) -> Iterator[None]:
-        """The weights of a block are there from now on, until another block's are needed or ``rest`` is called.
+        """Provide the weights of a block from now on, through its backward pass.
 
-        What is computed again within keeps views of them, which the block's backward pass reads behind it. It is over when
-        the next block begins: autograd runs what was computed last first.
+        The block is recomputed inside the context, but its backward pass reads the
+        weights after the context. The window therefore stays open until the next block
+        begins (autograd runs the last computed block first) or ``close_window``.
         """
         if self._open is None:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        self.rest()
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        self.close_window()
         self.gradient_release.next_block()
-        self._bind(block, [i for i in range(block, block - len(self.slots), -1) if i >= 0])
+
+        wanted = [i for i in range(block, block - len(self.slots), -1) if i >= 0]
+        self._bind(block, wanted)
         self._open = block
         yield
 
-    def _end(self) -> None:
-        """A backward pass is over."""
-        self.rest()
+    def _end_backward(self) -> None:
+        """Finish a backward pass of the network."""
+        self.close_window()
         self.gradient_release.settle()
 
-    def rest(self) -> None:
+    def close_window(self) -> None:
         """Close the window that a backward pass has left open."""
         if self._open is not None:
             block = self._open
@@ -137,68 +167,94 @@ class DeviceBuffers:
             self._release(block)
 
     def _bind(self, block: int, wanted: Sequence[int]) -> None:
-        """Point the block's tensors at its slot; ``wanted``: it, and what will be needed after it, in this order."""
-        for other in wanted:
-            self._load(other, wanted)
+        """Point the block's tensors at its slot.
+
+        Args:
+            block: index of the streamed block.
+            wanted: the block and the ones that are needed after it, in this order.
+        """
+        for wanted_block in wanted:
+            self._load(wanted_block, wanted)
+
         slot = self._slot_of(block)
         if self._stream is not None:
             torch.accelerator.current_stream(self.device).wait_event(slot.loaded)
+
         begin = self.host_weights.spans[block][0]
-        for tensor, entry in self.pairs(block):
-            tensor.data = entry.view(slot.flat, entry.begin - begin)
+        for tensor, host_slot in self.pairs(block):
+            tensor.data = host_slot.view(slot.flat, host_slot.begin - begin)
         self._bound[block] = [tensor._version for tensor in self.tensors[block]]
 
     def _load(self, block: int, wanted: Sequence[int]) -> None:
-        """Start a block's way to the device, unless it is there, or every slot has something that is wanted sooner."""
+        """Start copying a block to the device.
+
+        Do nothing if it is there, or if every slot has a block that is in use or
+        wanted.
+        """
         if any(slot.holds == block for slot in self.slots):
             return
-        slot = next(
-            (s for s in self.slots if s.holds not in self._bound and s.holds not in wanted),
-            None,
-        )
+        slot = self._replaceable_slot(wanted)
         if slot is None:
             return
+
         slot.holds = block
         self.loads += 1
         if self._stream is None:
             self._copy(block, slot)
             return
+
         self._stream.wait_event(slot.free)
         with self._stream:
             self._copy(block, slot)
             slot.loaded.record(self._stream)
 
+    def _replaceable_slot(self, wanted: Sequence[int]) -> Slot | None:
+        for slot in self.slots:
+            if slot.holds not in self._bound and slot.holds not in wanted:
+                return slot
+        return None
+
     def _copy(self, block: int, slot: Slot) -> None:
         begin, end = self.host_weights.spans[block]
-        parts = self.host_weights.parts(begin, end)
-        for part, values in zip(
-            parts, slot.flat[: end - begin].split([len(part) for part in parts]), strict=True
-        ):
-            values.copy_(part, non_blocking=self._stream is not None)
+        sources = self.host_weights.parts(begin, end)
+        targets = slot.flat[: end - begin].split([len(source) for source in sources])
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source, non_blocking=self._stream is not None)
 
     def _release(self, block: int) -> None:
-        now = zip(self.pairs(block), self._bound.pop(block), strict=True)
-        changed = [entry.name for (tensor, entry), version in now if tensor._version != version]
+        """Close a block's window.
+
+        Raises VideotuneError if the block changed its weights in place.
+        """
+        versions = self._bound.pop(block)
+        changed = []
+        for (tensor, host_slot), version in zip(self.pairs(block), versions, strict=True):
+            if tensor._version != version:
+                changed.append(host_slot.name)
+
         self.unbind(block)
         slot = self._slot_of(block)
         if self._stream is not None:
             slot.free.record(torch.accelerator.current_stream(self.device))
+
         if changed:
             raise VideotuneError(
-                f"layer_offload_fraction: {changed[0]} is changed by its own block while it computes, which would be lost "
-                "with the weights: set it to 0"
+                f"layer_offload_fraction: {changed[0]} is changed by its own block in "
+                "the forward pass, and streaming would lose the change. Set it to 0."
             )
 
     def unbind(self, block: int) -> None:
-        """Point a block's tensors at a single NaN each, in their own shapes."""
-        for tensor, entry in self.pairs(block):
-            tensor.data = self._nan(entry.dtype).expand(entry.shape)
+        """Point each of a block's tensors at a single NaN, expanded to its shape."""
+        for tensor, host_slot in self.pairs(block):
+            tensor.data = self._nan(host_slot.dtype).expand(host_slot.shape)
 
     def _nan(self, dtype: torch.dtype) -> Tensor:
-        if dtype not in self._nothing:
-            value = float("nan") if dtype.is_floating_point or dtype.is_complex else True
-            self._nothing[dtype] = torch.full((1,), value, device=self.device).to(dtype)
-        return self._nothing[dtype]
+        """Return one NaN on the device, or 1 if the dtype has no NaN."""
+        if dtype not in self._nans:
+            has_nan = dtype.is_floating_point or dtype.is_complex
+            value = float("nan") if has_nan else True
+            self._nans[dtype] = torch.full((1,), value, device=self.device).to(dtype)
+        return self._nans[dtype]
 
     def _slot_of(self, block: int) -> Slot:
         return next(slot for slot in self.slots if slot.holds == block)
@@ -206,71 +262,84 @@ class DeviceBuffers:
 
 @dataclass
 class Sent:
-    """Gradients on their way to the host; ``arrived`` is behind the last of them."""
+    """Gradients of one block that are being copied to the host."""
 
     gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    """Each host parameter with its pinned gradient."""
+
     arrived: torch.Event = field(default_factory=torch.Event)
+    """Recorded after the last copy."""
 
 
 class GradientRelease:
-    """Adds the network's gradients to those of the parameters on the host, in their own dtype, as autograd would.
+    """Move gradients from the network to the parameters on the host.
 
-    On a device with streams they are copied on one of their own; the host waits for a block's while the next one but one
-    computes, and for the last ones at the end of the backward pass.
+    They are added there in their own dtype, as autograd would. On a device with streams
+    they are copied on a separate stream. The host waits for a block's gradients two
+    blocks later, and for the last ones at the end of the backward pass.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = copy_stream(device)
-        self._under_way: deque[Sent] = deque()
+        self._in_flight: deque[Sent] = deque()
         self._watches = False
 
     def watch(self, parameter: nn.Parameter, host: nn.Parameter) -> None:
-        """From now on what autograd accumulates for the one is the other's gradient."""
+        """Accumulate the gradients of ``parameter`` in ``host`` from now on."""
 
         def release(parameter: Tensor) -> None:
             gradient = parameter.grad
             parameter.grad = None
             assert gradient is not None
-            if self._stream is None:
-                _add(host, gradient.to(host.device))
-                return
-            if not self._under_way:
-                self._under_way.append(Sent())
-            self._stream.wait_stream(torch.accelerator.current_stream(self.device))
-            staged = pinned(gradient.shape, gradient.dtype)
-            with self._stream:
-                staged.copy_(gradient, non_blocking=True)
-                gradient.record_stream(self._stream)
-                sent = self._under_way[-1]
-                sent.gradients.append((host, staged))
-                sent.arrived.record(self._stream)
+            self._send(gradient, host)
 
         parameter.register_post_accumulate_grad_hook(release)
         self._watches = True
 
+    def _send(self, gradient: Tensor, host: nn.Parameter) -> None:
+        """Copy a gradient to the host, asynchronously if the device has streams."""
+        if self._stream is None:
+            _accumulate(host, gradient.to(host.device))
+            return
+
+        if not self._in_flight:
+            self._in_flight.append(Sent())
+        self._stream.wait_stream(torch.accelerator.current_stream(self.device))
+        staged = pinned(gradient.shape, gradient.dtype)
+        with self._stream:
+            staged.copy_(gradient, non_blocking=True)
+            gradient.record_stream(self._stream)
+            sent = self._in_flight[-1]
+            sent.gradients.append((host, staged))
+            sent.arrived.record(self._stream)
+
     def forget(self) -> None:
-        """What is still under way is of a backward pass that was broken off."""
-        self._under_way.clear()
+        """Discard gradients in flight, which belong to an interrupted backward pass."""
+        self._in_flight.clear()
 
     def next_block(self) -> None:
-        """Another block's backward pass begins: those before the last one have had time to arrive."""
+        """Begin another block's backward pass.
+
+        All gradients but those of the last block have had time to arrive and are added.
+        """
         if self._stream is not None and self._watches:
             self.settle(keep=1)
-            self._under_way.append(Sent())
+            self._in_flight.append(Sent())
 
     def settle(self, keep: int = 0) -> None:
-        """Every gradient has arrived, but for those of so many blocks."""
-        while len(self._under_way) > keep:
-            sent = self._under_way.popleft()
+        """Wait for gradients in flight and add them; skip the last ``keep`` blocks."""
+        while len(self._in_flight) > keep:
+            sent = self._in_flight.popleft()
             if sent.gradients:
                 sent.arrived.synchronize()
             for host, staged in sent.gradients:
-                _add(host, staged.clone())  # pageable: pinned memory is for what is under way
+                # Clone to pageable memory: pinned memory is only for copies in flight.
+                _accumulate(host, staged.clone())
 
 
-def _add(host: nn.Parameter, gradient: Tensor) -> None:
-    if host.grad is None:
-        host.grad = gradient
+def _accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient
     else:
-        host.grad.add_(gradient)
+        parameter.grad.add_(gradient)

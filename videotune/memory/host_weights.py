@@ -1,4 +1,4 @@
-"""Where streamed weights live: on the host, every byte once, pinned in pieces where a CUDA device reads them."""
+"""Host memory of streamed weights: each byte once, pinned if a CUDA device reads it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,20 @@ import torch
 from torch import Tensor, nn
 
 PIECE = 1 << 30
-"""Bytes that are pinned at a time, a multiple of ``ALIGNED``; drivers refuse larger ones sooner."""
+"""Bytes per pinned allocation, a multiple of ``ALIGNED``.
+
+Drivers are more likely to refuse larger ones.
+"""
 
 ALIGNED = 256
-"""Tensors begin at multiples of so many bytes, as a device's own allocator would lay them."""
+"""Tensors begin at multiples of this many bytes, as in a device's own allocator."""
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An empty tensor in pinned memory; pageable, and copied more slowly, where the system refuses to pin more."""
+    """Return an empty tensor in pinned memory.
+
+    If the system refuses to pin more, the tensor is pageable and copies are slower.
+    """
     try:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
     except RuntimeError:
@@ -22,7 +28,11 @@ def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def to_host(values: Tensor) -> tuple[Tensor, torch.Event]:
-    """A copy of a device's tensor that is on its way to the host, and the event behind it; the device must have streams."""
+    """Start copying a device tensor to the host; the device must have streams.
+
+    Returns:
+        The host tensor, and an event recorded behind the copy.
+    """
     host = pinned(values.shape, values.dtype)
     arrived = torch.Event(values.device)
     host.copy_(values, non_blocking=True)
@@ -32,125 +42,168 @@ def to_host(values: Tensor) -> tuple[Tensor, torch.Event]:
 
 @dataclass(frozen=True)
 class HostSlot:
-    """A tensor's bytes: where they begin on the host, and how they are read. ``trains``: an optimizer writes to them."""
+    """The position and layout of one tensor in the host memory."""
 
     name: str
+
     begin: int
+    """Offset in bytes."""
+
     size: int
+    """Length in bytes."""
+
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+
     trains: bool
+    """Whether an optimizer writes to the tensor."""
 
     def view(self, flat: Tensor, begin: int) -> Tensor:
-        """The tensor that lies in the bytes ``flat`` from ``begin`` on."""
-        return (
-            flat[begin : begin + self.size].view(self.dtype).as_strided(self.shape, self.stride)
-        )
+        """Return the tensor stored in the bytes ``flat`` from offset ``begin``."""
+        values = flat[begin : begin + self.size].view(self.dtype)
+        return values.as_strided(self.shape, self.stride)
 
 
 class HostWeights:
-    """The weights of streamed blocks on the host, in the order of the blocks, in pieces.
+    """The weights of streamed blocks on the host, in block order, split into pieces.
 
-    What trains lies within one piece and is an ``nn.Parameter`` by its name, so that an optimizer can write to it. They
-    outlive their network: another one of the same shape can be streamed from them.
+    A tensor that trains never crosses a piece boundary and is exposed as an
+    ``nn.Parameter``, so that an optimizer can write to it. The weights outlive their
+    network: another network of the same shape can be streamed from them.
     """
 
     def __init__(
-        self, blocks: Sequence[Mapping[str, Tensor]], pin: bool, echo: Callable[[str], None]
+        self,
+        blocks: Sequence[Mapping[str, Tensor]],
+        pin: bool,
+        echo: Callable[[str], None],
     ) -> None:
         self.piece = PIECE
         self._pin = pin
         self._echo = echo
+
         self.slots: list[list[HostSlot]] = []
+        """The tensors of each block."""
+
         self.spans: list[tuple[int, int]] = []
+        """Begin and end of each block in bytes."""
+
         end = 0
         for block in blocks:
-            entries = []
             begin = end
+            block_slots = []
             for name, tensor in block.items():
-                entries.append(_entry(name, tensor, end, self.piece))
-                end = _up(entries[-1].begin + entries[-1].size)
-            self.slots.append(entries)
+                slot = _slot_at(end, name=name, tensor=tensor, piece=self.piece)
+                block_slots.append(slot)
+                end = _round_up(slot.begin + slot.size, ALIGNED)
+            self.slots.append(block_slots)
             self.spans.append((begin, end))
         self.size = end
-        self.trains = any(entry.trains for entries in self.slots for entry in entries)
+
+        self.trains = False
+        """Whether any tensor trains."""
+        for block_slots in self.slots:
+            self.trains |= any(slot.trains for slot in block_slots)
+
         self._pieces: dict[int, Tensor] = {}
+        self._stored: set[str] = set()
+
         self.parameters: dict[str, nn.Parameter] = {}
-        self._taken: set[str] = set()
+        """The stored tensors that train, by name."""
 
     def filled(self, block: int) -> bool:
-        """Whether a block's weights are there."""
-        return all(entry.name in self._taken for entry in self.slots[block])
+        """Return whether all weights of a block are stored."""
+        return all(slot.name in self._stored for slot in self.slots[block])
 
-    def store(self, entry: HostSlot, tensor: Tensor) -> None:
-        """Copy a tensor's bytes in. Pieces are allocated as they fill, so that whoever gives weights up keeps no copy."""
-        source = (
-            tensor.detach()
-            .as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-            .view(torch.uint8)
-        )
-        parts = self.parts(entry.begin, entry.begin + entry.size)
-        for part, values in zip(
-            parts, source.split([len(part) for part in parts]), strict=True
-        ):
-            part.copy_(values)
-        self._taken.add(entry.name)
-        if entry.trains:
-            number, at = divmod(entry.begin, self.piece)
-            self.parameters[entry.name] = nn.Parameter(entry.view(self._at(number), at))
+    def store(self, slot: HostSlot, tensor: Tensor) -> None:
+        """Copy a tensor into its slot.
+
+        Pieces are allocated when first written, so that memory grows only as fast as
+        the caller frees its own tensors.
+        """
+        values = tensor.detach()
+        values = values.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+        source = values.view(torch.uint8)
+
+        parts = self.parts(slot.begin, slot.begin + slot.size)
+        sources = source.split([len(part) for part in parts])
+        for part, part_source in zip(parts, sources, strict=True):
+            part.copy_(part_source)
+        self._stored.add(slot.name)
+
+        if slot.trains:
+            number, offset = divmod(slot.begin, self.piece)
+            parameter = nn.Parameter(slot.view(self._piece(number), offset))
+            self.parameters[slot.name] = parameter
 
     def parts(self, begin: int, end: int) -> list[Tensor]:
-        """The bytes between two places, in order, of one piece each."""
+        """Return the bytes from ``begin`` to ``end``, as one tensor per piece."""
         parts = []
         while begin < end:
-            number, at = divmod(begin, self.piece)
-            length = min(end - begin, self.piece - at)
-            parts.append(self._at(number)[at : at + length])
+            number, offset = divmod(begin, self.piece)
+            length = min(end - begin, self.piece - offset)
+            parts.append(self._piece(number)[offset : offset + length])
             begin += length
         return parts
 
-    def _at(self, number: int) -> Tensor:
+    def _piece(self, number: int) -> Tensor:
+        """Return a piece; allocate it on first use."""
         if number not in self._pieces:
-            self._pieces[number] = self._new(min(self.piece, self.size - number * self.piece))
+            size = min(self.piece, self.size - number * self.piece)
+            self._pieces[number] = self._allocate(size)
         return self._pieces[number]
 
-    def _new(self, size: int) -> Tensor:
+    def _allocate(self, size: int) -> Tensor:
         if self._pin:
             try:
                 return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            except RuntimeError as error:  # the driver, or the limit of locked memory, says no
+            except RuntimeError as error:  # the driver or the locked-memory limit
                 self._pin = False
-                what = f"host memory cannot be pinned any further ({str(error).splitlines()[0][:120]})"
+                reason = str(error).splitlines()[0][:120]
                 self._echo(
-                    f"warning: {what}: the rest is pageable, and steps wait for it longer"
+                    f"warning: cannot pin more host memory ({reason}). The remaining "
+                    "weights are pageable, which makes steps slower."
                 )
         return torch.empty(size, dtype=torch.uint8)
 
 
-def _entry(name: str, tensor: Tensor, begin: int, piece: int) -> HostSlot:
+def _slot_at(begin: int, *, name: str, tensor: Tensor, piece: int) -> HostSlot:
+    """Return a tensor's slot at ``begin``, or at the next piece if it cannot cross."""
     size = tensor.numel() * tensor.element_size()
     trains = tensor.requires_grad
-    if trains and begin // piece != (begin + size - 1) // piece:
-        begin = _up(
-            begin, piece
-        )  # a parameter is one tensor, so it must not lie across two pieces
+
+    # A parameter is one tensor, so it cannot be split over two pieces.
+    crosses_pieces = begin // piece != (begin + size - 1) // piece
+    if trains and crosses_pieces:
+        begin = _round_up(begin, piece)
         assert size <= piece, name
+
     return HostSlot(
-        name, begin, size, tuple(tensor.shape), tensor.stride(), tensor.dtype, trains
+        name=name,
+        begin=begin,
+        size=size,
+        shape=tuple(tensor.shape),
+        stride=tensor.stride(),
+        dtype=tensor.dtype,
+        trains=trains,
     )
 
 
-def _up(place: int, step: int = ALIGNED) -> int:
-    return -(-place // step) * step
+def _round_up(offset: int, multiple: int) -> int:
+    return -(-offset // multiple) * multiple
 
 
 def dense(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers lie side by side, in whatever order of its dimensions, and each once."""
+    """Return whether a tensor fills one range of memory without gaps or overlap.
+
+    The order of its dimensions does not matter.
+    """
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
     return tensor.numel() > 0

@@ -7,17 +7,17 @@ NO_MEMORY_MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""Parts of the messages with which the driver, cuBLAS and cuDNN report that they got no memory."""
+"""Parts of the out-of-memory messages of the driver, cuBLAS and cuDNN."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that the device or the host had no room."""
+    """Return whether an error means that the device or the host ran out of memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     if any(message in str(error) for message in NO_MEMORY_MESSAGES):
         return True
 
-    # accelerate knows the other ways in which torch says so; it reads arguments that are text.
+    # accelerate recognises torch's other messages; it accepts only string arguments.
     if not isinstance(error, Exception):
         return False
     if not all(isinstance(argument, str) for argument in error.args):

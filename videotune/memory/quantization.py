@@ -1,10 +1,13 @@
-"""Frozen weights in fewer bits: a Linear keeps packed bytes and scales, and makes numbers of them each time it computes.
+"""Quantize frozen weights: a Linear stores packed values and dequantizes in each pass.
 
-- FLOAT_8: float8_e4m3fn, and INT_8: whole numbers to ±127, of a block of 128 numbers divided by their own scale in float32
-- NFLOAT_4: NF4 with doubly quantised scales (Dettmers et al. 2023, arXiv 2305.14314) by bitsandbytes' own functions
-- a plain dtype (BFLOAT_16 …): the numbers rounded to it
+- FLOAT_8 (float8_e4m3fn) and INT_8 (integers to ±127): blocks of 128 values, each
+  divided by its own float32 scale
+- NFLOAT_4: NF4 with doubly quantized scales (Dettmers et al. 2023, arXiv 2305.14314),
+  computed by bitsandbytes
+- a plain dtype (BFLOAT_16, …): the values rounded to it
 
-All that is kept are plain frozen tensors, so blocks of such layers are streamed like any others.
+Everything stored is a plain frozen tensor, so blocks of such layers can be streamed
+like any others.
 """
 
 import math
@@ -14,38 +17,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.console import size
+from videotune.console import size as format_size
 from videotune.errors import VideotuneError
 
 BLOCK = 128
-"""Numbers along a row, and on into the next one, that have one scale in FLOAT_8 and INT_8."""
+"""Values that share a scale in FLOAT_8 and INT_8; a block may span two rows."""
 
 NF4_BLOCK = 64
-NF4_SCALES = 256
-"""bitsandbytes' own: numbers that have one scale in NFLOAT_4, and scales of these that have one."""
+"""Values that share a scale in NFLOAT_4 (the default of bitsandbytes)."""
 
-_PLAIN = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}
+NF4_SCALES = 256
+"""Scales of NFLOAT_4 that share a second-level scale (fixed in bitsandbytes)."""
+
+_PLAIN = {
+    "FLOAT_32": torch.float32,
+    "BFLOAT_16": torch.bfloat16,
+    "FLOAT_16": torch.float16,
+}
 _LARGEST = {"FLOAT_8": 448.0, "INT_8": 127.0}
-_KEPT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
+_EIGHT_BIT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
 
 Codes = dict[torch.device, Tensor]
-"""The 256 numbers that NFLOAT_4's scales are rounded to, one tensor for all layers of a network, by its first device."""
+"""The 256 values that NFLOAT_4's scales are rounded to, by their first device.
+
+One tensor serves all layers of a network.
+"""
 
 QuantizedLayout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape and dtype of each tensor that is kept of a weight."""
+"""Shape and dtype of each tensor that stores a weight."""
 
 
 def form(kind: str, shape: tuple[int, int]) -> QuantizedLayout:
-    """What is kept of a weight of this shape. The last block is filled up with zeros."""
-    count = shape[0] * shape[1]
+    """Return the layout of a packed weight of this shape.
+
+    The last block is padded with zeros.
+    """
     if kind in _PLAIN:
         return {"packed": (shape, _PLAIN[kind])}
-    if kind in _KEPT:
+
+    count = shape[0] * shape[1]
+    if kind in _EIGHT_BIT:
         blocks = -(-count // BLOCK)
         return {
-            "packed": ((blocks, BLOCK), _KEPT[kind]),
+            "packed": ((blocks, BLOCK), _EIGHT_BIT[kind]),
             "scales": ((blocks, 1), torch.float32),
         }
+
     blocks = -(-count // NF4_BLOCK)
     return {
         "packed": ((blocks * NF4_BLOCK // 2, 1), torch.uint8),
@@ -57,81 +74,119 @@ def form(kind: str, shape: tuple[int, int]) -> QuantizedLayout:
 
 
 def pack(weight: Tensor, kind: str) -> dict[str, Tensor]:
-    """What is kept of a weight (out, in), by name, on its device."""
+    """Return the packed tensors of a weight (out, in), by name, on its device."""
     if kind in _PLAIN:
         return {"packed": weight.to(_PLAIN[kind])}
+
     flat = weight.detach().float().flatten()
-    size = BLOCK if kind in _KEPT else NF4_BLOCK
-    if len(flat) % size:
-        flat = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-    rows = flat.view(-1, size)
-    if kind not in _KEPT:
-        packed, state = bitsandbytes().quantize_4bit(
-            rows, blocksize=size, compress_statistics=True, quant_type="nf4"
-        )
-        assert state.state2.blocksize == NF4_SCALES
-        return {
-            "packed": packed,
-            "scales": state.absmax,
-            "scales_of_scales": state.state2.absmax,
-            "offset": state.offset.view(1),
-            "code": state.state2.code,
-        }
+    if kind in _EIGHT_BIT:
+        return _pack_eight_bit(_rows(flat, BLOCK), kind)
+    return _pack_nf4(_rows(flat, NF4_BLOCK))
+
+
+def _rows(flat: Tensor, block_size: int) -> Tensor:
+    """Return the values as rows of one block each, padded with zeros."""
+    if len(flat) % block_size:
+        flat = torch.cat([flat, flat.new_zeros(-len(flat) % block_size)])
+    return flat.view(-1, block_size)
+
+
+def _pack_eight_bit(rows: Tensor, kind: str) -> dict[str, Tensor]:
     scales = rows.abs().amax(1, keepdim=True) / _LARGEST[kind]
     scaled = rows / torch.where(scales > 0, scales, 1.0)
+    if kind == "INT_8":
+        scaled = scaled.round()
+    return {"packed": scaled.to(_EIGHT_BIT[kind]), "scales": scales}
+
+
+def _pack_nf4(rows: Tensor) -> dict[str, Tensor]:
+    packed, state = bitsandbytes().quantize_4bit(
+        rows, blocksize=NF4_BLOCK, compress_statistics=True, quant_type="nf4"
+    )
+    assert state.state2.blocksize == NF4_SCALES
     return {
-        "packed": (scaled.round() if kind == "INT_8" else scaled).to(_KEPT[kind]),
-        "scales": scales,
+        "packed": packed,
+        "scales": state.absmax,
+        "scales_of_scales": state.state2.absmax,
+        "offset": state.offset.view(1),
+        "code": state.state2.code,
     }
 
 
 def unpack(
-    kept: Mapping[str, Tensor], kind: str, shape: tuple[int, int], dtype: torch.dtype
+    tensors: Mapping[str, Tensor], kind: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
-    """The weight (out, in) in ``dtype``: each number is its scale times what was kept, in float32, rounded once."""
-    packed = kept["packed"]
+    """Return the weight (out, in) in ``dtype``.
+
+    Each value is its scale times the stored number, in float32, rounded once.
+    """
     if kind in _PLAIN:
-        return packed.to(dtype)
-    if kind in _KEPT:
-        rows = torch.empty(packed.shape, dtype=dtype, device=packed.device)
-        exact = (
-            packed if kind == "INT_8" else packed.to(dtype)
-        )  # eight bits fit any dtype; torch multiplies no float8
-        torch.mul(exact, kept["scales"], out=rows)
+        return tensors["packed"].to(dtype)
+    if kind in _EIGHT_BIT:
+        rows = _unpack_eight_bit(tensors, kind, dtype)
     else:
-        functions = bitsandbytes()
-        # of a streamed block that is away there is one number for all; the kernels read as if all were there
-        solid = {name: tensor.contiguous() for name, tensor in kept.items()}
-        absmax = solid["scales_of_scales"]
-        code = solid["code"]
-        inner = functions.QuantState(
-            absmax, blocksize=NF4_SCALES, code=code, dtype=torch.float32
-        )
-        scales = functions.dequantize_blockwise(solid["scales"], inner) + solid["offset"]
-        size = (len(scales), NF4_BLOCK)
-        state = functions.QuantState(
-            scales, size, dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4"
-        )
-        rows = functions.dequantize_4bit(solid["packed"], state)
+        rows = _unpack_nf4(tensors, dtype)
+
     count = shape[0] * shape[1]
     flat = rows.view(-1)
-    return (flat if len(flat) == count else flat[:count]).view(shape)
+    if len(flat) != count:
+        flat = flat[:count]
+    return flat.view(shape)
+
+
+def _unpack_eight_bit(tensors: Mapping[str, Tensor], kind: str, dtype: torch.dtype) -> Tensor:
+    packed = tensors["packed"]
+    rows = torch.empty(packed.shape, dtype=dtype, device=packed.device)
+
+    # torch cannot multiply float8. The cast is exact: eight bits fit any dtype.
+    exact = packed if kind == "INT_8" else packed.to(dtype)
+    torch.mul(exact, tensors["scales"], out=rows)
+    return rows
+
+
+def _unpack_nf4(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    functions = bitsandbytes()
+
+    # The tensors of a streamed block outside its window are one expanded number, but
+    # the kernels read contiguous memory.
+    solid = {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+    scales_state = functions.QuantState(
+        solid["scales_of_scales"],
+        blocksize=NF4_SCALES,
+        code=solid["code"],
+        dtype=torch.float32,
+    )
+    scales = functions.dequantize_blockwise(solid["scales"], scales_state)
+    scales = scales + solid["offset"]
+
+    state = functions.QuantState(
+        scales,
+        (len(scales), NF4_BLOCK),
+        dtype=dtype,
+        blocksize=NF4_BLOCK,
+        quant_type="nf4",
+    )
+    return functions.dequantize_4bit(solid["packed"], state)
 
 
 def bitsandbytes() -> Any:
-    """bitsandbytes' functions; VideotuneError where it is not installed."""
+    """Return the functions of bitsandbytes.
+
+    Raises VideotuneError if it is not installed.
+    """
     try:
         from bitsandbytes import functional
     except ImportError as error:
         raise VideotuneError(
-            "weight_dtype: NFLOAT_4 is bitsandbytes', which is not here (pip install bitsandbytes); FLOAT_8 and INT_8 "
-            "need nothing"
+            "weight_dtype: NFLOAT_4 needs bitsandbytes, which is not installed. "
+            "Run pip install bitsandbytes, or choose FLOAT_8 or INT_8."
         ) from error
     return functional
 
 
-class _Product(torch.autograd.Function):
-    """x·Wᵀ + bias. What is kept for the backward pass is the packed weight: the numbers are made again."""
+class _QuantizedMatmul(torch.autograd.Function):
+    """Compute x·Wᵀ + bias; save the packed weight and dequantize it in backward."""
 
     @staticmethod
     def forward(
@@ -140,46 +195,61 @@ class _Product(torch.autograd.Function):
         bias: Tensor | None,
         layer: tuple[Any, ...],
         names: tuple[str, ...],
-        *kept: Tensor,
+        *tensors: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(*kept)
+        ctx.save_for_backward(*tensors)
         ctx.layer = layer
         ctx.names = names
-        return nn.functional.linear(
-            x, unpack(dict(zip(names, kept, strict=True)), *layer), bias
-        )
+        weight = unpack(dict(zip(names, tensors, strict=True)), *layer)
+        return nn.functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         weight = unpack(dict(zip(ctx.names, ctx.saved_tensors, strict=True)), *ctx.layer)
-        to_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        to_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
-        return (to_x, to_bias, None, None, *[None] * len(ctx.names))
+
+        x_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
+        bias_gradient = None
+        if ctx.needs_input_grad[1]:
+            bias_gradient = gradient.flatten(0, -2).sum(0)
+        return (x_gradient, bias_gradient, None, None, *[None] * len(ctx.names))
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen Linear whose weight is packed; it computes in ``dtype``.
+    """A frozen Linear with a packed weight that computes in ``dtype``.
 
-    It is a ``nn.Linear`` because that is what adapters look for. ``weight`` has the shape, dtype and device of the weight
-    and is NaN throughout, so that who wants its numbers finds out; ``dequantize`` gives them.
+    It is an ``nn.Linear`` so that adapters find it. ``weight`` has the shape, dtype and
+    device of the weight but is NaN throughout, so that code which reads its values
+    fails visibly; ``dequantize`` returns the values.
     """
 
     def __init__(
-        self, linear: nn.Linear, kind: str, dtype: torch.dtype, codes: Codes | None = None
+        self,
+        linear: nn.Linear,
+        kind: str,
+        dtype: torch.dtype,
+        codes: Codes | None = None,
     ) -> None:
-        """``codes``: those of the network's layers so far."""
-        nn.Module.__init__(self)  # a Linear's own would make a weight
+        """Create the layer without a weight, on the meta device.
+
+        Args:
+            linear: the layer to replace; its bias is shared.
+            kind: the quantization, such as INT_8.
+            dtype: the dtype in which the layer computes.
+            codes: the tables of the network's other layers, to share and extend.
+        """
+        nn.Module.__init__(self)  # Linear.__init__ would allocate a weight
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.kind = kind
         self.dtype = dtype
         self.bias = linear.bias
         self._codes = {} if codes is None else codes
-        shapes = form(kind, self.shape)
-        self.names = tuple(shapes)
-        for name, (shape, kept) in shapes.items():
-            self._keep(name, torch.empty(shape, dtype=kept, device="meta"))
+
+        layout = form(kind, self.shape)
+        self.names = tuple(layout)
+        for name, (shape, stored_dtype) in layout.items():
+            self._set(name, torch.empty(shape, dtype=stored_dtype, device="meta"))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -191,55 +261,61 @@ class QuantizedLinear(nn.Linear):
         """NaN in the weight's shape and dtype, on its device."""
         packed = self._parameters["packed"]
         assert packed is not None
-        return torch.full((1,), float("nan"), dtype=self.dtype, device=packed.device).expand(
-            self.shape
-        )
+        nan = torch.full((1,), float("nan"), dtype=self.dtype, device=packed.device)
+        return nan.expand(self.shape)
 
     @property
     def W_q(self) -> Tensor:
-        """What PEFT looks for in a layer that has a ``dequantize``."""
+        """The packed weight, under the name by which PEFT finds it."""
         return self.get_parameter("packed")
 
     def set_weight(self, weight: Tensor, device: torch.device) -> None:
-        """Pack a weight where it is, and keep it on ``device``."""
-        made = pack(weight, self.kind)
+        """Pack a weight on its own device and store the result on ``device``."""
+        tensors = pack(weight, self.kind)
         for name, (shape, dtype) in form(self.kind, self.shape).items():
-            assert (tuple(made[name].shape), made[name].dtype) == (shape, dtype), name
-            there = made[name].to(device)
-            self._keep(name, there.clone() if there.data_ptr() == weight.data_ptr() else there)
+            packed = tensors[name]
+            assert (tuple(packed.shape), packed.dtype) == (shape, dtype), name
+
+            tensor = packed.to(device)
+            if tensor.data_ptr() == weight.data_ptr():
+                tensor = tensor.clone()
+            self._set(name, tensor)
 
     def dequantize(self) -> Tensor:
-        """The weight (out, in) in the dtype in which the layer computes."""
-        return unpack(self.kept, self.kind, self.shape, self.dtype)
+        """Return the weight (out, in) in the dtype in which the layer computes."""
+        return unpack(self.packed_tensors, self.kind, self.shape, self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """x·Wᵀ + bias."""
+        """Return x·Wᵀ + bias."""
         layer = (self.kind, self.shape, self.dtype)
-        return _Product.apply(input, self.bias, layer, self.names, *self.kept.values())
+        return _QuantizedMatmul.apply(
+            input, self.bias, layer, self.names, *self.packed_tensors.values()
+        )
 
-    def _keep(self, name: str, tensor: Tensor) -> None:
-        if name == "code":  # the same constants in every layer
-            # a copy: bitsandbytes keeps its own, and streaming moves this one
-            self.register_buffer(
-                name, self._codes.setdefault(tensor.device, tensor.clone()), persistent=False
-            )
-        else:
+    def _set(self, name: str, tensor: Tensor) -> None:
+        if name != "code":
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
+            return
+
+        # The same constants in every layer. Copied, because bitsandbytes holds on to
+        # its tensor and streaming moves this one.
+        code = self._codes.setdefault(tensor.device, tensor.clone())
+        self.register_buffer(name, code, persistent=False)
 
     @property
-    def kept(self) -> dict[str, Tensor]:
-        """The tensors that are kept of the weight, by name."""
+    def packed_tensors(self) -> dict[str, Tensor]:
+        """The tensors that store the weight, by name."""
         return {name: getattr(self, name) for name in self.names}
 
 
 def longest_list(net: nn.Module) -> str:
-    """The path of a network's longest list of modules: a text encoder's blocks."""
-    lists = {
-        path: module
+    """Return the path of a network's longest module list: a text encoder's blocks."""
+    lengths = {
+        path: len(module)
         for path, module in net.named_modules()
         if isinstance(module, nn.ModuleList)
     }
-    return max(lists, key=lambda path: len(lists[path]))
+    return max(lengths, key=lambda path: lengths[path])
 
 
 def pack_linears(
@@ -247,48 +323,64 @@ def pack_linears(
     blocks: Sequence[str],
     kind: str,
     dtype: torch.dtype,
-    kept: Collection[str] = (),
+    excluded: Collection[str] = (),
 ) -> dict[str, QuantizedLinear]:
-    """Put packed layers in the place of the Linears inside lists of blocks, without weights yet; they, by their paths.
+    """Replace the Linears inside lists of blocks by packed layers without weights.
 
-    All else stays as it is: norms, biases, tables, embeddings, the layers before and after the blocks, and modules of which
-    a part of the path is in ``kept``, which the network's authors keep in float32.
+    Everything else stays: norms, biases, tables, embeddings and the layers before and
+    after the blocks.
+
+    Args:
+        blocks: module paths of the lists of blocks.
+        kind: the quantization, such as INT_8.
+        dtype: the dtype in which the layers compute.
+        excluded: names of modules, anywhere in a path, that the network's authors keep
+            in float32.
+
+    Returns:
+        The new layers by their module paths.
     """
-    inside = tuple(f"{path}." for path in blocks)
-    found = {}
+    prefixes = tuple(f"{path}." for path in blocks)
+    excluded_names = set(excluded)
+    layers = {}
     codes = Codes()
+
     for path, module in list(net.named_modules()):
-        if (
-            type(module) is nn.Linear
-            and path.startswith(inside)
-            and set(kept).isdisjoint(path.split("."))
-        ):
-            found[path] = QuantizedLinear(module, kind, dtype, codes)
-            net.set_submodule(path, found[path])
-    return found
+        is_in_block = type(module) is nn.Linear and path.startswith(prefixes)
+        if is_in_block and excluded_names.isdisjoint(path.split(".")):
+            assert isinstance(module, nn.Linear)
+            layers[path] = QuantizedLinear(module, kind, dtype, codes)
+            net.set_submodule(path, layers[path])
+    return layers
 
 
-def packed_note(net: nn.Module, what: str, kind: str) -> str:
-    """How much of a network is packed, in words."""
+def packed_note(net: nn.Module, name: str, kind: str) -> str:
+    """Return a note on how much of a network is packed and the bytes it takes."""
     layers = [module for module in net.modules() if isinstance(module, QuantizedLinear)]
-    own = {id(tensor) for layer in layers for tensor in layer.kept.values()}
-    others = [parameter for parameter in net.parameters() if id(parameter) not in own]
-    packed = sum(math.prod(layer.shape) for layer in layers)
-    rest = sum(parameter.nbytes for parameter in others)
-    plain = rest + sum(math.prod(layer.shape) * layer.dtype.itemsize for layer in layers)
-    there = sum(parameter.nbytes for parameter in net.parameters())
-    share = packed / (packed + sum(parameter.numel() for parameter in others))
-    return f"{share:.0%} of the weights of {what} are kept in {kind}: {size(there)} in place of {size(plain)}"
+    packed_ids: set[int] = set()
+    for layer in layers:
+        packed_ids.update(id(tensor) for tensor in layer.packed_tensors.values())
+    unpacked = [parameter for parameter in net.parameters() if id(parameter) not in packed_ids]
+
+    packed_count = sum(math.prod(layer.shape) for layer in layers)
+    unpacked_count = sum(parameter.numel() for parameter in unpacked)
+    share = packed_count / (packed_count + unpacked_count)
+
+    original_bytes = sum(parameter.nbytes for parameter in unpacked)
+    for layer in layers:
+        original_bytes += math.prod(layer.shape) * layer.dtype.itemsize
+    stored_bytes = sum(parameter.nbytes for parameter in net.parameters())
+
+    return (
+        f"{share:.0%} of the weights of {name} are stored in {kind}: "
+        f"{format_size(stored_bytes)} in place of {format_size(original_bytes)}"
+    )
 
 
 def bytes_a_number(kind: str) -> float:
-    """Bytes that a number of a large weight takes."""
-    parts = form(kind, (4096, 4096)).items()
-    return (
-        sum(
-            math.prod(shape) * dtype.itemsize
-            for name, (shape, dtype) in parts
-            if name != "code"
-        )
-        / 4096**2
-    )
+    """Return the bytes per value of a large packed weight."""
+    total = 0
+    for name, (shape, dtype) in form(kind, (4096, 4096)).items():
+        if name != "code":  # shared by all layers
+            total += math.prod(shape) * dtype.itemsize
+    return total / 4096**2

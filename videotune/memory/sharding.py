@@ -1,7 +1,8 @@
-"""A denoiser whose weights are cut into rows, a part with each process, by torch's FSDP2 (``fully_shard``).
+"""Shard a denoiser's weights by rows over the processes with FSDP2 (``fully_shard``).
 
-A block's weights are gathered when it computes, forward and backward, and let go after it. What trains of them is held here
-as plain tensors over this process's rows, so that optimizers, averages and checkpoints know nothing of the cutting.
+The weights of a block are gathered while it computes, forward and backward, and freed
+afterwards. The parameters that train are exposed as plain tensors over this process's
+rows, so that optimizers, averages and checkpoints work as without sharding.
 """
 
 import warnings
@@ -18,124 +19,157 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 @dataclass(frozen=True)
 class Shard:
-    """Which rows of a tensor a process has: ``count`` from number ``first`` on, of a tensor of the shape ``whole``."""
+    """The rows of a tensor that one process has."""
 
-    whole: tuple[int, ...]
+    full_shape: tuple[int, ...]
+    """Shape of the unsharded tensor."""
+
     first: int
+    """Index of the first row."""
+
     count: int
+    """Number of rows; 0 if the process has none."""
 
     def of(self, value: Tensor) -> Tensor:
-        """These rows of the whole tensor."""
+        """Return these rows of the full tensor."""
         return value.narrow(0, self.first, self.count)
 
 
 class Shards:
-    """This process's part of what trains of a network that is cut. ``bind`` makes a network a cut one.
+    """This process's rows of the parameters that train.
 
-    ``local``: by name what it has rows of, as plain parameters, whose gradients are there after ``collect``. ``rows``: of
-    every parameter that is cut and trains, those too of which this process has no row. They outlive a network: another of
-    the same shape that is bound computes with them.
+    They outlive a network: another network of the same shape that is bound computes
+    with them.
     """
 
     def __init__(self) -> None:
         self.local: dict[str, nn.Parameter] = {}
+        """This process's rows by name; ``collect`` sets the gradients."""
+
         self.rows: dict[str, Shard] = {}
-        self._cut: dict[str, Any] = {}
+        """The rows of every sharded parameter that trains, empty ones included."""
+
+        self._sharded: dict[str, Any] = {}
 
     def bind(
         self,
         net: nn.Module,
         paths: Sequence[str],
         mesh: DeviceMesh,
-        alone: Collection[nn.Parameter],
+        unsharded: Collection[nn.Parameter],
     ) -> None:
-        """Cut the network's blocks, each a group of its own, and what is beside them, over the processes of ``mesh``.
+        """Shard a network over the processes of ``mesh``, one FSDP group per block.
 
-        ``net`` lies on the CPU, mapped from its files at best: each block in turn comes to the device and is cut there, so
-        that no device holds the whole network. ``paths`` are module paths of lists of blocks. ``alone`` (an adapter's
-        parameters) stay whole with every process, and so does what has another dtype than most of the network: a group's
-        gradients are of one.
+        Each block in turn moves to the device and is sharded there, so that no device
+        holds the full network. Parameters of another dtype than most of the network
+        stay unsharded, because the gradients of a group must share a dtype.
+
+        Args:
+            net: the network on the CPU, preferably memory-mapped from its files.
+            paths: module paths of the lists of blocks.
+            mesh: the processes.
+            unsharded: parameters that every process keeps in full (an adapter's).
         """
-        # it warns of writing into the output in place, which nobody does here
+        # FSDP2 warns about in-place writes to its outputs; nothing here writes to them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
 
-        device = _device_of(mesh)
-        whole = {id(parameter) for parameter in alone} | _odd(net)
-        kept = {parameter for parameter in net.parameters() if id(parameter) in whole}
-        for tensor in (*kept, *net.buffers()):
-            tensor.data = tensor.data.to(device)
-        names = {
-            name: p
-            for name, p in net.named_parameters()
-            if p.requires_grad and id(p) not in whole
+        ignored = _move_unsharded(net, mesh, unsharded)
+        shapes = {
+            name: tuple(parameter.shape)
+            for name, parameter in net.named_parameters()
+            if parameter.requires_grad and parameter not in ignored
         }
-        shapes = {name: tuple(parameter.shape) for name, parameter in names.items()}
-        blocks = [block for path in paths for block in net.get_submodule(path).children()]
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-        for module in (*blocks, net):
-            # the root too lets its weights go: a reading between two updates must not see old ones
-            cut = fully_shard(
-                module,
-                mesh=mesh,
-                reshard_after_forward=True,
-                mp_policy=policy,
-                ignored_params=kept,
-            )
-            cut.set_gradient_divide_factor(
-                1.0
-            )  # summed: each process has divided by the samples of the whole step
-            cut.set_force_sum_reduction_for_comms(True)
-        self._cut = {
+
+        modules: list[nn.Module] = []
+        for path in paths:
+            modules.extend(net.get_submodule(path).children())
+        modules.append(net)
+        _shard_modules(modules, mesh, ignored)
+
+        self._sharded = {
             name: parameter for name, parameter in net.named_parameters() if name in shapes
         }
         for name, shape in shapes.items():
-            self._hold(name, shape, mesh)
+            self._bind_local(name, shape, mesh)
 
     @torch.no_grad()
-    def _hold(self, name: str, shape: tuple[int, ...], mesh: DeviceMesh) -> None:
-        """Let the plain parameter of a name be this process's rows of the network that is bound now."""
-        part: Tensor = self._cut[name].to_local()
-        each = -(-shape[0] // mesh.size())  # as torch.chunk cuts
-        self.rows[name] = Shard(
-            shape, min(each * mesh.get_local_rank(), shape[0]), part.shape[0]
-        )
-        if part.shape[0] == 0:
+    def _bind_local(self, name: str, shape: tuple[int, ...], mesh: DeviceMesh) -> None:
+        """Make a local parameter share memory with its rows in the bound network."""
+        rows: Tensor = self._sharded[name].to_local()
+        rows_per_process = -(-shape[0] // mesh.size())  # as in torch.chunk
+        first = min(rows_per_process * mesh.get_local_rank(), shape[0])
+        self.rows[name] = Shard(full_shape=shape, first=first, count=rows.shape[0])
+        if rows.shape[0] == 0:
             return
-        before = self.local.get(name)
-        if before is None:
-            self.local[name] = nn.Parameter(part)
+
+        parameter = self.local.get(name)
+        if parameter is None:
+            self.local[name] = nn.Parameter(rows)
         else:
-            part.copy_(before)
-            before.data = part
+            rows.copy_(parameter)
+            parameter.data = rows
 
     @torch.no_grad()
     def collect(self) -> None:
-        """After backward: this process's rows of each summed gradient, zeros where no sample of the step used a weight."""
+        """Move the summed gradients to the local parameters after the backward pass.
+
+        The gradient is zero if no sample of the step used a parameter.
+        """
         for name, parameter in self.local.items():
-            held = self._cut[name]
-            parameter.grad = (
-                torch.zeros_like(parameter) if held.grad is None else held.grad.to_local()
-            )
-            held.grad = None
+            sharded = self._sharded[name]
+            if sharded.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad = sharded.grad.to_local()
+            sharded.grad = None
 
 
-def _odd(net: nn.Module) -> set[int]:
-    """The parameters, by identity, that cannot be cut: of a rarer dtype, or without rows."""
+def _move_unsharded(
+    net: nn.Module, mesh: DeviceMesh, unsharded: Collection[nn.Parameter]
+) -> set[nn.Parameter]:
+    """Move buffers and unsharded parameters to the device; return the parameters."""
+    device = _device_of(mesh)
+    ignored_ids = {id(parameter) for parameter in unsharded} | _unshardable(net)
+    ignored = {parameter for parameter in net.parameters() if id(parameter) in ignored_ids}
+    for tensor in (*ignored, *net.buffers()):
+        tensor.data = tensor.data.to(device)
+    return ignored
+
+
+def _shard_modules(
+    modules: Sequence[nn.Module], mesh: DeviceMesh, ignored: set[nn.Parameter]
+) -> None:
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for module in modules:
+        # The root frees its weights too: a forward pass between two updates must not
+        # see old ones.
+        sharded = fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=True,
+            mp_policy=policy,
+            ignored_params=ignored,
+        )
+
+        # Sum, not average: each process has divided by the samples of the whole step.
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _unshardable(net: nn.Module) -> set[int]:
+    """Return the ids of the parameters of a rarer dtype or without rows."""
     count: Counter[torch.dtype] = Counter()
     for parameter in net.parameters():
         count[parameter.dtype] += parameter.numel()
-    usual = count.most_common(1)[0][0]
+    most_common = count.most_common(1)[0][0]
     return {
         id(parameter)
         for parameter in net.parameters()
-        if parameter.dtype != usual or parameter.ndim == 0
+        if parameter.dtype != most_common or parameter.ndim == 0
     }
 
 
 def _device_of(mesh: DeviceMesh) -> torch.device:
-    own = mesh.device_type
-    return (
-        torch.device(own)
-        if own == "cpu"
-        else torch.device(own, torch.accelerator.current_device_index())
-    )
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.accelerator.current_device_index())

@@ -315,7 +315,7 @@ def _load_packed(
     packed_ids = set()
     for module in net.modules():
         if isinstance(module, QuantizedLinear):
-            packed_ids |= {id(tensor) for tensor in module.kept.values()}
+            packed_ids |= {id(tensor) for tensor in module.packed_tensors.values()}
     for name, parameter in net.named_parameters():
         if id(parameter) not in packed_ids:  # a page that stays would keep the file mapped
             parameter.data = parameter.data.to(dtype_of(name, cls, dtype), copy=True)

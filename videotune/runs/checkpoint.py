@@ -150,7 +150,7 @@ def shards_of(name: str, shape: tuple[int, ...], rows: Mapping[str, Shard]) -> S
     shard = rows.get(name) or rows.get(name.rpartition(".")[0])
     if shard is None:
         return None
-    return shard if shape == shard.whole or not shard.count else None
+    return shard if shape == shard.full_shape or not shard.count else None
 
 
 def cut(state: Mapping[str, Tensor], rows: Mapping[str, Shard]) -> dict[str, Tensor]:

@@ -174,9 +174,9 @@ def _write_own(
         shape_and_first_row: dict[str, tuple[list[int], int]] = {}
         for name, tensor in tensors.items():
             shard = rows.get(name) or rows.get(name.rpartition(".")[0])
-            if shard is not None and tensor.shape == (shard.count, *shard.whole[1:]):
+            if shard is not None and tensor.shape == (shard.count, *shard.full_shape[1:]):
                 own_tensors[name] = tensor
-                shape_and_first_row[name] = (list(shard.whole), shard.first)
+                shape_and_first_row[name] = (list(shard.full_shape), shard.first)
             elif dist.is_main:
                 own_tensors[name] = tensor
                 shape_and_first_row[name] = (list(tensor.shape), 0)

@@ -12,7 +12,12 @@ from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.console import echo
 from videotune.exporter.adapter_export import export_embedding, export_lora
-from videotune.exporter.formats import CONFIG, Exported, changes_nothing, named_formats
+from videotune.exporter.formats import (
+    PEFT_CONFIG_KEY,
+    Exported,
+    configured_formats,
+    has_no_effect,
+)
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
 from videotune.job.experts import of_expert, prefix, trained
@@ -66,7 +71,7 @@ def export_run(
         exported.append(_export_merged(family, config, state, path, facts))
     else:
         experts = experts_of(family, config, state, tell)
-        for format in formats or named_formats(config):
+        for format in formats or configured_formats(config):
             ending = "" if format == "diffusers" else f"-{format}"
             format_path = path.with_name(path.name + ending)
             if config.training_method == "EMBEDDING":
@@ -177,7 +182,7 @@ def experts_of(
 
     untrained = []
     for name in names:
-        if changes_nothing(of_expert(state, prefix(family.spec, name))):
+        if has_no_effect(of_expert(state, prefix(family.spec, name))):
             untrained.append(name)
     # If no expert has changed, the export itself says that there is nothing to write.
     if not untrained or len(untrained) == len(names):
@@ -292,7 +297,7 @@ def _use(
         net = f"pipe.{family.spec.part_of(expert)}"
         use = (
             f"import json, peft, safetensors.torch; {load_base}head = safetensors.safe_open(THIS_FILE, 'pt').metadata(); "
-            f"{net}.add_adapter(peft.get_peft_config(json.loads(head['{CONFIG}']))); "
+            f"{net}.add_adapter(peft.get_peft_config(json.loads(head['{PEFT_CONFIG_KEY}']))); "
             f"peft.set_peft_model_state_dict({net}, safetensors.torch.load_file(THIS_FILE))"
         )
     if variant == "OFT":

@@ -71,7 +71,7 @@ def _count_parameters(trainer: Trainer) -> int:
     """Count what trains, of a sharded network all processes' rows."""
     replicated = [p for name, p in trainer.parameters.items() if name not in trainer.rows]
     count = sum(parameter.numel() for parameter in replicated)
-    return count + sum(prod(shard.whole) for shard in trainer.rows.values())
+    return count + sum(prod(shard.full_shape) for shard in trainer.rows.values())
 
 
 def _count_modules(trainer: Trainer) -> int:

@@ -1,0 +1,123 @@
+"""Convert single values of other trainers' configs; the rules name a conversion under "as"."""
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from videotune.config import suggestions
+from videotune.interop.command_files import parse_scalar
+
+
+def _as_is(value: Any, _: Path) -> Any:
+    return parse_scalar(value) if isinstance(value, str) else value
+
+
+def _size(value: Any, folder: Path) -> Any:
+    """Convert one size or a list of sizes, width first, to R or "HxW"."""
+    if isinstance(value, str) and "," in value:
+        return [_size(size, folder) for size in value.split(",")]
+
+    numbers = value if isinstance(value, list) else re.findall(r"\d+", str(value))
+    sides = [int(number) for number in numbers]
+    if len(sides) == 1:
+        return sides[0]
+    return f"{sides[1]}x{sides[0]}"
+
+
+def _area_side(value: Any, _: Path) -> int:
+    """Convert [width, height] or a side to the side of the square with this area."""
+    if isinstance(value, list):
+        return round(math.sqrt(value[0] * value[1]))
+    return int(value)
+
+
+def _megapixels_side(value: Any, _: Path) -> int:
+    return round(math.sqrt(value * 1e6))
+
+
+def _area_sides(value: Any, folder: Path) -> list[Any]:
+    return [_area_side(size, folder) if isinstance(size, list) else size for size in value]
+
+
+def _as_shapes(value: Any) -> list[Any]:
+    """Return a list of shapes; a single shape may come without one."""
+    if isinstance(value, list) and isinstance(value[0], list):
+        return value
+    return [value]
+
+
+def _buckets(value: Any, _: Path) -> list[Any]:
+    """Convert shapes, [F, H, W] or "FxHxW", to the most frames and the sizes."""
+    shapes = []
+    for shape in _as_shapes(value):
+        shapes.append([int(number) for number in re.findall(r"\d+", str(shape))])
+
+    sizes = list(dict.fromkeys(f"{height}x{width}" for _, height, width in shapes))
+    max_frames = max(shape[0] for shape in shapes)
+    return [max_frames, sizes[0] if len(sizes) == 1 else sizes]
+
+
+def _sizes_with_frames(value: Any, folder: Path) -> list[Any]:
+    """Convert shapes [W, H, F] to the sizes and the most frames."""
+    shapes = [shape[::-1] for shape in _as_shapes(value)]
+    max_frames, sizes = _buckets(shapes, folder)
+    return [sizes, max_frames]
+
+
+def _path(value: Any, folder: Path) -> str:
+    return str((folder / value).absolute())
+
+
+def _path_or_id(value: Any, folder: Path) -> Any:
+    return _path(value, folder) if (folder / value).exists() else value
+
+
+def _weights(value: Any, folder: Path) -> str | None:
+    path = folder / value
+    # Path.is_file raises OSError for a name that is too long.
+    is_weights = path.suffix == ".safetensors" and os.path.isfile(path)
+    return str(path.absolute()) if is_weights else None
+
+
+def _one_more(value: Any, _: Path) -> Any:
+    return value + 1
+
+
+def _thousandths(value: Any, _: Path) -> Any:
+    return value / 1000
+
+
+def _numbers(value: Any, _: Path) -> list[float]:
+    return [float(number) for number in re.findall(r"[\d.eE+-]+", str(value))]
+
+
+def _largest(value: Any, _: Path) -> Any:
+    return max(value) if isinstance(value, list) else value
+
+
+def _enum_value(value: Any, _: Path) -> Any:
+    name = str(value).upper()
+    return suggestions.others()["values"].get(name, name)
+
+
+CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
+    None: _as_is,
+    "size": _size,
+    "area": _area_side,
+    "megapixels": _megapixels_side,
+    "buckets": _buckets,
+    "path": _path,
+    "path or id": _path_or_id,
+    "weights": _weights,
+    "sides": _area_sides,
+    "sizes with frames": _sizes_with_frames,
+    "one more": _one_more,
+    "thousandths": _thousandths,
+    "numbers": _numbers,
+    "most": _largest,
+    "word": _enum_value,
+}
+"""Names in the rules -> functions of a value and the config's folder."""
