@@ -138,7 +138,8 @@ def test_another_ruler_begins_anew() -> None:
     lines = course([*DOWN, 0.55, 0.6], [*DOWN, 0.4, 0.3])
     assert label_of([*lines, reading(60, 1.0, 1.0, "bbbbbbbb")]) is None
     assert (
-        label_of([{"kind": "step", "step": 1}, *lines, {"kind": "save", "step": 50}]) == OVERFITTING
+        label_of([{"kind": "step", "step": 1}, *lines, {"kind": "save", "step": 50}])
+        == OVERFITTING
     )
 
 
