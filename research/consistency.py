@@ -35,7 +35,7 @@ from videotune.toy.detection import detect
 from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
 from videotune.trainer.build import make_objective, make_source, open_models, plain_batch
 from videotune.trainer.cache_filling import fill_cache
-from videotune.validation.callbacks import reads_of_run
+from videotune.validation.callbacks import cache_items_of
 from videotune.validation.selection import preview_settings
 
 LOOKS = [(*CONCEPT, way) for _ in SEEDS for way in DIRECTIONS] + list(CONTROLS)
@@ -214,7 +214,7 @@ def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]
     family.free("text_encoder")
     if known:
         return {}, states
-    fill_cache(job, family, LatentCache(job.cache), reads_of_run(job))
+    fill_cache(job, family, LatentCache(job.cache), cache_items_of(job))
     nets = {job.spec.experts[0].name: family.denoiser()}
     base = sampled(family, nets, preview_settings(job), states)
     drawn, copies = right_ones(family)

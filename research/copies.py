@@ -23,16 +23,18 @@ from videotune.data.video_writer import video_bytes
 from videotune.files import write_json
 from videotune.rng import generator_for
 from videotune.toy.shapes import COMBINATIONS, draw_clip
+from videotune.validation.embeddings import (
+    FrameEmbedding,
+    default_embedding,
+    embed_views,
+    embed_with_mirror,
+)
 from videotune.validation.metrics import (
     Baselines,
-    FrameEmbedding,
     Gallery,
-    Known,
-    Nearest,
-    baselines,
-    both_ways,
-    default_embedding,
-    in_views,
+    NearestClip,
+    ReferenceWindow,
+    measure_baselines,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -129,7 +131,7 @@ def planted(film: Film, number: int, mirrored: bool = True) -> np.ndarray:
 
 def seen(embedding: FrameEmbedding, frames: np.ndarray) -> torch.Tensor:
     """What a sample of these frames is compared by."""
-    return both_ways(embedding, frames[:SAMPLE:EVERY])
+    return embed_with_mirror(embedding, frames[:SAMPLE:EVERY])
 
 
 def shrunk(frames: np.ndarray) -> np.ndarray:
@@ -145,10 +147,12 @@ def measure(known: Sequence[Film], others: Sequence[Film], copies: int) -> dict[
     """Copies of known clips, and clips that are none, held against the known ones by the rule of a run."""
     embedding = default_embedding()
     gallery = Gallery(
-        Known(film.name, film.source, in_views(embedding, shrunk(film.frames[::EVERY])))
+        ReferenceWindow(
+            film.name, film.source, embed_views(embedding, shrunk(film.frames[::EVERY]))
+        )
         for film in known
     )
-    usual = baselines(
+    usual = measure_baselines(
         gallery, {}, [(film.source, seen(embedding, shrunk(film.frames))) for film in known]
     )
     line = usual.line()
@@ -157,7 +161,10 @@ def measure(known: Sequence[Film], others: Sequence[Film], copies: int) -> dict[
     found = [
         gallery.nearest(seen(embedding, planted(film, i))) for i, film in enumerate(chosen)
     ]
-    none = [gallery.nearest(seen(embedding, film.frames), but=film.source) for film in others]
+    none = [
+        gallery.nearest(seen(embedding, film.frames), exclude_source=film.source)
+        for film in others
+    ]
     return figures(
         chosen, found, [one for one in none if one is not None], usual, line, len(known)
     )
@@ -165,8 +172,8 @@ def measure(known: Sequence[Film], others: Sequence[Film], copies: int) -> dict[
 
 def figures(
     chosen: Sequence[Film],
-    found: Sequence[Nearest | None],
-    none: Sequence[Nearest],
+    found: Sequence[NearestClip | None],
+    none: Sequence[NearestClip],
     usual: Baselines,
     line: float,
     known: int,

@@ -41,8 +41,8 @@ from videotune.trainer.build import make_objective, make_source, open_models
 from videotune.trainer.cache_filling import fill_cache
 from videotune.trainer.trainable import attach
 from videotune.types import Window
-from videotune.validation.callbacks import reads_of_run
-from videotune.validation.overfitting import LEAST_RISE, OVERFITTING, judge
+from videotune.validation.callbacks import cache_items_of
+from videotune.validation.overfitting import MIN_RISE, OVERFITTING, judge
 from videotune.validation.selection import QUANTILES
 
 VALIDATION = 16
@@ -145,7 +145,7 @@ class Dense:
             LatentCache(self.job.cache),
             make_objective(self.job.spec, self.job.config),
         )
-        fill_cache(self.job, self.family, store, reads_of_run(self.job))
+        fill_cache(self.job, self.family, store, cache_items_of(self.job))
         self.family.free("text_encoder")
         self.family.free("vae")
         self.source: BatchSource = make_source(self.job, self.family, store, loss)
@@ -220,11 +220,11 @@ def asset_hash() -> str:
 def course(readings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the verdict said as the readings came: where it first said OVERFITTING, and its last word and best step."""
     said = [judge(readings[: end + 1]) for end in range(len(readings))]
-    called = [one.step for one in said if one is not None and one.word == OVERFITTING]
+    called = [one.step for one in said if one is not None and one.label == OVERFITTING]
     last = said[-1]
     assert last is not None
     return {
-        "words": [one.word if one else None for one in said],
+        "words": [one.label if one else None for one in said],
         "called_at": called[0] if called else None,
         "best_step": last.best_step,
         "as_good": last.as_good,
@@ -264,9 +264,9 @@ def row_of(plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def plain_rises(values: Sequence[float]) -> bool:
     """Whether the plain mean over noise levels meets the least that the rule asks for: two readings in a row after the best
-    one that lie above it by more than ``LEAST_RISE`` of the first."""
+    one that lie above it by more than ``MIN_RISE`` of the first."""
     best = min(range(len(values)), key=lambda i: (values[i], i))
-    risen = [value - values[best] > LEAST_RISE * values[0] for value in values[best:]]
+    risen = [value - values[best] > MIN_RISE * values[0] for value in values[best:]]
     return any(one and other for one, other in pairwise(risen))
 
 

@@ -34,7 +34,7 @@ from videotune.files import digest, read_json
 from videotune.job.overrides import Overrides
 from videotune.planner.plan import make_plan
 from videotune.reporter.build import write_report
-from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
+from videotune.reporter.contact_sheet import cache_pictures, copy_pictures
 from videotune.reporter.diagnosis import diagnose, repair_journal
 from videotune.runs import checkpoint_writer, journal
 from videotune.runs.journal import read_journal
@@ -80,7 +80,7 @@ def test_an_older_run_without_its_config_is_not_trained_over(work: Work) -> None
 
 def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: Work) -> None:
     job = open_run(work.overrides("steps=1"), work.run, None).job
-    keep_pictures(job)
+    cache_pictures(job)
 
     def started(run: Path) -> None:
         with only_process(run):

@@ -292,10 +292,10 @@ def test_each_clip_has_a_picture_that_the_page_shows(compared: Path, small_clips
 def test_of_many_clips_the_first_have_thumbnails(work: Work, monkeypatch: Patch) -> None:
     monkeypatch.setattr(contact_sheet, "MOST", 2)
     job = open_job(*resolve_config(work.overrides(f"cache_dir={work.tmp / 'cache'}")))
-    contact_sheet.keep_pictures(job)
+    contact_sheet.cache_pictures(job)
     made = {
         path: path.stat().st_mtime_ns for path in (work.tmp / "cache" / "pictures").iterdir()
     }
     assert len(made) == 2
-    contact_sheet.keep_pictures(job)
+    contact_sheet.cache_pictures(job)
     assert made == {path: path.stat().st_mtime_ns for path in made}

@@ -41,9 +41,9 @@ from videotune.trainer.resume import Resume
 from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer, due, times
 from videotune.types import ClipShape, VideoRules
-from videotune.validation import metrics
+from videotune.validation import embeddings
 from videotune.validation import sample_metrics as probes
-from videotune.validation.overhead import overhead, planned, share_of_all, share_of_run
+from videotune.validation.overhead import overhead, plan_overhead, share_of_run, total_share
 from videotune.validation.selection import metric_prompts, metric_shape, sample_metrics_plan
 
 
@@ -302,8 +302,8 @@ def test_another_encoder_on_a_resume_compares_the_base_s_samples_anew(
 ) -> None:
     """They lie there as pixels, so the last measurement compares with them by the new encoder."""
     run = shutil.copytree(two[0], tmp_path / "run")
-    other = replace(metrics.default_embedding(), name="edges-0")
-    monkeypatch.setattr(metrics, "default_embedding", lambda: other)
+    other = replace(embeddings.default_embedding(), name="edges-0")
+    monkeypatch.setattr(probes, "default_embedding", lambda: other)
     before = (run / "sample_metrics" / "base.npz").read_bytes()
     assert resume(run, "steps=6") == DONE
     *_, old, new = of_kind(run, "sample_metrics")
@@ -317,7 +317,7 @@ def test_a_failing_measurement_is_a_warning(work: Work, monkeypatch: Patch) -> N
     def fail(*_: Any) -> None:
         raise RuntimeError("no such picture")
 
-    monkeypatch.setattr(probes, "measured", fail)
+    monkeypatch.setattr(probes, "read_samples", fail)
     work.train("steps=1", *PROBED)
     said = "the sample metrics at step {} failed: RuntimeError: no such picture"
     assert warnings_of(work.run) == [said.format(step) for step in (0, 1)]
@@ -460,7 +460,7 @@ def test_the_share_is_that_of_the_tokens(work: Work) -> None:
     assert facts["previews"]["share"] == pytest.approx(
         3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01
     )
-    assert share_of_all(facts) == facts["readings"]["share"] + facts["previews"]["share"]
+    assert total_share(facts) == facts["readings"]["share"] + facts["previews"]["share"]
     printed = overhead_text(facts)
     assert f"4 validations of {windows} windows" in printed
     assert "3 × 1 previews" in printed
@@ -513,7 +513,7 @@ BIG = ("family=wan", "resolution=480x832", "allow_crop=true")
 
 
 def open_planned(clips: Path, *sets: str) -> Job:
-    return planned(open_job(*resolve_config(Overrides(data=str(clips), sets=sets))))
+    return plan_overhead(open_job(*resolve_config(Overrides(data=str(clips), sets=sets))))
 
 
 @pytest.fixture(scope="module")
@@ -534,7 +534,7 @@ def test_from_500_steps_on_all_of_it_takes_8_percent(
         found = overhead(
             open_planned(forty_clips, *BIG, f"family={family}", f"steps={steps}", key)
         )
-        assert 0.02 < share_of_all(found) <= 0.08, (steps, found)
+        assert 0.02 < total_share(found) <= 0.08, (steps, found)
         assert found["readings"]["count"] >= 2
         assert found["previews"]["count"] >= 2
         if key != "ema.decay=0.99":

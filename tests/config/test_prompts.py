@@ -7,7 +7,7 @@ import pytest
 
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.sampling.prompts import prompt_of
+from videotune.sampling.prompts import parse_prompt
 
 CAT = "A cat walks on the grass, realistic style."
 OWN = {"resolution": "480x640", "frames": 25, "seed": 1, "steps": 20}
@@ -24,7 +24,7 @@ LINES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("line", "prompt"), LINES)
 def test_a_line_is_read_as_musubi_tuner_writes_it(line: str, prompt: Any) -> None:
-    assert prompt_of(line, "here") == prompt
+    assert parse_prompt(line, "here") == prompt
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_line_is_read_as_musubi_tuner_writes_it(line: str, prompt: Any) -> Non
 )
 def test_a_line_that_says_something_else_is_refused(line: str) -> None:
     with pytest.raises(VideotuneError, match=r"^prompts\.txt:3: "):
-        prompt_of(line, "prompts.txt:3")
+        parse_prompt(line, "prompts.txt:3")
 
 
 def test_a_file_of_prompts_is_read_once_into_the_config(tmp_path: Path) -> None:

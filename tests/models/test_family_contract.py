@@ -32,7 +32,11 @@ from videotune.models.registry import find, names
 from videotune.rng import generator_for
 from videotune.trainer.step import encode_live_text
 from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
-from videotune.validation.validation_loss import ValidationLoss, read_validation, related
+from videotune.validation.validation_loss import (
+    ValidationLoss,
+    read_validation,
+    relative_to_first,
+)
 
 
 @pytest.fixture
@@ -544,7 +548,7 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
             optimizer.step()
             optimizer.zero_grad()
     readings.append(read())
-    told = related(readings[1], readings[0])
+    told = relative_to_first(readings[1], readings[0])
     assert told["normalised"] < 0.9, json.dumps(readings)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from videotune.errors import VideotuneError
 from videotune.models.registry import find
 from videotune.models.base_model import place, spec_for
-from videotune.validation.metrics import open_encoder
+from videotune.validation.embeddings import open_encoder
 
 def family(folder):
     base = place(folder)

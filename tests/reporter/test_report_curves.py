@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import reports
-from videotune.reporter.curves import Line, axis_labels, line_chart, smooth, thin, ticks
+from videotune.reporter.charts import Line, axis_labels, line_chart, smooth, thin, ticks
 from videotune.reporter.read import read_run
 
 SPENT = {
@@ -177,7 +177,7 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
     assert "two windows.mov used (regularization) 64" in reports.part(page, "clips")
     loss = reports.part(page, "loss")
     assert (
-        "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out."
+        "1 at the first step, 3 at the last. 2 steps with only regularization clips are left out."
         in loss
     )
     assert not re.search(r"\b(90|70)\b", loss)

@@ -35,7 +35,7 @@ BEATS = [
         3,
         {"pid": NOBODY},
         "dead",
-        f"is dead: last heard of {moment(NOW - 3)} (training, step 7 done)",
+        f"is dead: last heartbeat {moment(NOW - 3)} (training, step 7 done)",
     ),
     (False, LATE - 1, {"host": "elsewhere", "pid": 1}, "running", "running"),
     (False, LATE + 1, {"host": "elsewhere", "pid": 1}, "dead", "is dead"),
@@ -44,7 +44,7 @@ BEATS = [
         3,
         {"state": "paused", "since": NOW - 9},
         "paused",
-        f"since {moment(NOW - 9)} for want of room on its disk",
+        f"since {moment(NOW - 9)} because the disk is full",
     ),
     (False, 3, {"state": "ended"}, "failed", f"ended {moment(NOW - 3)} without finishing"),
     # while a process that goes on loads the model the journal still has the old end; one that died there changed nothing

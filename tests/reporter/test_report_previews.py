@@ -145,7 +145,7 @@ def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(
     reports.write_journal(
         run, [reports.start(), reports.sample(0, "a"), reports.sample(60, "a")]
     )
-    assert "All previews so far stand above" in reports.part(reports.report(run), "samples")
+    assert "All previews so far are shown above" in reports.part(reports.report(run), "samples")
 
 
 def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from videotune.trainer.resume import OpenedRun, Resume
 from videotune.trainer.resume import open_run as open_with
 from videotune.trainer.setup import prepare as prepare_with
 from videotune.trainer.trainer import Callback, Trainer
-from videotune.validation.callbacks import Previews, Validation, callbacks_of, reads_of_run
+from videotune.validation.callbacks import Previews, Validation, cache_items_of, callbacks_of
 from videotune.validation.sample_metrics import SampleMetricsCallback
 
 C = TypeVar("C", bound=Callback)
@@ -34,7 +34,7 @@ def prepare(job: Job, run: Path, resume: bool = False, **more: Any) -> Trainer:
 
 def fill(job: Job, family: DiffusersModel, store: LatentCache) -> None:
     """Everything that such a run reads is in the cache afterwards."""
-    fill_cache(job, family, store, reads_of_run(job))
+    fill_cache(job, family, store, cache_items_of(job))
 
 
 def callback(trainer: Trainer, kind: type[C]) -> C:

@@ -19,8 +19,13 @@ from videotune.latent_cache.sampler import Schedule, bucket_of, steps_per_bucket
 from videotune.runs.journal import Journal
 from videotune.trainer.throughput import RECENT, Throughput, time_left
 from videotune.types import Batch, ClipShape, Conditioning, Window
-from videotune.validation.selection import levels_of, spread, spread_over_clips
-from videotune.validation.validation_loss import ValidationLoss, _mean, read_validation, related
+from videotune.validation.selection import quantiles_by_window, spread_evenly, spread_over_clips
+from videotune.validation.validation_loss import (
+    ValidationLoss,
+    average_over_clips,
+    read_validation,
+    relative_to_first,
+)
 
 SHAPE = ClipShape(5, 32, 32, 16.0)
 
@@ -122,7 +127,7 @@ def test_clips_take_turns_and_together_read_every_level(count: int, family: Any)
     whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)[
         "held_out"
     ]
-    levels = levels_of(some)
+    levels = quantiles_by_window(some)
     assert {level for its in levels for level in its} == set(range(9))
     assert sum(map(len, levels)) == sum(
         value is not None for clip in whole["clips"].values() for value in clip
@@ -149,7 +154,7 @@ def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> 
     }
     rows = {"a": [1.0] * 4 + [2.0] * 5, "b": [2.0] * 4 + [4.0] * 5}
     means = [(a + b) / 2 for a, b in zip(rows["a"], rows["b"], strict=True)]
-    told = related(
+    told = relative_to_first(
         {"mean": 1.0, "by_quantile": means, "windows": 2, "clips": rows},
         first,
         ["low"] * 4 + ["high"] * 5,
@@ -157,8 +162,8 @@ def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> 
     assert told["clips"] == {"a": pytest.approx(0.5), "b": pytest.approx(1.0)}
     assert told["normalised"] == pytest.approx(0.75)
     assert told["experts"] == {"low": pytest.approx(0.75), "high": pytest.approx(0.75)}
-    assert "experts" not in (related(told | {"clips": rows}, first) or {})
-    assert related(None, first) is None
+    assert "experts" not in (relative_to_first(told | {"clips": rows}, first) or {})
+    assert relative_to_first(None, first) is None
 
 
 def test_levels_that_are_read_together_read_as_one_by_one(
@@ -170,7 +175,7 @@ def test_levels_that_are_read_together_read_as_one_by_one(
         [],
     )
     for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine
-        monkeypatch.setattr("videotune.validation.validation_loss.AT_ONCE", tokens)
+        monkeypatch.setattr("videotune.validation.validation_loss.TOKENS_PER_PASS", tokens)
         readings.append(
             read_validation(
                 ValidationLoss(windows(2), windows(1), 0), family, nets, loss, batch_of
@@ -213,8 +218,13 @@ def test_views_so_far_are_told_in_few_words() -> None:
 
 
 def test_a_probe_is_spread_over_the_set() -> None:
-    assert [int(window.clip_id[:12], 16) for window in spread(windows(20), 4)] == [0, 5, 10, 15]
-    assert len(spread(windows(3), 8)) == 3
+    assert [int(window.clip_id[:12], 16) for window in spread_evenly(windows(20), 4)] == [
+        0,
+        5,
+        10,
+        15,
+    ]
+    assert len(spread_evenly(windows(3), 8)) == 3
     long = [replace(windows(1)[0], start=float(i)) for i in range(100)]
     assert spread_over_clips(long, 1) == (long[50],), "its middle"
 
@@ -245,9 +255,12 @@ def test_a_reading_counts_each_clip_alike() -> None:
     long, short = windows(2)
     three = [replace(long, start=float(i)) for i in range(3)]
     errors = torch.tensor([[0.5] * 9] * 3 + [[1.5] * 9], dtype=torch.float64)
-    part = _mean(errors, [*three, short])
+    part = average_over_clips(errors, [*three, short])
     assert part["windows"] == 4
-    told, itself = related(part, {"by_quantile": [1.0] * 9}), related(part, part)
+    told, itself = (
+        relative_to_first(part, {"by_quantile": [1.0] * 9}),
+        relative_to_first(part, part),
+    )
     assert sorted(told["clips"].values()) == [0.5, 1.5]
     assert (told["normalised"], itself["normalised"]) == (1, 1)
 

@@ -9,10 +9,10 @@ import torch
 
 from tests.support.landscapes import pan
 from videotune.errors import VideotuneError
-from videotune.validation import metrics
-from videotune.validation.metrics import Baselines, Gallery, Known
+from videotune.validation import embeddings, metrics
+from videotune.validation.metrics import Baselines, Gallery, ReferenceWindow
 
-EMBEDDING = metrics.default_embedding()
+EMBEDDING = embeddings.default_embedding()
 
 
 def film(seed: int, frames: int = 9) -> np.ndarray:
@@ -24,36 +24,42 @@ def gallery() -> Gallery:
     """Ten clips, each of a video of its own; one is shorter."""
     films = {f"{seed}.mp4": film(seed, 7 if seed == 4 else 9) for seed in range(10)}
     return Gallery(
-        Known(name, name, metrics.in_views(EMBEDDING, frames)) for name, frames in films.items()
+        ReferenceWindow(name, name, embeddings.embed_views(EMBEDDING, frames))
+        for name, frames in films.items()
     )
 
 
 @pytest.fixture(scope="module")
 def usual(gallery: Gallery) -> Baselines:
     training = [
-        (f"{seed}.mp4", metrics.both_ways(EMBEDDING, film(seed)[:5])) for seed in range(10)
+        (f"{seed}.mp4", embeddings.embed_with_mirror(EMBEDDING, film(seed)[:5]))
+        for seed in range(10)
     ]
-    return metrics.baselines(gallery, {}, training)
+    return metrics.measure_baselines(gallery, {}, training)
 
 
 def test_the_vendi_score_counts_what_differs() -> None:
     rng = np.random.default_rng(0)
     one = rng.normal(size=12)
     alike = np.stack([one, one * 3, one * 0.1])
-    assert metrics.vendi(alike) == pytest.approx(1, abs=1e-9), "the same, whatever its length"
-    assert metrics.vendi(np.eye(7)) == pytest.approx(7, abs=1e-9), "nothing in common"
-    assert metrics.vendi(np.repeat(np.eye(3), 4, 0)) == pytest.approx(3, abs=1e-9), (
+    assert metrics.vendi_score(alike) == pytest.approx(1, abs=1e-9), (
+        "the same, whatever its length"
+    )
+    assert metrics.vendi_score(np.eye(7)) == pytest.approx(7, abs=1e-9), "nothing in common"
+    assert metrics.vendi_score(np.repeat(np.eye(3), 4, 0)) == pytest.approx(3, abs=1e-9), (
         "three kinds of four"
     )
     uneven = np.concatenate([np.repeat(np.eye(2)[:1], 9, 0), np.eye(2)[1:]])
-    assert metrics.vendi(uneven) == pytest.approx(
+    assert metrics.vendi_score(uneven) == pytest.approx(
         np.exp(-(0.9 * np.log(0.9) + 0.1 * np.log(0.1))), abs=1e-9
     )
     turned = np.linalg.qr(rng.normal(size=(2, 2)))[0]
-    assert metrics.vendi(uneven @ turned) == pytest.approx(metrics.vendi(uneven), abs=1e-9)
+    assert metrics.vendi_score(uneven @ turned) == pytest.approx(
+        metrics.vendi_score(uneven), abs=1e-9
+    )
     for wrong in (np.zeros((0, 3)), np.zeros((2, 3)), np.ones(3)):
         with pytest.raises(ValueError, match="Vendi"):
-            metrics.vendi(wrong)
+            metrics.vendi_score(wrong)
 
 
 def test_diversity_is_of_the_samples_of_one_prompt() -> None:
@@ -82,7 +88,7 @@ def test_a_copy_is_found_and_its_clip_named(
     line = usual.line()
     for seed in range(10):
         part = film(seed, 7 if seed == 4 else 9)[2 if name == "later" else 0 :][:5]
-        found = gallery.nearest(metrics.both_ways(EMBEDDING, change(part)))  # type: ignore[operator]
+        found = gallery.nearest(embeddings.embed_with_mirror(EMBEDDING, change(part)))  # type: ignore[operator]
         assert found.clip == f"{seed}.mp4"
         assert found.similarity > line
         if name == "later":
@@ -92,20 +98,21 @@ def test_a_copy_is_found_and_its_clip_named(
 def test_clips_of_other_videos_are_no_copies(gallery: Gallery, usual: Baselines) -> None:
     line = usual.line()
     for seed in range(100, 120):
-        found = gallery.nearest(metrics.both_ways(EMBEDDING, film(seed)[:5]))
+        found = gallery.nearest(embeddings.embed_with_mirror(EMBEDDING, film(seed)[:5]))
         assert found.similarity < line
 
 
 def test_likeness_keeps_the_order_of_frames() -> None:
     """The same frames backwards are less like, and a clip longer than the other is compared with its beginning."""
-    whole = metrics.in_views(EMBEDDING, film(2))[None]
+    whole = embeddings.embed_views(EMBEDDING, film(2))[None]
     forward, backward = (
-        metrics.both_ways(EMBEDDING, frames) for frames in (film(2)[:5], film(2)[:5][::-1])
+        embeddings.embed_with_mirror(EMBEDDING, frames)
+        for frames in (film(2)[:5], film(2)[:5][::-1])
     )
     assert metrics.similarities(forward, whole)[0] == pytest.approx(1, abs=1e-4)
     assert metrics.similarities(backward, whole)[0] < 0.97
-    short = metrics.in_views(EMBEDDING, film(2)[:4])[None]
-    assert metrics.similarities(metrics.both_ways(EMBEDDING, film(2)), short)[
+    short = embeddings.embed_views(EMBEDDING, film(2)[:4])[None]
+    assert metrics.similarities(embeddings.embed_with_mirror(EMBEDDING, film(2)), short)[
         0
     ] == pytest.approx(1, abs=1e-4)
 
@@ -126,18 +133,26 @@ def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> N
 def test_vectors_have_length_one_and_a_flat_frame_is_no_error() -> None:
     flat = np.full((2, 32, 32, 3), 90, np.uint8)
     for frames in (film(0), flat):
-        vectors = metrics.edges(metrics.to_pictures(frames))
+        vectors = embeddings.edge_features(embeddings.to_pictures(frames))
         assert vectors.isfinite().all()
         assert (vectors.norm(dim=1) < 1 + 1e-5).all()
     black = np.zeros((2, 32, 32, 3), np.uint8)
-    seen = metrics.edges(metrics.to_pictures(black))
+    seen = embeddings.edge_features(embeddings.to_pictures(black))
     assert torch.allclose(seen.norm(dim=1), torch.ones(2)), (
         "a model that draws black is measured too"
     )
-    alike, other = torch.stack([seen[0], seen[1]]), metrics.edges(metrics.to_pictures(film(0)))
+    alike, other = (
+        torch.stack([seen[0], seen[1]]),
+        embeddings.edge_features(embeddings.to_pictures(film(0))),
+    )
     assert metrics.diversity([[alike, alike]]) == pytest.approx(1)
     assert metrics.diversity([[seen[:1], other[:1]]]) > 1.5
-    assert metrics.cut_out(torch.zeros(1, 3, 40, 60), (0.2, 0.2, 0.8)).shape == (1, 3, 32, 48)
+    assert embeddings.crop_view(torch.zeros(1, 3, 40, 60), (0.2, 0.2, 0.8)).shape == (
+        1,
+        3,
+        32,
+        48,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -178,12 +193,12 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(
     """By transformers: its vectors are those of its own processor and model, called by hand."""
     from transformers import AutoImageProcessor, AutoModel
 
-    embedding = metrics.open_encoder(str(encoders[name]))
-    assert embedding.name != metrics.HEURISTIC
-    names = [metrics.open_encoder(str(path)).name for path in encoders.values()]
+    embedding = embeddings.open_encoder(str(encoders[name]))
+    assert embedding.name != embeddings.HEURISTIC
+    names = [embeddings.open_encoder(str(path)).name for path in encoders.values()]
     assert names.count(embedding.name) == 1, "each has a name of its own, always the same"
     frames = film(0)[:3]
-    seen = metrics.both_ways(embedding, frames)
+    seen = embeddings.embed_with_mirror(embedding, frames)
     assert seen.shape == (2, 3, 16)
     processor = AutoImageProcessor.from_pretrained(encoders[name])
     model = AutoModel.from_pretrained(encoders[name]).eval()
@@ -193,7 +208,8 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(
         wanted = vision(pixel_values=pixels).pooler_output
     assert torch.allclose(seen[0], wanted / wanted.norm(dim=1, keepdim=True), atol=2e-3)
     gallery = Gallery(
-        Known(str(i), str(i), metrics.in_views(embedding, film(i))) for i in range(3)
+        ReferenceWindow(str(i), str(i), embeddings.embed_views(embedding, film(i)))
+        for i in range(3)
     )
     found = gallery.nearest(seen)
     assert found.clip == "0"
@@ -211,6 +227,7 @@ def test_an_encoder_that_is_damaged_or_none_is_refused(
     else:
         (damaged / "model.safetensors").write_bytes(weights[: int(left * len(weights))])
     with pytest.raises(
-        VideotuneError, match=r"sample_metrics.encoder: transformers finds no image encoder in"
+        VideotuneError,
+        match=r"sample_metrics.encoder: .+ has no image encoder that transformers ",
     ):
-        metrics.open_encoder(str(damaged))
+        embeddings.open_encoder(str(damaged))

@@ -1,6 +1,7 @@
-"""The verdict is a pure function of the validation losses: planted courses, and what chance alone does.
+"""The verdict on planted courses of the validation loss, and on pure chance.
 
-What research/verdict.py found of it on the toy stands in research/verdict.json, and docs/monitor.md tells the same.
+research/verdict.json has the results of research/verdict.py on the toy model; docs/monitor.md
+describes them.
 """
 
 import json
@@ -15,22 +16,22 @@ from videotune.validation.overfitting import (
     LEARNING,
     OVERFITTING,
     PLATEAU,
-    T,
+    STUDENT_T,
     as_good,
-    in_a_row,
+    count_latest,
     judge,
     rise,
 )
-from videotune.validation.selection import MOST_WINDOWS
+from videotune.validation.selection import MAX_WINDOWS
 
 HARD = np.linspace(-0.2, 0.2, 8)
-"""What makes one clip harder than another."""
+"""How much harder each clip is than the mean."""
 
 
 def reading(
     step: int, held: Sequence[float] | float, train: float, validation: str = "aaaaaaaa"
 ) -> dict[str, Any]:
-    """A reading whose held-out clips lie at these values, or all about one."""
+    """Return a reading with these values of held-out clips, or all around one value."""
     clips = held + HARD if isinstance(held, float) else np.asarray(held)
 
     def part(values: np.ndarray) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def reading(
 def course(
     held: Sequence[float], train: Sequence[float], scatter: float = 0.004
 ) -> list[dict[str, Any]]:
-    """Readings every ten steps; each clip is off by a scatter of its own."""
+    """Return readings every ten steps; each clip has its own scatter."""
     random = np.random.default_rng(0)
     pairs = enumerate(zip(held, train, strict=True))
     return [
@@ -58,9 +59,9 @@ def course(
     ]
 
 
-def word(lines: list[dict[str, Any]]) -> str | None:
-    found = judge(lines)
-    return found.word
+def label_of(lines: list[dict[str, Any]]) -> str | None:
+    verdict = judge(lines)
+    return verdict.label
 
 
 DOWN = (1.0, 0.8, 0.6, 0.5)
@@ -78,7 +79,7 @@ COURSES = {
         (*DOWN, 0.55, 0.6, 0.61), (*DOWN, 0.4, 0.3, 0.9), OVERFITTING, 30, "training clips fell from 0.500 to 0.300",
     ),
     "training clips alone still fall": (
-        (*DOWN, 0.5, 0.5, 0.5, 0.5), (*DOWN, 0.45, 0.4, 0.35, 0.3), PLATEAU, None, "still learnt is these clips alone",
+        (*DOWN, 0.5, 0.5, 0.5, 0.5), (*DOWN, 0.45, 0.4, 0.35, 0.3), PLATEAU, None, "the model now improves only on the training clips",
     ),
     "it stands": ((*DOWN, 0.55, 0.6, 0.505), (*DOWN, 0.4, 0.3, 0.2), OVERFITTING, 30, "at step 50 (now 0.5"),
     "until there is a new best": ((*DOWN, 0.55, 0.6, 0.505, 0.4), (*DOWN, 0.4, 0.3, 0.2, 0.2), LEARNING, None, ""),
@@ -90,7 +91,7 @@ COURSES = {
 def test_the_verdict_of_a_course(how: str) -> None:
     held, train, verdict, best, reason = COURSES[how]
     found = judge(course(held, train))
-    assert found.word == verdict
+    assert found.label == verdict
     assert found.best_step == best or best is None
     assert reason in found.reason
     assert verdict != PLATEAU or found.turned == ("worse" in reason)
@@ -103,48 +104,49 @@ def test_a_rise_that_one_clip_alone_makes_is_within_the_scatter() -> None:
         held = 0.5 + HARD
         held[3] += 0.4  # the mean rises by as much as in the test above
         lines.append(reading(step, held, 0.3))
-    assert word(lines) != OVERFITTING
+    assert label_of(lines) != OVERFITTING
 
 
 def test_too_few_readings_say_nothing() -> None:
     assert judge([]) is None
     for count in (1, 2):
         found = judge(course(DOWN[:count], DOWN[:count]))
-        assert found.word is None
+        assert found.label is None
         assert "needs 3 validations" in found.reason
 
 
 def test_without_held_out_clips_no_validation_is_possible() -> None:
     lines = [line | {"held_out": None} for line in course(DOWN, DOWN)]
     found = judge(lines)
-    assert found.word is None
+    assert found.label is None
     assert found.reason.startswith("no validation possible")
     one = [
         line | {"held_out": line["held_out"] | {"clips": {"a": 1.0}}}
         for line in course(DOWN, DOWN)
     ]
-    assert "one held-out clip" in str(judge(one))
+    assert "at least two held-out clips" in str(judge(one))
 
 
 def test_a_reading_that_is_not_finite_is_said() -> None:
     lines = course(DOWN, DOWN)
     lines[2]["train"] |= {"normalised": None}
     found = judge(lines)
-    assert (found.word, found.reason) == (None, "a validation loss is not finite")
+    assert (found.label, found.reason) == (None, "a validation loss is not finite")
 
 
 def test_another_ruler_begins_anew() -> None:
     lines = course([*DOWN, 0.55, 0.6], [*DOWN, 0.4, 0.3])
-    assert word([*lines, reading(60, 1.0, 1.0, "bbbbbbbb")]) is None
+    assert label_of([*lines, reading(60, 1.0, 1.0, "bbbbbbbb")]) is None
     assert (
-        word([{"kind": "step", "step": 1}, *lines, {"kind": "save", "step": 50}]) == OVERFITTING
+        label_of([{"kind": "step", "step": 1}, *lines, {"kind": "save", "step": 50}])
+        == OVERFITTING
     )
 
 
 def test_the_readings_in_a_row_are_counted_from_the_last() -> None:
     lines = course([*DOWN, 0.55, 0.6, 0.65, 0.7], [*DOWN, 0.4, 0.3, 0.2, 0.1])
-    assert [in_a_row(lines[:n], OVERFITTING) for n in range(3, 9)] == [0, 0, 0, 1, 2, 3]
-    assert in_a_row([*lines, reading(80, 0.3, 0.05)], OVERFITTING) == 0
+    assert [count_latest(lines[:n], OVERFITTING) for n in range(3, 9)] == [0, 0, 0, 1, 2, 3]
+    assert count_latest([*lines, reading(80, 0.3, 0.05)], OVERFITTING) == 0
 
 
 def test_the_noise_level_that_turned_first_is_named() -> None:
@@ -167,9 +169,9 @@ def test_steps_whose_readings_cannot_be_told_from_the_best_are_as_good() -> None
 def test_the_chance_is_students() -> None:
     """Its table against 100,000 draws: a mean of n normal differences lies above it once in twenty times."""
     random = np.random.default_rng(0)
-    for n in range(2, 2 + len(T)):
+    for n in range(2, 2 + len(STUDENT_T)):
         draws = random.standard_normal((100_000, n))
-        share = (draws.mean(1) > T[n - 2] * draws.std(1, ddof=1) / np.sqrt(n)).mean()
+        share = (draws.mean(1) > STUDENT_T[n - 2] * draws.std(1, ddof=1) / np.sqrt(n)).mean()
         assert share == pytest.approx(0.05, abs=0.003), n
     before, now = {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 1.1, "b": 2.3, "c": 3.2}
     mean, chance = rise(before, now)
@@ -185,7 +187,7 @@ def test_chance_alone_is_seldom_called_overfitting() -> None:
             level, common = 0.4 + 0.6 * float(np.exp(-i)), 0.005 * random.standard_normal()
             own = 0.005 * random.standard_normal(8)
             lines.append(reading(i, level + common + HARD + own, level + common))
-        called += any(word(lines[:n]) == OVERFITTING for n in range(1, 12))
+        called += any(label_of(lines[:n]) == OVERFITTING for n in range(1, 12))
     assert called <= 4
 
 
@@ -199,7 +201,7 @@ def test_the_verdict_was_right_as_often_as_is_said() -> None:
         found["summary"],
         found["runs"],
     )
-    assert found["settings"]["held_out"] <= MOST_WINDOWS - MOST_WINDOWS // 3, (
+    assert found["settings"]["held_out"] <= MAX_WINDOWS - MAX_WINDOWS // 3, (
         "the figures are of another validation"
     )
     four, endless, levels = (

@@ -16,7 +16,7 @@ from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, 
 from videotune.latent_cache.store import LOCK, OLD_MANIFEST, LatentCache
 from videotune.trainer.build import open_models
 from videotune.trainer.cache_filling import fill_distributed
-from videotune.validation.callbacks import reads_of_run
+from videotune.validation.callbacks import cache_items_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def cache(
             echo(f"note: {note}")
 
         family = open_models(job.spec, job.base, job.config)
-        fill_distributed(job, family, reads_of_run(job), dist)
+        fill_distributed(job, family, cache_items_of(job), dist)
         dist.barrier()
     return CacheResult(job.cache, len(job.library.windows) + len(job.library.held_out_windows))
 
@@ -110,7 +110,7 @@ def prune_cache(
 
     family = open_models(job.spec, job.base, job.config)
     keys = CacheKeys.of(family, job.config.seed)
-    wanted = entries_of(keys, reads_of_run(job)).keys()
+    wanted = entries_of(keys, cache_items_of(job)).keys()
     notes_before = len(store.notes)
     pruned = prune(store, wanted, yes=yes)
     print_notes(store, notes_before)

@@ -21,7 +21,7 @@ from videotune.planner.plan import make_plan
 from videotune.planner.step_spec import known_step_spec
 from videotune.trainer import build
 from videotune.types import ModelSpec
-from videotune.validation.overhead import planned
+from videotune.validation.overhead import plan_overhead
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def plan(
     resolved, spec, base = resolve_config(
         to_overrides(config, overrides, allow_skips), planning=True
     )
-    job = planned(open_job(resolved, spec, base))
+    job = plan_overhead(open_job(resolved, spec, base))
     refuse_skips(job, allow_skips)
 
     facts = make_plan(job, views or exposure.TARGETS)

@@ -34,7 +34,7 @@ from videotune.trainer.resume import OpenedRun, Resume, open_run, restore
 from videotune.trainer.setup import prepare
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
-from videotune.validation.callbacks import callbacks_of, recommended
+from videotune.validation.callbacks import callbacks_of, recommend_checkpoint
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def train_once(
             lambda: open_run(overrides, run, resume, chosen_for_run, dist.size)
         )
         if resume is None and dist.is_main:
-            contact_sheet.keep_pictures(opened.job)
+            contact_sheet.cache_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
         plan = make_plan(opened.job)
 
@@ -233,7 +233,7 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     job = trainer.job
     step = job.steps
     if job.config.early_stopping is not None:
-        step = recommended(trainer, step)["step"]
+        step = recommend_checkpoint(trainer, step)["step"]
 
     # Sharded weights are read from the checkpoint, which all processes have written.
     reads_checkpoint = step != job.steps or why == "early" or trainer.rows
@@ -271,7 +271,7 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     step = history.last
     memory = peak(job, trainer.peaks)
     seconds = trainer.heartbeat.seconds()
-    recommendation = recommended(trainer, step)
+    recommendation = recommend_checkpoint(trainer, step)
     details: dict[str, Any] = {}
     if memory:
         details["memory"] = memory

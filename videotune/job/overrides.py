@@ -22,7 +22,7 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.models.base_model import own_files, place_of, published, spec_for
 from videotune.models.model_files import NotHere, note
-from videotune.sampling.prompts import prompts_in
+from videotune.sampling.prompts import resolve_prompts
 from videotune.types import BasePlace, ModelSpec
 
 
@@ -93,7 +93,7 @@ def user_keys(overrides: Overrides) -> dict[str, Any]:
 
     keys = absolute_paths(with_sets(keys, parse_sets(overrides.sets)))
     if "samples" in keys:
-        keys["samples"] = prompts_in(keys["samples"])
+        keys["samples"] = resolve_prompts(keys["samples"])
     return keys
 
 

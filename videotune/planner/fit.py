@@ -32,7 +32,7 @@ from videotune.planner.step_spec import (
     step_spec_with_tiles,
 )
 from videotune.trainer.build import DTYPES, dtype_name, weights_of
-from videotune.validation.overhead import overhead, share_of_all
+from videotune.validation.overhead import overhead, total_share
 
 MEMORY_KEYS = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
 """Keys that are chosen if the config leaves them open."""
@@ -348,7 +348,7 @@ def _times(result: Fit, job: Job, dtype: str) -> dict[str, float | None]:
     hours = step * job.steps / 3600
     return {
         "hours": round(hours, 3),
-        "hours_beside": round(hours * share_of_all(overhead(job)), 3),
+        "hours_beside": round(hours * total_share(overhead(job)), 3),
         "seconds_a_step": round(step, 4),
     }
 

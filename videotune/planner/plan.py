@@ -19,7 +19,7 @@ from videotune.models.registry import find
 from videotune.trainer.build import make_objective, what_trains
 from videotune.trainer.expert_pool import make_expert_schedule
 from videotune.trainer.text_encoders import text_size
-from videotune.validation.callbacks import reads_of_run
+from videotune.validation.callbacks import cache_items_of
 from videotune.validation.overhead import overhead
 
 
@@ -126,7 +126,7 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
 def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     """Return the calculated bytes of the cache (at most), the checkpoints and the export."""
     spec = job.spec
-    reads = reads_of_run(job)
+    reads = cache_items_of(job)
     entries = set()
     for window, variant in reads.samples:
         has_variants = window.varies or spec.image_noise

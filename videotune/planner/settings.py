@@ -30,7 +30,7 @@ from videotune.planner.fit import (
 from videotune.planner.memory import Need
 from videotune.planner.step_spec import StepSpec, known_step_spec
 from videotune.trainer.build import dtype_name
-from videotune.validation.overhead import planned
+from videotune.validation.overhead import plan_overhead
 
 COMPILE_GAIN = 1 - 1 / 1.34
 """Share of a step's time that compiled blocks save.
@@ -94,7 +94,7 @@ def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
     """
     before = job.config
     job = fit_settings(_reopened(job) if replan else job)
-    job = decide_compile(planned(job))
+    job = decide_compile(plan_overhead(job))
 
     changes = []
     if replan:

@@ -1,1 +1,1 @@
-"""The report: a run folder read back, and written down as one page that needs nothing but a browser."""
+"""The report: read a run folder and write it as one self-contained HTML page."""

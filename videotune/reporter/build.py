@@ -1,4 +1,4 @@
-"""One page for a run: what was trained on what, how it went, what came out, and what is not there yet; one for several."""
+"""Build the report page of a run, and the page that compares several runs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,34 +10,51 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from videotune import text
 from videotune.files import write_text
-from videotune.reporter import curves, inventory, outcome, previews
+from videotune.reporter import charts, curves, inventory, outcome, previews
 from videotune.reporter.previews import Media
-from videotune.reporter.read import Record, Run, at, items, mapping, number, points, read_run
+from videotune.reporter.read import (
+    Record,
+    Run,
+    at,
+    items,
+    mapping,
+    number,
+    points,
+    read_run,
+)
 from videotune.runs.step_sums import Steps, regularization
 
-LONG = 120
-"""Letters from which a caption's end on the contact sheet opens on a click."""
+LONG_CAPTION = 120
+"""Characters of a caption on the contact sheet before the rest is folded."""
 
 
-def write_report(folder: Path, known: tuple[Sequence[Record], Steps] | None = None) -> Path:
-    """Write ``report.html`` into a run directory and return its path. ``known`` as in ``read_run``.
+def write_report(
+    folder: Path, journal_contents: tuple[Sequence[Record], Steps] | None = None
+) -> Path:
+    """Write ``report.html`` into a run folder and return its path.
 
-    The page needs neither a network nor a script, and carries its videos and pictures as far as ``BUDGET`` goes; others are
-    referred to where they lie. Raises VideotuneError where the folder is not a run's.
+    The page needs neither a network nor a script. It embeds videos and pictures up to
+    ``previews.BUDGET``; others are linked.
+
+    Args:
+        folder: the run folder.
+        journal_contents: see ``read_run``.
+
+    Raises:
+        VideotuneError: if the folder is not a run folder.
     """
     path = folder / "report.html"
-    write_text(path, page(read_run(folder, known)))
+    write_text(path, page(read_run(folder, journal_contents)))
     return path
 
 
 def page(run: Run) -> str:
-    """The whole page."""
+    """Return the report page of a run."""
     return render("report.html.j2", **collect(run))
 
 
 def collect(run: Run) -> dict[str, Any]:
-    """Everything that stands on the page, as plain data."""
-    place = run.folder.resolve()
+    """Return the contents of the report page as plain data."""
     media = Media(run)
     chapters = {
         "verdict": outcome.verdict(run),
@@ -57,85 +74,91 @@ def collect(run: Run) -> dict[str, Any]:
     }
     if not run.compared:
         del chapters["compare"]
-    title = f"Run {place.name if place.name != 'run' else place.parent.name}"
-    return {"title": title, "chapters": chapters, **summary(run)}
+
+    folder = run.folder.resolve()
+    name = folder.parent.name if folder.name == "run" else folder.name
+    return {"title": f"Run {name}", "chapters": chapters, **summary(run)}
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """Which run on which base, how far it came and how it stands; then its figures."""
+    """Return the head of the page: state, figures, versions and notes."""
     start = run.last("start")
     done = run.steps.last
-    total = next(
-        (
-            n
-            for part in (run.config, start, run.plan)
-            if (n := number(at(part, "steps"))) is not None
-        ),
-        None,
-    )
+    total = _total_steps(run)
+    is_complete = total is not None and done >= total
+    state, css, sentence = outcome.describe_state(run, is_complete)
+
     base = (
         at(run.config, "base", "name")
         or at(run.config, "settings", "base_model_name")
         or "a base that is not named"
     )
     method = at(run.config, "settings", "training_method") or "run"
-    far = (
-        f"{text.plain(done)} of {text.counted(total, 'step')}"
-        if total is not None
-        else text.counted(done, "step")
-    )
-    word, css, sentence = outcome.standing(run, total is not None and done >= total)
-    clips = mapping(start.get("clips")) or mapping(run.check)
-    used = number(clips.get("used"))
-    kept = len(regularization(run.check))
-    figures = {
-        "started": text.moment(start["time"]) if "time" in start else None,
-        "device": start.get("device"),
-        "training clips": used
-        if kept == 0
-        else f"{text.plain((used or 0) - kept)} + {kept} to keep",
-        "windows": number(start.get("windows")),
-        "samples a step": number(start.get("effective_batch")),
-        "trained parameters": number(start.get("trainable_parameters")),
-        "resumed from step": ", ".join(
-            text.value_text(r.get("from_step")) for r in run.of_kind("resume")
-        )
-        or None,
-    }
-    known = {
-        name: text.plain(v) if isinstance(v, (int, float)) else v
-        for name, v in figures.items()
-        if v is not None
-    }
+    progress = text.counted(done, "step")
+    if total is not None:
+        progress = f"{text.plain(done)} of {text.counted(total, 'step')}"
+
+    figures = {}
+    for name, value in _figures(run).items():
+        if value is not None:
+            is_number = isinstance(value, (int, float))
+            figures[name] = text.plain(value) if is_number else value
+    versions = mapping(start.get("versions")).items()
     return {
-        "state": (word, css, f"{method} on {base}: {far}, {sentence}."),
-        "figures": known,
-        "versions": ", ".join(
-            f"{name} {version}" for name, version in mapping(start.get("versions")).items()
-        ),
+        "state": (state, css, f"{method} on {base}: {progress}, {sentence}."),
+        "figures": figures,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions),
         "notes": items(start.get("notes")),
     }
 
 
+def _total_steps(run: Run) -> float | None:
+    for record in (run.config, run.last("start"), run.plan):
+        steps = number(at(record, "steps"))
+        if steps is not None:
+            return steps
+    return None
+
+
+def _figures(run: Run) -> dict[str, Any]:
+    """Return the key figures of a run; None for those that are not recorded."""
+    start = run.last("start")
+    clips = mapping(start.get("clips")) or mapping(run.check)
+    training_clips: float | str | None = number(clips.get("used"))
+    num_preserved = len(regularization(run.check))
+    if num_preserved:
+        num_learnt = (number(clips.get("used")) or 0) - num_preserved
+        training_clips = f"{text.plain(num_learnt)} + {num_preserved} to keep"
+
+    resumes = [text.value_text(row.get("from_step")) for row in run.of_kind("resume")]
+    return {
+        "started": text.moment(start["time"]) if "time" in start else None,
+        "device": start.get("device"),
+        "training clips": training_clips,
+        "windows": number(start.get("windows")),
+        "samples a step": number(start.get("effective_batch")),
+        "trained parameters": number(start.get("trainable_parameters")),
+        "resumed from step": ", ".join(resumes) or None,
+    }
+
+
 def warnings(run: Run) -> dict[str, Any]:
-    """Everything that the user should know, equal texts once."""
-    steps_of: dict[str, list[str]] = {}
+    """Return the chapter of warnings; equal texts are listed once with their steps."""
+    steps_by_text: dict[str, list[str]] = {}
     for record in run.of_kind("warning"):
+        steps = steps_by_text.setdefault(str(record.get("text", "")), [])
         step = number(record.get("step"))
-        steps_of.setdefault(str(record.get("text", "")), []).extend(
-            [] if step is None else [text.plain(step)]
-        )
-    lines = [
-        f"{words} (step {text.some(steps)})" if steps else words
-        for words, steps in steps_of.items()
-    ]
-    clips = sum(bool(clip.get("warnings")) for clip in run.clips)
-    own = (
-        [f"{text.counted(clips, 'clip')} with a note of its own, in the table of clips"]
-        if clips
-        else []
-    )
-    return {"lines": [*run.notes, *lines, *own]}
+        if step is not None:
+            steps.append(text.plain(step))
+
+    lines = list(run.notes)
+    for warning, steps in steps_by_text.items():
+        lines.append(f"{warning} (step {text.some(steps)})" if steps else warning)
+    num_clips = sum(bool(clip.get("warnings")) for clip in run.clips)
+    if num_clips:
+        clips = text.counted(num_clips, "clip")
+        lines.append(f"{clips} with a note of its own, in the table of clips")
+    return {"lines": lines}
 
 
 def contact_sheet_page(
@@ -145,124 +168,170 @@ def contact_sheet_page(
     roots: Sequence[Path],
     notes: Sequence[str],
 ) -> str:
-    """The whole page of ``check``'s account.
+    """Return the contact sheet of ``check`` as a page.
 
-    ``pictures`` are paths of images, relative to the page, by the clip's path; ``roots`` the datasets' folders, from which
-    clips are named; ``notes`` what is reported beside the account's own.
+    Args:
+        title: title of the page.
+        account: the account of clips.
+        pictures: paths of images relative to the page, by the clip's path.
+        roots: folders of the datasets; clips are named relative to them.
+        notes: notes in addition to those of the account.
     """
-    shown = list(dict.fromkeys([*notes, *account["notes"]]))
-    given = {
-        "account": account,
-        "pictures": pictures,
-        "roots": roots,
-        "notes": shown,
-        "long": LONG,
-    }
-    return render("contact_sheet.html.j2", title=title, **given)
+    return render(
+        "contact_sheet.html.j2",
+        title=title,
+        account=account,
+        pictures=pictures,
+        roots=roots,
+        notes=list(dict.fromkeys([*notes, *account["notes"]])),
+        long=LONG_CAPTION,
+    )
 
 
 def render(template: str, /, **data: Any) -> str:
-    """A template of the report filled in."""
+    """Fill a template of the report."""
     return fill(environment("videotune.reporter"), template, data)
 
 
 def fill(templates: Environment, name: str, data: Mapping[str, Any]) -> str:
-    """A template filled in. Text cannot become markup; what UTF-8 cannot carry becomes a question mark."""
-    return templates.get_template(name).render(data).encode("utf-8", "replace").decode("utf-8")
+    """Fill a template. Characters that UTF-8 cannot encode become question marks."""
+    page_text = templates.get_template(name).render(data)
+    return page_text.encode("utf-8", "replace").decode("utf-8")
 
 
 @cache
 def environment(*packages: str) -> Environment:
-    """The templates of packages, the first ones first, with the words of ``videotune.text`` as filters."""
-    loader = ChoiceLoader([PackageLoader(package) for package in packages])
-    made = Environment(
+    """Return the templates of packages, the first ones with precedence.
+
+    The functions of ``videotune.text`` are filters. Text is escaped.
+    """
+    templates = Environment(
         autoescape=True,
-        loader=loader,
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    words = {
-        name: word
-        for name, word in vars(text).items()
-        if getattr(word, "__module__", "") == text.__name__
-    }
-    made.filters |= words | {
+
+    for name, value in vars(text).items():
+        if getattr(value, "__module__", "") == text.__name__:
+            templates.filters[name] = value
+    templates.filters |= {
         "number": number,
         "entries": items,
         "mapping": mapping,
         "repr": repr,
     }
-    return made
+    return templates
 
 
 STROKES = ("one", "two", "three", "four")
-OWN = ("output_model_destination", "cache_dir")
-"""Settings that say where a run lies, not what it is."""
+
+LOCATION_SETTINGS = ("output_model_destination", "cache_dir")
+"""Settings that are not compared, since they are only locations."""
 
 
-def write_comparison(folders: Sequence[Path], page: Path) -> Path:
-    """Write the page of these runs, best first, with links to their reports; returns ``page``.
+def write_comparison(folders: Sequence[Path], path: Path) -> Path:
+    """Write a page that compares runs, best first, with links to their reports.
 
-    Folders where no run lies yet are listed as waiting.
+    Folders without a run are listed as waiting.
+
+    Args:
+        folders: the run folders.
+        path: path of the page.
+
+    Returns:
+        ``path``.
     """
-    runs = [read_run(folder) for folder in folders if (folder / "config.json").is_file()]
-    differing = differing_settings(runs)
-    rows = sorted(
-        (_row(run, differing, page.parent) for run in runs), key=lambda row: row["rank"]
+    runs = []
+    waiting = []
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            runs.append(read_run(folder))
+        else:
+            waiting.append(folder.name)
+
+    keys = differing_settings(runs)
+    rows = [_comparison_row(run, keys, path.parent) for run in runs]
+    rows.sort(key=lambda row: row["rank"])
+    validated = [run for run in runs if run.validations]
+    chart = _comparison_chart(validated, [row["name"] for row in rows])
+    contents = render(
+        "runs.html.j2", title="Runs", rows=rows, keys=keys, chart=chart, waiting=waiting
     )
-    waiting = [folder.name for folder in folders if not (folder / "config.json").is_file()]
-    chart = _chart([run for run in runs if run.validations], [row["name"] for row in rows])
-    facts = {"rows": rows, "keys": differing, "chart": chart, "waiting": waiting}
-    write_text(page, render("runs.html.j2", title="Runs", **facts))
-    return page
+    write_text(path, contents)
+    return path
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """The dotted names of the settings that differ between runs."""
-    flat = [inventory.flat_settings(run) for run in runs]
-    names = dict.fromkeys(name for one in flat for name in one if name not in OWN)
-    return [name for name in names if any(one.get(name) != flat[0].get(name) for one in flat)]
+    """Return the dotted names of the settings that differ between runs."""
+    run_settings = [inventory.flat_settings(run) for run in runs]
+    names: dict[str, None] = {}
+    for settings in run_settings:
+        names |= dict.fromkeys(settings)
+
+    differing = []
+    for name in names:
+        first = run_settings[0].get(name)
+        is_equal = all(settings.get(name) == first for settings in run_settings)
+        if name not in LOCATION_SETTINGS and not is_equal:
+            differing.append(name)
+    return differing
 
 
-def _row(run: Run, differing: Sequence[str], home: Path) -> dict[str, Any]:
-    """A run's cells; ``rank`` puts the lowest validation loss first, and runs without one last."""
+def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[str, Any]:
+    """Return a run's cells; ``rank`` sorts by validation loss, missing ones last."""
     verdict = outcome.verdict(run)
-    best = min(
-        (loss for _, loss in points(run.validations, "held_out", "normalised")), default=None
-    )
+    losses = [loss for _, loss in points(run.validations, "held_out", "normalised")]
+    best = min(losses, default=None)
     settings = inventory.flat_settings(run)
-    seconds = (run.last("end")["seconds"] or {}).values()
+
+    link = None
     report = run.folder / "report.html"
+    if report.is_file():
+        link = Path(os.path.relpath(report, page_folder)).as_posix()
+    minutes = None
+    seconds = (run.last("end")["seconds"] or {}).values()
+    if seconds:
+        total = sum(number(value) or 0 for value in seconds)
+        minutes = text.plain(total / 60, 2)
     return {
         "name": run.folder.name,
-        "link": Path(os.path.relpath(report, home)).as_posix() if report.is_file() else None,
-        "values": [text.value_text(settings.get(key)) for key in differing],
+        "link": link,
+        "values": [text.value_text(settings.get(key)) for key in keys],
         "state": summary(run)["state"],
         "steps": run.steps.last,
         "verdict": (verdict["latest"] or {}).get("verdict") or "none",
         "recommended": verdict["step"],
         "held_out": None if best is None else text.plain(best),
-        "minutes": text.plain(sum(number(one) or 0 for one in seconds) / 60, 2)
-        if seconds
-        else None,
+        "minutes": minutes,
         "rank": (best is None, best or 0.0, run.folder.name),
     }
 
 
-def _chart(runs: Sequence[Run], order: Sequence[str]) -> dict[str, Any] | None:
-    """The validation losses of the runs over their steps, in the order of the table; beyond four, pale lines."""
+def _comparison_chart(
+    runs: Sequence[Run], order: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return a chart of validation losses; runs beyond the fourth have pale lines.
+
+    Args:
+        runs: the runs.
+        order: names of the runs in the order of the table.
+    """
     lines = []
-    for place, run in enumerate(sorted(runs, key=lambda one: order.index(one.folder.name))):
-        css = STROKES[place % len(STROKES)] + (" pale" if place >= len(STROKES) else "")
-        lines.append(
-            curves.Line(
-                run.folder.name,
-                points(run.validations, "held_out", "normalised"),
-                css,
-                dots=True,
-            )
-        )
-    shown = [line for line in lines if line.points]
-    says = "error on held-out clips, relative to the base model: below 1 is better"
-    return curves.line_chart(shown, says=says, x_label="step") if shown else None
+    in_order = sorted(runs, key=lambda run: order.index(run.folder.name))
+    for index, run in enumerate(in_order):
+        css = STROKES[index % len(STROKES)]
+        if index >= len(STROKES):
+            css += " pale"
+        curve = points(run.validations, "held_out", "normalised")
+        if curve:
+            lines.append(charts.Line(run.folder.name, curve, css, dots=True))
+
+    if not lines:
+        return None
+    return charts.line_chart(
+        lines,
+        says="error on held-out clips, relative to the base model: below 1 is better",
+        x_label="step",
+    )

@@ -1,6 +1,7 @@
-"""Pictures of clips as they are trained: on sheets and on a page for ``check --contact-sheet``, small for the run folder.
+"""Pictures of clips as they are trained.
 
-The run folder's are there so that the report shows what was trained on, wherever the clips are then.
+``check --contact-sheet`` writes them as sheets and as a page. The run folder gets
+small ones, so the report shows the clips even if they are moved later.
 """
 
 import shutil
@@ -23,167 +24,244 @@ from videotune.reporter.build import contact_sheet_page
 from videotune.text import counted, shape_words, short_path, state_words
 from videotune.types import DETERMINISTIC_VARIANT, Clip, Window
 
-THUMB = 160
+THUMB_HEIGHT = 160
 """Height of a picture on the page and on a sheet, in pixels."""
 
 ROWS = 20
 """Clips on a sheet."""
 
-LABEL = 360
-"""Pixels for the words beside the pictures."""
+LABEL_WIDTH = 360
+"""Width of the text beside the pictures, in pixels."""
 
-LINES = 9
-"""Lines of words that fit beside a clip's pictures."""
+LABEL_COLUMNS = 48
+"""Characters on a line of the text."""
+
+LABEL_LINES = 9
+"""Lines of text that fit beside a clip's pictures."""
+
+SHOTS = ("first", "middle", "last")
+
+SheetRow = tuple[str, list[Any]]
+"""The label of a clip and its pictures."""
 
 
 def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Write index.html, sheet-001.jpg … and the single pictures into ``folder``; returns clips that could not be decoded.
+    """Write index.html, sheet-001.jpg … and the single pictures into a folder.
 
-    A clip's three pictures are the first frame of its first window, the middle one of the middle window and the last one
-    of its last window: cropped, resized and at the times that training shows. A still has one. VideotuneError where the
-    pictures would become clips of a dataset themselves.
+    The pictures of a clip are the first frame of its first window, the middle frame of
+    its middle window, and the last frame of its last window: cropped, resized and timed
+    as in training. A still has one.
+
+    Args:
+        job: the job.
+        account: the account of clips.
+        folder: the folder to write to.
+
+    Returns:
+        Reasons by path of the clips that cannot be decoded.
+
+    Raises:
+        VideotuneError: if the folder is in a dataset, where the pictures would become
+            clips.
     """
-    _refuse_among_clips(folder, job)
-    rows_by_path = {row["path"]: row for row in account["clips"]}
+    _refuse_inside_dataset(folder, job)
     (folder / "clips").mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
 
-    def rows() -> Iterator[tuple[str, list[Any]]]:
-        for clip, frames in shots(job, job.library.clips):
-            if isinstance(frames, file_checks.ClipProblem):
-                failed[clip.path] = f"{frames.reason}: {frames.detail}"
-                continue
-            images = [_thumb(frame) for frame in frames]
-            pictures[clip.path] = [
-                _save(image, folder, clip, i) for i, image in enumerate(images)
-            ]
-            yield (
-                _label(rows_by_path[clip.path], job.library.roots),
-                [np.asarray(image) for image in images],
-            )
+    # Rows are made sheet by sheet, so that not all pictures are in memory.
+    rows = _sheet_rows(job, account, folder, pictures, failed)
+    for sheet, first_row in enumerate(rows, start=1):
+        path = folder / f"sheet-{sheet:03d}.jpg"
+        sheet_rows = [first_row, *islice(rows, ROWS - 1)]
+        video_writer.write_sheet(path, sheet_rows, LABEL_WIDTH)
 
-    shown = rows()  # a thousand clips' pictures do not wait in memory for one sheet
-    for number, first in enumerate(shown, 1):
-        video_writer.write_sheet(
-            folder / f"sheet-{number:03d}.jpg", [first, *islice(shown, ROWS - 1)], LABEL
-        )
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
     page = contact_sheet_page(title, account, pictures, job.library.roots, job.notes)
     write_text(folder / "index.html", page, durable=False)
     return failed
 
 
-def _refuse_among_clips(folder: Path, job: Job) -> None:
-    """VideotuneError where the folder lies in a dataset's; hidden folders there, such as the cache, are never read."""
-    place = folder.resolve()
-    for root in (root.resolve() for root in job.library.roots):
-        if place.is_relative_to(root) and not any(
-            part.startswith(".") for part in place.relative_to(root).parts
-        ):
-            fault = f"The pictures would go to {folder}, inside the dataset {root}, and be taken for clips of it."
-            elsewhere = root.with_name(root.name + "-sheet")
-            raise VideotuneError(
-                f"{fault} Give --contact-sheet a folder elsewhere, such as {elsewhere}."
-            )
+def _sheet_rows(
+    job: Job,
+    account: Mapping[str, Any],
+    folder: Path,
+    pictures: dict[str, list[str]],
+    failed: dict[str, str],
+) -> Iterator[SheetRow]:
+    """Yield the row of each clip and write its single pictures.
+
+    The pictures' paths and the failures are added to ``pictures`` and ``failed``.
+    """
+    account_rows = {row["path"]: row for row in account["clips"]}
+    for clip, frames in shots(job, job.library.clips):
+        if isinstance(frames, file_checks.ClipProblem):
+            failed[clip.path] = f"{frames.reason}: {frames.detail}"
+            continue
+        images = [_thumbnail(frame) for frame in frames]
+        pictures[clip.path] = [
+            _save(image, folder, clip, index) for index, image in enumerate(images)
+        ]
+        label = _label(account_rows[clip.path], job.library.roots)
+        yield label, [np.asarray(image) for image in images]
+
+
+def _refuse_inside_dataset(folder: Path, job: Job) -> None:
+    """Raise VideotuneError if a folder is inside a dataset.
+
+    Hidden folders of a dataset, such as the cache, are allowed: they are never read.
+    """
+    target = folder.resolve()
+    for root in job.library.roots:
+        dataset = root.resolve()
+        if not target.is_relative_to(dataset):
+            continue
+        if any(part.startswith(".") for part in target.relative_to(dataset).parts):
+            continue
+        suggestion = dataset.with_name(dataset.name + "-sheet")
+        raise VideotuneError(
+            f"--contact-sheet: {folder} is inside the dataset {dataset}, so the "
+            f"pictures would become clips of it. "
+            f"Choose another folder, such as {suggestion}."
+        )
 
 
 def shots(
     job: Job, clips: Sequence[Clip], height: int | None = None
 ) -> Iterator[tuple[Clip, list[np.ndarray] | file_checks.ClipProblem]]:
-    """Each clip's first, middle and last frame as they are trained, with a bar; a ClipProblem where it cannot be decoded.
+    """Yield the first, middle and last frame of clips as they are trained.
 
-    Frames are uint8 (H, W, 3), at most ``height`` pixels high, and decoded a few clips ahead. A still has one.
+    Frames are decoded a few clips ahead. A still has one.
+
+    Args:
+        job: the job.
+        clips: the clips.
+        height: maximum height in pixels.
+
+    Yields:
+        The clip with its frames, uint8 (H, W, 3), or the problem if it cannot be
+        decoded.
     """
     windows: dict[str, list[Window]] = {}
     for window in (*job.library.windows, *job.library.held_out_windows):
         windows.setdefault(window.clip_id, []).append(window)
 
     def task(clip: Clip) -> tuple[str, dict[str, Any]]:
-        own = windows[clip.id]
-        info = job.library.media[clip.id]
-        first = own[0]
-        middle = own[len(own) // 2]
-        last = own[-1]
-        times = [
-            frame_sampling.sample_window(w, DETERMINISTIC_VARIANT, job.config.seed).times
-            for w in (first, middle, last)
-        ]
-        chosen = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]]
-        shape = first.shape
-        high = min(shape.height, height or shape.height)
-        wide = max(1, round(shape.width * high / shape.height))
-        frames = {
-            "info": info,
-            "times": chosen[:1] if info.still else chosen,
-            "resize": first.resize,
-        }
-        return "decode", frames | {"height": high, "width": wide}
+        return "decode", _decode_request(job, clip, windows[clip.id], height)
 
     workers = default_workers()
     with bar("pictures") as progress:
         answers = workers.map(map(task, clips), ahead=2 * workers.count)
-        for done, (clip, answer) in enumerate(zip(clips, answers, strict=True), 1):
+        pairs = zip(clips, answers, strict=True)
+        for done, (clip, answer) in enumerate(pairs, start=1):
             progress.update(done, len(clips))
-            yield clip, answer if isinstance(answer, file_checks.ClipProblem) else list(answer)
+            if isinstance(answer, file_checks.ClipProblem):
+                yield clip, answer
+            else:
+                yield clip, list(answer)
 
 
-def _thumb(frame: np.ndarray) -> Any:
+def _decode_request(
+    job: Job, clip: Clip, windows: Sequence[Window], max_height: int | None
+) -> dict[str, Any]:
+    """Return the arguments with which a worker decodes a clip's three frames."""
+    info = job.library.media[clip.id]
+    times = []
+    for window in (windows[0], windows[len(windows) // 2], windows[-1]):
+        sample = frame_sampling.sample_window(
+            window, DETERMINISTIC_VARIANT, job.config.seed
+        )
+        times.append(sample.times)
+    first, middle, last = times
+    shown_times = [first[0], middle[len(middle) // 2], last[-1]]
+
+    shape = windows[0].shape
+    height = min(shape.height, max_height or shape.height)
+    width = max(1, round(shape.width * height / shape.height))
+    return {
+        "info": info,
+        "times": shown_times[:1] if info.still else shown_times,
+        "resize": windows[0].resize,
+        "height": height,
+        "width": width,
+    }
+
+
+def _thumbnail(frame: np.ndarray) -> Any:
     image = Image.fromarray(frame)
-    wide = max(1, round(image.width * THUMB / image.height))
-    return image.resize((min(wide, 4 * THUMB), THUMB), Image.Resampling.LANCZOS)
+    width = max(1, round(image.width * THUMB_HEIGHT / image.height))
+    size = (min(width, 4 * THUMB_HEIGHT), THUMB_HEIGHT)
+    return image.resize(size, Image.Resampling.LANCZOS)
 
 
 def _save(image: Any, folder: Path, clip: Clip, index: int) -> str:
-    name = f"clips/{clip.id[:16]}-{('first', 'middle', 'last')[index]}.jpg"
-    write_whole(folder / name, lambda aside: image.save(aside, quality=88), durable=False)
+    """Write a picture and return its path relative to the page."""
+    name = f"clips/{clip.id[:16]}-{SHOTS[index]}.jpg"
+    write_whole(
+        folder / name,
+        lambda temporary: image.save(temporary, quality=88),
+        durable=False,
+    )
     return name
 
 
 def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
-    """A clip's words on a sheet: name, state, source, the caption's first line, and warnings while there is room."""
-    rate = "image" if row["source_fps"] is None else f"{row['source_fps']:.4g} fps"
-    words = [
+    """Return a clip's text: name, state, source, caption, warnings if they fit."""
+    rate = "image"
+    if row["source_fps"] is not None:
+        rate = f"{row['source_fps']:.4g} fps"
+    windows = counted(row["windows"], "window")
+    facts = [
         short_path(row["path"], roots),
-        f"{state_words(row)}, {shape_words(row['shape'])}, {counted(row['windows'], 'window')}",
+        f"{state_words(row)}, {shape_words(row['shape'])}, {windows}",
         f"source {row['width']}x{row['height']}, {rate}",
     ]
     caption = next(iter(row["captions"]), "").partition("\n")[0]
-    words += [f'"{textwrap.shorten(caption, 130, placeholder=" …")}"'] if caption else []
-    lines = [
-        part for line in (*words, *row["warnings"][:2]) for part in textwrap.wrap(line, 48)
-    ]
-    return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])
+    if caption:
+        facts.append(f'"{textwrap.shorten(caption, 130, placeholder=" …")}"')
+
+    lines = []
+    for fact in (*facts, *row["warnings"][:2]):
+        lines.extend(textwrap.wrap(fact, LABEL_COLUMNS))
+    if len(lines) > LABEL_LINES:
+        lines = [*lines[: LABEL_LINES - 1], "…"]
+    return "\n".join(lines)
 
 
-MOST = 200
-"""Clips that get a picture; of more the first ones, training clips before others."""
+MAX_PICTURES = 200
+"""Clips with a picture in the run folder, at most; training clips come first."""
 
-HIGH = 48
-"""Pixels: the height of a picture."""
+PICTURE_HEIGHT = 48
+"""Height of such a picture, in pixels."""
 
 FOLDER = "pictures"
 
+KIND_ORDER = {"train": 0, "validation": 1, "regularization": 2}
 
-def keep_pictures(job: Job) -> None:
-    """Make those pictures that the cache does not hold yet: a clip's first, middle and last frame in a row.
 
-    A clip that cannot be decoded now has none: the encoding will say why. videotune prints a note for a full disk.
+def cache_pictures(job: Job) -> None:
+    """Write the pictures that the cache lacks: three frames of a clip in a row.
+
+    A clip that cannot be decoded has none; the encoding reports it. If the disk is
+    full, a note is printed.
     """
-    paths = {clip.id: path for clip, path in _places(job)}
-    todo = [clip for clip, path in _places(job) if not path.is_file()]
+    paths = _cached_pictures(job)
+    missing = [clip for clip, path in paths if not path.is_file()]
+    if not missing:
+        return
+    path_by_id = {clip.id: path for clip, path in paths}
     try:
-        for clip, frames in shots(job, todo, HIGH) if todo else ():
+        for clip, frames in shots(job, missing, PICTURE_HEIGHT):
             if not isinstance(frames, file_checks.ClipProblem):
-                _write(paths[clip.id], frames)
+                _write_row(path_by_id[clip.id], frames)
     except OSError as error:
         echo(f"note: the report will lack pictures of clips: {error}")
 
 
 def copy_pictures(job: Job, run: Path) -> None:
-    """Put the pictures that there are into the run folder."""
+    """Copy the pictures from the cache to the run folder."""
     try:
-        for clip, path in _places(job):
+        for clip, path in _cached_pictures(job):
             if path.is_file():
                 (run / FOLDER).mkdir(exist_ok=True)
                 shutil.copyfile(path, run / FOLDER / f"{clip.id[:16]}.jpg")
@@ -191,26 +269,28 @@ def copy_pictures(job: Job, run: Path) -> None:
         echo(f"note: the report will lack pictures of clips: {error}")
 
 
-def _places(job: Job) -> list[tuple[Clip, Path]]:
-    """Each clip that gets a picture with its place in the cache; another size is another picture."""
-    order = {"train": 0, "validation": 1, "regularization": 2}
-    first = {
-        window.clip_id: window
-        for window in (*job.library.held_out_windows, *job.library.windows)
-    }
-    return [
-        (
-            clip,
-            job.cache
-            / FOLDER
-            / f"{clip.id[:16]}-{first[clip.id].shape}-{first[clip.id].resize}.jpg",
-        )
-        for clip in sorted(job.library.clips, key=lambda clip: order[clip.kind])[:MOST]
-        if clip.id in first
-    ]
+def _cached_pictures(job: Job) -> list[tuple[Clip, Path]]:
+    """Return the clips that get a picture, with its path in the cache.
+
+    The path contains shape and resize mode, so other settings give other pictures.
+    """
+    window_by_clip = {}
+    for window in (*job.library.held_out_windows, *job.library.windows):
+        window_by_clip[window.clip_id] = window
+    clips = sorted(job.library.clips, key=lambda clip: KIND_ORDER[clip.kind])
+
+    paths = []
+    for clip in clips[:MAX_PICTURES]:
+        if clip.id in window_by_clip:
+            window = window_by_clip[clip.id]
+            name = f"{clip.id[:16]}-{window.shape}-{window.resize}.jpg"
+            paths.append((clip, job.cache / FOLDER / name))
+    return paths
 
 
-def _write(path: Path, frames: Any) -> None:
-    """uint8 frames (n, H, W, 3) in a row."""
+def _write_row(path: Path, frames: Sequence[np.ndarray]) -> None:
+    """Write uint8 frames (H, W, 3) side by side as one picture."""
     picture = Image.fromarray(np.concatenate(list(frames), axis=1))
-    write_whole(path, lambda aside: picture.save(aside, quality=80), durable=False)
+    write_whole(
+        path, lambda temporary: picture.save(temporary, quality=80), durable=False
+    )

@@ -1,11 +1,5 @@
-"""The chapters on how training went (its loss, the validation loss, how often each clip was seen, the time), and charts.
+"""The chapters on the course of training: loss, validation loss, exposure and time."""
 
-Charts are plain data, which ``chart`` in macros.html.j2 draws as inline SVG without a script. The drawing is stretched to
-the width at hand, while the numbers at its axes are HTML laid over it by percentage: so they stay readable on a telephone
-and on a wide screen alike.
-"""
-
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,206 +7,80 @@ from typing import Any
 
 from videotune.latent_cache.exposure import BANDS
 from videotune.latent_cache.exposure import band as band_of
-from videotune.reporter.read import Point, Record, Run, at, items, mapping, number, points
+from videotune.reporter.charts import Line, line_chart, smooth, smoothing_width, thin
+from videotune.reporter.read import (
+    Point,
+    Record,
+    Run,
+    at,
+    items,
+    mapping,
+    number,
+    points,
+)
 from videotune.runs.step_sums import NINTHS, clip_of, regularization
 from videotune.text import counted, plain
 
-SIZE = 1000
-"""Side of the drawing's own coordinates, which stand for the plot's full width and height."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """Points in order of x, joined up; ``css`` names the stroke ("one", "two", …, "faint"), ``dots`` marks each point.
-
-    A line without a label stands outside the legend.
-    """
-
-    label: str
-    points: Sequence[Point]
-    css: str
-    dots: bool = False
-
-
-def smooth(
-    xs: Sequence[float], ys: Sequence[float], width: int, columns: int = 400
-) -> list[Point]:
-    """The mean of the ``width`` (odd) values around each point, or of those among them that there are.
-
-    At all points, or at twice as many as columns, evenly spread.
-    """
-    num = len(xs)
-    most = 2 * columns
-    reach = width // 2
-    places = (
-        range(num) if num <= most else [(2 * i + 1) * num // (2 * most) for i in range(most)]
-    )
-    parts = ((xs[place], ys[max(0, place - reach) : place + reach + 1]) for place in places)
-    return [(x, math.fsum(part) / len(part)) for x, part in parts]
-
-
-def smoothing_width(num_points: int) -> int:
-    """An odd number of points to average: about a twentieth of them, 201 at most; 1 where there are too few to smooth."""
-    return 1 if num_points < 10 else min(201, max(3, num_points // 20) | 1)
-
-
-def thin(xs: Sequence[float], ys: Sequence[float], columns: int = 400) -> list[Point]:
-    """The same curve in at most twice as many points as columns: the lowest and the highest of each stay."""
-    num = len(xs)
-    if num <= 2 * columns:
-        return list(zip(xs, ys, strict=True))
-    kept: list[Point] = []
-    for column in range(columns):
-        begin = num * column // columns
-        part = ys[begin : num * (column + 1) // columns]
-        kept.extend(
-            (xs[begin + i], part[i])
-            for i in sorted({part.index(min(part)), part.index(max(part))})
-        )
-    return kept
-
-
-def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Round numbers within [low, high], about ``wanted`` of them."""
-    if not high > low:
-        return [low]
-    unit = 10.0 ** math.floor(math.log10((high - low) / wanted))
-    step = min(
-        (unit * factor for factor in (1, 2, 5, 10)),
-        key=lambda step: abs((high - low) / step - wanted),
-    )
-    return [
-        step * place
-        for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    ]
-
-
-def axis_labels(values: Sequence[float]) -> list[str]:
-    """The values of an axis in words, with as many digits as tell them apart, three or more."""
-    words = [[plain(value, digits) for value in values] for digits in range(3, 16)]
-    return next((each for each in words if len(set(each)) == len(values)), words[-1])
-
-
-def line_chart(
-    lines: Sequence[Line],
-    *,
-    says: str,
-    x_label: str = "",
-    height: int = 240,
-    marks: Sequence[float] = (),
-    from_zero: bool = False,
-    num_ticks: int = 4,
-    span: Point | None = None,
-) -> dict[str, Any]:
-    """A chart ``height`` pixels high; ``says`` is its text for those who cannot see it.
-
-    ``marks`` are x values to be pointed out at the foot. A lone spike in a faint line leaves the frame at its edge
-    rather than flatten everything else. ``span`` is the range of x where it is not the points' own.
-    """
-    low, high = _range(lines, from_zero)
-    xs = [x for line in lines for x, _ in line.points]
-    left, right = span or (min(xs, default=0), max(xs, default=1))
-
-    def x(value: float) -> float:
-        return (value - left) / ((right - left) or 1) * SIZE
-
-    def y(value: float) -> float:
-        return SIZE - (min(max(value, low), high) - low) / ((high - low) or 1) * SIZE
-
-    down = ticks(low, high, num_ticks)
-    across = ticks(left, right, num_ticks)
-    if all(float(x).is_integer() for x in xs):
-        across = sorted({float(round(value)) for value in across})
-    paths = [("grid", f"M0 {y(value):.1f}H{SIZE}") for value in down]
-    for line in lines:
-        corners = [f"{x(at):.1f} {y(value):.1f}" for at, value in line.points]
-        if corners:
-            paths.append((f"line {line.css}", "M" + "L".join(corners)))
-        if len(corners) == 1 or (
-            line.dots and corners
-        ):  # strokes of no length, whose round ends no stretching bends
-            paths.append((f"dots {line.css}", "".join(f"M{corner}h0" for corner in corners)))
-    paths += [("mark", f"M{x(value):.1f} {SIZE}V{SIZE - 45}") for value in marks]
-    return {
-        "says": says,
-        "x_label": x_label,
-        "height": height,
-        "size": SIZE,
-        "paths": paths,
-        "legend": [(line.css, line.label) for line in lines if line.label],
-        "ys": [
-            (word, f"{y(value) / SIZE:.2%}")
-            for word, value in zip(axis_labels(down), down, strict=True)
-        ],
-        "xs": [
-            (word, x(value) / SIZE)
-            for word, value in zip(axis_labels(across), across, strict=True)
-        ],
-    }
-
-
-def _range(lines: Sequence[Line], from_zero: bool) -> Point:
-    """A range of y that holds every line; of the faint ones, all but the outermost hundredth of their points."""
-    ys = []
-    for line in lines:
-        values = sorted(y for _, y in line.points)
-        cut = len(values) // 100 if line.css == "faint" else 0
-        ys += values[cut : len(values) - cut]
-    if not ys:
-        return 0, 1
-    low = min(ys)
-    high = max(ys)
-    room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
-    return 0.0 if from_zero and low >= 0 else low - room, high + room
-
-
 PARTS = (("held_out", "held-out clips", "one"), ("train", "training clips", "two"))
-"""The two sets that validation measures: their key, their name, and the stroke of their curve."""
+"""The two parts of a validation: key, name, and stroke of the curve."""
 
 COLOURS = {"conservative": "calm", "moderate": "good", "high": "care", "risky": "bad"}
-"""The colour of each band of a number of times that a window is seen."""
+"""The colour of each exposure band."""
+
+SMALL_COLUMNS = 150
+"""Pixel columns of a small chart."""
 
 
 def loss(run: Run) -> dict[str, Any]:
-    """The mean squared error of each step, raw and smoothed, as a whole and by noise level.
+    """Return the chapter of the training loss, as a whole and by noise level.
 
-    Steps that showed regularization clips alone are left out: their error says how the model is kept as it is.
+    Steps with only regularization clips are left out: their loss shows how well the
+    model is preserved, not how well it learns.
     """
     xs, ys = run.steps.mse
-    data: dict[str, Any] = {
+    skipped = list(run.steps.skipped)
+    chapter: dict[str, Any] = {
         "left_out": len(run.steps.alone),
-        "not_applied": list(run.steps.skipped),
+        "not_applied": skipped,
     }
     if not xs:
-        return data | {"absent": run.absent("the curve appears with the first step")}
+        return chapter | {"absent": run.absent("the curve appears with the first step")}
+
     width = smoothing_width(len(xs))
-    lines = [
-        Line("each step", thin(xs, ys), "faint" if width > 1 else "one", dots=len(xs) < 60)
-    ]
+    raw_css = "faint" if width > 1 else "one"
+    lines = [Line("each step", thin(xs, ys), raw_css, dots=len(xs) < 60)]
     if width > 1:
         lines.append(Line(f"mean of {width} steps", smooth(xs, ys, width), "one"))
-    first, last, num = _ends(ys)
-    over = f"the first {num} of them {plain(first)}, over the last {num} {plain(last)}"
-    says = f"Mean squared error of the prediction at {counted(len(xs), 'step')}: over {over}."
-    if num < 2:
-        says = f"Mean squared error of the prediction: {plain(first)} at the first step, {plain(last)} at the last."
-    chart = line_chart(lines, says=says, x_label="step", marks=data["not_applied"])
-    return data | {
+    says = _describe_loss(ys)
+    return chapter | {
         "absent": "",
         "says": says,
-        "chart": chart,
+        "chart": line_chart(lines, says=says, x_label="step", marks=skipped),
         "by_noise": _by_noise(run, (xs[0], xs[-1])),
     }
 
 
+def _describe_loss(ys: Sequence[float]) -> str:
+    first, last, num = _ends(ys)
+    if num < 2:
+        return (
+            f"Mean squared error of the prediction: {plain(first)} at the first step, "
+            f"{plain(last)} at the last."
+        )
+    return (
+        f"Mean squared error of the prediction at {counted(len(ys), 'step')}: over "
+        f"the first {num} of them {plain(first)}, over the last {num} {plain(last)}."
+    )
+
+
 def _ends(ys: Sequence[float]) -> tuple[float, float, int]:
-    """The mean over the first tenth of the values, over the last, and how many these are."""
+    """Return the mean of the first and of the last tenth, and the size of a tenth."""
     num = max(1, len(ys) // 10)
     return sum(ys[:num]) / num, sum(ys[-num:]) / num, num
 
 
 def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
-    """Nine small charts: the samples whose noise level fell into each ninth of [0, 1]."""
+    """Return a small chart for each ninth of the noise levels that has samples."""
     charts = []
     for ninth, (xs, ys) in enumerate(run.steps.by_noise):
         if not xs:
@@ -220,10 +88,11 @@ def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
         name = f"t {ninth / NINTHS:.2f}–{(ninth + 1) / NINTHS:.2f}"
         first, last, _ = _ends(ys)
         change = f"{plain(first, 3)} → {plain(last, 3)}, {counted(len(xs), 'step')}"
-        mean = smooth(xs, ys, smoothing_width(len(xs)), 150)
-        lines = [Line("", thin(xs, ys, 150), "faint"), Line("", mean, "one")]
+
+        mean = smooth(xs, ys, smoothing_width(len(xs)), SMALL_COLUMNS)
+        raw = thin(xs, ys, SMALL_COLUMNS)
         chart = line_chart(
-            lines,
+            [Line("", raw, "faint"), Line("", mean, "one")],
             says=f"mean squared error, {name}: {change}",
             height=84,
             num_ticks=2,
@@ -234,40 +103,42 @@ def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
 
 
 def validation(run: Run) -> dict[str, Any]:
-    """The fixed measurement: the same clips, noise levels and noise each time."""
+    """Return the chapter of the validation loss."""
     records = run.validations
     if not records:
-        return {
-            "absent": run.absent(
-                "validation losses appear as the run measures them", "validate_every"
-            )
-        }
-    curves = [(name, css, points(records, key, "mean")) for key, name, css in PARTS]
-    found = [(name, css, curve) for name, css, curve in curves if curve]
-    if not found:
+        event = "validation losses appear as the run measures them"
+        return {"absent": run.absent(event, "validate_every")}
+
+    curves = []
+    notes = []
+    for key, name, css in PARTS:
+        curve = points(records, key, "mean")
+        if curve:
+            curves.append(Line(name, curve, css, dots=True))
+        else:
+            reason = ": none are held out" if key == "held_out" else ""
+            notes.append(f"No {name} are measured{reason}.")
+    if not curves:
         return {"absent": run.absent("no validation has a number yet")}
-    none = [
-        (name, ": none are held out" * (css == "one"))
-        for name, css, curve in curves
-        if not curve
-    ]
-    notes = [f"No {name} are measured{why}." for name, why in none]
-    if left := len(run.of_kind("validation")) - len(records):
-        other = f"{counted(left, 'validation')} of an earlier set, which had other clips or noise levels, left out: "
-        notes.append(f"{other}they do not compare with these.")
-    first, last = (f"step {plain(found[-1][2][place][0])}" for place in (0, -1))
+
+    num_earlier = len(run.of_kind("validation")) - len(records)
+    if num_earlier:
+        notes.append(
+            f"{counted(num_earlier, 'validation')} of an earlier set, which had other "
+            "clips or noise levels, left out: they do not compare with these."
+        )
+
+    steps = [x for x, _ in curves[-1].points]
+    first = f"step {plain(steps[0])}"
+    last = f"step {plain(steps[-1])}"
     head = ["clips", first, last, "change", "lowest"]
-    rows = [[name, *_change(curve)] for name, _, curve in found]
-    wide = len(head) if len(records) > 1 else 2
-    chart = line_chart(
-        [Line(n, p, c, dots=True) for n, c, p in found],
-        says="Validation loss by step",
-        x_label="step",
-    )
+    columns = len(head) if len(records) > 1 else 2
+    rows = [[line.label, *_change(line.points)] for line in curves]
+    chart = line_chart(curves, says="Validation loss by step", x_label="step")
     return {
         "absent": "",
-        "head": head[:wide],
-        "rows": [row[:wide] for row in rows],
+        "head": head[:columns],
+        "rows": [row[:columns] for row in rows],
         "notes": notes,
         "charts": [("Mean squared error by step", chart), *_by_quantile(records)],
         "averages": _averages(records[-1]),
@@ -275,201 +146,263 @@ def validation(run: Run) -> dict[str, Any]:
 
 
 def _averages(record: Record) -> list[list[str]]:
-    """What a validation says of the average and of the weights themselves, and of each of two experts; else nothing."""
-    whole = (
-        "the average of the weights, which is exported" if record.get("live") else "the model"
-    )
-    found = {whole: [at(record, key, "normalised") for key, _, _ in PARTS]}
+    """Return a table of a validation's values by weights and by expert.
+
+    It is empty if there is neither an average of the weights nor a second expert.
+    """
+    name = "the model"
     if record.get("live"):
-        found["the weights themselves"] = [
-            at(record, "live", key, "normalised") for key, _, _ in PARTS
-        ]
-    for expert in dict.fromkeys(
-        name for key, _, _ in PARTS for name in mapping(at(record, key, "experts"))
-    ):
-        values = [at(record, key, "experts", expert) for key, _, _ in PARTS]
-        found[f"expert {expert}, at its noise levels"] = values
-    rows = [
-        [name, *(plain(number(value)) for value in values)] for name, values in found.items()
-    ]
+        name = "the average of the weights, which is exported"
+    values = {name: [at(record, key, "normalised") for key, _, _ in PARTS]}
+    if record.get("live"):
+        live = [at(record, "live", key, "normalised") for key, _, _ in PARTS]
+        values["the weights themselves"] = live
+
+    experts: list[str] = []
+    for key, _, _ in PARTS:
+        experts.extend(mapping(at(record, key, "experts")))
+    for expert in dict.fromkeys(experts):
+        label = f"expert {expert}, at its noise levels"
+        values[label] = [at(record, key, "experts", expert) for key, _, _ in PARTS]
+
+    rows = []
+    for label, row in values.items():
+        rows.append([label, *(plain(number(value)) for value in row)])
     return rows if len(rows) > 1 else []
 
 
 def _change(curve: Sequence[Point]) -> list[str]:
-    """First and last value, the change between them, and the lowest with its step."""
+    """Return the first and last value, their change, and the lowest with its step."""
     before = curve[0][1]
     now = curve[-1][1]
-    lowest = min(curve, key=lambda point: point[1])
+    step, lowest = min(curve, key=lambda point: point[1])
     change = f"{now / before - 1:+.1%}" if before else "–"
-    return [plain(before), plain(now), change, f"{plain(lowest[1])} at step {plain(lowest[0])}"]
+    return [plain(before), plain(now), change, f"{plain(lowest)} at step {plain(step)}"]
 
 
 def _by_quantile(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
-    """First and last validation at each of the nine noise levels."""
+    """Return a chart of the first and last validation by noise level, if any."""
     lines = []
     for key, name, css in PARTS:
-        levels = [
-            enumerate(map(number, items(at(record, key, "by_quantile"))), 1)
-            for record in records
-        ]
-        curves = [
-            curve
-            for each in levels
-            if (curve := [(float(x), y) for x, y in each if y is not None])
-        ]
+        curves = []
+        for record in records:
+            curve = _quantile_curve(items(at(record, key, "by_quantile")))
+            if curve:
+                curves.append(curve)
         if len(curves) > 1:
             lines.append(Line(f"{name}, first", curves[0], f"pale {css}"))
         if curves:
             lines.append(Line(f"{name}, last", curves[-1], css, dots=True))
+    if not lines:
+        return []
+
     title = "By noise level: first and last validation"
     chart = line_chart(
-        lines, says=title, x_label="noise level, low to high", from_zero=True, num_ticks=5
+        lines,
+        says=title,
+        x_label="noise level, low to high",
+        from_zero=True,
+        num_ticks=5,
     )
-    return [(title, chart)] if lines else []
+    return [(title, chart)]
+
+
+def _quantile_curve(values: Sequence[Any]) -> list[Point]:
+    curve = []
+    for level, value in enumerate(values, start=1):
+        y = number(value)
+        if y is not None:
+            curve.append((float(level), y))
+    return curve
 
 
 @dataclass(frozen=True)
 class TimesSeen:
-    """How often a clip is seen: summed over its ``windows``, so far (None where the journal cannot tell) and by the end."""
+    """How often a clip is seen, summed over its windows."""
 
     path: str
+
     so_far: int | None
+    """None if the journal does not show it."""
+
     planned: float | None
+    """By the end of the run."""
+
     windows: int
 
     @property
     def shown(self) -> float:
-        """What its bar shows: what has been, else what is planned."""
-        return float(self.so_far if self.so_far is not None else self.planned or 0)
+        """The length of the filled bar: the times so far, else those planned."""
+        if self.so_far is not None:
+            return float(self.so_far)
+        return float(self.planned or 0)
 
     @property
     def whole(self) -> float:
-        """How long its bar is."""
+        """The length of the whole bar."""
         return max(self.shown, self.planned or 0)
 
     @property
     def amount(self) -> str:
-        """So far, and by the end where that differs."""
-        differs = self.so_far is not None and self.planned not in (None, self.so_far)
-        return plain(self.shown) + (f" of {plain(self.planned)}" if differs else "")
+        """The times so far, and those planned if they differ."""
+        if self.so_far is None or self.planned in (None, self.so_far):
+            return plain(self.shown)
+        return f"{plain(self.shown)} of {plain(self.planned)}"
 
     @property
     def band(self) -> tuple[str, str]:
-        """Name and colour of the band of its windows."""
+        """Name and colour of the exposure band."""
         return band(self.shown / self.windows)
 
 
 def band(times: float) -> tuple[str, str]:
-    """Name and colour of the band of a number of times that one window was seen."""
+    """Return name and colour of the exposure band of a window."""
     name = band_of(times)
     return name, COLOURS[name]
 
 
 def times_seen(run: Run) -> list[TimesSeen]:
-    """Every training clip with how often it is seen, the most seen first; regularization clips are not among them.
+    """Return how often each training clip is seen, the most seen first.
 
-    The account of clips names them by path. Where it gives their ids too, the times so far are the journal's; where it
-    gives none, only the planned ones are known by path. Without an account clips go by the id in the journal's windows.
+    Regularization clips are not included. The account of clips gives the paths; if it
+    also gives ids, the journal gives the times so far. Without an account, clips are
+    named by their id.
     """
-    seen = run.steps.windows
-    kept = regularization(run.check)
     used = [clip for clip in run.clips if clip["used"]]
-    so_far = run.steps.clips
-    windows = Counter(map(clip_of, seen))
-    found = []
+    clips = _accounted_times(run, used) if used else _times_by_id(run)
+    return sorted(clips, key=lambda clip: (-clip.shown, clip.path))
+
+
+def _accounted_times(run: Run, used: Sequence[Record]) -> list[TimesSeen]:
+    preserved = regularization(run.check)
+    clips = []
     for clip in used:
-        if (key := str(clip["id"])[:12]) not in kept:
-            times = so_far[key] if clip["id"] and seen else None
-            num = max(1, int(number(clip["windows"]) or 1))
-            found.append(TimesSeen(str(clip["path"]), times, number(clip["views"]), num))
-    if not used:
-        planned = {
-            str(key)[:12]: number(value)
-            for key, value in mapping(at(run.plan, "views", "clips")).items()
-        }
-        for key in sorted(planned | so_far):
-            found.append(
-                TimesSeen(
-                    key, so_far[key] if seen else None, planned.get(key), windows[key] or 1
-                )
+        clip_id = str(clip["id"])[:12]
+        if clip_id in preserved:
+            continue
+
+        so_far = None
+        if clip["id"] and run.steps.windows:
+            so_far = run.steps.clips[clip_id]
+        clips.append(
+            TimesSeen(
+                path=str(clip["path"]),
+                so_far=so_far,
+                planned=number(clip["views"]),
+                windows=max(1, int(number(clip["windows"]) or 1)),
             )
-    return sorted(found, key=lambda clip: (-clip.shown, clip.path))
+        )
+    return clips
+
+
+def _times_by_id(run: Run) -> list[TimesSeen]:
+    counts = run.steps.clips
+    num_windows = Counter(map(clip_of, run.steps.windows))
+    planned = {
+        str(key)[:12]: number(value)
+        for key, value in mapping(at(run.plan, "views", "clips")).items()
+    }
+
+    return [
+        TimesSeen(
+            path=clip_id,
+            so_far=counts[clip_id] if run.steps.windows else None,
+            planned=planned.get(clip_id),
+            windows=num_windows[clip_id] or 1,
+        )
+        for clip_id in sorted(planned | counts)
+    ]
 
 
 def exposure(run: Run) -> dict[str, Any]:
-    """How often every clip is seen as a sorted list of bars, and which band they fall into."""
-    clips = [
-        clip for clip in times_seen(run) if clip.so_far is not None or clip.planned is not None
-    ]
+    """Return the chapter of the exposure: bars of all clips, and counts by band."""
+    clips = []
+    for clip in times_seen(run):
+        if clip.so_far is not None or clip.planned is not None:
+            clips.append(clip)
+    preserved = regularization(run.check)
+    absent = ""
+    if not clips and not preserved:
+        absent = run.absent("counts appear with the first step, or with the plan")
+
     counts = Counter(clip.band[0] for clip in clips)
-    seen = run.steps.clips
-    kept = regularization(run.check)
-    planned = sum(number(clip.get("views")) or 0 for clip in kept.values())
-    empty = not clips and not kept
     starts = (0, *(round(limit) for limit, _ in BANDS))
+    bands = []
+    for start, (name, colour) in zip(starts, COLOURS.items(), strict=True):
+        bands.append((start, name, colour, counts[name]))
     return {
-        "absent": run.absent("counts appear with the first step, or with the plan")
-        if empty
-        else "",
+        "absent": absent,
         "so_far": _so_far(run),
         "planned": mapping(at(run.plan, "views", "per_window")),
         "advice": at(run.plan, "views", "advice"),
         "regularization": {
-            "num": len(kept),
-            "seen": sum(seen[clip] for clip in kept),
-            "planned": planned,
+            "num": len(preserved),
+            "seen": sum(run.steps.clips[clip_id] for clip_id in preserved),
+            "planned": sum(
+                number(clip.get("views")) or 0 for clip in preserved.values()
+            ),
         },
         "only_planned": all(clip.so_far is None for clip in clips),
-        "bands": [
-            (start, *one, counts[one[0]])
-            for start, one in zip(starts, COLOURS.items(), strict=True)
-        ],
+        "bands": bands,
         "clips": clips,
         "most": max((clip.whole for clip in clips), default=0) or 1,
     }
 
 
 def _so_far(run: Run) -> dict[str, Any] | None:
-    """How many samples of training clips the steps had, of how many windows, and how often each was seen.
+    """Return how often windows of the current training clips were seen, or None.
 
-    Of clips that are trained on now, not of those that were taken out or are held out since.
+    Clips that were removed or are held out since do not count.
     """
-    kept = regularization(run.check)
-    here = {str(clip["id"])[:12] for clip in run.clips if clip["used"] and clip["id"]}
-    counts = ((clip_of(window), count) for window, count in run.steps.windows.items())
-    times = [count for clip, count in counts if clip not in kept and (not here or clip in here)]
+    preserved = regularization(run.check)
+    current = {
+        str(clip["id"])[:12] for clip in run.clips if clip["used"] and clip["id"]
+    }
+    times = []
+    for window, count in run.steps.windows.items():
+        clip_id = clip_of(window)
+        if clip_id not in preserved and (not current or clip_id in current):
+            times.append(count)
     if not times:
         return None
-    whole = number(at(run.plan, "windows")) or number(run.last("start").get("windows")) or 0
-    windows = whole - sum(number(clip.get("windows")) or 0 for clip in kept.values())
-    windows = windows if windows > 0 else len(times)
-    least = min(times) if len(times) >= windows else 0
+
+    total = number(at(run.plan, "windows")) or number(run.last("start").get("windows"))
+    preserved_windows = sum(
+        number(clip.get("windows")) or 0 for clip in preserved.values()
+    )
+    windows = (total or 0) - preserved_windows
+    if windows <= 0:
+        windows = len(times)
     return {
         "band": band(max(times)),
         "samples": sum(times),
         "windows": windows,
-        "least": least,
+        "least": min(times) if len(times) >= windows else 0,
         "most": max(times),
     }
 
 
 def time_spent(run: Run) -> dict[str, Any]:
-    """The wall time by phase, over all processes of the run; the parts of a step are the journal's."""
-    end = run.last("end") if run.journal and run.journal[-1]["kind"] == "end" else {}
+    """Return the chapter of the wall time by phase, over all processes of the run."""
+    has_ended = bool(run.journal) and run.journal[-1]["kind"] == "end"
+    end = run.last("end") if has_ended else {}
     seconds = mapping(end.get("seconds")) or mapping(at(run.life, "seconds"))
-    spent = {
-        str(key): n
-        for key, value in seconds.items()
-        if (n := number(value)) is not None and n > 0
-    }
-    whole = sum((spent or run.steps.seconds).values())
+    spent: dict[str, float] = {}
+    for key, value in seconds.items():
+        duration = number(value)
+        if duration is not None and duration > 0:
+            spent[str(key)] = duration
+
+    total = sum((spent or run.steps.seconds).values())
+    absent = ""
+    if not total:
+        absent = run.absent("the time of each phase appears with the first steps")
+    in_steps = sum(run.steps.seconds.values())
     return {
-        "absent": ""
-        if whole
-        else run.absent("the time of each phase appears with the first steps"),
+        "absent": absent,
         "spent": sorted(spent.items(), key=lambda pair: -pair[1]),
         "steps": run.steps.seconds,
-        "between": max(0.0, spent.get("training", 0.0) - sum(run.steps.seconds.values())),
+        "between": max(0.0, spent.get("training", 0.0) - in_steps),
         "resumed": bool(run.of_kind("resume")),
-        "whole": whole or 1,
+        "whole": total or 1,
     }

@@ -1,4 +1,7 @@
-"""``doctor RUN``: which lines of docs/troubleshooting.md apply to a run, from its journal, plan and account of clips."""
+"""``doctor RUN``: find which headings of docs/troubleshooting.md apply to a run.
+
+The findings come from the run's journal, plan and account of clips.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -21,57 +24,78 @@ from videotune.validation.overfitting import OVERFITTING, judge
 
 @dataclass(frozen=True)
 class Finding:
-    """``line``: a heading of docs/troubleshooting.md; ``found``: what was measured; ``do``: what helps."""
+    """A problem of a run."""
 
     line: str
+    """A heading of docs/troubleshooting.md."""
+
     found: str
+    """What was measured."""
+
     do: str
+    """The remedy."""
 
 
 FLAT = 0.98
-"""A run whose validation loss has not come below this share of its first has learnt next to nothing."""
+"""A validation loss above this share of the first: next to nothing is learnt."""
 
-ENOUGH = 3
-"""Validations that compare with each other, before anything is found in their course."""
+RISEN = 1.05
+"""A validation loss above this share of the first means too high a learning rate."""
+
+MIN_VALIDATIONS = 3
+"""Comparable validations before their course is judged."""
+
+MIN_STEPS = 100
+"""Steps before their loss is judged without validation."""
 
 
 def diagnose(folder: Path) -> tuple[str, list[Finding]]:
-    """How far a run came, in words, and what is wrong with it. Raises VideotuneError for a damaged file of it."""
+    """Return a sentence on the progress of a run, and its problems.
+
+    Raises:
+        VideotuneError: if a file of the run is damaged.
+    """
     run = read_run(folder)
     for name in ("config", "plan", "check", "exports"):
         if (folder / f"{name}.json").is_file():
             read_record(folder / f"{name}.json")
-    why = run.last("end")["why"]
+
+    reason = run.last("end")["why"]
     total = (run.config or {}).get("steps", "?")
-    return (
-        f"{len(run.steps.at)} of {total} steps, {f'ended: {why}' if why else 'not ended'}",
-        findings(run),
-    )
+    state = f"ended: {reason}" if reason else "not ended"
+    return f"{len(run.steps.at)} of {total} steps, {state}", findings(run)
 
 
 def repair_journal(folder: Path) -> str:
-    """Take damaged lines out of a run's journal; what was done, in words. Refused while a process trains there."""
-    run_dir.read_run_config(folder)  # raises where the folder holds no run
+    """Remove damaged lines from a run's journal and return what was done.
+
+    Refused while a process trains in the folder.
+    """
+    run_dir.read_run_config(folder)  # raises if the folder has no run
     with run_dir.only_process(folder):
-        return journal.repair(
-            folder,
-            max((one.step for one in checkpoint.complete_checkpoints(folder)), default=0),
-        )
+        steps = [saved.step for saved in checkpoint.complete_checkpoints(folder)]
+        return journal.repair(folder, max(steps, default=0))
 
 
 def findings(run: Run) -> list[Finding]:
-    """Everything that a run's files show, the gravest first."""
-    return [one for check in CHECKS for one in check(run)]
+    """Return the problems that a run's files show, the most serious first."""
+    problems: list[Finding] = []
+    for check in CHECKS:
+        problems.extend(check(run))
+    return problems
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """The run's config by dotted keys; of a folder without one nothing."""
-    return flatten(parse(run.config["settings"]).model_dump(mode="json")) if run.config else {}
+    """Return the run's config by dotted keys; empty if it has none."""
+    if not run.config:
+        return {}
+    return flatten(parse(run.config["settings"]).model_dump(mode="json"))
 
 
 def _finding(name: str, **values: Any) -> Finding:
-    """A finding of ``findings.json`` with these values in its sentences."""
-    return Finding(**{key: text.format(**values) for key, text in _texts()[name].items()})
+    """Fill the texts of an entry of ``findings.json`` with values."""
+    texts = {key: text.format(**values) for key, text in _texts()[name].items()}
+    return Finding(**texts)
 
 
 @cache
@@ -80,162 +104,199 @@ def _texts() -> dict[str, dict[str, str]]:
 
 
 def _out_of_memory(run: Run) -> Iterator[Finding]:
-    warnings = [
-        line["text"]
-        for line in run.of_kind("warning")
-        if line["text"].startswith("out of memory")
-    ]
-    if warnings:
-        from videotune.planner.out_of_memory import remedies
+    warnings = []
+    for line in run.of_kind("warning"):
+        if line["text"].startswith("out of memory"):
+            warnings.append(line["text"])
+    if not warnings:
+        return
 
-        helps = (
-            remedies(parse(run.config["settings"]))
-            if run.config
-            else ["a smaller resolution or fewer frames"]
-        )
-        yield _finding("memory", warning=warnings[-1], helps="; ".join(helps))
+    from videotune.planner.out_of_memory import remedies
+
+    helps = ["a smaller resolution or fewer frames"]
+    if run.config:
+        helps = remedies(parse(run.config["settings"]))
+    yield _finding("memory", warning=warnings[-1], helps="; ".join(helps))
 
 
 def _not_finite(run: Run) -> Iterator[Finding]:
-    if skipped := run.steps.skipped:
-        always = list(set.intersection(*map(set, skipped.values())))
-        one = (
-            f" A window that is in all of them: {always[0]}."
-            if len(always) == 1 and len(skipped) > 1
-            else ""
-        )
-        yield _finding("not finite", count=len(skipped), first=min(skipped), one=one)
+    skipped = run.steps.skipped
+    if not skipped:
+        return
+    common = list(set.intersection(*map(set, skipped.values())))
+    note = ""
+    if len(common) == 1 and len(skipped) > 1:
+        note = f" A window that is in all of them: {common[0]}."
+    yield _finding("not finite", count=len(skipped), first=min(skipped), one=note)
 
 
 def _learning(run: Run) -> Iterator[Finding]:
-    """What validation says of the rate; where it was never measured, what the steps say."""
+    """Judge the learning rate by validation, or by the steps without it."""
     measured = points(run.validations, "train", "normalised")
     rate = settings(run).get("learning_rate")
-    if len(measured) < ENOUGH:
+    if len(measured) < MIN_VALIDATIONS:
         yield from _learning_by_steps(run, rate)
         return
     step, last = measured[-1]
     if last > FLAT:
-        name = "rate by validation" if last > 1.05 else "nothing learnt"
+        name = "rate by validation" if last > RISEN else "nothing learnt"
         yield _finding(name, last=last, step=step, rate=value_text(rate))
 
 
 def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
-    errors = [
-        error
-        for step, error in zip(*run.steps.mse, strict=True)
-        if step not in run.steps.skipped
-    ]
-    if len(errors) < 100:
+    errors = []
+    for step, error in zip(*run.steps.mse, strict=True):
+        if step not in run.steps.skipped:
+            errors.append(error)
+    if len(errors) < MIN_STEPS:
         return
+
     fifth = len(errors) // 5
     before = median(errors[:fifth])
     after = median(errors[-fifth:])
     if after > 1.3 * before:
-        yield _finding(
-            "rate by steps", fifth=fifth, ratio=after / before, rate=value_text(rate)
-        )
+        ratio = after / before
+        yield _finding("rate by steps", fifth=fifth, ratio=ratio, rate=value_text(rate))
 
 
 def _overfitting(run: Run) -> Iterator[Finding]:
-    found = judge(run.journal)
-    if found is not None and found.word == OVERFITTING:
-        yield _finding("overfitting", reason=found.reason, best=found.best_step)
+    verdict = judge(run.journal)
+    if verdict is not None and verdict.label == OVERFITTING:
+        yield _finding("overfitting", reason=verdict.reason, best=verdict.best_step)
+
     views = (run.plan or {}).get("views", {})
-    if views.get("per_window", {}).get("band") in ("high", "risky"):
-        yield _finding("views", most=views["per_window"]["max"], advice=views.get("advice"))
+    per_window = views.get("per_window", {})
+    if per_window.get("band") in ("high", "risky"):
+        yield _finding("views", most=per_window["max"], advice=views.get("advice"))
 
 
 def _slow(run: Run) -> Iterator[Finding]:
-    begun = (
-        run.steps.first["seconds"] if run.steps.first else {}
-    )  # the first one waits for everything to begin
-    spent = {
-        phase: seconds - begun.get(phase, 0.0) for phase, seconds in run.steps.seconds.items()
-    }
-    whole = sum(spent.values())
-    now = settings(run)
-    if whole <= 0:
+    # The first step waits for everything to start.
+    first_step = run.steps.first["seconds"] if run.steps.first else {}
+    seconds = {}
+    for phase, spent in run.steps.seconds.items():
+        seconds[phase] = spent - first_step.get(phase, 0.0)
+    total = sum(seconds.values())
+    config = settings(run)
+    if total <= 0:
         return
-    if (waiting := spent.get("data", 0.0) / whole) > throughput.WAITING:
-        anew = (
-            "; variants 0 encodes each view anew"
-            if now.get("video_config.variants") == 0
-            else ""
-        )
+
+    waiting = seconds.get("data", 0.0) / total
+    if waiting > throughput.WAITING:
+        note = ""
+        if config.get("video_config.variants") == 0:
+            note = "; variants 0 encodes each view again"
         yield _finding(
-            "data", share=waiting, whole=whole, threads=now.get("dataloader_threads"), anew=anew
+            "data",
+            share=waiting,
+            whole=total,
+            threads=config.get("dataloader_threads"),
+            anew=note,
         )
-    if (loading := spent.get("experts", 0.0) / whole) > throughput.WAITING:
-        yield _finding("experts", share=loading, period=now.get("expert_period"))
+    loading = seconds.get("experts", 0.0) / total
+    if loading > throughput.WAITING:
+        yield _finding("experts", share=loading, period=config.get("expert_period"))
+
+
+MOTION_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "video_config.use_temporal_attention": (lambda value: value is False, "true"),
+    "video_config.frame_dropout_probability": (
+        lambda value: value > 0.1,
+        "0.1 or less",
+    ),
+    "video_config.temporal_augmentation": (lambda value: value is True, "false"),
+    "video_config.stretch": (lambda value: value is True, "false"),
+}
+"""Settings that cost motion: whether a value does, and a better one."""
 
 
 def _consistency(run: Run) -> Iterator[Finding]:
-    """Settings that cost motion, whatever the numbers say."""
-    now = settings(run)
-    causes = {
-        "use_temporal_attention": (lambda value: value is False, "true"),
-        "frame_dropout_probability": (lambda value: value > 0.1, "0.1 or less"),
-        "temporal_augmentation": (lambda value: value is True, "false"),
-        "stretch": (lambda value: value is True, "false"),
-    }
-    keys = {f"video_config.{key}": cause for key, cause in causes.items()}
-    bad = {
-        key: better for key, (is_bad, better) in keys.items() if key in now and is_bad(now[key])
-    }
-    if bad:
-        said = "; ".join(f"{key} is {json.dumps(now[key])}" for key in bad)
+    """Find settings that cost motion, whatever the losses are."""
+    config = settings(run)
+    harmful = []
+    better_values = []
+    for key, (is_harmful, better) in MOTION_SETTINGS.items():
+        if key in config and is_harmful(config[key]):
+            harmful.append(f"{key} is {json.dumps(config[key])}")
+            better_values.append(f"{key} {better}")
+    if harmful:
         yield _finding(
-            "motion",
-            bad=said,
-            better="; ".join(f"{key} {better}" for key, better in bad.items()),
+            "motion", bad="; ".join(harmful), better="; ".join(better_values)
         )
 
 
 def _clips(run: Run) -> Iterator[Finding]:
-    clips = [clip for clip in (run.check or {}).get("clips", ()) if clip["used"]]
-    wanted = value_text(settings(run).get("video_config.target_fps"))
-    count = len(clips)
-    if repeating := [clip for clip in clips if (clip.get("repeats_share") or 0) > 0.2]:
+    account = run.check or {}
+    clips = [clip for clip in account.get("clips", ()) if clip["used"]]
+    wanted_fps = value_text(settings(run).get("video_config.target_fps"))
+
+    repeating = [clip for clip in clips if (clip.get("repeats_share") or 0) > 0.2]
+    if repeating:
         slowest = min(clip["source_fps"] or 0 for clip in repeating)
         yield _finding(
-            "rates", count=len(repeating), clips=count, slowest=slowest, wanted=wanted
+            "rates",
+            count=len(repeating),
+            clips=len(clips),
+            slowest=slowest,
+            wanted=wanted_fps,
         )
-    if hints := [clip for clip in clips if clip.get("warnings")]:
-        first = {"path": hints[0]["path"], "warning": hints[0]["warnings"][0]}
-        yield _finding("remarks", count=len(hints), clips=count, **first)
-    if skipped := (run.check or {}).get("skipped", 0):
+    flagged = [clip for clip in clips if clip.get("warnings")]
+    if flagged:
+        yield _finding(
+            "remarks",
+            count=len(flagged),
+            clips=len(clips),
+            path=flagged[0]["path"],
+            warning=flagged[0]["warnings"][0],
+        )
+    skipped = account.get("skipped", 0)
+    if skipped:
         yield _finding("skipped", count=skipped)
 
 
 def _clipped(run: Run) -> Iterator[Finding]:
     limit = settings(run).get("max_grad_norm")
-    known = run.steps.norms[1]
-    if (
-        limit
-        and len(known) >= 20
-        and (share := sum(norm > limit for norm in known) / len(known)) > 0.5
-    ):
-        yield _finding("clipped", share=share, limit=limit, median=median(known))
+    norms = run.steps.norms[1]
+    if not limit or len(norms) < 20:
+        return
+    share = sum(norm > limit for norm in norms) / len(norms)
+    if share > 0.5:
+        yield _finding("clipped", share=share, limit=limit, median=median(norms))
 
 
 def _habits(run: Run) -> Iterator[Finding]:
-    now = settings(run)
-    if off := [key for key in ("sample_after", "validate_every") if now.get(key) == 0]:
+    config = settings(run)
+    off = [key for key in ("sample_after", "validate_every") if config.get(key) == 0]
+    if off:
         yield _finding("spacing", keys=" and ".join(off))
-    if all(now.get(key) == 0 for key in ("save_every", "backup_after", "backup_every")):
+    save_keys = ("save_every", "backup_after", "backup_every")
+    if all(config.get(key) == 0 for key in save_keys):
         yield _finding("backups")
 
 
 def _stopped(run: Run) -> Iterator[Finding]:
     step = run.steps.last
-    last = run.last("end")["why"]
-    if step and last != "done" and run.config and step < run.config["steps"]:
-        why = f" ({last})" if last else ""
-        yield _finding("end", step=step, steps=run.config["steps"], why=why, run=run.folder)
+    reason = run.last("end")["why"]
+    if not step or not run.config or reason == "done" or step >= run.config["steps"]:
+        return
+    yield _finding(
+        "end",
+        step=step,
+        steps=run.config["steps"],
+        why=f" ({reason})" if reason else "",
+        run=run.folder,
+    )
 
 
 CHECKS: Sequence[Callable[[Run], Iterator[Finding]]] = (
-    *(_out_of_memory, _not_finite, _learning, _overfitting, _consistency),
-    *(_clips, _clipped, _slow, _habits, _stopped),
+    _out_of_memory,
+    _not_finite,
+    _learning,
+    _overfitting,
+    _consistency,
+    _clips,
+    _clipped,
+    _slow,
+    _habits,
+    _stopped,
 )

@@ -1,4 +1,4 @@
-"""The chapters that list things: clips, settings, files, and how an exported file is used."""
+"""The chapters that list clips, settings and files, and show how to use the files."""
 
 import re
 from collections.abc import Sequence
@@ -8,93 +8,116 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from videotune.reporter.curves import times_seen
+from videotune.reporter.curves import TimesSeen, times_seen
 from videotune.reporter.previews import Media, link_in, picture_of, step_in
-from videotune.reporter.read import Record, Run, items, mapping, number
+from videotune.reporter.read import Fields, Record, Run, items, mapping, number
 from videotune.text import plain, value_text
 
 ORIGINS = ("user", "preset", "family", "default")
-"""Who may have set a key, in the order in which the page lists them."""
+"""Origins of a setting, in the order of the page."""
+
+CAPTION_LENGTH = 160
+"""Characters of a caption, at most."""
 
 
 def clips(run: Run, media: Media) -> dict[str, Any]:
-    """Every file that was found and what became of it: skipped ones first, then held out, then used."""
+    """Return the chapter of all clips: skipped ones first, then held out, then used."""
     if run.check is None:
         return {"absent": run.absent("check.json, the account of the clips")}
-    counts = {key: number(run.check.get(key)) or 0 for key in ("used", "held_out", "skipped")}
-    found = number(run.check.get("found"))
-    buckets = items(run.last("start").get("buckets")) or items(run.check.get("buckets"))
+    counts = {}
+    for key in ("used", "held_out", "skipped"):
+        counts[key] = number(run.check.get(key)) or 0
+    num_found = number(run.check.get("found"))
+
+    buckets = []
+    for bucket in _buckets(run) or items(run.check.get("buckets")):
+        fields = mapping(bucket)
+        row = [value_text(fields[key]) for key in ("shape", "windows", "tokens")]
+        buckets.append(row)
+
     folder = common_folder([str(clip.get("path", "")) for clip in run.clips])
-    seen = {clip.path: clip for clip in times_seen(run)}
+    seen_by_path = {clip.path: clip for clip in times_seen(run)}
     rows = []
-    for clip in sorted(
-        run.clips,
-        key=lambda clip: (bool(clip["used"]), bool(clip["held_out"]), not clip["warnings"]),
-    ):
-        path = str(clip.get("path", ""))
-        captions = items(clip["captions"])
-        speed = number(clip["speed"])
-        caption = shorten(str(captions[0]), 160, placeholder=" …") if captions else ""
-        plays = f"plays at {plain(speed)}× its speed" if speed not in (None, 1) else ""
-        rows.append(
-            (
-                clip,
-                path[len(folder) :],
-                caption,
-                media.carried.get(picture_of(clip)),
-                seen.get(path),
-                plays,
-            )
-        )
+    for clip in sorted(run.clips, key=_clip_order):
+        rows.append(_clip_row(clip, folder, media, seen_by_path))
     return {
         "absent": "",
-        "counts": counts | {"found": found},
-        "adds_up": found == sum(counts.values()),
+        "counts": counts | {"found": num_found},
+        "adds_up": num_found == sum(counts.values()),
         "notes": items(run.check.get("notes")),
-        "buckets": [
-            [value_text(mapping(row)[key]) for key in ("shape", "windows", "tokens")]
-            for row in buckets
-        ],
+        "buckets": buckets,
         "folder": folder,
         "rows": rows,
     }
 
 
+def _buckets(run: Run) -> list[Any]:
+    return items(run.last("start").get("buckets"))
+
+
+def _clip_order(clip: Fields) -> tuple[bool, bool, bool]:
+    return bool(clip["used"]), bool(clip["held_out"]), not clip["warnings"]
+
+
+def _clip_row(
+    clip: Fields, folder: str, media: Media, seen_by_path: dict[str, TimesSeen]
+) -> tuple[Any, ...]:
+    """Return (clip, name, caption, picture, times seen, note on the speed)."""
+    path = str(clip.get("path", ""))
+    captions = items(clip["captions"])
+    caption = ""
+    if captions:
+        caption = shorten(str(captions[0]), CAPTION_LENGTH, placeholder=" …")
+    speed = number(clip["speed"])
+    speed_note = ""
+    if speed not in (None, 1):
+        speed_note = f"plays at {plain(speed)}× its speed"
+    picture = media.embedded.get(picture_of(clip))
+    name = path[len(folder) :]
+    return clip, name, caption, picture, seen_by_path.get(path), speed_note
+
+
 def common_folder(paths: list[str]) -> str:
-    """The folder, with its last slash, that all paths lie in; empty where there is none, or but one path."""
+    """Return the folder of all paths with a slash at its end.
+
+    It is empty if there is none, or fewer than two paths.
+    """
     parents = [path.replace("\\", "/").split("/")[:-1] for path in paths]
-    shared = [
-        names[0]
-        for names in takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
-    ]
-    return "/".join(shared) + "/" if any(shared) and len(paths) > 1 else ""
+    levels = zip(*parents, strict=False)
+    shared_levels = takewhile(lambda names: len(set(names)) == 1, levels)
+    shared = [names[0] for names in shared_levels]
+    if len(paths) < 2 or not any(shared):
+        return ""
+    return "/".join(shared) + "/"
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """Every key with its value and who set it: the user's first, defaults last."""
+    """Return the chapter of the settings: the user's first, defaults apart."""
     if run.config is None:
         return {"absent": run.absent("config.json, the resolved settings")}
     origins = mapping(run.config.get("origins"))
-    rows = [
-        (key, value_text(value), _origin(key, origins))
-        for key, value in flat_settings(run).items()
-    ]
-    rows.sort(key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS))
-    own, defaults = (
-        [row for row in rows if (row[2] == "default") == default] for default in (False, True)
+    rows = []
+    for key, value in flat_settings(run).items():
+        rows.append((key, value_text(value), _origin(key, origins)))
+    rows.sort(
+        key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS)
     )
-    return {"absent": "", "own": own, "defaults": defaults}
+    return {
+        "absent": "",
+        "own": [row for row in rows if row[2] != "default"],
+        "defaults": [row for row in rows if row[2] == "default"],
+    }
 
 
 def flat_settings(run: Run) -> dict[str, Any]:
-    """The run's settings by dotted name."""
+    """Return the run's settings by dotted name."""
     from videotune.config.load import flatten  # imports pydantic
 
     return flatten(mapping(run.setting()))
 
 
 def _origin(key: str, origins: Record) -> str:
-    """Who set a key, or the section that it stands in."""
+    """Return the origin of a key, or of its section."""
     while key:
         if key in origins:
             return str(origins[key])
@@ -103,45 +126,65 @@ def _origin(key: str, origins: Record) -> str:
 
 
 def files(run: Run) -> dict[str, Any]:
-    """What was exported and how it was verified, and the checkpoints."""
-    exports = []
-    for entry in run.exports or ():
-        path = str(entry.get("path", ""))
-        there = next((file for file in (run.folder / path, Path(path)) if isfile(file)), None)
-        size = f"{getsize(there) / 1e6:.2f} MB" if there else "not found"
-        verified = mapping(entry.get("verified"))
-        error = number(verified["max_error"])
-        reader = verified["reader"]
-        exports.append(
-            (entry.get("format", ""), (path, link_in(run, path)), size, error, reader)
-        )
-    places = [
-        (number(save.get("step")), str(save.get("path", ""))) for save in run.of_kind("save")
-    ]
-    saves = [(plain(step), (path, link_in(run, path))) for step, path in places]
+    """Return the chapter of the exported files and the checkpoints."""
+    checkpoints = []
+    for save in run.of_kind("save"):
+        step = number(save.get("step"))
+        path = str(save.get("path", ""))
+        checkpoints.append((plain(step), (path, link_in(run, path))))
+
+    absent = ""
+    if run.exports is None:
+        absent = run.absent("exports.json, the exported files")
+    no_checkpoint = ""
+    if not checkpoints:
+        no_checkpoint = run.absent("no checkpoint has been saved")
     return {
-        "absent": run.absent("exports.json, the exported files") if run.exports is None else "",
-        "exports": exports,
-        "no_checkpoint": "" if saves else run.absent("no checkpoint has been saved"),
-        "checkpoints": saves,
+        "absent": absent,
+        "exports": [_export_row(run, entry) for entry in run.exports or ()],
+        "no_checkpoint": no_checkpoint,
+        "checkpoints": checkpoints,
     }
 
 
+def _export_row(run: Run, entry: Record) -> tuple[Any, ...]:
+    """Return (format, (path, link), size, error, reader) of an exported file."""
+    path = str(entry.get("path", ""))
+    size = "not found"
+    for file in (run.folder / path, Path(path)):
+        if isfile(file):
+            size = f"{getsize(file) / 1e6:.2f} MB"
+            break
+
+    verified = mapping(entry.get("verified"))
+    error = number(verified["max_error"])
+    link = link_in(run, path)
+    return entry.get("format", ""), (path, link), size, error, verified["reader"]
+
+
 def use(run: Run) -> dict[str, Any]:
-    """How what was exported is used in diffusers and in ComfyUI."""
+    """Return the chapter on using the files in diffusers and in ComfyUI."""
     if run.exports is None:
         return {"absent": run.absent("exports.json, the exported files")}
     entries = [entry for entry in run.exports if entry.get("path")]
     comfyui = [entry for entry in entries if entry.get("format") == "comfyui"]
-    triggers = [str(mapping(row)["trigger"] or "") for row in items(run.setting("datasets"))]
-    lines = _loading(run, [entry for entry in entries if entry not in comfyui] or entries)
+    others = [entry for entry in entries if entry not in comfyui]
+    lines = _loading_code(run, others or entries)
+    pipelines = set(re.findall(r"\b[A-Z]\w*Pipeline\b", "\n".join(lines)))
+
+    triggers = []
+    for dataset in items(run.setting("datasets")):
+        trigger = str(mapping(dataset)["trigger"] or "")
+        if trigger:
+            triggers.append(trigger)
+    previews = run.of_kind("sample")
     return {
         "absent": "",
-        "trigger": ", ".join(dict.fromkeys(filter(None, triggers))),
+        "trigger": ", ".join(dict.fromkeys(triggers)),
         "lines": lines,
-        "pipelines": sorted(set(re.findall(r"\b[A-Z]\w*Pipeline\b", "\n".join(lines)))),
-        "prompt": next((str(record.get("prompt")) for record in run.of_kind("sample")), "…"),
-        "shape": _shape(run),
+        "pipelines": sorted(pipelines),
+        "prompt": str(previews[0].get("prompt")) if previews else "…",
+        "shape": _preview_shape(run),
         "sample": mapping(run.setting("sample")),
         "fps": value_text(run.setting("video_config", "target_fps") or 16),
         "method": run.setting("training_method"),
@@ -154,28 +197,39 @@ def _path(run: Run, entry: Record) -> str:
     return str(run.folder / str(entry.get("path", "")))
 
 
-def _loading(run: Run, entries: Sequence[Record]) -> list[str]:
-    """Code that opens the base model and loads the latest file; of two experts' files both are loaded."""
-    alike = [entry for entry in entries if entry.get("format") == entries[0].get("format")]
-    step = max((step_in(entry) or 0 for entry in alike), default=0)
+def _loading_code(run: Run, entries: Sequence[Record]) -> list[str]:
+    """Return code that loads the base model and the latest file of each expert."""
+    same_format = [
+        entry for entry in entries if entry.get("format") == entries[0].get("format")
+    ]
+    latest = max((step_in(entry) or 0 for entry in same_format), default=0)
+
     lines: list[str] = []
-    for entry in alike:
-        if (step_in(entry) or 0) == step and entry.get("use"):
-            place = repr(_path(run, entry))
-            code = str(entry["use"]).replace("THIS_FILE", place).replace("THIS_FOLDER", place)
-            lines += re.sub(r"'(asset:\w+)'", r"place('\1').folder", code).split("; ")
+    for entry in same_format:
+        if (step_in(entry) or 0) != latest or not entry.get("use"):
+            continue
+        path = repr(_path(run, entry))
+        code = str(entry["use"])
+        code = code.replace("THIS_FILE", path).replace("THIS_FOLDER", path)
+        code = re.sub(r"'(asset:\w+)'", r"place('\1').folder", code)
+        lines.extend(code.split("; "))
     return list(dict.fromkeys(lines))
 
 
-def _shape(run: Run) -> list[int] | None:
-    """Frames, height and width of a preview."""
-    buckets = [mapping(bucket) for bucket in items(run.last("start").get("buckets"))]
-    most = max(
-        buckets, key=lambda bucket: number(bucket["windows"]) or 0, default=mapping(None)
+def _preview_shape(run: Run) -> list[int] | None:
+    """Return frames, height and width of a preview, or None if unknown."""
+    largest = mapping(None)
+    if buckets := [mapping(bucket) for bucket in _buckets(run)]:
+        largest = max(buckets, key=lambda bucket: number(bucket["windows"]) or 0)
+    bucket_shape = re.fullmatch(
+        r"([0-9]{1,9})x([0-9]{1,9}x[0-9]{1,9})", str(largest["shape"])
     )
-    bucket = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9}x[0-9]{1,9})", str(most["shape"]))
-    if bucket is None:
+    if bucket_shape is None:
         return None
-    sides = re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", str(run.setting("sample", "resolution")))
-    height, width = (sides[0] if sides else bucket[2]).split("x")
-    return [int(number(run.setting("sample", "frames")) or bucket[1]), int(height), int(width)]
+
+    frames = number(run.setting("sample", "frames")) or bucket_shape[1]
+    resolution = str(run.setting("sample", "resolution"))
+    if not re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", resolution):
+        resolution = bucket_shape[2]
+    height, width = resolution.split("x")
+    return [int(frames), int(height), int(width)]

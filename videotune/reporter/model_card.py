@@ -1,4 +1,4 @@
-"""The model card of a run: what was trained on what, how it went, how its files are used; with nothing of this machine."""
+"""The model card of a run, without anything private of this machine."""
 
 import re
 from dataclasses import replace
@@ -13,107 +13,160 @@ from videotune.reporter.build import environment, fill
 from videotune.reporter.previews import step_in
 from videotune.reporter.read import Run, at, number
 
-PREVIEWS = 4
-"""At most so many previews, those of the last step that has some, go with a card."""
+MAX_PREVIEWS = 4
+"""Previews of a card, at most; they are of the last step that has some."""
 
 _PRIVATE = re.compile(
-    r"datasets|base_(model_name|parts)|cache_dir|init_from|output_model_destination|push_to|samples|transformer\.file|"
-    r"sample_metrics\.(prompts|encoder)|tracker_project|missing_caption_text|embedding\.init_text"
+    r"datasets|base_(model_name|parts)|cache_dir|init_from|output_model_destination|"
+    r"push_to|samples|transformer\.file|sample_metrics\.(prompts|encoder)|"
+    r"tracker_project|missing_caption_text|embedding\.init_text"
 )
 """Settings that name files, texts or accounts."""
 
-_STANDARD = ("apache-2.0", "mit")
-"""Licences of base models that the Hub knows by these words; it knows others as ``other``, with a name."""
+_STANDARD_LICENCES = ("apache-2.0", "mit")
+"""Licences that the Hub has identifiers for; others are ``other`` with a name."""
 
 
 def model_card(run: Run) -> Any:
-    """The ``huggingface_hub.ModelCard`` of a run.
+    """Return the ``huggingface_hub.ModelCard`` of a run.
 
-    Files are named as they lie in a repository: without folders, previews in ``samples``. Raises VideotuneError for a run
-    without exports.
+    Files have the paths of the repository: no folders, except ``samples`` for previews.
+
+    Raises:
+        VideotuneError: if the run has no exports.
     """
     if not run.exports:
-        raise VideotuneError(f"{run.folder} has no exports: videotune export {run.folder}")
+        raise VideotuneError(
+            f"{run.folder}: nothing is exported. Run: videotune export {run.folder}"
+        )
     files = [{**entry, "path": Path(str(entry["path"])).name} for entry in run.exports]
-    shown = replace(run, folder=Path(), exports=files)
-    use = inventory.use(shown)
-    verdict = outcome.verdict(shown)
-    name = run.folder.resolve().name
+    public_run = replace(run, folder=Path(), exports=files)
+    use = inventory.use(public_run)
+    verdict = outcome.verdict(public_run)
     family = find(str(run.setting("family"))).spec
-    method = run.setting("training_method")
     base = hub_id(run)
-    task = _task(use)
     licence = base_licence(run, family.licence)
-    best = number(verdict["latest"]["best"])
-    result = (
-        None
-        if best is None
-        else [hub.EvalResult(task, "private", "held-out clips", "relative_mse", best)]
+    settings = []
+    for row in inventory.settings(public_run)["own"]:
+        if not _PRIVATE.match(row[0]) and "/" not in row[1]:
+            settings.append(row)
+
+    name = run.folder.resolve().name
+    data = _card_data(
+        run,
+        name=name,
+        base=base,
+        family_name=family.name,
+        licence=licence.lower(),
+        use=use,
+        best=number(verdict["latest"]["best"]),
     )
-    standard = licence.lower() in _STANDARD
-    data = hub.ModelCardData(
-        library_name="diffusers", base_model=base, pipeline_tag=task, model_name=name,
-        instance_prompt=use["trigger"] or None,
-        base_model_relation=("finetune" if method == "FINE_TUNE" else "adapter") if base else None,
-        license=licence.lower() if standard else "other",
-        license_name=None if standard else re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-"),
-        tags=["videotune", family.name, *(["lora"] if method == "LORA" else [])],
-        widget=[{"text": text, "output": {"url": url}} for url, text in previews(run).items()] or None,
-        eval_results=result,
-    )  # fmt: skip
-    own = [
-        row
-        for row in inventory.settings(shown)["own"]
-        if not _PRIVATE.match(row[0]) and "/" not in row[1]
-    ]
     facts = {
         "name": name,
         "base": base or family.title,
         "licence": licence,
         "d": use,
-        "own": own,
-        "run": shown,
+        "own": settings,
+        "run": public_run,
+        "verdict": verdict,
+        "steps": sorted({step_in(file) or 0 for file in files}),
     }
-    facts |= {"verdict": verdict, "steps": sorted({step_in(file) or 0 for file in files})}
-    text = fill(
-        environment("videotune.reporter").overlay(autoescape=False), "card.md.j2", facts
-    )
+    templates = environment("videotune.reporter").overlay(autoescape=False)
+    text = fill(templates, "card.md.j2", facts)
     return hub.ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
+def _card_data(
+    run: Run,
+    *,
+    name: str,
+    base: str | None,
+    family_name: str,
+    licence: str,
+    use: dict[str, Any],
+    best: float | None,
+) -> Any:
+    """Return the metadata of the card.
+
+    Args:
+        run: the run.
+        name: name of the run.
+        base: Hub id of the base model, or None.
+        family_name: name of the model family.
+        licence: licence of the base model, in lower case.
+        use: the chapter ``inventory.use``.
+        best: the lowest held-out loss, relative to the base model, or None.
+    """
+    method = run.setting("training_method")
+    task = _pipeline_tag(use)
+    relation = None
+    if base:
+        relation = "finetune" if method == "FINE_TUNE" else "adapter"
+    tags = ["videotune", family_name]
+    if method == "LORA":
+        tags.append("lora")
+
+    is_standard = licence in _STANDARD_LICENCES
+    licence_name = None
+    if not is_standard:
+        licence_name = re.sub(r"[^a-z0-9.]+", "-", licence).strip("-")
+    widget = []
+    for url, prompt in previews(run).items():
+        widget.append({"text": prompt, "output": {"url": url}})
+    results = None
+    if best is not None:
+        result = hub.EvalResult(task, "private", "held-out clips", "relative_mse", best)
+        results = [result]
+    return hub.ModelCardData(
+        library_name="diffusers",
+        base_model=base,
+        pipeline_tag=task,
+        model_name=name,
+        instance_prompt=use["trigger"] or None,
+        base_model_relation=relation,
+        license=licence if is_standard else "other",
+        license_name=licence_name,
+        tags=tags,
+        widget=widget or None,
+        eval_results=results,
+    )
+
+
 def previews(run: Run) -> dict[str, str]:
-    """Prompts of the newest previews that are there, by their paths in the run's folder and in a repository."""
-    there = [
-        record
-        for record in run.of_kind("sample")
-        if (run.folder / str(record["path"])).is_file()
-    ]
-    last = [record for record in there if record["step"] == there[-1]["step"]][:PREVIEWS]
+    """Return the prompts of the latest previews by their path in the repository.
+
+    The path is also valid in the run folder. Missing files are left out.
+    """
+    existing = []
+    for record in run.of_kind("sample"):
+        if (run.folder / str(record["path"])).is_file():
+            existing.append(record)
+    latest = [record for record in existing if record["step"] == existing[-1]["step"]]
     return {
-        f"samples/{Path(str(record['path'])).name}": str(record["prompt"]) for record in last
+        f"samples/{Path(str(record['path'])).name}": str(record["prompt"])
+        for record in latest[:MAX_PREVIEWS]
     }
 
 
 def hub_id(run: Run) -> str | None:
-    """The base model's id on the Hub; None for one that lies on this machine."""
+    """Return the base model's id on the Hub; None for a local one."""
     name = str(at(run.config, "base", "name")).partition("@")[0]
-    return (
-        name if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) and not Path(name).exists() else None
-    )
+    is_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None
+    return name if is_id and not Path(name).exists() else None
 
 
-def base_licence(run: Run, otherwise: str) -> str:
-    """As the base's own README.md says it, where it lies on this machine; else ``otherwise``, the family's."""
+def base_licence(run: Run, default: str) -> str:
+    """Return the licence in a local base model's README.md, else the default."""
     readme = Path(str(at(run.config, "base", "name"))).expanduser() / "README.md"
-    data = (
-        hub.ModelCard.load(readme, ignore_metadata_errors=True).data
-        if readme.is_file()
-        else hub.ModelCardData()
-    )
-    return str(data.license_name or data.license or otherwise)
+    if not readme.is_file():
+        return default
+    data = hub.ModelCard.load(readme, ignore_metadata_errors=True).data
+    return str(data.license_name or data.license or default)
 
 
-def _task(use: dict[str, Any]) -> str:
+def _pipeline_tag(use: dict[str, Any]) -> str:
+    """Return the Hub's name of the task."""
     if use["shape"] is not None and use["shape"][0] == 1:
         return "text-to-image"
-    return "image-to-video" if "ImageToVideo" in "".join(use["pipelines"]) else "text-to-video"
+    is_image_to_video = "ImageToVideo" in "".join(use["pipelines"])
+    return "image-to-video" if is_image_to_video else "text-to-video"

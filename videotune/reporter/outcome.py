@@ -1,181 +1,271 @@
-"""What a reader should know first: how the run stands, how it went, the recommended checkpoint, which clips are learnt."""
+"""The state of a run, its verdict, and the recommended checkpoint with the evidence."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 from videotune.files import life
-from videotune.reporter.curves import PARTS, Line, line_chart
-from videotune.reporter.read import Record, Run, at, mapping, number, points, read_run
+from videotune.reporter.charts import Line, line_chart
+from videotune.reporter.curves import PARTS
+from videotune.reporter.read import (
+    Fields,
+    Record,
+    Run,
+    at,
+    mapping,
+    number,
+    points,
+    read_run,
+)
 from videotune.text import moment, plain
 from videotune.validation.overfitting import recommend
 
-Standing = tuple[str, str, str]
+RELATIVE_ERROR = (
+    "error on the same clips, relative to the base model: below 1 is better"
+)
+
+RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
 
 
-def standing(run: Run, whole: bool) -> Standing:
-    """How the run stood when it was read; ``whole``: whether all of its steps are done.
+def describe_state(run: Run, is_complete: bool) -> RunState:
+    """Return the state of the run at the time it was read.
 
-    An end in the journal counts, unless a process has begun since and lives. Without one the heartbeat says whether a
-    process is still there: a page must not call a dead one running.
+    An end in the journal counts, unless a later process is alive. Without an end, the
+    heartbeat shows whether a process is alive: a dead run must not be called running.
+
+    Args:
+        run: the run.
+        is_complete: whether all of its steps are done.
     """
     end = run.last("end")
     beat = mapping(run.life)
-    begun = number(beat["started"])
+    started = number(beat["started"])
     ended = number(end["time"])
-    doing = str(beat["state"])
-    again = beat["alive"] and begun is not None and ended is not None and begun > ended
-    if end and not again:
-        why = str(end["why"])
-        sentence = (
-            "ended early: held-out clips had turned" if why == "early" else f"ended: {why}"
-        )
-        return why, "good" if whole or why == "early" else "care", sentence
+    is_resumed = (
+        beat["alive"] and started is not None and ended is not None and started > ended
+    )
+
+    if end and not is_resumed:
+        return _ended_state(str(end["why"]), is_complete)
     if not beat:
-        when = f" {moment(run.written)}" if run.written is not None else ""
-        return (
-            "no end",
-            "care",
-            f"the journal, last written{when}, has no end: still going, or killed",
+        written = f" {moment(run.written)}" if run.written is not None else ""
+        sentence = (
+            f"the journal, last written{written}, has no end: still going, or killed"
         )
-    who = f"process {beat['pid']} on {beat['host']}"
-    heard = moment(beat["heard"])
-    now = moment(run.read)
-    since = "" if begun is None else f", begun {moment(begun)}"
-    if beat["alive"] and doing == "paused":
-        waits = "" if number(beat["since"]) is None else f" since {moment(beat['since'])}"
-        return (
-            "paused",
-            "care",
-            f"paused{waits} for want of room on its disk ({who}{since}; looked at {now})",
-        )
+        return "no end", "care", sentence
     if beat["alive"]:
-        return (
-            "running",
-            "good",
-            f"running when this page was written, {now}: {doing} ({who}{since})",
+        return _alive_state(run, beat)
+    return _dead_state(beat)
+
+
+def _ended_state(reason: str, is_complete: bool) -> RunState:
+    if reason == "early":
+        return reason, "good", "ended early: held-out clips had turned"
+    return reason, "good" if is_complete else "care", f"ended: {reason}"
+
+
+def _alive_state(run: Run, beat: Fields) -> RunState:
+    started = number(beat["started"])
+    process = f"process {beat['pid']} on {beat['host']}"
+    if started is not None:
+        process += f", begun {moment(started)}"
+    now = moment(run.read)
+    if beat["state"] == "paused":
+        since = ""
+        if number(beat["since"]) is not None:
+            since = f" since {moment(beat['since'])}"
+        sentence = f"paused{since} because the disk is full ({process}; checked {now})"
+        return "paused", "care", sentence
+    sentence = f"running when this page was written, {now}: {beat['state']} ({process})"
+    return "running", "good", sentence
+
+
+def _dead_state(beat: Fields) -> RunState:
+    process = f"process {beat['pid']} on {beat['host']}"
+    last_beat = moment(beat["heard"])
+    if beat["state"] == "ended":
+        sentence = (
+            f"{process} ended {last_beat} without finishing: "
+            "with an error, or stopped before its first step"
         )
-    if doing == "ended":
-        sentence = f"{who} ended {heard} without finishing: with an error, or stopped before its first step"
         return "failed", "bad", sentence
-    sentence = f"last heard of {heard} ({doing}, step {plain(number(beat['step']))} done), no end written"
-    return "dead", "bad", f"{who} is dead: {sentence}; --resume goes on from what was saved"
+    step = plain(number(beat["step"]))
+    sentence = (
+        f"{process} is dead: last heartbeat {last_beat} ({beat['state']}, step {step} "
+        "done), no end written; --resume continues from the last checkpoint"
+    )
+    return "dead", "bad", sentence
 
 
 def status(run: Path) -> dict[str, Any]:
-    """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; steps, verdict."""
-    if not any((run / name).is_file() for name in ("config.json", "journal.jsonl")):
-        beat = mapping(life(run))
-        state, why = (
-            ("running", str(beat["state"]))
-            if beat["alive"]
-            else ("absent", f"{run} holds no run yet")
-        )
-        facts: dict[str, Any] = {"run": str(run), "state": state, "why": why, "step": 0}
-        return facts | dict.fromkeys(("steps", "verdict", "recommended"))
-    found = read_run(run)
-    steps = number(at(found.config, "steps"))
-    latest = found.last("verdict")
-    state, _, why = standing(found, steps is not None and found.steps.last >= steps)
-    best = recommended_checkpoint(found, latest)[0]
-    facts = {
+    """Return state, steps, verdict and recommended step of a run folder.
+
+    The state is absent, running, paused, done, early, stopped, failed, dead or no end.
+    """
+    has_run = any((run / name).is_file() for name in ("config.json", "journal.jsonl"))
+    if not has_run:
+        return _status_before_run(run)
+
+    contents = read_run(run)
+    steps = number(at(contents.config, "steps"))
+    latest = contents.last("verdict")
+    is_complete = steps is not None and contents.steps.last >= steps
+    state, _, why = describe_state(contents, is_complete)
+    recommended, _ = recommended_checkpoint(contents, latest)
+    return {
         "run": str(run),
         "state": state,
         "why": why,
-        "step": found.steps.last,
+        "step": contents.steps.last,
         "steps": steps,
+        "verdict": latest["verdict"],
+        "recommended": recommended,
     }
-    return facts | {"verdict": latest["verdict"], "recommended": best}
+
+
+def _status_before_run(run: Path) -> dict[str, Any]:
+    """Return the status of a folder in which no run has been written yet."""
+    beat = mapping(life(run))
+    state = "absent"
+    why = f"{run} holds no run yet"
+    if beat["alive"]:
+        state = "running"
+        why = str(beat["state"])
+
+    return {
+        "run": str(run),
+        "state": state,
+        "why": why,
+        "step": 0,
+        "steps": None,
+        "verdict": None,
+        "recommended": None,
+    }
 
 
 def verdict(run: Run) -> dict[str, Any]:
-    """The verdict, the recommended checkpoint, and what the verdict rests on."""
+    """Return the chapter of the verdict and the recommended checkpoint."""
     latest = run.last("verdict")
     step, why = recommended_checkpoint(run, latest)
-    paths = [str(entry.get("path")) for entry in run.exports or ()]
-    missing = run.absent(
-        "a verdict, which takes three validations", "" if run.validations else "validate_every"
-    )
+    absent = ""
+    if not latest:
+        key = "" if run.validations else "validate_every"
+        absent = run.absent("a verdict, which takes three validations", key)
+
+    exported_file = None
+    for entry in run.exports or ():
+        path = str(entry.get("path"))
+        if re.search(rf"-step-{step}(?!\d)", path):
+            exported_file = path
+            break
     return {
-        "absent": "" if latest else missing,
+        "absent": absent,
         "latest": latest,
         "best": number(latest["best_step"]),
         "run": run.folder.name,
         "step": step,
         "why": why,
-        "file": next((path for path in paths if re.search(rf"-step-{step}(?!\d)", path)), None),
+        "file": exported_file,
         "grounds": grounds(run),
     }
 
 
 def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
-    """The step of the recommended checkpoint, and why it is that one.
+    """Return the recommended step, and why it is not the best one (empty if it is).
 
-    What the run recorded at its end; of one that goes on, of what is saved the one with the lowest validation loss, or the
-    nearest to the best step, or the last.
+    At its end a run records the recommendation. Before, it is the saved step with the
+    lowest validation loss, or the nearest to the best step, or the last.
+
+    Args:
+        run: the run.
+        latest: its latest verdict.
     """
-    taken = mapping(run.last("end")["take"])
+    recorded = mapping(run.last("end")["take"])
     best = number(latest.get("best_step"))
     turned = latest.get("turned")
-    if (step := number(taken["step"])) is not None:
-        return int(step), str(taken["why"]) if taken["why"] and turned and step != best else ""
-    saved = {
-        int(step)
-        for record in run.of_kind("save")
-        if (step := number(record.get("step"))) is not None
-    }
+    recorded_step = number(recorded["step"])
+    if recorded_step is not None:
+        why = ""
+        if recorded["why"] and turned and recorded_step != best:
+            why = str(recorded["why"])
+        return int(recorded_step), why
+
+    saved = set()
+    for record in run.of_kind("save"):
+        step = number(record.get("step"))
+        if step is not None:
+            saved.add(int(step))
     if not saved or not turned or best is None:
         return max(saved, default=None), ""
-    held_out = {
-        int(step): loss for step, loss in points(run.validations, "held_out", "normalised")
-    }
+
+    losses = points(run.validations, "held_out", "normalised")
+    held_out = {int(step): loss for step, loss in losses}
     return recommend(held_out, int(best), saved)
 
 
 def grounds(run: Run) -> dict[str, Any]:
-    """What the verdict rests on: the curve of validation losses, when it changed, and the clips one by one."""
+    """Return the evidence for the verdict: validation curve, changes, clips."""
     records = run.validations
+    has_course = len(records) > 1
     best = number(run.last("verdict")["best_step"])
-    curves = [
-        Line(name, points(records, key, "normalised"), css, dots=True)
-        for key, name, css in PARTS
-    ]
-    lines = [line for line in curves if line.points]
-    says = "error on the same clips, relative to the base model: below 1 is better"
-    chart = line_chart(lines, says=says, x_label="step", marks=[] if best is None else [best])
-    verdicts = run.of_kind("verdict")
-    words = [None, *(record.get("verdict") for record in verdicts)]
-    changes = [
-        record
-        for record, before in zip(verdicts, words, strict=False)
-        if record.get("verdict") != before
-    ]
-    clips = _learnt_clips(run, records) if len(records) > 1 else []
+    lines = []
+    for key, name, css in PARTS:
+        curve = points(records, key, "normalised")
+        if curve:
+            lines.append(Line(name, curve, css, dots=True))
+    chart = None
+    if lines and has_course:
+        chart = line_chart(
+            lines,
+            says=RELATIVE_ERROR,
+            x_label="step",
+            marks=[] if best is None else [best],
+        )
+
+    changes = []
+    previous = None
+    for record in run.of_kind("verdict"):
+        if record.get("verdict") != previous:
+            changes.append(record)
+        previous = record.get("verdict")
     return {
-        "chart": chart if lines and len(records) > 1 else None,
+        "chart": chart,
         "best": best,
         "changes": changes,
-        "clips": clips,
+        "clips": _clip_rows(run, records) if has_course else [],
     }
 
 
-def _learnt_clips(run: Run, records: list[Record]) -> list[dict[str, Any]]:
-    """Each clip that validation measures, the least learnt first: its error as a share of its first, and times seen."""
+def _clip_rows(run: Run, records: list[Record]) -> list[dict[str, Any]]:
+    """Return error and exposure of each validated clip, the least learnt first.
+
+    The error is a share of the clip's error at the first validation.
+    """
     paths = {str(clip["id"])[:12]: str(clip["path"]) for clip in run.clips}
     rows = []
     for key, _, _ in reversed(PARTS):
-        first, last = (mapping(at(records[place], key, "clips")) for place in (0, -1))
-        pairs = ((clip, number(first[clip]), number(value)) for clip, value in last.items())
-        shares = {clip: now / then for clip, then, now in pairs if then and now is not None}
+        is_held_out = key == "held_out"
+        shares = _error_shares(records, key)
         for clip, share in sorted(shares.items(), key=lambda pair: -pair[1]):
-            seen = None if key == "held_out" else run.steps.clips[clip]
-            rows.append(
-                {
-                    "path": paths.get(clip, clip),
-                    "seen": seen,
-                    "share": share,
-                    "held_out": key == "held_out",
-                }
-            )
+            row = {
+                "path": paths.get(clip, clip),
+                "seen": None if is_held_out else run.steps.clips[clip],
+                "share": share,
+                "held_out": is_held_out,
+            }
+            rows.append(row)
     return rows
+
+
+def _error_shares(records: list[Record], part: str) -> dict[str, float]:
+    """Return each clip's latest error as a share of its first one."""
+    first = mapping(at(records[0], part, "clips"))
+    last = mapping(at(records[-1], part, "clips"))
+    shares = {}
+    for clip, value in last.items():
+        first_error = number(first[clip])
+        last_error = number(value)
+        if first_error and last_error is not None:
+            shares[clip] = last_error / first_error
+    return shares

@@ -1,6 +1,7 @@
-"""The chapters with videos: before and after, all previews, one prompt over all checkpoints, and sample metrics.
+"""The chapters with videos: before and after, previews, checkpoints and sample metrics.
 
-What of a run's videos and pictures travels inside the page (``Media``), so that the page alone can be sent.
+``Media`` decides which of a run's videos and pictures are embedded in the page, so
+that the page can be sent as one file.
 """
 
 import base64
@@ -12,80 +13,98 @@ from typing import Any
 from urllib.parse import quote
 
 from videotune.files import path_from
-from videotune.reporter.curves import Line, line_chart
+from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.read import Record, Run, at, items, mapping, number, points
 from videotune.text import plain, some, value_text
 
 BUDGET = 5_000_000
-"""Letters of the page that videos and pictures may take; what is beyond is referred to where it lies."""
+"""Characters of the page for embedded videos and pictures; the rest is linked."""
 
-WIDEST = 320
-"""Pixels: the width of one video of those that stand side by side."""
+MAX_WIDTH = 320
+"""Width in pixels of each video of a side-by-side one, at most."""
 
-SMALL = 160
-"""Pixels: a video of lower height plays without controls, which would cover it."""
+MIN_CONTROLS_HEIGHT = 160
+"""Height in pixels below which a video has no controls, which would cover it."""
 
-MOST_ROWS = 16
-"""How many prompts are shown before and after."""
+MAX_ROWS = 16
+"""Prompts shown before and after, at most."""
 
 KINDS = {
     ".mp4": ("video/mp4", 4, b"ftyp"),
     ".png": ("image/png", 1, b"PNG"),
     ".jpg": ("image/jpeg", 0, b"\xff\xd8"),
 }
-"""The type of a file by its suffix, and at which place which letters a true one has."""
+"""MIME type of a suffix, and the offset and bytes of the format's signature."""
 
 
 class Media:
-    """What the page carries: files by their path in the run directory, and ``cards``, prompts before and after.
+    """The videos and pictures that are embedded in the page.
 
-    ``left_out``: how many would have gone over the budget.
+    The order of preference is: prompts before and after, pictures of clips,
+    comparisons, previews, the latest first.
     """
 
     def __init__(self, run: Run) -> None:
-        """Take in what fits: prompts before and after, pictures of clips, comparisons, then previews, the latest first."""
         self.folder = run.folder
         self.left_out = 0
-        self._room = BUDGET
+        """Number of files that did not fit the budget."""
+        self._budget_left = BUDGET
         self.cards: list[dict[str, Any]] = []
-        self.carried: dict[str, str] = {}
-        for (prompt, seed), cells in list(sample_rows(run).items())[:MOST_ROWS]:
-            steps = sorted({min(cells), max(cells)} | (exported_steps(run) & set(cells)))
+        """Prompts before and after."""
+        self.embedded: dict[str, str] = {}
+        """Data URIs by path in the run folder."""
+
+        exported = exported_steps(run)
+        for (prompt, seed), cells in list(sample_rows(run).items())[:MAX_ROWS]:
+            steps = sorted({min(cells), max(cells)} | (exported & set(cells)))
             if len(steps) > 1:
                 paths = [str(cells[step].get("path") or "") for step in steps]
-                card = {"prompt": prompt, "seed": seed, "steps": steps, "paths": paths}
-                card |= _in_one_video(run.folder, paths)
-                fits = self._take(len(card["uri"]))
-                self.cards.append(
-                    card if fits else card | {"uri": "", "why": "the page is full"}
-                )
-        for path in dict.fromkeys(_wanted(run)):
-            file = run.folder / path
-            if (
-                local_link(path)
-                and _is_what_it_says(file)
-                and self._take(4 * -(-getsize(file) // 3) + 40)
-            ):
-                self.carried[path] = _data_uri(file.read_bytes(), file.suffix)
+                self._add_card(prompt, seed, steps, paths)
+        for path in dict.fromkeys(_paths_by_preference(run)):
+            self._embed(path)
 
-    def _take(self, letters: int) -> bool:
-        """Whether so many letters fit; they then count."""
-        fits = letters <= self._room
-        self._room -= letters if fits else 0
-        self.left_out += not fits
+    def _add_card(
+        self, prompt: str, seed: str, steps: list[float], paths: list[str]
+    ) -> None:
+        """Add the videos of a prompt at several steps as one video."""
+        card = {"prompt": prompt, "seed": seed, "steps": steps, "paths": paths}
+        card |= _side_by_side(self.folder, paths)
+        if not self._reserve(len(card["uri"])):
+            card |= {"uri": "", "why": "the page is full"}
+        self.cards.append(card)
+
+    def _embed(self, path: str) -> None:
+        """Embed a file if it is valid and fits."""
+        file = self.folder / path
+        if not local_link(path) or not _has_signature(file):
+            return
+        base64_size = 4 * -(-getsize(file) // 3)
+        if self._reserve(base64_size + 40):
+            self.embedded[path] = _data_uri(file.read_bytes(), file.suffix)
+
+    def _reserve(self, size: int) -> bool:
+        """Reserve characters of the budget if they fit; return whether they do."""
+        fits = size <= self._budget_left
+        if fits:
+            self._budget_left -= size
+        else:
+            self.left_out += 1
         return fits
 
     def video(self, path: str) -> tuple[str, str]:
-        """The address of a video, within the page or where it lies; or an empty one, and why."""
+        """Return (address, "") of a video, or ("", why there is none)."""
         link = local_link(path)
         if link is None:
             return "", f"outside the run folder: {path}" if path else "not generated"
-        there = path in self.carried or isfile(self.folder / path)
-        return (self.carried.get(path, link), "") if there else ("", f"no longer there: {path}")
+        if path in self.embedded:
+            return self.embedded[path], ""
+        if isfile(self.folder / path):
+            return link, ""
+        return "", f"no longer there: {path}"
 
 
 def local_link(path: str) -> str | None:
-    """A path relative to the page as a URL, or None where it leads out of the page's folder."""
+    """Return a path relative to the page as a URL; None if it leaves the folder."""
     parts = path.replace("\\", "/").split("/")
     if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts:
         return None
@@ -93,110 +112,136 @@ def local_link(path: str) -> str | None:
 
 
 def link_in(run: Run, path: str) -> str | None:
-    """The address of a file or folder of the run; None where it is not there, or lies elsewhere."""
-    place = run.folder / path
-    return local_link(path_from(run.folder, place)) if path and exists(place) else None
+    """Return the address of a file of the run; None if it is missing or elsewhere."""
+    target = run.folder / path
+    if not path or not exists(target):
+        return None
+    return local_link(path_from(run.folder, target))
 
 
 def sample_rows(run: Run) -> dict[tuple[str, str], dict[float, Record]]:
-    """Previews by prompt and seed, and for each by step."""
+    """Return the previews by (prompt, seed) and step."""
     rows: dict[tuple[str, str], dict[float, Record]] = {}
     for record in run.of_kind("sample"):
         key = (str(record.get("prompt", "")), value_text(record.get("seed")))
-        rows.setdefault(key, {})[number(record.get("step")) or 0] = record
+        step = number(record.get("step")) or 0
+        rows.setdefault(key, {})[step] = record
     return rows
 
 
 def step_in(entry: Record) -> int | None:
-    """The step in the name of an exported file; None where it says none."""
-    found = re.search(
-        r"-step-([0-9]{1,12})(?![0-9])", PurePath(str(entry.get("path", ""))).stem
-    )
-    return int(found[1]) if found else None
+    """Return the step in the name of an exported file, or None."""
+    stem = PurePath(str(entry.get("path", ""))).stem
+    match = re.search(r"-step-([0-9]{1,12})(?![0-9])", stem)
+    return int(match[1]) if match else None
 
 
 def exported_steps(run: Run) -> set[float]:
-    """The steps whose checkpoints were exported."""
-    return {step for entry in run.exports or () if (step := step_in(entry)) is not None}
+    """Return the steps whose checkpoints were exported."""
+    steps = [step_in(entry) for entry in run.exports or ()]
+    return {step for step in steps if step is not None}
 
 
 def picture_of(clip: Record) -> str:
-    """Where a run keeps the picture of a clip of its account; empty where the account gives no id."""
+    """Return the path of a clip's picture in the run folder; empty without an id."""
     return f"pictures/{str(clip['id'])[:16]}.jpg" if clip.get("id") else ""
 
 
-def _in_one_video(folder: Path, paths: Sequence[str]) -> dict[str, Any]:
-    """The address of a video of all these side by side, or why there is none; ``small``: controls would cover much of it."""
+def _side_by_side(folder: Path, paths: Sequence[str]) -> dict[str, Any]:
+    """Join videos side by side.
+
+    Returns:
+        {"uri", "small", "why"}: the data URI (empty if that fails), whether controls
+        would cover much of it, and why it failed.
+    """
+    failed = {"uri": "", "small": False}
     if any(local_link(path) is None for path in paths):
-        return {"uri": "", "small": False, "why": "a video lies outside the run folder"}
-    from videotune.data.video_writer import (
-        read_video,
-        side_by_side,
-        video_bytes,
-    )  # PyAV, for videos alone
+        return failed | {"why": "a video lies outside the run folder"}
+
+    # PyAV is imported only if there are videos.
+    from videotune.data.video_writer import read_video, side_by_side, video_bytes
 
     try:
-        read = [read_video(folder / path, WIDEST) for path in paths]
-        frames = side_by_side([frames for frames, _ in read])
-        content = video_bytes(frames, read[0][1], crf=22)
-    except (
-        OSError,
-        ValueError,
-    ) as problem:  # of a file that is gone, or is no video, or another size than the first
-        why = str(problem).replace(f"{folder}/", "")[:200]
-        return {"uri": "", "small": False, "why": f"cannot be shown side by side: {why}"}
-    return {"uri": _data_uri(content, ".mp4"), "small": frames[0].shape[0] < SMALL, "why": ""}
+        videos = [read_video(folder / path, MAX_WIDTH) for path in paths]
+        frames = side_by_side([video_frames for video_frames, _ in videos])
+        fps = videos[0][1]
+        content = video_bytes(frames, fps, crf=22)
+    except (OSError, ValueError) as error:
+        # A file is missing, is not a video, or differs in size.
+        why = str(error).replace(f"{folder}/", "")[:200]
+        return failed | {"why": f"cannot be shown side by side: {why}"}
+    return {
+        "uri": _data_uri(content, ".mp4"),
+        "small": frames[0].shape[0] < MIN_CONTROLS_HEIGHT,
+        "why": "",
+    }
 
 
 def _data_uri(content: bytes, suffix: str) -> str:
-    return f"data:{KINDS[suffix][0]};base64,{base64.b64encode(content).decode()}"
+    mime_type = KINDS[suffix][0]
+    return f"data:{mime_type};base64,{base64.b64encode(content).decode()}"
 
 
-def _wanted(run: Run) -> Iterator[str]:
-    """Paths of the run directory, the most wanted first."""
+def _paths_by_preference(run: Run) -> Iterator[str]:
+    """Yield paths of the run folder, the most important first."""
     yield from map(picture_of, run.clips)
     for key in ("sheet", "video"):
-        yield from (str(entry.get(key, "")) for entry in run.compared or ())
-    records = sorted(
-        run.of_kind("sample"), key=lambda record: -(number(record.get("step")) or 0)
-    )
-    yield from (str(record.get("path") or "") for record in records)
+        for entry in run.compared or ():
+            yield str(entry.get(key, ""))
+
+    previews = run.of_kind("sample")
+    previews.sort(key=lambda record: -(number(record.get("step")) or 0))
+    for record in previews:
+        yield str(record.get("path") or "")
 
 
-def _is_what_it_says(file: Path) -> bool:
-    """Whether a file is there and begins as its kind does."""
+def _has_signature(file: Path) -> bool:
+    """Whether a file exists and begins with the signature of its format."""
     if file.suffix not in KINDS or not isfile(file):
         return False
-    _, place, letters = KINDS[file.suffix]
-    with file.open("rb") as opened:
-        return opened.read(16)[place : place + len(letters)] == letters
+    _, offset, signature = KINDS[file.suffix]
+    with file.open("rb") as stream:
+        return stream.read(16)[offset : offset + len(signature)] == signature
 
 
 def before(run: Run, media: Media) -> dict[str, Any]:
-    """Each prompt as the base samples it beside what was learnt, with the same seed, in one video and so in step."""
+    """Return the chapter with each prompt before and after training, same seed."""
     exported = exported_steps(run)
     for card in media.cards:
+        names = []
+        for step in card["steps"]:
+            is_exported = step > 0 and step in exported
+            names.append(_step_name(step) + (", exported" if is_exported else ""))
         card["kind"] = _prompt_kind(run, card["prompt"])
-        card["names"] = [
-            _step_name(step) + ", exported" * (step > 0 and step in exported)
-            for step in card["steps"]
-        ]
+        card["names"] = names
         card["videos"] = [media.video(path) for path in card["paths"]]
-    why = run.absent("a prompt appears as soon as it is sampled twice", "sample_after")
-    return {"absent": "" if media.cards else why, "demo": run.demo, "cards": media.cards}
+
+    absent = ""
+    if not media.cards:
+        event = "a prompt appears as soon as it is sampled twice"
+        absent = run.absent(event, "sample_after")
+    return {"absent": absent, "demo": run.demo, "cards": media.cards}
 
 
 def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
-    """Whether a prompt is a caption that the run was shown, in words, and a colour; None where the account has none."""
+    """Return whether a prompt is a caption of the run, and a colour.
+
+    None if the account of clips has no captions.
+    """
     clips = [clip for clip in run.clips if clip.get("used") and "captions" in clip]
-    kinds = {clip.get("kind") for clip in clips if prompt in items(clip.get("captions"))}
     if not clips:
         return None
-    if kinds - {"regularization"}:
-        return "caption of training clips", "care"  # what is sampled may be copied
-    return (
-        ("caption of regularization clips", "calm") if kinds else ("caption of no clip", "good")
-    )
+    kinds = set()
+    for clip in clips:
+        if prompt in items(clip.get("captions")):
+            kinds.add(clip.get("kind"))
+
+    if not kinds:
+        return "caption of no clip", "good"
+    if kinds == {"regularization"}:
+        return "caption of regularization clips", "calm"
+    # The sample may be a copy.
+    return "caption of training clips", "care"
 
 
 def _step_name(step: float) -> str:
@@ -204,132 +249,168 @@ def _step_name(step: float) -> str:
 
 
 def samples(run: Run, media: Media) -> dict[str, Any]:
-    """Previews as a grid: a row a prompt and seed, a column a step, the base's first."""
-    rows = sample_rows(run)
-    above = {
-        (card["prompt"], card["seed"], path) for card in media.cards for path in card["paths"]
-    }
-    there = {
-        (*row, str(cell.get("path"))) for row, cells in rows.items() for cell in cells.values()
-    }
-    steps = sorted({step for cells in rows.values() for step in cells})
-    paths = {
-        row: [str(mapping(cells.get(step))["path"] or "") for step in steps]
-        for row, cells in rows.items()
-    }
+    """Return the chapter of all previews: a row per prompt, a column per step."""
+    all_cells = sample_rows(run)
+    shown_above = set()
+    for card in media.cards:
+        for path in card["paths"]:
+            shown_above.add((card["prompt"], card["seed"], path))
+
+    all_steps: set[float] = set()
+    previews = set()
+    for (prompt, seed), cells in all_cells.items():
+        all_steps.update(cells)
+        for record in cells.values():
+            previews.add((prompt, seed, str(record.get("path"))))
+
+    steps = sorted(all_steps)
+    rows = []
+    for (prompt, seed), cells in all_cells.items():
+        paths = [str(mapping(cells.get(step))["path"] or "") for step in steps]
+        rows.append((prompt, seed, [media.video(path) for path in paths]))
+
+    absent = ""
+    if not rows:
+        absent = run.absent("previews appear as the run samples them", "sample_after")
     return {
-        "absent": ""
-        if rows
-        else run.absent("previews appear as the run samples them", "sample_after"),
-        "all_above": there <= above,
+        "absent": absent,
+        "all_above": previews <= shown_above,
         "left_out": media.left_out,
         "budget": f"{BUDGET / 1e6:g} MB",
         "steps": ["base (step 0)" if step == 0 else _step_name(step) for step in steps],
-        "rows": [(*row, [media.video(path) for path in own]) for row, own in paths.items()],
+        "rows": rows,
     }
 
 
 def compare(run: Run, media: Media) -> dict[str, Any]:
-    """What ``compare`` sampled: one prompt and seed over all checkpoints."""
+    """Return the chapter of ``compare``: one prompt and seed over all checkpoints."""
     entries = []
     for entry in run.compared or ():
-        steps = ", ".join(_step_name(number(step) or 0) for step in items(entry.get("steps")))
-        entries.append((mapping(entry), media.video(str(entry.get("video") or "")), steps))
+        names = [_step_name(number(step) or 0) for step in items(entry.get("steps"))]
+        video = media.video(str(entry.get("video") or ""))
+        entries.append((mapping(entry), video, ", ".join(names)))
     return {"entries": entries}
 
 
 METRICS = {
-    "diversity (Vendi)": ("diversity",), "motion energy": ("motion", "energy"), "flicker": ("motion", "flicker"),
+    "diversity (Vendi)": ("diversity",),
+    "motion energy": ("motion", "energy"),
+    "flicker": ("motion", "flicker"),
     "saturation": ("motion", "saturation"),
-}  # fmt: skip
-"""Sample metrics of a record by their name: the keys under which each lies."""
+}
+"""Keys of each sample metric in a record."""
 
 LIKENESS = {
-    "samples": (("mean",), "one"), "base": (("base",), "pale one"), "likely copy above": (("line",), "two"),
-    "held-out clips, median": (("held_out", "median"), "three"), "other clips, median": (("others", "median"), "pale two"),
-}  # fmt: skip
-"""Curves of likeness by their name: the keys under which the values lie, and the stroke."""
+    "samples": (("mean",), "one"),
+    "base": (("base",), "pale one"),
+    "likely copy above": (("line",), "two"),
+    "held-out clips, median": (("held_out", "median"), "three"),
+    "other clips, median": (("others", "median"), "pale two"),
+}
+"""Keys and stroke of each curve of likeness."""
+
+TOO_ALIKE = 0.95
+"""Similarity of unrelated clips above which copies can hardly be recognised."""
 
 
 def metrics(run: Run) -> dict[str, Any]:
-    """Measured samples: the nearest clip beside each, and ratios to the base's and the clips'."""
-    everything = run.of_kind("sample_metrics")
-    measured = [record for record in everything if "not_measured" not in record]
-    alike = [
-        record
-        for record in measured
-        if record.get("sample_metrics") == measured[-1].get("sample_metrics")
-    ]
-    last = mapping(alike[-1] if alike else None)
-    others = [
-        number(at(last, "replication", key, "p99")) or 0.0 for key in ("held_out", "others")
-    ]
-    sampled = [mapping(one) for one in items(last.get("samples"))]
+    """Return the chapter of the sample metrics."""
+    records = run.of_kind("sample_metrics")
+    measured = [record for record in records if "not_measured" not in record]
+    not_measured = [record for record in records if "not_measured" in record]
+    comparable = []
+    for record in measured:
+        if record.get("sample_metrics") == measured[-1].get("sample_metrics"):
+            comparable.append(record)
+    latest = mapping(comparable[-1] if comparable else None)
+
+    baselines = []
+    for key in ("held_out", "others"):
+        baselines.append(number(at(latest, "replication", key, "p99")) or 0.0)
+    nearest = []
+    for entry in items(latest.get("samples")):
+        sample = mapping(entry)
+        nearest.append((sample, link_in(run, str(sample["path"] or ""))))
+    rows = []
+    for record in comparable:
+        figures = [_figure(record, keys) for keys in METRICS.values()]
+        rows.append([plain(number(record.get("step"))), *figures])
+
+    absent = ""
+    if not records:
+        absent = run.absent(
+            "samples are measured at checkpoints", "sample_metrics.budget"
+        )
     return {
-        "absent": ""
-        if everything
-        else run.absent("samples are measured at checkpoints", "sample_metrics.budget"),
-        "not_measured": _not_measured(
-            [record for record in everything if "not_measured" in record]
-        ),
-        "latest": last,
+        "absent": absent,
+        "not_measured": _not_measured(not_measured),
+        "latest": latest,
         "copies": {
-            key: number(at(last, "replication", key))
+            key: number(at(latest, "replication", key))
             for key in ("line", "copies", "base_copies")
         },
-        "too_alike": max(others) > 0.95,
-        "charts": _curves(alike),
+        "too_alike": max(baselines) > TOO_ALIKE,
+        "charts": _metric_charts(comparable),
         "head": ["step", *METRICS],
-        "rows": [
-            [plain(number(r.get("step"))), *(_figure(r, keys) for keys in METRICS.values())]
-            for r in alike
-        ],
-        "nearest": [(one, link_in(run, str(one["path"] or ""))) for one in sampled],
+        "rows": rows,
+        "nearest": nearest,
     }
 
 
-def _curves(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
-    """Mean likeness to the nearest clip by step, between the base's and the line; diversity and motion as ratios."""
-    likeness = [
-        Line(n, points(records, "replication", *keys), c, c == "one")
-        for n, (keys, c) in LIKENESS.items()
-    ]
+def _metric_charts(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the charts of likeness and of the ratios to the base model."""
+    likeness = []
+    for name, (keys, css) in LIKENESS.items():
+        curve = points(records, "replication", *keys)
+        likeness.append(Line(name, curve, css, dots=css == "one"))
+
     ratio_keys = [keys for name, keys in METRICS.items() if name != "flicker"]
-    strokes = zip(ratio_keys, ("one", "two", "three"), strict=True)
-    ratios = [
-        Line(keys[-1], points(records, *keys, "to_base"), css, dots=True)
-        for keys, css in strokes
-    ]
+    ratios = []
+    for keys, css in zip(ratio_keys, ("one", "two", "three"), strict=True):
+        curve = points(records, *keys, "to_base")
+        ratios.append(Line(keys[-1], curve, css, dots=True))
+
     charts = []
-    for title, lines in (
-        ("Likeness to the nearest training clip", likeness),
-        ("As ratios to the base's", ratios),
+    for title, lines, from_zero in (
+        ("Likeness to the nearest training clip", likeness, False),
+        ("As ratios to the base's", ratios, True),
     ):
-        if found := [line for line in lines if line.points]:
-            charts.append(
-                (
-                    title,
-                    line_chart(found, says=title, x_label="step", from_zero=lines is ratios),
-                )
+        lines_with_points = [line for line in lines if line.points]
+        if lines_with_points:
+            chart = line_chart(
+                lines_with_points, says=title, x_label="step", from_zero=from_zero
             )
+            charts.append((title, chart))
     return charts
 
 
 def _figure(record: Record, keys: Sequence[str]) -> str:
-    """A metric's value, and its ratio to the base's and the clips'."""
-    one = mapping(at(record, *keys))
-    pairs = [(number(one.get("to_base")), "base"), (number(one.get("to_data")), "clips")]
-    ratios = ", ".join(f"{ratio:.2f} × {of}" for ratio, of in pairs if ratio is not None)
-    return plain(number(one.get("value")), 3) + (f" ({ratios})" if ratios else "")
+    """Return a metric's value with its ratios to the base model and to the clips."""
+    fields = mapping(at(record, *keys))
+    ratios = []
+    for key, name in (("to_base", "base"), ("to_data", "clips")):
+        ratio = number(fields.get(key))
+        if ratio is not None:
+            ratios.append(f"{ratio:.2f} × {name}")
+
+    value = plain(number(fields.get("value")), 3)
+    return f"{value} ({', '.join(ratios)})" if ratios else value
 
 
 def _not_measured(records: Sequence[Record]) -> list[str]:
-    """Which steps were not measured, and why; equal reasons once, with the figures of the latest."""
-    steps: dict[str, list[str]] = {}
+    """Return why steps were not measured, one line per reason.
+
+    The part after the colon is the one of the latest step.
+    """
+    steps_by_reason: dict[str, list[str]] = {}
     latest: dict[str, str] = {}
     for record in records:
         reason = str(record["not_measured"])
-        key = reason.partition(":")[0]
-        steps.setdefault(key, []).append(f"step {plain(number(record.get('step')))}")
-        latest[key] = reason
-    return [f"Not measured at {some(each)}: {latest[key]}." for key, each in steps.items()]
+        kind = reason.partition(":")[0]
+        step = plain(number(record.get("step")))
+        steps_by_reason.setdefault(kind, []).append(f"step {step}")
+        latest[kind] = reason
+    return [
+        f"Not measured at {some(steps)}: {latest[kind]}."
+        for kind, steps in steps_by_reason.items()
+    ]

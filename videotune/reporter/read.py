@@ -1,4 +1,7 @@
-"""Reads a run directory as it lies: a finished run, one still going, or one that died in the middle of a line."""
+"""Read a run folder in whatever state it is.
+
+The run may be finished, in progress, or killed in the middle of a journal line.
+"""
 
 from __future__ import annotations
 
@@ -18,50 +21,62 @@ from videotune.runs.step_sums import Steps, regularization
 Record = Mapping[str, Any]
 Point = tuple[float, float]
 
-MOST = 1e300
-"""A larger number is taken for none: sums of such are not finite."""
+MAX_NUMBER = 1e300
+"""A larger number counts as missing: a sum of such numbers is not finite."""
 
-FILES = {name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")}
+FILES = {
+    name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")
+}
 FILES["compared"] = "compare/compare.json"
-"""The JSON files of a run directory by their field of ``Run``."""
+"""The JSON files of a run folder by their field of ``Run``."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory says. A file that is not there (yet) is None.
-
-    ``journal``: its events, the records that are no step's, in order; ``steps``: what the others say together. A resume has
-    cut off what came after its step. ``notes``: what could not be read or was left out, in words. ``written``: when the
-    journal last grew, ``read``: when all this was read, in seconds since 1970. ``life``: the last heartbeat
-    (``videotune.files.life``).
-    """
+    """The contents of a run folder. A file that does not exist (yet) is None."""
 
     folder: Path
+
     journal: tuple[Record, ...]
+    """All records but steps, in order. A resume removes those after its step."""
+
     steps: Steps
+    """Sums over the step records."""
+
     notes: tuple[str, ...]
+    """Messages on what could not be read."""
+
     written: float | None
+    """When the journal was last written, in seconds since 1970."""
+
     read: float
+    """When the folder was read, in seconds since 1970."""
+
     life: Record | None
+    """The last heartbeat, see ``videotune.files.life``."""
+
     config: Record | None
     check: Record | None
+    """The account of clips."""
+
     plan: Record | None
     demo: Record | None
     exports: Sequence[Record] | None
     compared: Sequence[Record] | None = None
 
     def of_kind(self, kind: str) -> list[Record]:
-        """The journal's records of a kind, in order."""
+        """Return the journal's records of a kind, in order."""
         return [record for record in self.journal if record["kind"] == kind]
 
     def last(self, kind: str) -> Fields:
-        """The latest record of a kind, or an empty one."""
-        return mapping(
-            next((record for record in reversed(self.journal) if record["kind"] == kind), None)
-        )
+        """Return the latest record of a kind, or an empty one."""
+        for record in reversed(self.journal):
+            if record["kind"] == kind:
+                return mapping(record)
+        return mapping(None)
 
     def setting(self, *keys: str) -> Any:
-        """A resolved setting, or None where config.json does not say it."""
+        """Return a resolved setting, or None if config.json does not have it."""
         return at(self.config, "settings", *keys)
 
     @cached_property
@@ -71,51 +86,72 @@ class Run:
 
     @cached_property
     def validations(self) -> list[Record]:
-        """The validations that compare with the latest: over the same clips, noise levels and noise."""
+        """The validations of the same set as the latest."""
         return readings_of(self.journal)
 
-    def absent(self, what: str, key: str = "") -> str:
-        """Why a chapter is empty: its key switches it off, or it is not there yet."""
-        off = key and number(self.setting(*key.split("."))) == 0
-        return f"Switched off ({key} is 0)." if off else f"Not there yet: {what}."
+    def absent(self, event: str, key: str = "") -> str:
+        """Return why a chapter is empty.
+
+        Args:
+            event: what fills the chapter.
+            key: the setting that switches the chapter off with 0.
+        """
+        if key and number(self.setting(*key.split("."))) == 0:
+            return f"Switched off ({key} is 0)."
+        return f"Not there yet: {event}."
 
 
-def read_run(folder: Path, known: tuple[Sequence[Record], Steps] | None = None) -> Run:
-    """Read a run directory. ``known``: the journal's events and steps, where they were read already.
+def read_run(
+    folder: Path, journal_contents: tuple[Sequence[Record], Steps] | None = None
+) -> Run:
+    """Read a run folder. A damaged line or file is left out and noted.
 
-    What is damaged, a line of the journal or a whole file, is left out and noted. Raises VideotuneError where the folder is
-    not a run's.
+    Args:
+        folder: the run folder.
+        journal_contents: the journal's events and steps, if they were read already.
+
+    Raises:
+        VideotuneError: if the folder is not a run folder.
     """
     journal = folder / "journal.jsonl"
-    there = journal.is_file()
-    if not there and not (folder / FILES["config"]).is_file():
-        fault = f"{folder} is not a run folder: it holds neither config.json nor journal.jsonl"
-        raise VideotuneError(f"{fault}; name the folder that a training run wrote")
+    has_journal = journal.is_file()
+    if not has_journal and not (folder / FILES["config"]).is_file():
+        raise VideotuneError(
+            f"{folder} is not a run folder: it holds neither config.json nor "
+            "journal.jsonl. Choose the folder that a training run wrote."
+        )
+
     now = time.time()
-    notes = list[str]()
-    damaged = list[str]()
-    found = {field: _read_json(folder / name, notes) for field, name in FILES.items()}
-    events, steps = known or ((), Steps(regularization(found["check"])))
-    if known is None and there:
-        events, damaged = _parse(journal, steps)
-    written = journal.stat().st_mtime if there else None
+    notes: list[str] = []
+    damaged_lines: list[str] = []
+    records = {field: _read_json(folder / name, notes) for field, name in FILES.items()}
+    events: Sequence[Record] = ()
+    if journal_contents is not None:
+        events, steps = journal_contents
+    else:
+        steps = Steps(regularization(records["check"]))
+        if has_journal:
+            events, damaged_lines = _read_journal(journal, steps)
     return Run(
-        folder,
-        tuple(events),
-        steps,
-        (*damaged, *notes),
-        written,
-        now,
-        life(folder, now),
-        **found,
+        folder=folder,
+        journal=tuple(events),
+        steps=steps,
+        notes=(*damaged_lines, *notes),
+        written=journal.stat().st_mtime if has_journal else None,
+        read=now,
+        life=life(folder, now),
+        **records,
     )
 
 
 def number(value: Any) -> float | None:
-    """The value as a finite number, or None: a journal writes null for what was not finite."""
+    """Return the value if it is a finite number, else None.
+
+    A journal has null for numbers that were not finite.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if abs(value) <= MOST else None
+    return value if abs(value) <= MAX_NUMBER else None
 
 
 class Fields(dict[str, Any]):
@@ -126,43 +162,47 @@ class Fields(dict[str, Any]):
 
 
 def mapping(value: Any) -> Fields:
-    """The value if it is an object, else an empty one."""
+    """Return the value if it is an object, else an empty one."""
     return Fields(value if isinstance(value, Mapping) else {})
 
 
 def items(value: Any) -> list[Any]:
-    """The value if it is a list, else an empty one."""
+    """Return the value if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def at(value: Any, *keys: str) -> Any:
-    """What lies in nested objects under the keys, or None."""
+    """Return the value under keys of nested objects, or None."""
     for key in keys:
         value = mapping(value).get(key)
     return value
 
 
 def points(records: Sequence[Record], *keys: str) -> list[Point]:
-    """(step, number under the keys) of the records that have both, in order of steps."""
-    pairs = ((number(record.get("step")), number(at(record, *keys))) for record in records)
-    return sorted((x, y) for x, y in pairs if x is not None and y is not None)
+    """Return (step, number under the keys) of records that have both, by step."""
+    curve = []
+    for record in records:
+        step = number(record.get("step"))
+        value = number(at(record, *keys))
+        if step is not None and value is not None:
+            curve.append((step, value))
+    return sorted(curve)
 
 
-def _parse(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
-    """The journal's events, its steps into ``steps``, and a note for each line that is none."""
+def _read_journal(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
+    """Return events and notes on damaged lines; add steps to ``steps``."""
     events: list[Record] = []
     notes: list[str] = []
     with journal.open("rb") as file:
-        for place, line in enumerate(file, start=1):
+        for line_number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
                 record = parse_line(line)
             except ValueError as error:
-                note = f"line {place} of the journal is not a record and was left out: {error}"
-                torn = f"the journal's last line ({place}) is torn and was left out: the run ended while writing it"
-                notes.append(note if line.endswith(b"\n") else torn)
+                notes.append(_damage_note(line_number, line, error))
                 continue
+
             if record["kind"] == "step":
                 steps.add(record)
             else:
@@ -170,10 +210,24 @@ def _parse(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
     return events, notes
 
 
+def _damage_note(line_number: int, line: bytes, error: ValueError) -> str:
+    if line.endswith(b"\n"):
+        return (
+            f"line {line_number} of the journal is not a record and was left out: "
+            f"{error}"
+        )
+    return (
+        f"the journal's last line ({line_number}) is torn and was left out: "
+        "the run ended while writing it"
+    )
+
+
 def _read_json(path: Path, notes: list[str]) -> Any:
-    """The file's content, of which keys may be missing; None, with a note, where it is damaged, and where there is none."""
+    """Return a file's content, keys may lack; None if it is missing or damaged."""
+    if not path.is_file():
+        return None
     try:
-        return read_record(path, partial=True) if path.is_file() else None
+        return read_record(path, partial=True)
     except VideotuneError as error:
         notes.append(f"left out: {error}")
         return None

@@ -1,7 +1,8 @@
-"""Previews: the family's own diffusers pipeline over the very network that trains, and nothing of training moved.
+"""Sample with the family's diffusers pipeline and the network that is training.
 
-Prompts come as cached text states, so no text encoder is loaded; noise has seeds of its own; the VAE is brought up after
-all transformer passes, and freed.
+Sampling changes nothing of the training. Prompts are cached text states, so no text
+encoder is loaded; the noise has its own seeds; the VAE is loaded after all transformer
+passes and freed afterwards.
 """
 
 from __future__ import annotations
@@ -25,19 +26,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """The shape of a sample, denoising steps, guidance (above 1: twice the passes), and the scheduler's shift.
-
-    ``guidance_2``: the second expert's (None: the same); ``temporal_attention`` False: frames are isolated; ``negative``:
-    the prompt that guidance leads away from.
-    """
+    """How a sample is generated."""
 
     shape: ClipShape
+
     steps: int
+    """Denoising steps."""
+
     guidance: float
+    """Above 1, each step takes two forward passes."""
+
     shift: float | None = None
+    """The scheduler's shift; None: its default."""
+
     guidance_2: float | None = None
+    """Guidance of the second expert; None: the same."""
+
     temporal_attention: bool = True
+    """False: frames do not attend to each other."""
+
     negative: str = ""
+    """The negative prompt."""
 
 
 def draw(
@@ -50,30 +59,38 @@ def draw(
     first: Sequence[LatentDistribution] | None = None,
     isolated: bool = False,
 ) -> list[Tensor]:
-    """Latents (C,F,H,W) of each (prompt, seed).
+    """Generate the latents of samples.
 
-    ``text`` gives a prompt's cached states; ``first`` the clip or image on whose first frame each is conditioned (None:
-    none); ``isolated`` says that the networks' frames are isolated now, which they are again afterwards.
+    Args:
+        family: the model family.
+        nets: network of each expert.
+        settings: settings of all samples.
+        text: returns the cached states of a prompt.
+        samples: (prompt, seed) of each.
+        on_done: called with the number of finished samples.
+        first: for each sample the clip or image whose first frame it is conditioned on.
+        isolated: whether the networks' frames are isolated now; they are again
+            afterwards.
+
+    Returns:
+        Latents (C, F, H, W) of each sample.
     """
-    out: list[Tensor] = []
-    with (
-        torch.no_grad(),
-        closing(_Ready(family, nets, isolated, not settings.temporal_attention)) as ready,
-    ):
-        for place, (prompt, seed) in enumerate(samples):
-            image = first[place] if first else None
+    latents: list[Tensor] = []
+    isolate = not settings.temporal_attention
+    eval_nets = _EvalNetworks(family, nets, isolated=isolated, isolate=isolate)
+    with torch.no_grad(), closing(eval_nets):
+        for index, (prompt, seed) in enumerate(samples):
+            image = first[index] if first else None
             extras = {} if image is None else image.extras
-            latent = (
-                image.mean[None, :, :1]
-                if image is not None and family.spec.image_conditioning == "replace"
-                else None
-            )
+            first_latent = None
+            if image is not None and family.spec.image_conditioning == "replace":
+                first_latent = image.mean[None, :, :1]
+
             conditioning = family.condition([{**text(prompt), **extras}])
-            unconditional = (
-                family.condition([{**text(settings.negative), **extras}])
-                if settings.guidance > 1
-                else None
-            )
+            unconditional = None
+            if settings.guidance > 1:
+                negative_states = text(settings.negative)
+                unconditional = family.condition([{**negative_states, **extras}])
             request = SampleRequest(
                 settings.shape,
                 settings.steps,
@@ -81,24 +98,32 @@ def draw(
                 (seed,),
                 settings.shift,
                 settings.guidance_2,
-                latent,
+                first_latent,
             )
-            out += family.sample(ready, conditioning, unconditional, request).unbind(0)
+            batch = family.sample(eval_nets, conditioning, unconditional, request)
+            latents += batch.unbind(0)
             if on_done:
-                on_done(len(out))
-    return out
+                on_done(len(latents))
+    return latents
 
 
-class _Ready(Mapping[str, "nn.Module"]):
-    """``nets``, each in evaluation and with its frames isolated or not, from its first look-up on.
+class _EvalNetworks(Mapping[str, "nn.Module"]):
+    """Networks that are in evaluation mode from their first look-up until ``close``.
 
-    It keeps no network in memory: ``nets`` may let one go.
+    It keeps no network in memory, so ``nets`` may unload one.
+
+    Args:
+        family: the model family.
+        nets: network of each expert.
+        isolated: whether the networks' frames are isolated outside this mapping.
+        isolate: whether they are inside.
     """
 
     def __init__(
         self,
         family: DiffusersModel,
         nets: Mapping[str, nn.Module],
+        *,
         isolated: bool,
         isolate: bool,
     ) -> None:
@@ -106,12 +131,13 @@ class _Ready(Mapping[str, "nn.Module"]):
         self.nets = nets
         self.isolated = isolated
         self.isolate = isolate
-        self.met: list[tuple[ref[nn.Module], bool]] = []
+        self._changed: list[tuple[ref[nn.Module], bool]] = []
+        """Networks that were looked up, and whether they were in training mode."""
 
     def __getitem__(self, name: str) -> nn.Module:
         net = self.nets[name]
-        if not any(known() is net for known, _ in self.met):
-            self.met.append((ref(net), net.training))
+        if not any(reference() is net for reference, _ in self._changed):
+            self._changed.append((ref(net), net.training))
             net.eval()
             if self.isolate != self.isolated:
                 self.family.isolate_frames(net, self.isolate)
@@ -124,37 +150,35 @@ class _Ready(Mapping[str, "nn.Module"]):
         return len(self.nets)
 
     def close(self) -> None:
-        """Those that still live are as they were."""
-        for known, training in self.met:
-            net = known()
-            if net is not None:
-                net.train(training)
-                if self.isolate != self.isolated:
-                    self.family.isolate_frames(net, self.isolated)
+        """Restore the networks that are still in memory."""
+        for reference, was_training in self._changed:
+            net = reference()
+            if net is None:
+                continue
+            net.train(was_training)
+            if self.isolate != self.isolated:
+                self.family.isolate_frames(net, self.isolated)
 
 
 def decode(
     family: DiffusersModel, latents: Sequence[Tensor], tiled: bool = False
 ) -> list[np.ndarray]:
-    """Latents -> uint8 frames (T,H,W,3), by a VAE that is loaded for this and freed."""
+    """Decode latents to uint8 frames (T, H, W, 3), then free the VAE."""
     try:
-        return [to_frames(family.decode(one, tiled)) for one in latents]
+        return [to_frames(family.decode(latent, tiled)) for latent in latents]
     finally:
         family.free("vae")
 
 
 def to_frames(pixels: Tensor) -> np.ndarray:
-    """(3,T,H,W) in [-1,1] -> uint8 (T,H,W,3), rounded as diffusers' video processor does."""
-    return (
-        ((pixels / 2 + 0.5).clamp(0, 1) * 255)
-        .round()
-        .byte()
-        .permute(1, 2, 3, 0)
-        .contiguous()
-        .numpy()
-    )
+    """Convert (3, T, H, W) in [-1, 1] to uint8 (T, H, W, 3).
+
+    It rounds as diffusers' video processor does.
+    """
+    scaled = (pixels / 2 + 0.5).clamp(0, 1) * 255
+    return scaled.round().byte().permute(1, 2, 3, 0).contiguous().numpy()
 
 
 def file_name(step: int, prompt: str, seed: int) -> str:
-    """Says which step, prompt and seed a sample shows."""
+    """Return the file name of a sample, with step, hash of the prompt, and seed."""
     return f"step-{step:06d}-{digest(prompt)[:8]}-seed{seed}.mp4"

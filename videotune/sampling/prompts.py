@@ -1,4 +1,8 @@
-"""Prompts from a file: a line each, with options as musubi-tuner writes them, or a JSON or YAML list."""
+"""Read prompts from a file.
+
+A text file has one prompt per line, with options as in musubi-tuner; a JSON or YAML
+file has a list.
+"""
 
 import re
 from pathlib import Path
@@ -10,66 +14,106 @@ from videotune.errors import VideotuneError
 ENDINGS = (".txt", ".json", ".yaml", ".yml")
 
 FLAGS = {
-    "w": ("width", int), "h": ("height", int), "f": ("frames", int), "d": ("seed", int), "s": ("steps", int),
-    "l": ("guidance", float), "g": ("guidance", float), "fs": ("shift", float), "n": ("negative", str),
-}  # fmt: skip
-"""musubi-tuner's options of a line (its docs/sampling_during_training.md), and the keys of a prompt that they are here."""
+    "w": ("width", int),
+    "h": ("height", int),
+    "f": ("frames", int),
+    "d": ("seed", int),
+    "s": ("steps", int),
+    "l": ("guidance", float),
+    "g": ("guidance", float),
+    "fs": ("shift", float),
+    "n": ("negative", str),
+}
+"""Options of musubi-tuner (docs/sampling_during_training.md) and our keys."""
+
+FIRST_FRAME_FLAGS = ("i", "ei")
+"""musubi-tuner's options for an image to start from."""
 
 
-def prompts_in(value: Any) -> Any:
-    """What ``samples`` says: the prompts of the file where it names one, else the value itself."""
-    if not (
-        isinstance(value, str) and value.endswith(ENDINGS) and len(value.splitlines()) == 1
-    ):
+def resolve_prompts(value: Any) -> Any:
+    """Return the value of ``samples``; if it names a file, the prompts of the file.
+
+    Raises:
+        VideotuneError: if the file has no prompts or a line is not valid.
+    """
+    is_file = isinstance(value, str) and value.endswith(ENDINGS)
+    if not is_file or len(value.splitlines()) != 1:
         return value
+
     path = Path(value).expanduser()
     text = config_text(path)
-    if path.suffix != ".txt":
-        found = parsed(text, path)
+    if path.suffix == ".txt":
+        prompts = _parse_lines(text, path)
     else:
-        lines = (
-            (number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)
-        )
-        found = [
-            prompt_of(line, f"{path}:{number}")
-            for number, line in lines
-            if line and not line.startswith("#")
-        ]
-    if not isinstance(found, list) or not found:
+        prompts = parsed(text, path)
+    if not isinstance(prompts, list) or not prompts:
         raise VideotuneError(
-            f"samples: {path} holds no list of prompts: write one a line into a .txt file"
+            f"samples: {path} has no list of prompts. "
+            "Write one per line into a .txt file."
         )
-    return found
+    return prompts
 
 
-def prompt_of(line: str, place: str) -> str | dict[str, Any]:
-    """A line as ``samples`` takes it: text alone, or a prompt with settings of its own.
+def _parse_lines(text: str, path: Path) -> list[str | dict[str, Any]]:
+    """Parse the lines of a text file, without blank lines and comments."""
+    prompts = []
+    for line_number, raw_line in enumerate(text.splitlines(), start=1):
+        line = raw_line.strip()
+        if line and not line.startswith("#"):
+            prompts.append(parse_prompt(line, f"{path}:{line_number}"))
+    return prompts
 
-    Raises VideotuneError that names the ``place`` for an option that there is not, or a value that is none.
+
+def parse_prompt(line: str, location: str) -> str | dict[str, Any]:
+    """Parse a line into an entry of ``samples``.
+
+    Args:
+        line: the prompt and its options.
+        location: file and line number for messages.
+
+    Returns:
+        The prompt, or a mapping with its settings if it has options.
+
+    Raises:
+        VideotuneError: if an option is unknown or its value is not valid.
     """
     prompt, *options = re.split(r"\s--(?=[a-z]+\s)", f" {line} ")
-    found: dict[str, Any] = {}
-    if not prompt.strip():
-        raise VideotuneError(f"{place}: there is no prompt before the options")
+    prompt = prompt.strip()
+    if not prompt:
+        raise VideotuneError(
+            f"{location}: there is no prompt before the options. Add one."
+        )
+
+    settings: dict[str, Any] = {}
     for option in options:
-        name, _, text = option.strip().partition(" ")
-        if name not in FLAGS:
-            there = " ".join(f"--{flag}" for flag in FLAGS)
-            more = (
-                " (a preview begins with the first frame of a clip by itself)"
-                if name in ("i", "ei")
-                else ""
-            )
-            raise VideotuneError(
-                f"{place}: --{name} is no option of a prompt{more}; there are {there}"
-            )
-        key, kind = FLAGS[name]
-        try:
-            found[key] = kind(text.strip())
-        except ValueError as error:
-            raise VideotuneError(f"{place}: --{name} {text.strip()!r} is no number") from error
-    if ("width" in found) != ("height" in found):
-        raise VideotuneError(f"{place}: --w and --h go together")
-    if "width" in found:
-        found["resolution"] = f"{found.pop('height')}x{found.pop('width')}"
-    return {"prompt": prompt.strip()} | found if found else prompt.strip()
+        key, value = _parse_option(option, location)
+        settings[key] = value
+    if ("width" in settings) != ("height" in settings):
+        raise VideotuneError(f"{location}: --w and --h must be given together.")
+    if "width" in settings:
+        height = settings.pop("height")
+        settings["resolution"] = f"{height}x{settings.pop('width')}"
+    return {"prompt": prompt} | settings if settings else prompt
+
+
+def _parse_option(option: str, location: str) -> tuple[str, Any]:
+    """Parse "flag value" into a key and a value."""
+    flag, _, text = option.strip().partition(" ")
+    if flag not in FLAGS:
+        note = ""
+        if flag in FIRST_FRAME_FLAGS:
+            note = " (a preview begins with the first frame of a clip by itself)"
+        flags = " ".join(f"--{known_flag}" for known_flag in FLAGS)
+        raise VideotuneError(
+            f"{location}: --{flag} is not an option of a prompt{note}. "
+            f"Use one of: {flags}."
+        )
+
+    key, convert = FLAGS[flag]
+    text = text.strip()
+    try:
+        return key, convert(text)
+    except ValueError as error:
+        raise VideotuneError(
+            f"{location}: --{flag} {text!r} is not a number."
+        ) from error

@@ -19,7 +19,7 @@ from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
-from videotune.reporter.outcome import grounds, recommended_checkpoint, standing
+from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.read import Run, items, mapping
 from videotune.studio import gpu, header, projects, queue_page, trash
@@ -91,7 +91,7 @@ def run_status(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str
 
     run_progress = progress(run)
     is_complete = run_progress.total is not None and run_progress.done >= run_progress.total
-    status = standing(run, is_complete)[0]
+    status = describe_state(run, is_complete)[0]
     if status == "no end" or (state == "dead" and not ended):
         return "dead"
     return status

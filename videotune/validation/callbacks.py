@@ -1,4 +1,4 @@
-"""The callbacks of a run in their order, the two that look at the network (validation and previews), and the verdict."""
+"""The callbacks of a run: saving, validation, previews and sample metrics."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from videotune.latent_cache.encode import CacheItems
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
 from videotune.runs.stop_signals import Interrupted
-from videotune.sampling.pipeline import file_name
+from videotune.sampling.pipeline import SampleSettings, file_name
 from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.saving import Saving, best_step, save
@@ -19,149 +19,187 @@ from videotune.trainer.step import encode_live_text
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Batch, Window
 from videotune.validation import selection
-from videotune.validation.decoding import SamplingCallback, of_main
-from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge, recommend
-from videotune.validation.overhead import planned
+from videotune.validation.decoding import SamplingCallback, broadcast_from_main
+from videotune.validation.overfitting import (
+    OVERFITTING,
+    Verdict,
+    count_latest,
+    judge,
+    recommend,
+)
+from videotune.validation.overhead import plan_overhead
 from videotune.validation.sample_metrics import SampleMetricsCallback
+from videotune.validation.selection import PreviewRequest
 from videotune.validation.validation_loss import (
     ValidationLoss,
-    freeze,
-    owners,
+    expert_by_quantile,
     read_validation,
-    related,
+    relative_to_first,
 )
+from videotune.validation.validation_set import freeze_validation_set
 
 ValidationReading = Mapping[str, Any]
-"""A validation's parts: "held_out" (None where nothing is) and "train"."""
+"""The result of ``read_validation``: "held_out" (None if no clip is) and "train"."""
 
 
 def callbacks_of(job: Job) -> list[Callback]:
-    """What a run does between its steps, in this order."""
-    job = planned(job)
-    config = job.config
+    """Return the callbacks of a run in the order in which they run."""
+    job = plan_overhead(job)
+    callbacks = [Saving(job.config.save_every), Validation(job), Previews(job)]
     plan = selection.sample_metrics_plan(job)
-    found = [Saving(config.save_every), Validation(job), Previews(job)]
-    return found if plan is None else [*found, SampleMetricsCallback(job, plan)]
+    if plan is not None:
+        callbacks.append(SampleMetricsCallback(job, plan))
+    return callbacks
 
 
-def reads_of_run(job: Job) -> CacheItems:
-    """What a run with these callbacks reads from the cache."""
-    callbacks = callbacks_of(job)
-    prompts = [prompt for one in callbacks for prompt in one.prompts()]
-    return reads_of(job, prompts, [window for one in callbacks for window in one.windows()])
+def cache_items_of(job: Job) -> CacheItems:
+    """Return what a run with these callbacks reads from the cache."""
+    prompts: list[str] = []
+    windows: list[Window] = []
+    for callback in callbacks_of(job):
+        prompts.extend(callback.prompts())
+        windows.extend(callback.windows())
+    return reads_of(job, prompts, windows)
 
 
 class Validation(Callback):
-    """The validation loss every ``validate_every`` steps, and the verdict on it."""
+    """Measure the validation loss every ``validate_every`` steps and give a verdict."""
 
     def __init__(self, job: Job) -> None:
-        config = job.config
-        self.every = config.validate_every or 0
+        self.every = job.config.validate_every or 0
         self._job = job
         held_out, training = selection.validation_windows(job)
         self.loss = ValidationLoss(held_out, training, job.config.seed)
         self.verdict: Verdict | None = None
         self._name: str | None = None
-        self._differs = ""
+        self._difference = ""
 
     def windows(self) -> Sequence[Window]:
-        """Those of the training set that it reads, and all that are held out."""
+        """Return the training windows that it reads, and all held-out ones."""
         return (*self.loss.train, *self._job.library.held_out_windows)
 
     def name(self, trainer: Trainer) -> str:
-        """The validation set's name; the first call freezes the set."""
+        """Return the name of the validation set; the first call freezes the set."""
         if self._name is None:
-            self._name, self._differs = freeze(trainer, self.loss)
+            self._name, self._difference = freeze_validation_set(trainer, self.loss)
         return self._name
 
     def status(self) -> str:
-        """The verdict's word."""
-        return self.verdict.word or "" if self.verdict is not None else ""
+        """Return the label of the verdict."""
+        if self.verdict is None:
+            return ""
+        return self.verdict.label or ""
 
     def before(self, trainer: Trainer) -> None:
-        """The validation loss of the first step, or of the step resumed from if it was killed before it was made.
+        """Validate before the first step, or where a killed process did not.
 
-        The main process knows what the journal lacks; where all must run the network in step, it tells the others.
+        The main process knows what the journal lacks. If all processes must run the
+        network together, it tells the others.
         """
         if not self.every:
             return
         step = trainer.first - 1
-        dist = trainer.dist
-        if of_main(trainer, dist.is_main and self._is_lacking(trainer, step)):
+        is_main = trainer.dist.is_main
+        if broadcast_from_main(trainer, is_main and self._is_lacking(trainer, step)):
             self.run(trainer, step)
-        elif dist.is_main:
-            self.verdict = write_verdict(trainer)  # of a reading that was made before a kill
+        elif is_main:
+            # A reading may have been made before a kill, without its verdict.
+            self.verdict = write_verdict(trainer)
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
         name = self.name(trainer)
         lines = trainer.journal.history.of_kind("validation")
-        read_at = {line["step"] for line in lines if line.get("validation") == name}
-        # a set that is another one since the resume is read before anything is learnt: later readings compare with it
-        return step not in read_at and (due(step, self.every, trainer.job.steps) or not read_at)
+        steps_read = {line["step"] for line in lines if line.get("validation") == name}
+        if step in steps_read:
+            return False
+
+        # A set that changed on a resume is read before the first step: later readings
+        # are compared with this one.
+        return due(step, self.every, trainer.job.steps) or not steps_read
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Measure, relative to the first reading of the same set; given up where the user asks to stop."""
+        """Measure relative to the set's first reading, unless the user interrupts."""
         trainer.heartbeat.set("measuring", step)
-        begun = time.perf_counter()
-        name = self.name(trainer) if trainer.dist.is_main else ""
+        started = time.perf_counter()
+        is_main = trainer.dist.is_main
+        name = self.name(trainer) if is_main else ""
+        live = None
         try:
-            with (
-                trainer.averaged(),
-                trainer.breaking(),
-            ):  # in this order: weights are put back whatever is given up
+            # In this order, the weights are restored even after an interruption.
+            with trainer.averaged(), trainer.breaking():
                 reading = self.read(trainer)
             with trainer.breaking():
-                live = self.read(trainer) if trainer.job.config.ema.decay is not None else None
+                if trainer.job.config.ema.decay is not None:
+                    live = self.read(trainer)
         except Interrupted:
             return
-        if trainer.dist.is_main:  # the others have run the network in step with it
-            self._write(trainer, step, name, reading, live, begun)
-        if (
-            trainer.job.config.early_stopping is not None
-        ):  # the best checkpoint is kept, so that it can be recommended
-            lines = trainer.journal.history.events
-            steps = {line["step"] for line in lines if line["kind"] == "validation"}
-            if of_main(
-                trainer, trainer.dist.is_main and step > 0 and best_step(lines, steps) == step
-            ):
-                save(trainer, step, "backup")
+
+        if is_main:
+            self._write(
+                trainer, step, name=name, reading=reading, live=live, started=started
+            )
+        if trainer.job.config.early_stopping is not None:
+            self._save_if_best(trainer, step)
+
+    def _save_if_best(self, trainer: Trainer, step: int) -> None:
+        """Save the best step of a run that may stop early, so it can be recommended."""
+        lines = trainer.journal.history.events
+        steps = {line["step"] for line in lines if line["kind"] == "validation"}
+        is_best = trainer.dist.is_main and step > 0 and best_step(lines, steps) == step
+        if broadcast_from_main(trainer, is_best):
+            save(trainer, step, "backup")
 
     def read(self, trainer: Trainer) -> dict[str, Any]:
-        """{"held_out", "train"} of the weights as the network has them now."""
+        """Measure {"held_out", "train"} with the current weights of the network."""
 
         def batch_of(window: Window) -> Batch:
-            return encode_live_text(
-                trainer.family, trainer.text, plain_batch(trainer.source, window)
-            )
+            batch = plain_batch(trainer.source, window)
+            return encode_live_text(trainer.family, trainer.text, batch)
 
         return read_validation(
-            self.loss, trainer.family, trainer.pool, trainer.source.objective, batch_of
+            self.loss,
+            trainer.family,
+            trainer.pool,
+            trainer.source.objective,
+            batch_of,
         )
 
     def _write(
         self,
         trainer: Trainer,
         step: int,
+        *,
         name: str,
         reading: ValidationReading,
         live: ValidationReading | None,
-        begun: float,
+        started: float,
     ) -> None:
+        """Write a reading and its verdict to the journal.
+
+        Args:
+            trainer: the run.
+            step: the step.
+            name: name of the validation set.
+            reading: of the average of the weights, if there is one.
+            live: of the weights themselves; None without an average.
+            started: when the measurement began, by ``time.perf_counter``.
+        """
         lines = trainer.journal.history.of_kind("validation")
-        before = next((line for line in lines if line.get("validation") == name), reading)
-        if lines and before is reading:
-            what = f"the validation set changed{f' ({self._differs} differ)' if self._differs else ''}"
+        same_set = [line for line in lines if line.get("validation") == name]
+        first = same_set[0] if same_set else reading
+        if lines and not same_set:
+            details = f" ({self._difference} differ)" if self._difference else ""
             trainer.journal.warn(
                 step,
-                f"{what}: validation losses from step {step} on compare with each other alone",
+                f"the validation set changed{details}: validation losses from "
+                f"step {step} on can only be compared with each other",
             )
-        whose = owners(trainer.family, trainer.source.objective)
-        fields = {part: related(value, before[part], whose) for part, value in reading.items()}
+
+        experts = expert_by_quantile(trainer.family, trainer.source.objective)
+        fields: dict[str, Any] = _relative_parts(reading, first, experts)
         if live is not None:
-            fields["live"] = {
-                part: related(value, before[part], whose) for part, value in live.items()
-            }
-        seconds = round(time.perf_counter() - begun, 3)
+            fields["live"] = _relative_parts(live, first, experts)
+        seconds = round(time.perf_counter() - started, 3)
         trainer.journal.event(
             "validation", step=step, validation=name, **fields, seconds=seconds
         )
@@ -169,14 +207,11 @@ class Validation(Callback):
         self.verdict = write_verdict(trainer)
 
     def stops(self, trainer: Trainer) -> bool:
-        """Whether early_stopping readings in a row say OVERFITTING."""
+        """Whether the latest ``early_stopping`` readings all say OVERFITTING."""
         patience = trainer.job.config.early_stopping
-        judged = trainer.dist.is_main
-        return (
-            judged
-            and patience is not None
-            and in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
-        )
+        if patience is None or not trainer.dist.is_main:
+            return False
+        return count_latest(trainer.journal.history.events, OVERFITTING) >= patience
 
     def on_end(self, trainer: Trainer, step: int) -> None:
         """Print the verdict."""
@@ -184,119 +219,158 @@ class Validation(Callback):
             write_verdict(trainer, at_the_end=True)
 
 
+def _relative_parts(
+    reading: ValidationReading, first: Mapping[str, Any], experts: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        part: relative_to_first(value, first[part], experts)
+        for part, value in reading.items()
+    }
+
+
 class Previews(SamplingCallback):
-    """Samples of the prompts every ``sample_after`` steps, written as videos."""
+    """Sample the prompts every ``sample_after`` steps and write videos."""
 
     word = "sample"
-    what = "previews"
-    state = "sampling"
-    failure = "the preview at step {} failed"
+    title = "previews"
+    heartbeat_state = "sampling"
+    failure_prefix = "the preview at step {} failed"
 
     def __init__(self, job: Job) -> None:
         self.every = job.config.sample_after or 0
         self._job = job
-        self._prompts = selection.prompts_of(job)
+        self._prompts = selection.preview_prompts(job)
 
     def prompts(self) -> Sequence[str]:
-        """The previews' prompts, and the negative ones."""
-        negative = self._job.config.sample.negative
-        given = [(one.prompt, one.negative or negative) for one in self._prompts]
-        return [text for text in dict.fromkeys(text for pair in given for text in pair) if text]
+        """Return the prompts and negative prompts, each once."""
+        run_negative = self._job.config.sample.negative
+        texts = []
+        for prompt in self._prompts:
+            texts.append(prompt.prompt)
+            texts.append(prompt.negative or run_negative)
+        return [text for text in dict.fromkeys(texts) if text]
 
     def check(self, takes_part: bool) -> None:
-        """Raise VideotuneError for a shape that the model cannot sample."""
+        """Raise VideotuneError if the model cannot sample a preview's shape."""
         if self.every:
-            selection.previews_of(self._job)
+            selection.preview_requests(self._job)
 
     def windows(self) -> Sequence[Window]:
-        """Those whose first frame a preview is conditioned on."""
-        return (
-            tuple(dict.fromkeys(selection.first_frames_of(self._job).values()))
-            if self.every
-            else ()
-        )
+        """Return the windows whose first frame a preview is conditioned on."""
+        if not self.every:
+            return ()
+        return tuple(dict.fromkeys(selection.preview_first_frames(self._job).values()))
 
-    def _made(self, trainer: Trainer, step: int) -> set[tuple[str, int]]:
-        """Prompts and seeds whose previews of ``step`` are there."""
+    def _finished(self, trainer: Trainer, step: int) -> set[tuple[str, int]]:
+        """Return (prompt, seed) of the previews of ``step`` that are written."""
         lines = trainer.journal.history.of_kind("sample")
-        return {(line["prompt"], line["seed"]) for line in lines if line.get("step") == step}
+        return {
+            (line["prompt"], line["seed"]) for line in lines if line.get("step") == step
+        }
 
     def is_lacking(self, trainer: Trainer, step: int) -> bool:
-        """Whether some were not made before a kill."""
-        wanted = due(step, self.every, trainer.job.steps) and not self.has_failed(trainer, step)
-        return wanted and not self._made(trainer, step).issuperset(
-            selection.names_of(trainer.job)
-        )
+        """Whether previews of ``step`` are due and missing."""
+        is_due = due(step, self.every, trainer.job.steps)
+        if not is_due or self.has_failed(trainer, step):
+            return False
+        wanted = selection.preview_keys(trainer.job)
+        return not self._finished(trainer, step).issuperset(wanted)
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Sample the prompts but those that are made, and write the videos; those of the same settings together."""
-        with self.contained(trainer, step):
-            made = of_main(
-                trainer, self._made(trainer, step) if trainer.dist.is_main else set()
-            )
-            first = selection.first_frames_of(trainer.job)
-            wanted = [
-                one
-                for one in selection.previews_of(trainer.job)
-                if (one.prompt, one.seed) not in made
-            ]
-            for settings in dict.fromkeys(one.settings for one in wanted):
-                begun = time.perf_counter()
-                alike = [one for one in wanted if one.settings == settings]
-                windows = [first[one] for one in alike] if first else []
-                videos = self.frames(
-                    trainer, step, settings, [(one.prompt, one.seed) for one in alike], windows
-                )
-                seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
-                for one, frames in zip(alike if videos else (), videos, strict=True):
-                    path = trainer.run / "samples" / file_name(step, one.prompt, one.seed)
-                    write_video(path, frames, settings.shape.fps)
-                    facts = {
-                        "prompt": one.prompt,
-                        "seed": one.seed,
-                        "path": path.relative_to(trainer.run).as_posix(),
-                    }
-                    trainer.journal.event("sample", step=step, **facts, seconds=seconds)
+        """Sample the previews that are missing; those with equal settings together."""
+        with self.failures_as_warnings(trainer, step):
+            finished = set[tuple[str, int]]()
+            if trainer.dist.is_main:
+                finished = self._finished(trainer, step)
+            finished = broadcast_from_main(trainer, finished)
+
+            first_frames = selection.preview_first_frames(trainer.job)
+            by_settings: dict[SampleSettings, list[PreviewRequest]] = {}
+            for request in selection.preview_requests(trainer.job):
+                if (request.prompt, request.seed) not in finished:
+                    by_settings.setdefault(request.settings, []).append(request)
+
+            for settings, requests in by_settings.items():
+                started = time.perf_counter()
+                samples = [(request.prompt, request.seed) for request in requests]
+                windows = []
+                if first_frames:
+                    windows = [first_frames[request] for request in requests]
+                videos = self.frames(trainer, step, settings, samples, windows)
+
+                # Only the main process has videos.
+                seconds = (time.perf_counter() - started) / max(1, len(videos))
+                if videos:
+                    _write_previews(trainer, step, requests, videos, round(seconds, 3))
+
+
+def _write_previews(
+    trainer: Trainer,
+    step: int,
+    requests: Sequence[PreviewRequest],
+    videos: Sequence[Any],
+    seconds: float,
+) -> None:
+    for request, frames in zip(requests, videos, strict=True):
+        name = file_name(step, request.prompt, request.seed)
+        path = trainer.run / "samples" / name
+        write_video(path, frames, request.settings.shape.fps)
+        trainer.journal.event(
+            "sample",
+            step=step,
+            prompt=request.prompt,
+            seed=request.seed,
+            path=path.relative_to(trainer.run).as_posix(),
+            seconds=seconds,
+        )
 
 
 def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
-    """The verdict on the readings so far, into the journal once a reading; printed where its word is new, and at the end."""
-    lines = trainer.journal.history.events
-    found = judge(lines)
-    if found is None:
-        return None
-    verdicts = [line for line in lines if line["kind"] == "verdict"]
-    last: Mapping[str, Any] = verdicts[-1] if verdicts else {}
-    is_new = found.word != last.get("verdict")
-    if is_new or (found.step, found.validation) != (last.get("step"), last.get("validation")):
-        trainer.journal.event("verdict", **found.to_json())
-    # at the end it is printed again, unless its word became a new one at this very validation
-    is_old = [line["verdict"] for line in verdicts if line["step"] < found.step][-1:] == [
-        found.word
-    ]
-    if (is_new and found.word is not None) or (at_the_end and (is_old or found.word is None)):
-        echo(f"{found.word or 'no verdict'} at step {found.step}: {found.reason}")
-    return found
+    """Judge the readings so far and write the verdict to the journal, once per reading.
 
-
-def recommended(trainer: Trainer, step: int) -> dict[str, Any]:
-    """{"step", "why"}: the recommended checkpoint of a run that is at ``step``.
-
-    The best one by the held-out clips where the run overfits, or has got worse; else the last one, since nothing speaks
-    against it.
+    It is printed when its label changes, and at the end of the run unless it was
+    printed for the same reading.
     """
     lines = trainer.journal.history.events
-    found = judge(lines)
-    there = [one.step for one in complete_checkpoints(trainer.run)]
-    if found is None or not found.turned or not there:
-        why = (
-            found.reason
-            if found is not None and found.word is None
-            else "nothing speaks against the last step"
-        )
-        return {"step": max(there, default=step), "why": why}
+    verdict = judge(lines)
+    if verdict is None:
+        return None
+    past = [line for line in lines if line["kind"] == "verdict"]
+    last: Mapping[str, Any] = past[-1] if past else {}
+
+    is_new_label = verdict.label != last.get("verdict")
+    reading = (verdict.step, verdict.validation)
+    is_new_reading = reading != (last.get("step"), last.get("validation"))
+    if is_new_label or is_new_reading:
+        trainer.journal.event("verdict", **verdict.to_json())
+
+    earlier = [line["verdict"] for line in past if line["step"] < verdict.step]
+    is_old_label = earlier[-1:] == [verdict.label]
+    has_changed = is_new_label and verdict.label is not None
+    if has_changed or (at_the_end and (is_old_label or verdict.label is None)):
+        label = verdict.label or "no verdict"
+        echo(f"{label} at step {verdict.step}: {verdict.reason}")
+    return verdict
+
+
+def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
+    """Return {"step", "why"} of the recommended checkpoint of a run at ``step``.
+
+    It is the best by the held-out clips if the run overfits or has got worse, else the
+    last.
+    """
+    lines = trainer.journal.history.events
+    verdict = judge(lines)
+    saved = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    if verdict is None or not verdict.turned or not saved:
+        why = "nothing speaks against the last step"
+        if verdict is not None and verdict.label is None:
+            why = verdict.reason
+        return {"step": max(saved, default=step), "why": why}
+
     held_out = {
-        int(one["step"]): float(one["held_out"]["normalised"]) for one in readings_of(lines)
+        int(reading["step"]): float(reading["held_out"]["normalised"])
+        for reading in readings_of(lines)
     }
-    best, why = recommend(held_out, found.best_step or 0, there)
+    best, why = recommend(held_out, verdict.best_step or 0, saved)
     return {"step": best, "why": why or "held-out clips were best there"}

@@ -1,4 +1,4 @@
-"""Samples beside a network in training: how callbacks sample and decode them, and that no failure of theirs ends a run."""
+"""Generate samples with the network that is training; a failure never ends the run."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,59 +19,66 @@ from videotune.types import Window
 T = TypeVar("T")
 
 PromptSeeds = Sequence[tuple[str, int]]
-"""(prompt, seed) of each."""
+"""(prompt, seed) of each sample."""
 
 
-def of_main(trainer: Trainer, value: T) -> T:
-    """The main process's value where all processes run the network in step; else this process's own."""
+def broadcast_from_main(trainer: Trainer, value: T) -> T:
+    """Return the main process's value if all processes run the network together.
+
+    Otherwise return the value of this process.
+    """
     return trainer.dist.broadcast(value) if trainer.weights_sharded else value
 
 
 class SamplingCallback(Callback):
-    """Work that samples. ``what`` it is called, ``state`` of the heartbeat, and how a warning of its ``failure`` begins.
+    """A callback that samples.
 
-    What failed is not tried again when the run is resumed from its step.
+    A failed measurement is not repeated when the run is resumed from its step.
     """
 
-    what = ""
-    state = ""
-    failure = ""
+    title = ""
+    """The name of the work in messages, in the plural."""
+
+    heartbeat_state = ""
+    """The state of the heartbeat during the work."""
+
+    failure_prefix = ""
+    """The beginning of the warning after a failure, with {} for the step."""
 
     def has_failed(self, trainer: Trainer, step: int) -> bool:
-        """Whether the journal has a warning of this step."""
-        lines = (
-            line
-            for line in trainer.journal.history.of_kind("warning")
-            if line.get("step") == step
-        )
-        return any(line["text"].startswith(self.failure.format(step)) for line in lines)
+        """Whether the journal has a warning of a failure at ``step``."""
+        prefix = self.failure_prefix.format(step)
+        for line in trainer.journal.history.of_kind("warning"):
+            if line.get("step") == step and line["text"].startswith(prefix):
+                return True
+        return False
 
     def before(self, trainer: Trainer) -> None:
-        """The samples of the first step, or those of the step resumed from that were not made before a kill."""
+        """Sample at the start, or the samples that a killed process left out."""
         step = trainer.first - 1
-        if of_main(trainer, trainer.dist.is_main and self.is_lacking(trainer, step)):
+        is_lacking = trainer.dist.is_main and self.is_lacking(trainer, step)
+        if broadcast_from_main(trainer, is_lacking):
             self.run(trainer, step)
 
     def is_lacking(self, trainer: Trainer, step: int) -> bool:
-        """Whether samples of ``step`` are wanted that are not there."""
+        """Whether samples of ``step`` are due and missing."""
         raise NotImplementedError
 
     @contextmanager
-    def contained(self, trainer: Trainer, step: int) -> Iterator[None]:
-        """This block may be given up; a failure in it is a warning, and never ends the run."""
-        trainer.heartbeat.set(self.state, step)
+    def failures_as_warnings(self, trainer: Trainer, step: int) -> Iterator[None]:
+        """Turn failures of the block into warnings; the user may interrupt it."""
+        trainer.heartbeat.set(self.heartbeat_state, step)
         try:
             yield
         except Interrupted:
-            echo(f"the {self.what} at step {step} are given up")
-        except RankMismatch:  # the others wait for this process within the network
+            echo(f"the {self.title} at step {step} were interrupted and are skipped")
+        except RankMismatch:
+            # The other processes wait for this one inside the network.
             raise
-        except (
-            Exception
-        ) as error:  # whatever goes wrong here, hours of training must not be lost to it
-            trainer.journal.warn(
-                step, f"{self.failure.format(step)}: {type(error).__name__}: {error}"
-            )
+        except Exception as error:
+            # No failure here is worth hours of training.
+            prefix = self.failure_prefix.format(step)
+            trainer.journal.warn(step, f"{prefix}: {type(error).__name__}: {error}")
 
     def frames(
         self,
@@ -81,13 +88,27 @@ class SamplingCallback(Callback):
         samples: PromptSeeds,
         first: Sequence[Window],
     ) -> list[np.ndarray]:
-        """Frames uint8 (T,H,W,3) of each sample, each conditioned on the ``first`` frame of its window, if any.
+        """Generate samples. All processes that share the network's weights take part.
 
-        All processes that run the network in step take part; the main one alone has the frames.
+        Args:
+            trainer: the run.
+            step: the step, for the progress bar.
+            settings: settings of all samples.
+            samples: (prompt, seed) of each.
+            first: for each the window whose first frame it is conditioned on, or
+                nothing.
+
+        Returns:
+            uint8 frames (T, H, W, 3) of each sample; empty on all but the main process.
         """
-        # in this order: weights are put back whatever is given up
-        title = f"{self.what} at step {step}"
-        with trainer.averaged(), trainer.breaking(), trainer.in_step(), bar(title) as progress:
+        progress_bar = bar(f"{self.title} at step {step}")
+        # In this order, the weights are restored even if the sampling is interrupted.
+        with (
+            trainer.averaged(),
+            trainer.breaking(),
+            trainer.in_step(),
+            progress_bar as progress,
+        ):
             latents = draw(
                 trainer.family,
                 trainer.pool,
@@ -101,40 +122,41 @@ class SamplingCallback(Callback):
         if not trainer.dist.is_main:
             return []
         with trainer.breaking():
-            return decoded(trainer, latents)
+            return decode_samples(trainer, latents)
 
 
 ATTEMPTS = (
     ("", False),
     (
-        "note: the device has no room to decode a preview beside the denoiser, which is offloaded meanwhile",
+        "note: not enough device memory to decode a preview beside the denoiser. "
+        "The denoiser is offloaded meanwhile.",
         False,
     ),
     (
-        "note: there is no room to decode a preview whole; it is decoded in tiles, so its pixels differ slightly",
+        "note: not enough memory to decode a preview whole. "
+        "It is decoded in tiles, so its pixels differ slightly.",
         True,
     ),
 )
-"""What is printed before an attempt to decode, and whether it is in tiles."""
+"""Attempts to decode: the message before each, and whether it is in tiles."""
 
 
-def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
-    """The frames of samples.
+def decode_samples(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
+    """Decode samples, with less memory after each failed attempt.
 
-    Where the device has no room for the autoencoder, the denoiser is set aside meanwhile; where it has none then either,
-    they are decoded in tiles, and a note says so.
+    The first retry offloads the denoiser, the second also decodes in tiles.
     """
-    name = trainer.pool.current
+    expert = trainer.pool.current
     try:
-        for note, tiled in ATTEMPTS:
-            if note:
-                echo(note)
+        for message, is_tiled in ATTEMPTS:
+            if message:
+                echo(message)
                 trainer.pool.drop()
             try:
-                return decode(trainer.family, latents, tiled)
+                return decode(trainer.family, latents, is_tiled)
             except (MemoryError, RuntimeError) as error:
-                if tiled or not is_out_of_memory(error):
+                if is_tiled or not is_out_of_memory(error):
                     raise
         raise AssertionError
     finally:
-        trainer.pool.load(name)
+        trainer.pool.load(expert)

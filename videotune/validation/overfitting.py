@@ -1,13 +1,13 @@
-"""The verdict: whether a run learns, has come to rest or copies its clips, from the validation losses alone.
+"""The verdict on a run: it learns, has reached a plateau, or copies its clips.
 
-A pure function of the readings so far. What is compared are pairs: the same held-out clip at two readings, so that what
-makes one clip harder than another falls out, and the scatter of the differences over clips says how far their mean can be
-trusted. docs/monitor.md has the formulas, and what the constants rest on.
+The verdict is a pure function of the validation losses so far. Readings are compared
+clip by clip, so the difficulty of a clip cancels out; the scatter of the differences
+over the clips says how reliable their mean is. docs/monitor.md has the formulas and the
+evidence for the constants.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from math import ceil, sqrt
 from typing import Any
 
@@ -17,7 +17,7 @@ LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
 OVERFITTING = "OVERFITTING"
 
-T = (
+STUDENT_T = (
     6.314,
     2.920,
     2.353,
@@ -34,251 +34,358 @@ T = (
     1.761,
     1.753,
 )
-"""Student's t for 2 … 16 clips, as many as are read: a mean of differences that lies so many of its standard errors above 0
-does so by chance once in twenty times. For more clips the last one, which is a little too strict, stands."""
+"""95th percentile of Student's t for 2 … 16 clips, with one degree of freedom fewer.
 
-LEAST_RISE = 0.01
-"""A rise of less than this share of the first reading is no overfitting, however alike the clips take it: the weights of
-two steps differ by as much where nothing is copied."""
+More clips use the last value, which is slightly too strict.
+"""
 
-ENOUGH = 3
-"""So many readings, the first included, before anything is said."""
+MIN_RISE = 0.01
+"""The least rise that counts as overfitting, as a share of the first reading.
+
+The weights of two steps differ by as much even if nothing is copied.
+"""
+
+MIN_READINGS = 3
+"""Readings, the first included, before a verdict is given."""
+
+Reading = Mapping[str, Any]
+"""A validation record of the journal."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``word``: LEARNING, PLATEAU, OVERFITTING, or None where nothing can be said yet; ``reason`` in words.
+    """The verdict at one reading."""
 
-    ``step`` of the reading that it was made at; ``best_step`` has the lowest held-out reading so far, ``best``, and
-    ``as_good`` is the first and last step around it whose readings are as good. ``turned``: the last state is not the
-    recommended checkpoint, since the run overfits, or held-out clips lie above their best by more than chance now.
-    ``quantile``, 1 to 9 from little noise to much: where held-out clips turned first, of a run that overfits.
-    ``validation``: the name of the validation set.
+    label: str | None
+    """LEARNING, PLATEAU or OVERFITTING; None if there is no verdict yet."""
+
+    reason: str
+    """A sentence for the user."""
+
+    step: int
+    """The step of the reading."""
+
+    best_step: int | None = None
+    """The step of the lowest held-out reading so far."""
+
+    best: float | None = None
+    """The lowest held-out reading so far."""
+
+    as_good: tuple[int, int] | None = None
+    """First and last step around the best one that cannot be told from it."""
+
+    turned: bool = False
+    """Whether the last state is not the recommended checkpoint.
+
+    True if the run overfits, or held-out clips are above their best by more than
+    chance.
     """
 
-    word: str | None
-    reason: str
-    step: int
-    best_step: int | None = None
-    best: float | None = None
-    as_good: tuple[int, int] | None = None
-    turned: bool = False
     quantile: int | None = None
+    """Noise level, 1 (least) to 9, at which held-out clips of an overfit run rose."""
+
     validation: str | None = None
+    """The name of the validation set."""
 
     def to_json(self) -> dict[str, Any]:
-        """The journal's line, without its kind and time."""
-        found = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in vars(self).items()
-        }
-        return {"verdict": found.pop("word")} | found
+        """Return the fields of the journal line."""
+        fields: dict[str, Any] = {"verdict": self.label}
+        for key, value in vars(self).items():
+            if key != "label":
+                fields[key] = list(value) if isinstance(value, tuple) else value
+        return fields
 
 
 def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
-    """The verdict on a run by its validations so far; None where there is none."""
+    """Return the verdict on a run by its validations so far, or None without any.
+
+    Args:
+        lines: events of the journal.
+    """
     readings = readings_of(lines)
     if not readings:
         return None
-    step = int(readings[-1]["step"])
-    name = readings[-1].get("validation")
-    why = _unable(readings)
-    if why:
-        return Verdict(None, why, step, validation=name)
-    held = [clips_of(reading, "held_out") for reading in readings]
+    latest = readings[-1]
+    step = int(latest["step"])
+    name = latest.get("validation")
+    obstacle = _reason_for_no_verdict(readings)
+    if obstacle:
+        return Verdict(None, obstacle, step, validation=name)
+
+    held_out = [clips_of(reading, "held_out") for reading in readings]
     best = lowest(readings)
-    first, last = as_good(held, best)
-    found = Verdict(
-        word=None,
-        reason=f"a verdict needs {ENOUGH} validations, and the run has {len(readings)}",
+    first, last = as_good(held_out, best)
+    verdict = Verdict(
+        label=None,
+        reason=(
+            f"a verdict needs {MIN_READINGS} validations, the run has {len(readings)}"
+        ),
         step=step,
         best_step=int(readings[best]["step"]),
         best=float(readings[best]["held_out"]["normalised"]),
         as_good=(int(readings[first]["step"]), int(readings[last]["step"])),
         validation=name,
     )
-    if len(readings) < ENOUGH:
-        return found
+    if len(readings) < MIN_READINGS:
+        return verdict
+
     risen = overfits(readings, best)
     if risen is not None:
-        reason = _copied(readings, best, risen)
         return replace(
-            found, word=OVERFITTING, reason=reason, turned=True, quantile=turned_first(readings)
+            verdict,
+            label=OVERFITTING,
+            reason=_overfitting_reason(readings, best, risen),
+            turned=True,
+            quantile=turned_first(readings),
         )
-    word, reason = _others(readings)
-    return replace(found, word=word, reason=reason, turned=_above(held[best], held[-1]))
+    label, reason = _recent_trend(readings)
+    is_worse = _is_above(held_out[best], held_out[-1])
+    return replace(verdict, label=label, reason=reason, turned=is_worse)
 
 
-def in_a_row(lines: Iterable[Mapping[str, Any]], word: str) -> int:
-    """At how many of the latest readings, one after another, the verdict was ``word``."""
+def count_latest(lines: Iterable[Mapping[str, Any]], label: str) -> int:
+    """Count the latest consecutive readings at which the verdict was ``label``."""
     readings = readings_of(lines)
-    verdicts = (judge(readings[:end]) for end in range(len(readings), 0, -1))
-    return sum(
-        1 for _ in takewhile(lambda found: found is not None and found.word == word, verdicts)
-    )
+    count = 0
+    for end in range(len(readings), 0, -1):
+        verdict = judge(readings[:end])
+        if verdict is None or verdict.label != label:
+            break
+        count += 1
+    return count
 
 
-def _unable(readings: Sequence[Mapping[str, Any]]) -> str:
-    """Why no verdict is possible, whatever follows; empty where it is."""
+def _reason_for_no_verdict(readings: Sequence[Reading]) -> str:
+    """Return why more readings will not give a verdict either, or an empty string."""
     if readings[-1].get("held_out") is None:
-        return "no validation possible: no clip is held out, and only such clips tell learning from copying"
+        return (
+            "no validation possible: no clip is held out, "
+            "and only held-out clips show copying"
+        )
     if any(None in _values(reading) for reading in readings):
         return "a validation loss is not finite"
     if any(len(clips_of(reading, "held_out")) < 2 for reading in readings):
-        return "no validation possible: one held-out clip does not say how much clips differ"
+        return (
+            "no validation possible: "
+            "the scatter over clips needs at least two held-out clips"
+        )
     return ""
 
 
-def _values(reading: Mapping[str, Any]) -> list[float | None]:
-    parts = [reading["held_out"], reading["train"]]
-    return [
-        value
-        for part in parts
-        for value in (part["normalised"], *part.get("clips", {}).values())
-    ]
+def _values(reading: Reading) -> list[float | None]:
+    values = []
+    for part in (reading["held_out"], reading["train"]):
+        values.append(part["normalised"])
+        values.extend(part.get("clips", {}).values())
+    return values
 
 
-def clips_of(reading: Mapping[str, Any], part: str) -> dict[str, float]:
-    """Each clip's value in a part of a reading; empty where the reading has none of clips."""
-    return dict((reading.get(part) or {}).get("clips") or {})
+def clips_of(reading: Reading, part: str) -> dict[str, float]:
+    """Return the value of each clip of "held_out" or "train"; empty without clips."""
+    fields = reading.get(part) or {}
+    return dict(fields.get("clips") or {})
 
 
-def lowest(readings: Sequence[Mapping[str, Any]]) -> int:
-    """Which reading has the lowest mean over held-out clips, the first of equals."""
-    return min(range(len(readings)), key=lambda i: (readings[i]["held_out"]["normalised"], i))
+def lowest(readings: Sequence[Reading]) -> int:
+    """Return the index of the (first) reading with the lowest held-out mean."""
+    means = [reading["held_out"]["normalised"] for reading in readings]
+    return means.index(min(means))
 
 
 def rise(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[float, float]:
-    """(mean, what chance explains) of the clips' differences between two readings.
+    """Return the mean difference of the clips of two readings and its chance level.
 
-    The second number is t·s/√n, with s the differences' standard deviation over n clips.
+    The chance level is t·s/√n, with s the standard deviation of the differences over n
+    clips; it is infinite for one clip.
     """
-    both = [now[name] - before[name] for name in before if name in now]
-    n = len(both)
-    mean = sum(both) / n
+    differences = [now[name] - before[name] for name in before if name in now]
+    n = len(differences)
+    mean = sum(differences) / n
     if n < 2:
         return mean, float("inf")
-    spread = sqrt(sum((x - mean) ** 2 for x in both) / (n - 1))
-    return mean, T[min(n, len(T) + 1) - 2] * spread / sqrt(n)
+
+    deviation = sqrt(sum((x - mean) ** 2 for x in differences) / (n - 1))
+    t = STUDENT_T[min(n, len(STUDENT_T) + 1) - 2]
+    return mean, t * deviation / sqrt(n)
 
 
-def overfits(readings: Sequence[Mapping[str, Any]], best: int) -> int | None:
-    """The latest reading at which held-out clips lay above their best by more than chance, as at the one before it, and
-    training clips below theirs; None: there is none. It stands until a reading is lower than the best."""
-    risen = [_risen(readings[best], reading) for reading in readings]
-    return max(
-        (i for i in range(best + 2, len(readings)) if risen[i] and risen[i - 1]), default=None
-    )
+def overfits(readings: Sequence[Reading], best: int) -> int | None:
+    """Return the index of the latest reading that shows overfitting, or None.
+
+    At this reading and the one before, held-out clips are above their best by more than
+    chance while training clips are below theirs. The result stays until a reading is
+    lower than the best.
+
+    Args:
+        readings: all readings of the set.
+        best: index of the lowest one.
+    """
+    is_copying = [_is_copying(readings[best], reading) for reading in readings]
+    for index in range(len(readings) - 1, best + 1, -1):
+        if is_copying[index] and is_copying[index - 1]:
+            return index
+    return None
 
 
-def _copied(readings: Sequence[Mapping[str, Any]], best: int, risen: int) -> str:
-    """Why a run overfits, in words."""
+def _overfitting_reason(readings: Sequence[Reading], best: int, risen: int) -> str:
     first = readings[best]
     worst = readings[risen]
-    now = readings[-1]
-    since = "have risen" if worst is now else "rose"
-    then = (
-        ""
-        if worst is now
-        else f" at step {worst['step']} (now {now['held_out']['normalised']:.3f}, no new best)"
-    )
+    latest = readings[-1]
+
+    verb = "have risen"
+    since_then = ""
+    if worst is not latest:
+        verb = "rose"
+        now = latest["held_out"]["normalised"]
+        since_then = f" at step {worst['step']} (now {now:.3f}, no new best)"
+    num_clips = len(clips_of(latest, "held_out"))
     return (
-        f"held-out clips were best at step {first['step']} ({first['held_out']['normalised']:.3f} of the base) and {since} "
-        f"to {worst['held_out']['normalised']:.3f}{then}, more than the scatter over {len(clips_of(now, 'held_out'))} clips "
-        f"explains and twice in a row, while training clips fell from {first['train']['normalised']:.3f} to "
-        f"{worst['train']['normalised']:.3f}: the clips are being copied"
+        f"held-out clips were best at step {first['step']} "
+        f"({first['held_out']['normalised']:.3f} of the base) and {verb} to "
+        f"{worst['held_out']['normalised']:.3f}{since_then}, more than the scatter "
+        f"over {num_clips} clips explains and twice in a row, while training clips "
+        f"fell from {first['train']['normalised']:.3f} to "
+        f"{worst['train']['normalised']:.3f}: "
+        "the clips are being copied"
     )
 
 
-def _risen(best: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    higher = _above(clips_of(best, "held_out"), clips_of(now, "held_out"))
-    return higher and now["train"]["normalised"] < best["train"]["normalised"]
+def _is_copying(best: Reading, now: Reading) -> bool:
+    """Whether held-out clips have risen while training clips have fallen."""
+    has_risen = _is_above(clips_of(best, "held_out"), clips_of(now, "held_out"))
+    return has_risen and now["train"]["normalised"] < best["train"]["normalised"]
 
 
-def _above(best: Mapping[str, float], now: Mapping[str, float]) -> bool:
-    """Whether clips have risen by more than chance explains, and by more than weights of two steps differ anyway."""
+def _is_above(best: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    """Whether clips have risen by more than chance and more than ``MIN_RISE``."""
     mean, chance = rise(best, now)
-    return mean > max(chance, LEAST_RISE)
+    return mean > max(chance, MIN_RISE)
 
 
-def as_good(held: Sequence[Mapping[str, float]], best: int) -> tuple[int, int]:
-    """The first and last reading around the best one that lie above it by no more than chance."""
-    first = last = best
-    while first > 0 and _alike(held[best], held[first - 1]):
+def as_good(held_out: Sequence[Mapping[str, float]], best: int) -> tuple[int, int]:
+    """Return the first and last reading around the best that are as good as it.
+
+    Args:
+        held_out: for each reading the values of the held-out clips.
+        best: index of the lowest reading.
+    """
+    first = best
+    while first > 0 and _is_within_chance(held_out[best], held_out[first - 1]):
         first -= 1
-    while last < len(held) - 1 and _alike(held[best], held[last + 1]):
+    last = best
+    while last < len(held_out) - 1 and _is_within_chance(
+        held_out[best], held_out[last + 1]
+    ):
         last += 1
     return first, last
 
 
-def _alike(best: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    mean, chance = rise(best, other)
+def _is_within_chance(best: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    mean, chance = rise(best, now)
     return mean <= chance
 
 
 def recommend(
     held_out: Mapping[int, float], best: int, saved: Collection[int]
 ) -> tuple[int, str]:
-    """Of the saved steps of a run that has turned the recommended one, and why it is not ``best``; empty where it is.
+    """Recommend a saved step of a run whose last state is not its best.
 
-    The one whose held-out clips were best; where none of them was validated, the nearest to ``best``. ``held_out``: the
-    validation loss by step; ``best``: the step at which it was lowest.
+    Args:
+        held_out: the validation loss by step.
+        best: the step at which it was lowest.
+        saved: the steps with a checkpoint.
+
+    Returns:
+        The saved step with the lowest loss, or if none was validated the nearest to
+        ``best``; and why it is not ``best`` (empty if it is).
     """
-    if measured := [step for step in saved if step in held_out]:
-        found = min(measured, key=lambda step: (held_out[step], step))
-        under = "" if best else "; held-out clips were best under the base model itself"
-        why = f"it is the best of those saved: there is no checkpoint of step {best}{under}"
-        return found, "" if found == best else why
-    near = f"it is the nearest to step {best}, where held-out clips were best: no saved step was validated"
-    return min(saved, key=lambda step: (abs(step - best), step)), near
+    validated = [step for step in saved if step in held_out]
+    if not validated:
+        nearest = min(saved, key=lambda step: (abs(step - best), step))
+        reason = (
+            f"it is the nearest to step {best}, where held-out clips were best: "
+            "no saved step was validated"
+        )
+        return nearest, reason
+
+    recommended = min(validated, key=lambda step: (held_out[step], step))
+    if recommended == best:
+        return recommended, ""
+    reason = f"it is the best of those saved: there is no checkpoint of step {best}"
+    if not best:
+        reason += "; held-out clips were best under the base model itself"
+    return recommended, reason
 
 
-def turned_first(readings: Sequence[Mapping[str, Any]]) -> int:
-    """The quantile, from 1, at which held-out clips turned: of those that have risen at least half as much as the one that
-    has risen most, the one whose lowest reading is the earliest."""
-    curves = list(
-        zip(*(reading["held_out"]["by_quantile"] for reading in readings), strict=True)
+def turned_first(readings: Sequence[Reading]) -> int:
+    """Return the noise level, from 1, at which held-out clips rose first.
+
+    Of the levels that have risen at least half as much as the one with the greatest
+    rise, it is the one whose lowest reading is the earliest.
+    """
+    by_level = [reading["held_out"]["by_quantile"] for reading in readings]
+    curves = list(zip(*by_level, strict=True))
+    rises = []
+    for curve, first in zip(curves, by_level[0], strict=True):
+        rises.append((curve[-1] - min(curve)) / max(first, 1e-12))
+
+    candidates = [level for level, value in enumerate(rises) if value >= max(rises) / 2]
+    earliest = min(
+        candidates,
+        key=lambda level: (curves[level].index(min(curves[level])), -rises[level]),
     )
-    base = readings[0]["held_out"]["by_quantile"]
-    rises = [
-        (curve[-1] - min(curve)) / max(first, 1e-12)
-        for curve, first in zip(curves, base, strict=True)
-    ]
-    much = [i for i, value in enumerate(rises) if value >= max(rises) / 2]
-    return 1 + min(much, key=lambda i: (curves[i].index(min(curves[i])), -rises[i]))
+    return 1 + earliest
 
 
-def _others(readings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """LEARNING or PLATEAU over the last third of the readings, at least three, and why."""
-    last = readings[-max(ENOUGH, ceil(len(readings) / 3)) :]
-    changes = []
-    went = {}
-    for part, what in (("held_out", "held-out clips"), ("train", "training clips")):
-        went[part] = _went(clips_of(last[0], part), clips_of(last[-1], part))
-        values = f"from {last[0][part]['normalised']:.3f} to {last[-1][part]['normalised']:.3f}"
-        changes.append(
-            f"{what} went {values}" + ("" if went[part] else ", within what chance explains")
+def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
+    """Return LEARNING or PLATEAU, and why.
+
+    The trend is measured over the last third of the readings, at least three.
+    """
+    recent = readings[-max(MIN_READINGS, ceil(len(readings) / 3)) :]
+    first = recent[0]
+    last = recent[-1]
+    held_out = _direction(clips_of(first, "held_out"), clips_of(last, "held_out"))
+    train = _direction(clips_of(first, "train"), clips_of(last, "train"))
+
+    since = f"since step {first['step']}"
+    changes = " and ".join(
+        (
+            _describe_change("held-out clips", "held_out", held_out, first, last),
+            _describe_change("training clips", "train", train, first, last),
         )
-    since = f"since step {last[0]['step']}"
-    if went["held_out"] < 0:
-        return LEARNING, f"{since} {' and '.join(changes)}"
-    if went["held_out"] > 0:
-        both = (
-            ": both have got worse, a sign of too high a learning_rate"
-            if went["train"] > 0
-            else ""
-        )
-        return PLATEAU, f"{since} {' and '.join(changes)}{both}"
-    if went["train"] < 0:
-        return (
-            PLATEAU,
-            f"{since} {' and '.join(changes)}: what is still learnt is these clips alone",
-        )
-    return PLATEAU, f"{since} neither has fallen: {' and '.join(changes)}"
+    )
+    if held_out < 0:
+        return LEARNING, f"{since} {changes}"
+    if held_out > 0 and train > 0:
+        cause = "both have got worse, a sign of too high a learning_rate"
+        return PLATEAU, f"{since} {changes}: {cause}"
+    if held_out > 0:
+        return PLATEAU, f"{since} {changes}"
+    if train < 0:
+        cause = "the model now improves only on the training clips"
+        return PLATEAU, f"{since} {changes}: {cause}"
+    return PLATEAU, f"{since} neither has fallen: {changes}"
 
 
-def _went(before: Mapping[str, float], now: Mapping[str, float]) -> int:
-    """-1: clips fell by more than chance explains; 1: they rose by more; 0: neither. One clip: by the least rise."""
+def _describe_change(
+    name: str, part: str, direction: int, first: Reading, last: Reading
+) -> str:
+    before = first[part]["normalised"]
+    now = last[part]["normalised"]
+    change = f"{name} went from {before:.3f} to {now:.3f}"
+    return change if direction else f"{change}, within what chance explains"
+
+
+def _direction(before: Mapping[str, float], now: Mapping[str, float]) -> int:
+    """Return -1 if clips fell by more than chance, 1 if they rose, else 0.
+
+    For one clip, the threshold is ``MIN_RISE``.
+    """
     mean, chance = rise(before, now)
-    least = chance if len(before) > 1 else LEAST_RISE
-    return (mean > least) - (mean < -least)
+    threshold = chance if len(before) > 1 else MIN_RISE
+    if mean > threshold:
+        return 1
+    if mean < -threshold:
+        return -1
+    return 0

@@ -1,6 +1,7 @@
-"""What a run does between its steps: validation, previews, sample metrics; how often by default, and what it costs.
+"""Plan how often validation, previews and sample metrics run, and what they cost.
 
-Costs are counted in tokens that pass through the denoiser and never timed: the same settings give the same run anywhere.
+Costs are counted in tokens that pass through the denoiser and never timed, so the same
+settings give the same run on any machine.
 """
 
 from collections.abc import Mapping
@@ -14,154 +15,205 @@ from videotune.job.job import Job
 from videotune.trainer.trainer import times
 from videotune.types import ModelSpec, Window
 from videotune.validation import selection
-from videotune.validation.selection import LEAST_WINDOWS, MOST_WINDOWS, SampleMetricsPlan
+from videotune.validation.selection import MAX_WINDOWS, MIN_WINDOWS, SampleMetricsPlan
 
-PASSES_A_STEP = 3
-"""Forward and backward of a training step in forward passes."""
+PASSES_PER_STEP = 3
+"""Cost of the forward and backward pass of a training step, in forward passes."""
 
 TOTAL_SHARE = 0.08
+"""Default share of the run's time for validation, previews and sample metrics."""
+
 VALIDATION_SHARE = 0.045
+"""Default share of validation. Previews get the share that is left."""
+
 METRICS_SHARE = SampleMetrics().budget
-"""Shares of a run's time by default: of everything here, of validation, of sample metrics; previews take the rest."""
+"""Default share of sample metrics."""
 
 WANTED_VALIDATIONS = 5
 WANTED_PREVIEWS = 3
-"""Where the share does not pay for so many, first and last included, each one is made smaller."""
+"""Number of runs, first and last included, that the share should pay for.
+
+If it does not, each of them is made smaller.
+"""
 
 SPACING = 250
-"""Default spacings are multiples of ``save_every``, or of so many steps where it is 0."""
+"""Unit of the default spacings, in steps, if ``save_every`` is 0."""
 
 PREVIEW_STEPS = (20, 12, 8)
-"""Denoising steps of a preview where the family's own are too many."""
+"""Denoising steps of a preview if the family's default is too expensive."""
 
 
-def tokens_a_step(job: Job) -> float:
-    """Tokens of a step's samples in one process, on the average over the buckets."""
-    sizes = zip(job.shares, job.schedule.batches, job.shapes, strict=True)
-    return (
-        sum(share * batch * job.spec.tokens(shape) for share, batch, shape in sizes)
-        / job.processes
-    )
+def tokens_per_step(job: Job) -> float:
+    """Return the mean tokens that one process trains on in a step."""
+    total = 0.0
+    for share, batch_size, shape in zip(
+        job.shares, job.schedule.batches, job.shapes, strict=True
+    ):
+        total += share * batch_size * job.spec.tokens(shape)
+    return total / job.processes
 
 
-def passes_of(spec: ModelSpec, guidance: float) -> int:
-    """Forward passes of a denoising step: guidance above 1 asks a second time, unless the network takes it as an input."""
+def passes_per_step(spec: ModelSpec, guidance: float) -> int:
+    """Return the forward passes of a denoising step.
+
+    Guidance above 1 needs a second pass, unless the network takes it as an input.
+    """
     return 2 if guidance > 1 and not spec.guidance_embedded else 1
 
 
 def share_of_steps(job: Job, tokens: float) -> float:
-    """What it costs to put so many tokens through the network, as a share of the time of all steps.
+    """Estimate the cost of forward passes as a share of the time of all training steps.
 
-    An estimate for before a step was timed: attention makes larger shapes dearer than that, and what is no pass of the
-    denoiser is left out. Steps are shared by all processes; what is done between them is not.
+    Attention makes larger shapes more expensive than this, and work outside the
+    denoiser is not counted. Training steps are shared by all processes; the work
+    between them is not.
+
+    Args:
+        job: the job.
+        tokens: tokens that pass through the denoiser.
     """
-    return tokens / (PASSES_A_STEP * tokens_a_step(job) * job.steps)
+    return tokens / (PASSES_PER_STEP * tokens_per_step(job) * job.steps)
 
 
-def planned(job: Job) -> Job:
-    """The job with a spacing and a size for validation and previews, where the config leaves them open.
+def plan_overhead(job: Job) -> Job:
+    """Set the spacing and size of validation and previews that the config leaves open.
 
-    Together with sample metrics they take at most ``TOTAL_SHARE`` of the steps' time. The first and the last always run.
+    With sample metrics they take at most ``TOTAL_SHARE`` of the time of the steps. The
+    first and the last of each always run.
     """
     if job.config.validation_windows is None:
-        job = _with(job, "validation_windows", _affordable_windows(job))
+        job = _with_planned(job, "validation_windows", _affordable_windows(job))
     if job.config.validate_every is None:
-        job = _with(
-            job, "validate_every", _spacing(job, VALIDATION_SHARE / _one_validation(job))
-        )
+        count = VALIDATION_SHARE / _validation_share(job)
+        job = _with_planned(job, "validate_every", _spacing(job, count))
     if job.config.sample_after is None:
-        left = TOTAL_SHARE - _taken(job)
-        steps, prompts = _affordable_preview(job, left)
-        job = _with(_with(job, "sample.steps", steps), "samples", prompts)
-        job = _with(job, "sample_after", _spacing(job, left / _one_preview(job)))
+        share = TOTAL_SHARE - _share_before_previews(job)
+        steps, prompts = _affordable_preview(job, share)
+        job = _with_planned(job, "sample.steps", steps)
+        job = _with_planned(job, "samples", prompts)
+        count = share / _preview_share(job)
+        job = _with_planned(job, "sample_after", _spacing(job, count))
     return job
 
 
-def _with(job: Job, key: str, value: int | None) -> Job:
-    """The job with a value for a key; None: as it is."""
-    return (
-        job if value is None else replace(job, resolved=job.resolved.with_planned({key: value}))
-    )
+def _with_planned(job: Job, key: str, value: int | None) -> Job:
+    """Set a key of the job's config, unless the value is None."""
+    if value is None:
+        return job
+    return replace(job, resolved=job.resolved.with_planned({key: value}))
 
 
 def _spacing(job: Job, count: float, unit: int = SPACING) -> int:
-    """Steps between at most ``count`` events, at least 2, the first before step 1 and the last at the end.
+    """Return the steps between at most ``count`` events, at least two.
 
-    A multiple of ``save_every``, or of ``unit`` where it is 0.
+    The first event is before step 1, the last at the end. The spacing is a multiple of
+    ``save_every``, or of ``unit`` if that is 0.
     """
     unit = job.config.save_every or unit
-    most = max(2, int(count))
-    return min(job.steps, unit * ceil(job.steps / ((most - 1) * unit)))
+    intervals = max(2, int(count)) - 1
+    return min(job.steps, unit * ceil(job.steps / (intervals * unit)))
 
 
-def _passes(job: Job) -> list[tuple[Window, int]]:
-    """Each window of a validation, and its passes; twice as many where an average of the weights is read too."""
-    twice = 1 + (job.config.ema.decay is not None)
-    pairs = (
-        zip(part, selection.levels_of(part), strict=True)
-        for part in selection.validation_windows(job)
-    )
-    return [(window, twice * len(levels)) for part in pairs for window, levels in part]
+def _validation_passes(job: Job) -> list[tuple[Window, int]]:
+    """Return each window of a validation with its forward passes.
+
+    With an average of the weights, each window is read twice.
+    """
+    readings = 1 if job.config.ema.decay is None else 2
+    passes = []
+    for windows in selection.validation_windows(job):
+        levels_by_window = selection.quantiles_by_window(windows)
+        for window, levels in zip(windows, levels_by_window, strict=True):
+            passes.append((window, readings * len(levels)))
+    return passes
 
 
-def _one_validation(job: Job) -> float:
-    return share_of_steps(
-        job, sum(count * job.spec.tokens(window.shape) for window, count in _passes(job))
-    )
+def _validation_share(job: Job) -> float:
+    """Return the share of one validation."""
+    tokens = 0
+    for window, count in _validation_passes(job):
+        tokens += count * job.spec.tokens(window.shape)
+    return share_of_steps(job, tokens)
 
 
 def _affordable_windows(job: Job) -> int:
-    """As many as leave room for ``WANTED_VALIDATIONS``."""
-    share = WANTED_VALIDATIONS * _one_validation(job) / len(_passes(job))
-    return min(MOST_WINDOWS, max(LEAST_WINDOWS, int(VALIDATION_SHARE / share)))
+    """Return how many windows the share of ``WANTED_VALIDATIONS`` pays for."""
+    num_windows = len(_validation_passes(job))
+    share_per_window = WANTED_VALIDATIONS * _validation_share(job) / num_windows
+    affordable = int(VALIDATION_SHARE / share_per_window)
+    return min(MAX_WINDOWS, max(MIN_WINDOWS, affordable))
 
 
 def _preview_passes(job: Job, steps: int, prompts: int) -> int:
-    return steps * prompts * passes_of(job.spec, selection.preview_settings(job).guidance)
+    guidance = selection.preview_settings(job).guidance
+    return steps * prompts * passes_per_step(job.spec, guidance)
 
 
-def _one_preview(job: Job, steps: int | None = None, prompts: int | None = None) -> float:
-    """The share of a preview of each prompt."""
+def _preview_share(
+    job: Job, steps: int | None = None, prompts: int | None = None
+) -> float:
+    """Return the share of one preview of each prompt.
+
+    Args:
+        job: the job.
+        steps: denoising steps; None: those of the config.
+        prompts: number of prompts; None: that of the config.
+    """
     settings = selection.preview_settings(job)
-    prompts = max(1, len(selection.prompts_of(job))) if prompts is None else prompts
-    count = _preview_passes(job, steps or settings.steps, prompts)
-    return share_of_steps(job, count * job.spec.tokens(settings.shape))
+    if prompts is None:
+        prompts = max(1, len(selection.preview_prompts(job)))
+    passes = _preview_passes(job, steps or settings.steps, prompts)
+    return share_of_steps(job, passes * job.spec.tokens(settings.shape))
 
 
 def _affordable_preview(job: Job, share: float) -> tuple[int | None, int | None]:
-    """(denoising steps, prompts; None: as they are) that pay for ``WANTED_PREVIEWS``, or the smallest."""
-    own = selection.preview_settings(job).steps
-    count = len(selection.prompts_of(job))
-    open_keys = {
-        key
-        for key in ("sample.steps", "samples")
-        if job.resolved.origins[key] in ("default", "family")
-    }
-    steps = (
-        [own, *(few for few in PREVIEW_STEPS if few < own)]
-        if "sample.steps" in open_keys
-        else [own]
+    """Return the largest size of previews that pays for ``WANTED_PREVIEWS``.
+
+    Only keys at their default are changed.
+
+    Returns:
+        (denoising steps, number of prompts), None for a value that stays; the smallest
+        size if none is cheap enough.
+    """
+    default_steps = selection.preview_settings(job).steps
+    num_prompts = len(selection.preview_prompts(job))
+
+    steps_choices = [default_steps]
+    if _is_open(job, "sample.steps"):
+        steps_choices += [steps for steps in PREVIEW_STEPS if steps < default_steps]
+    prompt_choices = [num_prompts]
+    if _is_open(job, "samples") and num_prompts > 1:
+        prompt_choices.append(1)
+
+    for steps, prompts in product(steps_choices, prompt_choices):
+        if WANTED_PREVIEWS * _preview_share(job, steps, prompts) <= share:
+            break
+    return (
+        steps if steps < default_steps else None,
+        prompts if prompts < num_prompts else None,
     )
-    prompts = [count, 1] if "samples" in open_keys and count > 1 else [count]
-    choices = list(product(steps, prompts))
-    found = next(
-        (one for one in choices if WANTED_PREVIEWS * _one_preview(job, *one) <= share),
-        choices[-1],
-    )
-    return found[0] if found[0] < own else None, found[1] if found[1] < count else None
+
+
+def _is_open(job: Job, key: str) -> bool:
+    """Whether the user did not set a key."""
+    return job.resolved.origins[key] in ("default", "family")
 
 
 def overhead(job: Job) -> dict[str, Any]:
-    """What a whole run does between its steps, as ``plan.json`` has it; None for what it does not.
+    """Return the validations, previews and sample metrics of a run for ``plan.json``.
 
-    For each the count, the passes through the denoiser of one, and the share of the steps' time that all of them take,
-    estimated.
+    Each entry has the count, the forward passes of one, and the estimated share of the
+    steps' time that all of them take; it is None if there are none.
     """
-    return {"readings": validations(job), "previews": previews(job), "probes": metrics(job)}
+    return {
+        "readings": validations(job),
+        "previews": previews(job),
+        "probes": metrics(job),
+    }
 
 
 def validations(job: Job) -> dict[str, Any] | None:
-    """Each window at a third of the noise levels."""
+    """Return the cost of the validations, or None if there are none."""
     count = times(job.config.validate_every or 0, job.steps)
     if not count:
         return None
@@ -170,31 +222,37 @@ def validations(job: Job) -> dict[str, Any] | None:
         "count": count,
         "held_out_windows": len(held_out),
         "training_windows": len(training),
-        "passes": sum(passes for _, passes in _passes(job)),
-        "share": rounded(count * _one_validation(job)),
+        "passes": sum(passes for _, passes in _validation_passes(job)),
+        "share": rounded(count * _validation_share(job)),
     }
 
 
 def previews(job: Job) -> dict[str, Any] | None:
-    """Each prompt by so many denoising steps, of two passes with guidance for which the network is asked twice."""
+    """Return the cost of the previews, or None if there are none."""
     count = times(job.config.sample_after or 0, job.steps)
-    prompts = selection.prompts_of(job)
-    if not (count and prompts):
+    num_prompts = len(selection.preview_prompts(job))
+    if not count or not num_prompts:
         return None
     steps = selection.preview_settings(job).steps
     return {
         "count": count,
-        "prompts": len(prompts),
+        "prompts": num_prompts,
         "steps": steps,
-        "passes": _preview_passes(job, steps, len(prompts)),
-        "share": rounded(count * _one_preview(job)),
+        "passes": _preview_passes(job, steps, num_prompts),
+        "share": rounded(count * _preview_share(job)),
     }
 
 
 def metrics(job: Job) -> dict[str, Any] | None:
-    """The base's samples and those at checkpoints; None where the budget does not pay for two."""
+    """Return the cost of the sample metrics.
+
+    None if there are none or the budget does not pay for two measurements.
+    """
     plan = selection.sample_metrics_plan(job)
-    if plan is None or not (every := metrics_spacing(plan, job)):
+    if plan is None:
+        return None
+    every = metrics_spacing(plan, job)
+    if not every:
         return None
     count = times(every, job.steps)
     return {
@@ -205,40 +263,46 @@ def metrics(job: Job) -> dict[str, Any] | None:
 
 
 def metrics_spacing(plan: SampleMetricsPlan, job: Job) -> int:
-    """The steps between sample metrics, a multiple of those between checkpoints; 0: the budget does not pay for two."""
-    one = share_of_run(plan, job)
-    budget = job.config.sample_metrics.budget
-    return 0 if 2 * one > budget else _spacing(job, budget / one, job.steps)
+    """Return the steps between measurements, a multiple of those between checkpoints.
 
-
-def _taken(job: Job) -> float:
-    """The share that is not left for previews: of validation and of sample metrics.
-
-    A spacing that a user names may cost more than its own share; previews then still have theirs.
+    0 if the budget does not pay for two measurements.
     """
-    read = validations(job)
-    sampled = metrics(job)
-    of_validation = read["share"] if read else 0.0
+    share = share_of_run(plan, job)
+    budget = job.config.sample_metrics.budget
+    if 2 * share > budget:
+        return 0
+    return _spacing(job, budget / share, unit=job.steps)
+
+
+def _share_before_previews(job: Job) -> float:
+    """Return the share of validation and sample metrics.
+
+    A spacing that the user sets may cost more than the default share; only the default
+    share counts then, so that some is left for previews.
+    """
+    validation = validations(job)
+    validation_share = validation["share"] if validation else 0.0
     if job.resolved.origins["validate_every"] != "plan":
-        of_validation = min(of_validation, VALIDATION_SHARE)
-    return of_validation + min(METRICS_SHARE, sampled["share"] if sampled else 0.0)
+        validation_share = min(validation_share, VALIDATION_SHARE)
+
+    sample_metrics = metrics(job)
+    metrics_share = sample_metrics["share"] if sample_metrics else 0.0
+    return validation_share + min(METRICS_SHARE, metrics_share)
 
 
 def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
-    """What sample metrics cost once, as a share of the whole training; decoding is left out."""
+    """Return the cost of a measurement as a share of training, without decoding."""
     settings = plan.settings
-    spec = job.spec
-    passes = passes_of(spec, settings.guidance)
-    return share_of_steps(
-        job, plan.samples * settings.steps * passes * spec.tokens(settings.shape)
-    )
+    passes = plan.samples * settings.steps
+    passes *= passes_per_step(job.spec, settings.guidance)
+    return share_of_steps(job, passes * job.spec.tokens(settings.shape))
 
 
 def rounded(share: float) -> float:
-    """Three digits: it is an estimate."""
+    """Round an estimate to three significant digits."""
     return float(f"{share:.3g}")
 
 
-def share_of_all(found: Mapping[str, Any]) -> float:
-    """All of it together, as a share of the steps' time."""
-    return float(sum(one["share"] for one in found.values() if one))
+def total_share(costs: Mapping[str, Any]) -> float:
+    """Return the sum of the shares that ``overhead`` gives."""
+    return float(sum(cost["share"] for cost in costs.values() if cost))

@@ -1,173 +1,69 @@
-"""Samples that are measured: a few small ones at checkpoints, compared with the clips and with the base model's samples.
+"""Generate a few small samples at checkpoints and compare them with the training clips.
 
-Nothing of the training moves, a measurement that fails is a warning, and what the budget does not allow is "not measured".
+The samples are also compared with the base model's samples. Sampling does not change
+the training; a failure is a warning, and a measurement that the budget does not allow
+is recorded as "not measured".
 """
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from videotune.console import bar
-from videotune.data.decode import decode
-from videotune.data.frame_sampling import sample_window
 from videotune.data.video_writer import write_video
-from videotune.files import checked, digest, read_json, write_json, write_whole
+from videotune.files import checked, read_json, write_json, write_whole
 from videotune.job.job import Job
 from videotune.sampling.pipeline import file_name
 from videotune.trainer.trainer import Trainer, due
-from videotune.types import DETERMINISTIC_VARIANT, Window
+from videotune.types import Window
 from videotune.validation import metrics
-from videotune.validation.decoding import SamplingCallback, of_main
-from videotune.validation.metrics import Baselines, FrameEmbedding, Gallery, Known, Nearest
+from videotune.validation.decoding import SamplingCallback, broadcast_from_main
+from videotune.validation.embeddings import (
+    HEURISTIC,
+    FrameEmbedding,
+    default_embedding,
+    embed_with_mirror,
+    open_encoder,
+)
+from videotune.validation.metrics import Baselines, NearestClip
 from videotune.validation.overhead import metrics_spacing, share_of_run
-from videotune.validation.selection import SampleMetricsPlan, identity_of, spread
-
-Frames = NDArray[np.uint8]
-
-SIDE = 64
-"""The shorter side of the frames that clips are compared by."""
-
-MOST_WINDOWS = 256
-"""So many windows are compared with at most."""
-
-MOST_FRAMES = 18
-"""So many frames of a window are kept, every second or third of a longer one; more where samples are short.
-
-Of every second frame, copies of what moves fast (a galloping horse) are half a pair of frames off, and come to 0.55
-instead of 0.68."""
-
-MOST_IN_ALL = 4608
-"""So many frames are kept at most of all windows together: 150 MB of the heuristic's vectors."""
-
-MOST_QUERIES = 64
-"""So many clips say at most how near clips come that are no copies."""
-
-OF_DATA = 32
-"""So many windows say how the data moves."""
-
-
-@dataclass(frozen=True)
-class EmbeddedClips:
-    """Training windows to compare with, of every ``every``-th frame; how near clips come that are no copies (None: known
-    already); how the data moves.
-    """
-
-    gallery: Gallery
-    every: int
-    baselines: Baselines | None
-    motion: Mapping[str, float | None]
-
-
-def every_of(job: Job, plan: SampleMetricsPlan) -> int:
-    """Every how many frames are compared, so that of a usual window 18 are at most, and of a sample no fewer than 3."""
-    longest = max(window.shape.frames for window in job.training_windows)
-    return max(1, min(-(-longest // MOST_FRAMES), plan.settings.shape.frames // 2))
-
-
-def compared_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
-    """At most 256 training windows, fewer of long ones: first those with a prompt as caption, then others evenly."""
-    longest = max(window.shape.frames for window in job.training_windows)
-    most = min(MOST_WINDOWS, max(8, MOST_IN_ALL // -(-longest // every_of(job, plan))))
-    prompts = set(plan.prompts)
-    own = [window for window in job.training_windows if prompts & set(job.captions[window.id])]
-    first = spread(own, most // 2)
-    return tuple(dict.fromkeys([*first, *spread(job.training_windows, most - len(first))]))
-
-
-def name_of(job: Job, plan: SampleMetricsPlan, embedding: FrameEmbedding) -> str:
-    """8 hex digits: readings of one name compare."""
-    windows = [
-        [window.id for window in part]
-        for part in (compared_windows(job, plan), job.library.held_out_windows)
-    ]
-    return digest([identity_of(plan), embedding.name, windows])[:8]
-
-
-def embed_clips(
-    job: Job, plan: SampleMetricsPlan, embedding: FrameEmbedding, with_baselines: bool
-) -> EmbeddedClips:
-    """Decode and embed the clips; the baselines too where they are wanted."""
-    clips = {clip.id: clip for clip in job.library.clips}
-    every = every_of(job, plan)
-    length = plan.settings.shape.frames
-    windows = compared_windows(job, plan)
-    asking = (
-        {window.id for window in spread(windows, MOST_QUERIES)} if with_baselines else set()
-    )
-    moving = {window.id for window in spread(windows, OF_DATA)}
-    known = []
-    training = []
-    motion = []
-    with bar("looking at the clips") as progress:
-        for done, (window, frames) in enumerate(small_frames(job, plan, windows), 1):
-            clip = clips[window.clip_id]
-            known.append(
-                Known(clip.path, clip.source, metrics.in_views(embedding, frames[::every]))
-            )
-            if window.id in asking:
-                training.append(
-                    (clip.source, metrics.both_ways(embedding, frames[:length][::every]))
-                )
-            if window.id in moving:
-                motion.append(metrics.measures(frames[:length]))
-            progress.update(done, len(windows))
-    gallery = Gallery(known)
-    found = None
-    if with_baselines:
-        held: dict[str, list[Any]] = {}
-        for window, frames in small_frames(
-            job, plan, spread(job.library.held_out_windows, MOST_QUERIES)
-        ):
-            seen = metrics.both_ways(embedding, frames[:length][::every])
-            held.setdefault(clips[window.clip_id].source, []).append(seen)
-        found = metrics.baselines(gallery, held, training)
-    return EmbeddedClips(gallery, every, found, metrics.mean_measures(motion))
-
-
-def small_frames(
-    job: Job, plan: SampleMetricsPlan, windows: Sequence[Window]
-) -> Iterator[tuple[Window, NDArray[np.uint8]]]:
-    """Each window's frames as the model is shown them, without any draw, in the samples' aspect and small."""
-    shape = plan.settings.shape
-    scale = SIDE / min(shape.height, shape.width)
-    height = round(shape.height * scale)
-    width = round(shape.width * scale)
-    for window in windows:
-        times = sample_window(window, DETERMINISTIC_VARIANT, job.config.seed).times
-        yield (
-            window,
-            decode(job.library.media[window.clip_id], times, height, width, window.resize),
-        )
-
+from videotune.validation.reference_clips import (
+    EmbeddedClips,
+    Frames,
+    embed_clips,
+    reading_name,
+)
+from videotune.validation.selection import SampleMetricsPlan, sampling_identity
 
 FILE = "sample_metrics.json"
-"""What the base's samples gave, and what clips give that are no copies; in the run folder."""
+"""File with the measurements of the base's samples and the baselines."""
 
 FOLDER = "sample_metrics"
-"""Where in the run folder the samples lie: the base's as pixels (base.npz), the others as videos."""
+"""Folder of the samples: the base's as pixels (base.npz), the others as videos."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What samples gave, before it is compared with anything."""
+class SampleReading:
+    """Measurements of the samples of one step."""
 
-    nearest: tuple[Nearest, ...]
+    nearest: tuple[NearestClip, ...]
     diversity: float | None
     motion: Mapping[str, float | None] = field(default_factory=dict)
 
 
 class SampleMetricsCallback(SamplingCallback):
-    """Samples at checkpoints, measured; ``embedding`` and ``clips`` are made when they are needed first."""
+    """Generate and measure samples at checkpoints.
 
-    what = "sample metrics"
-    state = "probing"
-    failure = "the sample metrics at step {} failed"
+    The training clips are embedded at the first measurement.
+    """
+
+    title = "sample metrics"
+    heartbeat_state = "probing"
+    failure_prefix = "the sample metrics at step {} failed"
 
     def __init__(self, job: Job, plan: SampleMetricsPlan) -> None:
         self.job = job
@@ -178,201 +74,268 @@ class SampleMetricsCallback(SamplingCallback):
         self.clips: EmbeddedClips | None = None
 
     def prompts(self) -> Sequence[str]:
-        """The samples' prompts."""
+        """Return the prompts of the samples."""
         return self.plan.prompts
 
     def windows(self) -> Sequence[Window]:
-        """Those whose first frame a sample is conditioned on."""
+        """Return the windows whose first frame a sample is conditioned on."""
         return self.plan.first
 
     def check(self, takes_part: bool) -> None:
-        """Raise VideotuneError for an encoder that cannot be read."""
-        if takes_part:
-            encoder = self.job.config.sample_metrics.encoder
-            self.embedding = (
-                metrics.default_embedding()
-                if encoder is None
-                else metrics.open_encoder(encoder)
-            )
+        """Load the encoder; raise VideotuneError if that fails."""
+        if not takes_part:
+            return
+        encoder = self.job.config.sample_metrics.encoder
+        if encoder is None:
+            self.embedding = default_embedding()
+        else:
+            self.embedding = open_encoder(encoder)
 
     def is_lacking(self, trainer: Trainer, step: int) -> bool:
-        """Whether the base, or a checkpoint, was not measured."""
-        measured = any(
-            line["step"] == step for line in trainer.journal.history.of_kind("sample_metrics")
-        )
-        wanted = (step == 0 or due(step, self.every, trainer.job.steps)) and not measured
-        return wanted and not self.has_failed(trainer, step)
+        """Whether the base model or a checkpoint was not measured yet."""
+        is_due = step == 0 or due(step, self.every, trainer.job.steps)
+        if not is_due:
+            return False
+        lines = trainer.journal.history.of_kind("sample_metrics")
+        is_measured = any(line["step"] == step for line in lines)
+        return not is_measured and not self.has_failed(trainer, step)
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Sample and measure; at step 0 the samples are the base's. Videos are written, so that a user can look at them."""
-        with self.contained(trainer, step):
-            why = of_main(
-                trainer, self._why_not(trainer, step) if trainer.dist.is_main else None
-            )
-            if why is not None:
-                trainer.journal.event("sample_metrics", step=step, not_measured=why)
+        """Generate, write and measure samples; those of step 0 are the base model's."""
+        with self.failures_as_warnings(trainer, step):
+            reason = None
+            if trainer.dist.is_main:
+                reason = self._reason_to_skip(trainer, step)
+            reason = broadcast_from_main(trainer, reason)
+            if reason is not None:
+                trainer.journal.event("sample_metrics", step=step, not_measured=reason)
                 return
-            begun = time.perf_counter()
-            plan = self.plan
-            samples = [(plan.prompts[i], seed) for i, seed in plan.pairs]
-            first = [plan.first[i] for i, _ in plan.pairs] if plan.first else []
-            films = self.frames(trainer, step, plan.settings, samples, first)
+
+            started = time.perf_counter()
+            videos = self._generate_samples(trainer, step)
             if not trainer.dist.is_main:
                 return
-            for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
-                write_video(path, frames, plan.settings.shape.fps)
+
+            fps = self.plan.settings.shape.fps
+            paths = sample_paths(trainer.run, self.plan, step)
+            for path, frames in zip(paths, videos, strict=True):
+                write_video(path, frames, fps)
             if step == 0:
-                keep_base(trainer.run, self.plan, films)
+                save_base(trainer.run, self.plan, videos)
+
             with trainer.breaking():
-                fields = self._compared(trainer, films, step)
+                fields = self._measure(trainer, videos, step)
+            seconds = round(time.perf_counter() - started, 3)
             trainer.journal.event(
-                "sample_metrics",
-                step=step,
-                **fields,
-                seconds=round(time.perf_counter() - begun, 3),
+                "sample_metrics", step=step, **fields, seconds=seconds
             )
 
-    def _why_not(self, trainer: Trainer, step: int) -> str | None:
-        """Why nothing is measured here, in words; None where it is."""
+    def _generate_samples(self, trainer: Trainer, step: int) -> list[np.ndarray]:
+        plan = self.plan
+        samples = [(plan.prompts[index], seed) for index, seed in plan.pairs]
+        first = []
+        if plan.first:
+            first = [plan.first[index] for index, _ in plan.pairs]
+        return self.frames(trainer, step, plan.settings, samples, first)
+
+    def _reason_to_skip(self, trainer: Trainer, step: int) -> str | None:
+        """Return why nothing can be measured at ``step``, or None."""
         if step == 0:
-            if self.every:  # the base's samples alone would say nothing
+            # Without a second measurement the base's samples would be of no use.
+            if self.every:
                 return None
-            need = f"{2 * share_of_run(self.plan, trainer.job):.2g}"
-            most = f"{self._budget:g}"
-            return f"budget: two measurements would take about {need} of the run, above sample_metrics.budget {most}"
-        kept = trainer.run / FILE
-        if not kept.is_file() or not base_file(trainer.run).is_file():
-            return "the base's samples were not generated before step 1, so there is nothing to compare with"
-        if read_json(kept)["drawing"] != identity_of(self.plan):
-            return "prompts, shape or steps of the sample metrics are no longer those of the base's samples"
+            required = f"{2 * share_of_run(self.plan, trainer.job):.2g}"
+            return (
+                f"budget: two measurements would take about {required} of the run, "
+                f"more than sample_metrics.budget {self._budget:g}"
+            )
+
+        base_reading = trainer.run / FILE
+        if not base_reading.is_file() or not base_file(trainer.run).is_file():
+            return (
+                "the base's samples were not generated before step 1, "
+                "so there is nothing to compare with"
+            )
+        if read_json(base_reading)["drawing"] != sampling_identity(self.plan):
+            return (
+                "the prompts, shape or steps of the sample metrics differ from those "
+                "of the base's samples"
+            )
         return None
 
-    def _compared(self, trainer: Trainer, films: Sequence[Frames], step: int) -> dict[str, Any]:
-        """A journal line's fields: what the samples gave beside what the base's gave and the clips do."""
-        job = trainer.job
-        plan = self.plan
-        embedding = self.embedding
-        assert embedding is not None
-        kept = read_json(trainer.run / FILE)
-        name = name_of(job, plan, embedding)
-        old = kept.get("reading", {})
+    def _measure(
+        self, trainer: Trainer, videos: Sequence[Frames], step: int
+    ) -> dict[str, Any]:
+        """Measure the samples of a step and return the fields of the journal line."""
+        assert self.embedding is not None
+        stored = read_json(trainer.run / FILE)
+        name = reading_name(trainer.job, self.plan, self.embedding)
+        base_reading = stored.get("reading", {})
+
+        # The base is read again if the clips or the encoder have changed.
+        is_base_outdated = base_reading.get("name") != name
         if self.clips is None:
             self.clips = embed_clips(
-                job, plan, embedding, with_baselines=old.get("name") != name
+                trainer.job, self.plan, self.embedding, with_baselines=is_base_outdated
             )
-        clips = self.clips
-        now = measured(plan, embedding, clips, films)
-        if (
-            old.get("name") != name
-        ):  # the first reading, or other clips or another encoder since
-            with np.load(base_file(trainer.run)) as file:
-                base = (
-                    now if step == 0 else measured(plan, embedding, clips, list(file["films"]))
-                )
-            assert clips.baselines is not None
-            old = {
-                "name": name,
-                "baselines": asdict(clips.baselines),
-                "data": clips.motion,
-                "base": asdict(base),
-            }
-            write_json(trainer.run / FILE, kept | {"reading": old})
-        base = checked(Measured, json.dumps(old["base"]))
-        usual = Baselines(
-            tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"])
-        )
-        line = usual.line([one.similarity for one in base.nearest])
+        reading = read_samples(self.plan, self.embedding, self.clips, videos)
+        if is_base_outdated:
+            base = reading
+            if step != 0:
+                base = self._read_base(trainer.run)
+            base_reading = _base_to_json(name, base, self.clips)
+            write_json(trainer.run / FILE, stored | {"reading": base_reading})
+
         paths = [
             path.relative_to(trainer.run).as_posix()
-            for path in paths_of(trainer.run, plan, step)
+            for path in sample_paths(trainer.run, self.plan, step)
         ]
-        samples = [
-            {
-                "prompt": plan.prompts[i],
+        return self._journal_fields(reading, base_reading, paths)
+
+    def _read_base(self, run: Path) -> SampleReading:
+        assert self.embedding is not None
+        assert self.clips is not None
+        with np.load(base_file(run)) as file:
+            return read_samples(
+                self.plan, self.embedding, self.clips, list(file["films"])
+            )
+
+    def _journal_fields(
+        self,
+        reading: SampleReading,
+        base_reading: Mapping[str, Any],
+        paths: Sequence[str],
+    ) -> dict[str, Any]:
+        """Relate a reading to the base model's and to the training clips."""
+        assert self.embedding is not None
+        assert self.clips is not None
+        base = checked(SampleReading, json.dumps(base_reading["base"]))
+        baselines = Baselines(
+            tuple(base_reading["baselines"]["held_out"]),
+            tuple(base_reading["baselines"]["others"]),
+        )
+        line = baselines.line([clip.similarity for clip in base.nearest])
+
+        samples = []
+        pairs = zip(self.plan.pairs, paths, reading.nearest, strict=True)
+        for (prompt_index, seed), path, nearest in pairs:
+            sample = {
+                "prompt": self.plan.prompts[prompt_index],
                 "seed": seed,
                 "path": path,
-                "clip": one.clip,
-                "similarity": round(one.similarity, 4),
-                "copy": line is not None and one.similarity > line,
+                "clip": nearest.clip,
+                "similarity": round(nearest.similarity, 4),
+                "copy": _is_copy(nearest, line),
             }
-            for (i, seed), path, one in zip(plan.pairs, paths, now.nearest, strict=True)
-        ]
+            samples.append(sample)
+
+        motion = {}
+        for key, value in reading.motion.items():
+            data = base_reading["data"][key]
+            motion[key] = with_ratios(value, base=base.motion[key], data=data)
+        replication = {
+            "mean": mean_similarity(reading),
+            "base": mean_similarity(base),
+            "copies": sum(_is_copy(nearest, line) for nearest in reading.nearest),
+            "base_copies": sum(_is_copy(nearest, line) for nearest in base.nearest),
+            "line": None if line is None else round(line, 4),
+            "windows": len(self.clips.gallery.windows),
+            **baselines.to_json(),
+        }
         return {
-            "sample_metrics": name,
-            "embedding": embedding.name,
-            "heuristic": embedding.name == metrics.HEURISTIC,
+            "sample_metrics": base_reading["name"],
+            "embedding": self.embedding.name,
+            "heuristic": self.embedding.name == HEURISTIC,
             "samples": samples,
-            "replication": {
-                "mean": mean_of(now),
-                "base": mean_of(base),
-                "copies": sum(sample["copy"] for sample in samples),
-                "base_copies": sum(
-                    line is not None and one.similarity > line for one in base.nearest
-                ),
-                "line": None if line is None else round(line, 4),
-                "windows": len(clips.gallery.known),
-                **usual.to_json(),
-            },
-            "diversity": beside(now.diversity, base=base.diversity),
-            "motion": {
-                k: beside(value, base=base.motion[k], data=old["data"][k])
-                for k, value in now.motion.items()
-            },
+            "replication": replication,
+            "diversity": with_ratios(reading.diversity, base=base.diversity),
+            "motion": motion,
         }
 
 
-def paths_of(run: Path, plan: SampleMetricsPlan, step: int) -> list[Path]:
-    """Where the samples of a step lie."""
-    return [run / FOLDER / file_name(step, plan.prompts[i], seed) for i, seed in plan.pairs]
+def _is_copy(nearest: NearestClip, line: float | None) -> bool:
+    return line is not None and nearest.similarity > line
+
+
+def _base_to_json(
+    name: str, base: SampleReading, clips: EmbeddedClips
+) -> dict[str, Any]:
+    assert clips.baselines is not None
+    return {
+        "name": name,
+        "baselines": asdict(clips.baselines),
+        "data": clips.motion,
+        "base": asdict(base),
+    }
+
+
+def sample_paths(run: Path, plan: SampleMetricsPlan, step: int) -> list[Path]:
+    """Return the paths of the samples of a step."""
+    return [
+        run / FOLDER / file_name(step, plan.prompts[index], seed)
+        for index, seed in plan.pairs
+    ]
 
 
 def base_file(run: Path) -> Path:
-    """The pixels of the base's samples."""
+    """Return the path of the pixels of the base model's samples."""
     return run / FOLDER / "base.npz"
 
 
-def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> None:
-    """Keep the base's samples: after the first step nobody can generate them again."""
+def save_base(run: Path, plan: SampleMetricsPlan, videos: Sequence[Frames]) -> None:
+    """Save the base's samples, which cannot be generated again after the first step."""
     write_whole(
         base_file(run),
-        lambda aside: np.savez_compressed(aside, films=np.stack(films)),
+        lambda temporary: np.savez_compressed(temporary, films=np.stack(videos)),
         durable=False,
     )
-    write_json(run / FILE, {"drawing": identity_of(plan)})
+    write_json(run / FILE, {"drawing": sampling_identity(plan)})
 
 
-def measured(
+def read_samples(
     plan: SampleMetricsPlan,
     embedding: FrameEmbedding,
     clips: EmbeddedClips,
-    films: Sequence[Frames],
-) -> Measured:
-    """Each sample's nearest clip, the diversity of each prompt's samples, and how they move."""
-    seen = [metrics.both_ways(embedding, frames[:: clips.every]) for frames in films]
-    nearest = [clips.gallery.nearest(one) for one in seen]
+    videos: Sequence[Frames],
+) -> SampleReading:
+    """Measure samples: nearest clips, diversity per prompt, and motion."""
+    vectors = [embed_with_mirror(embedding, video[:: clips.every]) for video in videos]
+    matches = [clips.gallery.nearest(sample) for sample in vectors]
+
     by_prompt: list[list[Any]] = [[] for _ in plan.prompts]
-    for (number, _), one in zip(plan.pairs, seen, strict=True):
-        by_prompt[number].append(one[0])
-    return Measured(
-        tuple(one for one in nearest if one is not None),
-        metrics.diversity(by_prompt),
-        metrics.mean_measures([metrics.measures(frames) for frames in films]),
+    for (prompt_index, _), sample in zip(plan.pairs, vectors, strict=True):
+        by_prompt[prompt_index].append(sample[0])
+
+    return SampleReading(
+        nearest=tuple(match for match in matches if match is not None),
+        diversity=metrics.diversity(by_prompt),
+        motion=metrics.mean_motion([metrics.motion_stats(video) for video in videos]),
     )
 
 
-def mean_of(one: Measured) -> float:
-    """The mean similarity of samples to their nearest clips."""
-    return round(sum(found.similarity for found in one.nearest) / len(one.nearest), 4)
+def mean_similarity(reading: SampleReading) -> float:
+    """Return the mean similarity of samples to their nearest clips."""
+    total = sum(nearest.similarity for nearest in reading.nearest)
+    return round(total / len(reading.nearest), 4)
 
 
-def beside(value: float | None, **others: float | None) -> dict[str, float | None]:
-    """A value beside others, and its ratio to each: ``to_base`` and so on; None where one is missing or 0."""
-    out: dict[str, float | None] = {"value": _short(value)}
-    for name, other in others.items():
-        out[name] = _short(other)
-        out[f"to_{name}"] = None if value is None or not other else _short(value / other)
-    return out
+def with_ratios(
+    value: float | None, **references: float | None
+) -> dict[str, float | None]:
+    """Return a value, its references, and its ratio to each as ``to_<name>``.
+
+    A ratio is None if a number is missing or the reference is 0.
+    """
+    fields: dict[str, float | None] = {"value": _round_digits(value)}
+    for name, reference in references.items():
+        fields[name] = _round_digits(reference)
+        ratio = None
+        if value is not None and reference:
+            ratio = _round_digits(value / reference)
+        fields[f"to_{name}"] = ratio
+    return fields
 
 
-def _short(value: float | None) -> float | None:
+def _round_digits(value: float | None) -> float | None:
+    """Round to five significant digits."""
     return None if value is None else float(f"{value:.5g}")

@@ -1,4 +1,7 @@
-"""What validation reads, and what previews and sample metrics show: windows, noise levels, prompts, seeds, shapes."""
+"""Choose what validation, previews and sample metrics use.
+
+That is windows and noise levels for validation; prompts, seeds and shapes for samples.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,312 +19,413 @@ from videotune.types import ClipShape, ModelSpec, VideoRules, Window
 T = TypeVar("T")
 
 QUANTILES = 9
-"""Noise levels of a validation."""
+"""Number of noise levels of a validation."""
 
-TURNS = 3
-"""Each clip is read at every third noise level, the next clip at the next ones: a third of the passes, all levels."""
+LEVEL_GROUPS = 3
+"""Each clip is read at every third noise level, the next clip at the next ones.
 
-MOST_WINDOWS = 24
-LEAST_WINDOWS = 6
-"""How many windows are read. Two thirds are held out: what tells copying from learning is the scatter over these."""
+This covers all levels with a third of the forward passes.
+"""
+
+MAX_WINDOWS = 24
+MIN_WINDOWS = 6
+"""Windows of a validation; two thirds are held out.
+
+The scatter over held-out clips is what separates copying from learning.
+"""
 
 
-def spread(items: Sequence[T], count: int) -> tuple[T, ...]:
-    """At most ``count`` items, evenly over the sequence."""
-    return (
-        tuple(items)
-        if len(items) <= count
-        else tuple(items[i * len(items) // count] for i in range(count))
-    )
+def spread_evenly(items: Sequence[T], count: int) -> tuple[T, ...]:
+    """Choose at most ``count`` items, evenly over the sequence."""
+    if len(items) <= count:
+        return tuple(items)
+    return tuple(items[i * len(items) // count] for i in range(count))
 
 
 def validation_windows(job: Job) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
-    """At most so many as ``validation_windows`` says, which validation reads: (held-out, training)."""
-    most = job.config.validation_windows or MOST_WINDOWS
-    held_out = spread_over_clips(job.library.held_out_windows, most - most // 3)
-    return held_out, spread_over_clips(job.training_windows, most // 3)
+    """Return the windows that validation reads: (held-out, training).
+
+    Together they are at most ``validation_windows``.
+    """
+    count = job.config.validation_windows or MAX_WINDOWS
+    num_training = count // 3
+    held_out = spread_over_clips(job.library.held_out_windows, count - num_training)
+    training = spread_over_clips(job.training_windows, num_training)
+    return held_out, training
 
 
-def levels_of(windows: Sequence[Window]) -> list[range]:
-    """The noise levels at which each window is read, the same for all windows of a clip; the clips cover all levels."""
+def quantiles_by_window(windows: Sequence[Window]) -> list[range]:
+    """Return the indices of the noise levels at which each window is read.
+
+    All windows of a clip have the same levels; together the clips cover all levels.
+    """
     clips = list(dict.fromkeys(window.clip_id for window in windows))
-    turns = min(TURNS, len(clips))
-    return [range(clips.index(window.clip_id) % turns, QUANTILES, turns) for window in windows]
+    groups = min(LEVEL_GROUPS, len(clips))
+    starts = {clip: index % groups for index, clip in enumerate(clips)}
+    return [range(starts[window.clip_id], QUANTILES, groups) for window in windows]
 
 
 def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ...]:
-    """At most ``count`` windows, evenly over the clips: a second one of a clip only where each clip has one, and so on.
+    """Choose at most ``count`` windows, evenly over the clips.
 
-    Of a clip with one place the window in its middle. Without this a few long clips would take all places.
+    A clip gets a second window only after every clip has one, and so on; otherwise a
+    few long clips would take most places. A clip with one place gives its middle
+    window.
     """
-    of_clip: dict[str, list[int]] = {}
-    for place, window in enumerate(windows):
-        of_clip.setdefault(window.clip_id, []).append(place)
-    clips = spread(list(of_clip.values()), count)
+    indices_by_clip: dict[str, list[int]] = {}
+    for index, window in enumerate(windows):
+        indices_by_clip.setdefault(window.clip_id, []).append(index)
+    clips = spread_evenly(list(indices_by_clip.values()), count)
+
     shares = [0] * len(clips)
     left = min(count, sum(map(len, clips)))
     while left:
-        for number, own in enumerate(clips):
-            if left and shares[number] < len(own):
-                shares[number] = shares[number] + 1
-                left = left - 1
-    # the middles of as many equal parts of a clip's places
-    chosen = [
-        own[(2 * i + 1) * len(own) // (2 * n)]
-        for own, n in zip(clips, shares, strict=True)
-        for i in range(n)
-    ]
-    return tuple(windows[place] for place in sorted(chosen))
+        for clip, indices in enumerate(clips):
+            if left and shares[clip] < len(indices):
+                shares[clip] += 1
+                left -= 1
+
+    # Split the windows of a clip into equal parts and take the middle of each.
+    chosen = []
+    for indices, share in zip(clips, shares, strict=True):
+        for part in range(share):
+            chosen.append(indices[(2 * part + 1) * len(indices) // (2 * share)])
+    return tuple(windows[index] for index in sorted(chosen))
 
 
 @dataclass(frozen=True)
 class PreviewRequest:
-    """A sample that a run shows again and again."""
+    """A sample that a run generates repeatedly."""
 
     prompt: str
     seed: int
     settings: SampleSettings
 
 
-def prompts_of(job: Job) -> list[Prompt]:
-    """The previews' prompts: as given, or so many different captions, evenly over the training clips."""
-    wanted = job.config.samples
-    given = wanted if isinstance(wanted, list) else captions_evenly(job, wanted)
-    return [Prompt(prompt=one) if isinstance(one, str) else one for one in given]
+def preview_prompts(job: Job) -> list[Prompt]:
+    """Return the prompts of the previews.
+
+    These are the prompts of ``samples``; if it is a number, that many different
+    captions, evenly over the training clips.
+    """
+    samples = job.config.samples
+    prompts: Sequence[str | Prompt]
+    if isinstance(samples, list):
+        prompts = samples
+    else:
+        prompts = spread_captions(job, samples)
+    return [
+        Prompt(prompt=prompt) if isinstance(prompt, str) else prompt
+        for prompt in prompts
+    ]
 
 
-def previews_of(job: Job) -> list[PreviewRequest]:
-    """The run's previews.
+def preview_requests(job: Job) -> list[PreviewRequest]:
+    """Return the previews of the run.
 
-    Raises VideotuneError for a shape that the model cannot sample, and for the same prompt with the same seed.
+    Raises:
+        VideotuneError: if the model cannot sample a shape, or the same prompt occurs
+            twice with the same seed.
     """
     sample = job.config.sample
-    usual = usual_shape(job)
-    found = dict[tuple[str, int], PreviewRequest]()
-    for key, prompt in zip(names_of(job), prompts_of(job), strict=True):
-        own = prompt.model_dump(exclude_none=True, exclude={"prompt"})
-        config = job.config.model_copy(update={"sample": sample.model_copy(update=own)})
-        if key in found:
+    default_shape = usual_shape(job)
+    requests: dict[tuple[str, int], PreviewRequest] = {}
+
+    for key, prompt in zip(preview_keys(job), preview_prompts(job), strict=True):
+        text, seed = key
+        overrides = prompt.model_dump(exclude_none=True, exclude={"prompt"})
+        prompt_sample = sample.model_copy(update=overrides)
+        config = job.config.model_copy(update={"sample": prompt_sample})
+        if key in requests:
             raise VideotuneError(
-                f"samples: {key[0]!r} is there twice with seed {key[1]}: give one another seed"
+                f"samples: {text!r} occurs twice with seed {seed}. "
+                "Give one of them another seed."
             )
-        found[key] = PreviewRequest(*key, sample_settings(config, job.spec, usual))
-    return list(found.values())
+        settings = sample_settings(config, job.spec, default_shape)
+        requests[key] = PreviewRequest(text, seed, settings)
+    return list(requests.values())
 
 
-def names_of(job: Job) -> list[tuple[str, int]]:
-    """(prompt, seed) of each preview: a seed of its own, or the run's and one more for each prompt before it."""
-    first = job.config.sample.seed
-    return [
-        (one.prompt, first + i if one.seed is None else one.seed)
-        for i, one in enumerate(prompts_of(job))
-    ]
+def preview_keys(job: Job) -> list[tuple[str, int]]:
+    """Return (prompt, seed) of each preview.
+
+    A prompt without a seed gets the seed of the run plus its index.
+    """
+    run_seed = job.config.sample.seed
+    keys = []
+    for index, prompt in enumerate(preview_prompts(job)):
+        seed = run_seed + index if prompt.seed is None else prompt.seed
+        keys.append((prompt.prompt, seed))
+    return keys
 
 
-def captions_evenly(job: Job, most: int) -> list[str]:
-    """At most so many different captions, evenly over the training clips."""
-    trained = {window.clip_id for window in job.training_windows}
-    captions = [
-        clip.captions[0]
-        for clip in job.library.clips
-        if clip.id in trained and clip.captions[0]
-    ]
-    return list(spread(list(dict.fromkeys(captions)), most))
+def spread_captions(job: Job, count: int) -> list[str]:
+    """Choose at most ``count`` different captions, evenly over the training clips."""
+    trained_ids = {window.clip_id for window in job.training_windows}
+    captions = []
+    for clip in job.library.clips:
+        if clip.id in trained_ids and clip.captions[0]:
+            captions.append(clip.captions[0])
+    return list(spread_evenly(list(dict.fromkeys(captions)), count))
 
 
-def first_frames_of(job: Job) -> dict[PreviewRequest, Window]:
-    """For each preview the window on whose first frame it is conditioned; empty where previews have text alone.
+def preview_first_frames(job: Job) -> dict[PreviewRequest, Window]:
+    """Return for each preview the window whose first frame it is conditioned on.
 
-    That of a clip whose caption it is, else of the first windows, one prompt after the other; of the preview's own shape,
-    for the states of a frame are encoded for so many of them. Raises VideotuneError where no window has that shape.
+    The window has the prompt as its caption if there is one; otherwise the prompts go
+    through the windows in order. It has the shape of the preview, because first frames
+    are encoded only for the windows' own shapes. Empty if previews have only text.
+
+    Raises:
+        VideotuneError: if no window has the shape of a preview.
     """
     if not conditions_on_first_frame(job):
         return {}
-    return {one: _first_window(job, one, place) for place, one in enumerate(previews_of(job))}
+    return {
+        request: _first_window(job, request, index)
+        for index, request in enumerate(preview_requests(job))
+    }
 
 
-def _first_window(job: Job, preview: PreviewRequest, place: int) -> Window:
-    """The window of a preview's shape with its caption, else the ``place``-th of that shape, counted in a circle."""
-    wanted = preview.settings.shape
-    alike = [window for window in job.training_windows if str(window.shape) == str(wanted)]
-    if not alike:
-        there = ", ".join(sorted({str(window.shape) for window in job.training_windows}))
-        raise VideotuneError(
-            f"sample.frames, sample.resolution: a preview of {job.spec.title} begins with the first frame of a clip, and "
-            f"no window is {wanted} as the preview is (frames, height, width); there are {there}. Leave both out, or name "
-            "one of those."
+def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
+    """Return a window of the preview's shape: with its caption, else the index-th."""
+    shape = str(preview.settings.shape)
+    windows = [window for window in job.training_windows if str(window.shape) == shape]
+    if not windows:
+        shapes = ", ".join(
+            sorted({str(window.shape) for window in job.training_windows})
         )
-    return _with_caption(job, alike, preview.prompt, place)
+        raise VideotuneError(
+            f"sample.frames, sample.resolution: a preview of {job.spec.title} "
+            f"begins with the first frame of a clip, but no window has "
+            f"the shape {shape} "
+            f"(frames, height, width). Leave both out, or choose one of: {shapes}."
+        )
+    return _with_caption(job, windows, preview.prompt, index)
 
 
-def _with_caption(job: Job, windows: Sequence[Window], prompt: str, place: int) -> Window:
-    """The first window with the prompt as its caption, else the ``place``-th, counted in a circle."""
-    own = next((one for one in windows if prompt in job.captions[one.id]), None)
-    return own or windows[place % len(windows)]
+def _with_caption(
+    job: Job, windows: Sequence[Window], prompt: str, index: int
+) -> Window:
+    """Return the first window with the prompt as caption, else the index-th."""
+    for window in windows:
+        if prompt in job.captions[window.id]:
+            return window
+    return windows[index % len(windows)]
 
 
 def conditions_on_first_frame(job: Job) -> bool:
-    """Whether a run is rather conditioned on first frames than not (``BatchSource.conditions_on_first_frame``)."""
-    return (
-        job.spec.image_conditioning != "none"
-        and (job.config.first_frame_probability or 0.0) >= 0.5
-    )
+    """Whether at least half of the training samples are conditioned on first frames.
+
+    The same rule as ``BatchSource.conditions_on_first_frame``.
+    """
+    probability = job.config.first_frame_probability or 0.0
+    return job.spec.image_conditioning != "none" and probability >= 0.5
 
 
 def preview_settings(job: Job) -> SampleSettings:
-    """How a run's previews are sampled; where they differ, the one with most tokens."""
-    usual = sample_settings(job.config, job.spec, usual_shape(job))
-    given = (
-        (one.settings for one in previews_of(job))
-        if isinstance(job.config.samples, list)
-        else ()
-    )
-    return max(given, key=lambda one: job.spec.tokens(one.shape), default=usual)
+    """Return the settings of the previews; if they differ, those with most tokens."""
+    default = sample_settings(job.config, job.spec, usual_shape(job))
+    if not isinstance(job.config.samples, list):
+        return default
+    settings = [request.settings for request in preview_requests(job)]
+    return max(settings, key=lambda item: job.spec.tokens(item.shape), default=default)
 
 
-def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> SampleSettings:
-    """How previews are drawn; ``usual`` is the shape where the config names none.
+def sample_settings(
+    config: Config, spec: ModelSpec, default_shape: ClipShape
+) -> SampleSettings:
+    """Return the settings of a preview.
 
-    Raises VideotuneError for a shape that the model cannot draw, and for a negative prompt that nothing would read.
+    Args:
+        config: the config with its ``sample`` section.
+        spec: the model.
+        default_shape: the shape if the config does not set one.
+
+    Raises:
+        VideotuneError: if the model cannot sample the shape, or does not use a negative
+            prompt.
     """
     sample = config.sample
     rules = spec.rules
-    frames = usual.frames if sample.frames is None else sample.frames
-    height, width = (
-        (usual.height, usual.width)
-        if sample.resolution is None
-        else map(int, sample.resolution.split("x"))
-    )
+    frames = default_shape.frames if sample.frames is None else sample.frames
+    height = default_shape.height
+    width = default_shape.width
+    if sample.resolution is not None:
+        height, width = map(int, sample.resolution.split("x"))
+
     if snap_frames(frames, rules) != frames:
         raise VideotuneError(
-            f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}"
+            f"sample.frames: {spec.title} samples {frame_rule(rules)}, not {frames}. "
+            "Choose such a number, or leave it out."
         )
     if not is_valid_size((height, width), rules):
         raise VideotuneError(
-            f"sample.resolution: {spec.title} draws {size_rule(rules)} pixels, not {height}x{width}"
+            f"sample.resolution: {spec.title} samples {size_rule(rules)} pixels, "
+            f"not {height}x{width}. Choose such a size, or leave it out."
         )
+
     shape = ClipShape(frames, height, width, rules.fps)
     settings = settings_at(config, spec, shape, sample.steps or spec.sample_steps)
-    if sample.negative and (spec.guidance_embedded or settings.guidance <= 1):
-        why = (
-            "takes guidance as an input"
-            if spec.guidance_embedded
-            else "is asked once at guidance 1"
-        )
-        raise VideotuneError(
-            f"sample.negative: {spec.title} {why}, so it reads no negative prompt; leave it out"
-        )
+    if sample.negative:
+        _refuse_unused_negative(spec, settings)
     return replace(settings, negative=sample.negative)
+
+
+def _refuse_unused_negative(spec: ModelSpec, settings: SampleSettings) -> None:
+    """Raise VideotuneError if a negative prompt would have no effect."""
+    if spec.guidance_embedded:
+        reason = "takes guidance as an input"
+    elif settings.guidance <= 1:
+        reason = "runs once per step at guidance 1"
+    else:
+        return
+    raise VideotuneError(
+        f"sample.negative: {spec.title} {reason}, so a negative prompt has no effect. "
+        "Leave it out."
+    )
 
 
 def settings_at(
     config: Config, spec: ModelSpec, shape: ClipShape, steps: int
 ) -> SampleSettings:
-    """The config's settings of a sample at a shape, in so many denoising steps."""
+    """Return the settings of a sample with a given shape and number of steps."""
     sample = config.sample
-    guidance = spec.sample_guidance if sample.guidance is None else sample.guidance
     return SampleSettings(
-        shape, steps, guidance, sample.shift, sample.guidance_2, sample.use_temporal_attention
+        shape=shape,
+        steps=steps,
+        guidance=spec.sample_guidance if sample.guidance is None else sample.guidance,
+        shift=sample.shift,
+        guidance_2=sample.guidance_2,
+        temporal_attention=sample.use_temporal_attention,
     )
 
 
 def usual_shape(job: Job) -> ClipShape:
-    """The bucket with most training windows; of videos where there are any."""
+    """Return the bucket with most training windows, a video bucket if there is one."""
     count = Counter(window.shape for window in job.training_windows)
     return max(count, key=lambda shape: (shape.frames > 1, count[shape], shape))
 
 
-LEAST_FRAMES = 5
-"""Fewer frames would show no motion; a probe has the smallest count from here up that the model takes."""
+MIN_FRAMES = 5
+"""Frames of a sample for the sample metrics; fewer would show no motion."""
 
 
 @dataclass(frozen=True)
 class SampleMetricsPlan:
-    """What is generated at each measurement; sample i has prompt ``prompts[i % P]`` and seed ``seed + i // P``.
+    """The samples of a measurement.
 
-    ``first``: for each prompt the window on whose first frame it is conditioned; empty where samples have text alone.
+    With P prompts, sample i has prompt ``prompts[i % P]`` and seed ``seed + i // P``.
     """
 
     prompts: tuple[str, ...]
     samples: int
     seed: int
     settings: SampleSettings
+
     first: tuple[Window, ...] = ()
+    """For each prompt the window of its first frame; empty with text only."""
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """(index of its prompt, seed) of each sample."""
-        return [
-            (i % len(self.prompts), self.seed + i // len(self.prompts))
-            for i in range(self.samples)
-        ]
+        """(index of the prompt, seed) of each sample."""
+        pairs = []
+        for index in range(self.samples):
+            repeat, prompt_index = divmod(index, len(self.prompts))
+            pairs.append((prompt_index, self.seed + repeat))
+        return pairs
 
 
 def metric_prompts(job: Job) -> list[str]:
-    """The probes' prompts: as given, or so many captions of training clips, evenly; none where nothing is probed."""
-    config = job.config
-    if not config.sample_metrics.budget:
+    """Return the prompts of the sample metrics; empty if the budget is 0."""
+    settings = job.config.sample_metrics
+    if not settings.budget:
         return []
-    wanted = config.sample_metrics.prompts
-    if isinstance(wanted, list):
-        return wanted[: config.sample_metrics.samples]
-    return captions_evenly(job, min(wanted, config.sample_metrics.samples))
+    if isinstance(settings.prompts, list):
+        return settings.prompts[: settings.samples]
+    return spread_captions(job, min(settings.prompts, settings.samples))
 
 
 def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
-    """What the run's probes draw; None where nothing is probed: a budget of 0, no caption to draw."""
+    """Return the samples of the sample metrics, or None without budget or prompts."""
     prompts = metric_prompts(job)
-    config = job.config
     if not prompts:
         return None
-    usual = usual_shape(job)
+    config = job.config
     first = metric_conditioning(job, prompts)
-    shape = usual if first else metric_shape(usual, job.spec.rules)
+
+    # First frames are encoded only for the windows' own shapes.
+    shape = usual_shape(job)
+    if not first:
+        shape = metric_shape(shape, job.spec.rules)
     settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
     return SampleMetricsPlan(
-        tuple(prompts), config.sample_metrics.samples, config.sample.seed, settings, first
+        prompts=tuple(prompts),
+        samples=config.sample_metrics.samples,
+        seed=config.sample.seed,
+        settings=settings,
+        first=first,
     )
 
 
-def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
-    """The smallest frame count from 5 up and half the sides, as the model takes them; of images images."""
-    least = valid_at_least(LEAST_FRAMES, rules)
-    frames = usual.frames if least is None else min(least, usual.frames)
+def metric_shape(default_shape: ClipShape, rules: VideoRules) -> ClipShape:
+    """Return a small shape: few frames, at least 5, and half the sides.
+
+    A bucket of images keeps its one frame.
+    """
+    frames = default_shape.frames
+    fewest = valid_at_least(MIN_FRAMES, rules)
+    if fewest is not None:
+        frames = min(fewest, frames)
     if rules.size is not None:
-        return ClipShape(frames, *rules.size, usual.fps)
-    step = rules.side_multiple
-    height, width = (
-        max(step, side // 2 // step * step) for side in (usual.height, usual.width)
-    )
-    return ClipShape(frames, height, width, usual.fps)
+        return ClipShape(frames, *rules.size, default_shape.fps)
+
+    height = _half_side(default_shape.height, rules.side_multiple)
+    width = _half_side(default_shape.width, rules.side_multiple)
+    return ClipShape(frames, height, width, default_shape.fps)
+
+
+def _half_side(side: int, multiple: int) -> int:
+    """Halve a side, rounded down to a multiple but not to 0."""
+    return max(multiple, side // 2 // multiple * multiple)
 
 
 def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
-    """For each prompt the window on whose first frame its samples are conditioned; empty where they have text alone.
+    """Return for each prompt the window whose first frame its samples start from.
 
-    Held-out windows where there are any, since a sample that begins with a training clip's frame is near it by itself. The
-    states of a frame are cached for the windows' own shape, so such a probe has that and costs as much as a preview.
+    Held-out windows are preferred: a sample that starts with a frame of a training clip
+    is similar to it anyway. The windows have the most common shape, since first frames
+    are encoded only for the windows' own shapes; so these samples cost as much as
+    previews. Empty if samples have only text.
     """
     if not conditions_on_first_frame(job):
         return ()
     shape = str(usual_shape(job))
-    library = job.library
-    held_out = [window for window in library.held_out_windows if str(window.shape) == shape]
-    pool = held_out or [window for window in job.training_windows if str(window.shape) == shape]
+    held_out = job.library.held_out_windows
+    windows = [window for window in held_out if str(window.shape) == shape]
+    if not windows:
+        windows = [
+            window for window in job.training_windows if str(window.shape) == shape
+        ]
     return tuple(
-        _with_caption(job, pool, prompt, place) for place, prompt in enumerate(prompts)
+        _with_caption(job, windows, prompt, index)
+        for index, prompt in enumerate(prompts)
     )
 
 
-def identity_of(plan: SampleMetricsPlan) -> dict[str, Any]:
-    """What decides the pixels of a probe beside the weights, JSON-like."""
-    drawn = ("steps", "guidance", "guidance_2", "shift", "temporal_attention")
+def sampling_identity(plan: SampleMetricsPlan) -> dict[str, Any]:
+    """Return what the pixels of the samples depend on besides the weights, for JSON."""
+    settings = plan.settings
     return {
-        **{name: getattr(plan.settings, name) for name in drawn},
+        "steps": settings.steps,
+        "guidance": settings.guidance,
+        "guidance_2": settings.guidance_2,
+        "shift": settings.shift,
+        "temporal_attention": settings.temporal_attention,
         "prompts": list(plan.prompts),
         "samples": plan.samples,
         "seed": plan.seed,
-        "shape": str(plan.settings.shape),
-        "fps": plan.settings.shape.fps,
+        "shape": str(settings.shape),
+        "fps": settings.shape.fps,
         "told": [window.id for window in plan.first],
     }

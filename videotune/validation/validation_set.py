@@ -1,0 +1,143 @@
+"""The identity of a validation set, stored in the run folder as ``validation.json``.
+
+The file is written before the first validation and checked on a resume, so readings of
+different sets are never compared.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from videotune.console import echo
+from videotune.files import digest, read_json, write_json
+from videotune.trainer.build import plain_batch
+from videotune.trainer.trainer import Trainer
+from videotune.types import Window
+from videotune.validation.selection import QUANTILES
+from videotune.validation.validation_loss import ValidationLoss, noise_of
+
+FILE = "validation.json"
+
+PARTS = {
+    "levels": "its noise levels",
+    "mean": "its averaging",
+    "seed": "its seed",
+    "noise": "its noise",
+    "held_out": "its held-out clips",
+    "train": "its training clips",
+}
+"""Parts of a validation set, and their names in messages."""
+
+
+def freeze_validation_set(
+    trainer: Trainer, validation: ValidationLoss
+) -> tuple[str, str]:
+    """Write the set's file, or compare the set with it.
+
+    A file of a different set is replaced.
+
+    Returns:
+        The name of the set (8 hex digits of its contents), and how it differs from the
+        earlier set of the run (empty if it does not).
+    """
+    contents = contents_of(trainer, validation)
+    name = digest(contents)[:8]
+    path = trainer.run / FILE
+    difference = describe_difference(path, contents)
+    if difference or not path.is_file():
+        write_json(path, {"name": name, **contents})
+    return name, difference
+
+
+def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
+    """Return noise levels, seed, a hash of the noise, and hashes of each window."""
+    source = trainer.source
+    noise_hash = None
+    windows = (*validation.held_out, *validation.train)
+    if windows:
+        first = windows[0]
+        shape = tuple(plain_batch(source, first).x0.shape)
+        noise_hash = hash_values(noise_of(validation.seed, first, 0, shape))
+
+    return {
+        "levels": source.objective.timesteps.quantiles(QUANTILES).tolist(),
+        # Sets of an earlier version, which read each clip at all levels, differ here.
+        "mean": "clips, each at a third of the levels",
+        "seed": validation.seed,
+        "noise": noise_hash,
+        "held_out": [_window_hashes(trainer, window) for window in validation.held_out],
+        "train": [_window_hashes(trainer, window) for window in validation.train],
+    }
+
+
+def _window_hashes(trainer: Trainer, window: Window) -> dict[str, str]:
+    """Return the id of a window with hashes of its latents and its text."""
+    batch = plain_batch(trainer.source, window)
+    extras = batch.conditioning.extras
+    latents = [batch.x0]
+    latents.extend(extras[name] for name in sorted(extras))
+    return {
+        "window": window.id,
+        "latents": hash_values(*latents),
+        "text": hash_values(batch.conditioning.text, batch.captions[0]),
+    }
+
+
+def hash_values(*values: Tensor | str) -> str:
+    """Return 16 hex digits of the bytes of tensors and strings."""
+    state = hashlib.blake2b(digest_size=8)
+    for value in values:
+        if isinstance(value, str):
+            state.update(value.encode())
+            continue
+        state.update(str((tuple(value.shape), value.dtype)).encode())
+        flat = value.detach().cpu().contiguous().flatten()
+        state.update(flat.view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def describe_difference(path: Path, contents: dict[str, Any]) -> str:
+    """Return how a set differs from its file.
+
+    Args:
+        path: the file.
+        contents: the set, as ``contents_of`` gives it.
+
+    Returns:
+        The names of the parts that differ; empty if none does or there is no file.
+    """
+    if not path.is_file():
+        return ""
+    try:
+        stored = dict(read_json(path))
+    except (OSError, ValueError) as error:
+        echo(f"warning: {path}: cannot be read ({error}). It is rewritten.")
+        return "its file could not be read"
+
+    unnamed = {key: value for key, value in stored.items() if key != "name"}
+    if stored.get("name") != digest(unnamed)[:8]:
+        echo(f"warning: {path}: was changed by another program. It is rewritten.")
+    differences = []
+    for part in PARTS:
+        if stored.get(part) != contents[part]:
+            description = _describe_part(part, stored.get(part), contents[part])
+            differences.append(description)
+    return ", ".join(differences)
+
+
+def _describe_part(part: str, stored: Any, current: Any) -> str:
+    """Return what differs: the windows, or only their latents or text."""
+    if part not in ("held_out", "train") or not isinstance(stored, list):
+        return PARTS[part]
+    stored_ids = [row.get("window") for row in stored]
+    if stored_ids != [row["window"] for row in current]:
+        return PARTS[part]
+
+    keys = []
+    for key in ("latents", "text"):
+        if [row.get(key) for row in stored] != [row[key] for row in current]:
+            keys.append(key)
+    return f"the {' and '.join(keys)} of {PARTS[part]}"
