@@ -24,9 +24,7 @@ Point = tuple[float, float]
 MAX_NUMBER = 1e300
 """A larger number counts as missing: a sum of such numbers is not finite."""
 
-FILES = {
-    name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")
-}
+FILES = {name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")}
 FILES["compared"] = "compare/compare.json"
 """The JSON files of a run folder by their field of ``Run``."""
 
@@ -212,10 +210,7 @@ def _read_journal(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]
 
 def _damage_note(line_number: int, line: bytes, error: ValueError) -> str:
     if line.endswith(b"\n"):
-        return (
-            f"line {line_number} of the journal is not a record and was left out: "
-            f"{error}"
-        )
+        return f"line {line_number} of the journal is not a record and was left out: {error}"
     return (
         f"the journal's last line ({line_number}) is torn and was left out: "
         "the run ended while writing it"

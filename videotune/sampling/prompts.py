@@ -48,8 +48,7 @@ def resolve_prompts(value: Any) -> Any:
         prompts = parsed(text, path)
     if not isinstance(prompts, list) or not prompts:
         raise VideotuneError(
-            f"samples: {path} has no list of prompts. "
-            "Write one per line into a .txt file."
+            f"samples: {path} has no list of prompts. Write one per line into a .txt file."
         )
     return prompts
 
@@ -80,9 +79,7 @@ def parse_prompt(line: str, location: str) -> str | dict[str, Any]:
     prompt, *options = re.split(r"\s--(?=[a-z]+\s)", f" {line} ")
     prompt = prompt.strip()
     if not prompt:
-        raise VideotuneError(
-            f"{location}: there is no prompt before the options. Add one."
-        )
+        raise VideotuneError(f"{location}: there is no prompt before the options. Add one.")
 
     settings: dict[str, Any] = {}
     for option in options:
@@ -105,8 +102,7 @@ def _parse_option(option: str, location: str) -> tuple[str, Any]:
             note = " (a preview begins with the first frame of a clip by itself)"
         flags = " ".join(f"--{known_flag}" for known_flag in FLAGS)
         raise VideotuneError(
-            f"{location}: --{flag} is not an option of a prompt{note}. "
-            f"Use one of: {flags}."
+            f"{location}: --{flag} is not an option of a prompt{note}. Use one of: {flags}."
         )
 
     key, convert = FLAGS[flag]
@@ -114,6 +110,4 @@ def _parse_option(option: str, location: str) -> tuple[str, Any]:
     try:
         return key, convert(text)
     except ValueError as error:
-        raise VideotuneError(
-            f"{location}: --{flag} {text!r} is not a number."
-        ) from error
+        raise VideotuneError(f"{location}: --{flag} {text!r} is not a number.") from error
