@@ -1,4 +1,5 @@
-"""The bare script that ``step.py`` measures against: load, add a LoRA, read one cached batch, take a step. Nothing else.
+"""The bare script that ``step.py`` measures against: load, add a LoRA, read one cached
+batch, take a step. Nothing else.
 
 Usage: python benchmarks/bare.py TRANSFORMER_FOLDER CACHED_BATCH
 """
@@ -10,12 +11,20 @@ from diffusers import WanTransformer3DModel
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-net = WanTransformer3DModel.from_pretrained(sys.argv[1], dtype=torch.float32).requires_grad_(
-    False
-)
+net = WanTransformer3DModel.from_pretrained(
+    sys.argv[1], dtype=torch.float32
+).requires_grad_(False)
 net.add_adapter(
     LoraConfig(
-        r=16, target_modules=["to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"]
+        r=16,
+        target_modules=[
+            "to_q",
+            "to_k",
+            "to_v",
+            "to_out.0",
+            "ffn.net.0.proj",
+            "ffn.net.2",
+        ],
     )
 )
 parameters = [p for p in net.parameters() if p.requires_grad]

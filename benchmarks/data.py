@@ -1,14 +1,19 @@
 """What reading clips costs, as ratios to the ffmpeg program in the same run.
 
-    python benchmarks/data.py decode [--rounds 5] [--threads 2] [--files h264-1080p …] [--json FILE]
-    python benchmarks/data.py encode [--rounds 5] [--json FILE]    (either: --tiny, a rehearsal)
+    python benchmarks/data.py decode [--rounds 5] [--threads 2] [--files h264-1080p …]
+    [--json FILE] python benchmarks/data.py encode [--rounds 5] [--json FILE]
+    (either: --tiny, a rehearsal)
 
-decode: both produce every frame of the same 60-second file at 16 frames a second as RGB24: ours by ``decode`` in windows of
-81 frames one after the other, as a cache is filled (one window in memory at a time); ffmpeg's by its fps, scale and crop
-filters into a pipe that is read to its end. The same number of threads, alternating rounds, the files in the page cache.
-Ratio = ffmpeg's seconds / ours: above 1 we are faster. ``cpu`` is the same of CPU seconds, which other work on the machine
-disturbs less. "640x352" is the size that ``resolution: 480`` gives to 16:9 (both scale); "832x480" of a 480p file is cropped
-only: ffmpeg then takes a converter that repeats colour samples, ours still interpolates them.
+decode: both produce every frame of the same 60-second file at 16 frames a second as
+RGB24: ours by ``decode`` in windows of 81 frames one after the other, as a cache is
+filled (one window in memory at a time); ffmpeg's by its fps, scale and crop filters
+into a pipe that is read to its end. The same number of threads, alternating rounds, the
+files in the page cache. Ratio = ffmpeg's seconds / ours: above 1 we are faster. ``cpu``
+is the same of CPU seconds, which other work on the machine disturbs less. "640x352" is
+the size that ``resolution: 480`` gives to 16:9 (both scale); "832x480" of a 480p file
+is cropped
+only: ffmpeg then takes a converter that repeats colour samples, ours still interpolates
+them.
 """
 
 import argparse
@@ -51,7 +56,10 @@ FILES = {
     ),
     "mpeg4-480p": ("854x480", "mpeg4-480p.mp4", ["-c:v", "mpeg4", "-q:v", "4"]),
 }
-"""Name -> size, file name, encoder. The pictures are ffmpeg's test picture with noise, 30 frames a second."""
+"""Name -> size, file name, encoder.
+
+The pictures are ffmpeg's test picture with noise, 30 frames a second.
+"""
 
 CASES = [(name, 352, 640) for name in FILES] + [
     ("h264-480p", 480, 832),
@@ -88,13 +96,23 @@ def ours(info: MediaInfo, height: int, width: int, threads: int) -> int:
     times = [i / FPS for i in range(int(info.seconds * FPS + 1e-6))]
     step = max(1, GROUP_BYTES // (3 * height * width))
     groups = [times[first : first + step] for first in range(0, len(times), step)]
-    return sum(len(decode(info, group, height, width, threads=threads)) for group in groups)
+    return sum(
+        len(decode(info, group, height, width, threads=threads)) for group in groups
+    )
 
 
 def theirs(path: Path, height: int, width: int, threads: int) -> int:
     """Every frame by the ffmpeg program; how many."""
     cover = f"fps={FPS},scale={width}:{height}:force_original_aspect_ratio=increase,crop={width}:{height}"
-    command = [get_ffmpeg_exe(), "-v", "error", "-threads", str(threads), "-i", str(path)]
+    command = [
+        get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-threads",
+        str(threads),
+        "-i",
+        str(path),
+    ]
     command += [
         "-filter_threads",
         str(threads),
@@ -121,7 +139,8 @@ def clocked(work: Callable[[], int]) -> tuple[float, float, int]:
 
     def cpu() -> float:
         used = [
-            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            resource.getrusage(who)
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         ]
         return sum(one.ru_utime + one.ru_stime for one in used)
 
@@ -142,7 +161,9 @@ def bootstrap(ratios: Sequence[float], draws: int = 4000) -> tuple[float, float]
 def decode_case(
     path: Path, height: int, width: int, rounds: int, threads: int
 ) -> dict[str, Any]:
-    """One file at one size: seconds and ratios of alternating rounds; the first of each only warms."""
+    """One file at one size: seconds and ratios of alternating rounds; the first of each
+    only warms.
+    """
     info = probe(path)
     sides: dict[str, Callable[[], int]] = {
         "ours": lambda: ours(info, height, width, threads),
@@ -178,7 +199,11 @@ def decode_case(
 
 def decode_part(words: argparse.Namespace) -> dict[str, Any]:
     """Every file and size that was asked for."""
-    figures: dict[str, Any] = {"threads": words.threads, "rounds": words.rounds, "cases": {}}
+    figures: dict[str, Any] = {
+        "threads": words.threads,
+        "rounds": words.rounds,
+        "cases": {},
+    }
     with tempfile.TemporaryDirectory() as name:
         paths = {file: make(Path(name), file, words.seconds) for file in words.files}
         for file, height, width in CASES:
@@ -196,9 +221,11 @@ def decode_part(words: argparse.Namespace) -> dict[str, Any]:
 
 
 def encode_part(words: argparse.Namespace) -> dict[str, Any]:
-    """The share of the encoding time that the VAE waits for frames: clips of 480p into the toy base's cache, at 64 x 64.
+    """The share of the encoding time that the VAE waits for frames: clips of 480p into
+    the toy base's cache, at 64 x 64.
 
-    Its VAE is far faster than a real one, so the share is an upper bound: a real VAE gives the decoders more time.
+    Its VAE is far faster than a real one, so the share is an upper bound: a real VAE
+    gives the decoders more time.
     """
     import torch
 
@@ -215,7 +242,10 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {"rounds": words.rounds, "workers": {}}
     with tempfile.TemporaryDirectory() as name:
         paths = [make(Path(name), "h264-480p", words.seconds)]
-        paths += [Path(shutil.copy(paths[0], paths[0].with_name(f"{i}.mp4"))) for i in range(3)]
+        paths += [
+            Path(shutil.copy(paths[0], paths[0].with_name(f"{i}.mp4")))
+            for i in range(3)
+        ]
         for number, path in enumerate(paths):
             path.with_suffix(".txt").write_text(f"clip {number}")
             with path.open("ab") as file:  # other bytes, so that it is another clip
@@ -237,7 +267,9 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
             for index in range(words.rounds):
                 family = find(spec.name)(folder, torch.device("cpu"), torch.float32)
                 store = LatentCache(Path(name) / f"cache-{count}-{index}")
-                todo = missing(store, CacheKeys.of(family, 0), CacheItems((), tuple(takes)))
+                todo = missing(
+                    store, CacheKeys.of(family, 0), CacheItems((), tuple(takes))
+                )
                 workers = Workers(count) if count else None
                 begun = time.monotonic()
                 waited = fill(
@@ -253,7 +285,9 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
                 if workers is not None:
                     workers.close()
                 rounds.append((took, waited / took))
-            seconds, share = (statistics.median(column) for column in zip(*rounds, strict=True))
+            seconds, share = (
+                statistics.median(column) for column in zip(*rounds, strict=True)
+            )
             figures["workers"][str(count)] = {
                 "seconds": seconds,
                 "waited_share": share,

@@ -1,6 +1,8 @@
-"""Isolated frames: processor time of a forward and backward pass as a share of the whole attention's, on one CPU thread.
+"""Isolated frames: processor time of a forward and backward pass as a share of the
+whole attention's, on one CPU thread.
 
-``python benchmarks/frames.py [--tiny]``: a random Wan transformer of width 256 with two blocks, 256 tokens a latent frame.
+``python benchmarks/frames.py [--tiny]``: a random Wan transformer of width 256 with two
+blocks, 256 tokens a latent frame.
 """
 
 import sys
@@ -18,7 +20,9 @@ from videotune.models.frame_attention import isolate
 def seconds(net: torch.nn.Module, latents: torch.Tensor, text: torch.Tensor) -> float:
     """Processor seconds of one pass forward and back."""
     begun = time.process_time()
-    net(latents, torch.tensor([500.0]), text, return_dict=False)[0].square().mean().backward()
+    net(latents, torch.tensor([500.0]), text, return_dict=False)[
+        0
+    ].square().mean().backward()
     net.zero_grad()
     return time.process_time() - begun
 

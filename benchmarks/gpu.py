@@ -1,18 +1,23 @@
-"""What training costs on a CUDA card, at the real models' sizes: memory beside its prediction, seconds, and equal losses.
+"""What training costs on a CUDA card, at the real models' sizes: memory beside its
+prediction, seconds, and equal losses.
 
     python benchmarks/gpu.py PART… [--out FILE] [--seconds 540] [--tiny]
 
-memory      the guide's rows of memory, the card's allocator capped to each: three steps, and the peak beside the plan's
-streaming   seconds of a step with streamed weights over those of the same step with all of them on the card
-published   rows that others have published: seconds and GiB
-rate        operations a second over what this card reaches in a product of matrices, with and without compiled blocks
-equal       losses of the plain step and of every other way of doing it, with deterministic kernels and without
-sync        a step during which the host must not wait for the card
-quantised   seconds and memory of a step over weights in fewer bits, over those of the same step in bfloat16
+memory      the guide's rows of memory, the card's allocator capped to each: three
+steps, and the peak beside the plan's streaming   seconds of a step with streamed
+weights over those of the same step with all of them on the card published   rows that
+others have published: seconds and GiB rate        operations a second over what this
+card reaches in a product of matrices, with and without compiled blocks equal
+losses of the plain step and of every other way of doing it, with deterministic kernels
+and without sync        a step during which the host must not wait for the card
+quantised   seconds and memory of a step over weights in fewer bits, over those of the
+same step in bfloat16
 
-Weights are random and made on the card; nothing is downloaded or decoded. Each row is written as soon as it is known, none
-is begun that would not end within ``--seconds``, and a second call with the same ``--out`` does those that are missing.
-``--tiny`` rehearses it with a model of a few thousand parameters, two rows of each part, on a CPU too.
+Weights are random and made on the card; nothing is downloaded or decoded. Each row is
+written as soon as it is known, none is begun that would not end within ``--seconds``,
+and a second call with the same ``--out`` does those that are missing. ``--tiny``
+rehearses it with a model of a few thousand parameters, two rows of each part, on a CPU
+too.
 """
 
 import argparse
@@ -51,14 +56,22 @@ TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}
 CONTEXT = int(0.6 * GIB)
 """Bytes of a card that CUDA's context takes, outside of the allocator."""
 WAYS = {
-    "streamed": {"layer_offload_fraction": 1.0, "gradient_checkpointing": CPU_OFFLOADED},
+    "streamed": {
+        "layer_offload_fraction": 1.0,
+        "gradient_checkpointing": CPU_OFFLOADED,
+    },
     "half streamed": {"layer_offload_fraction": 0.5, "gradient_checkpointing": ON},
     "resident": {"layer_offload_fraction": 0.0, "gradient_checkpointing": ON},
-    "nothing computed again": {"layer_offload_fraction": 0.0, "gradient_checkpointing": OFF},
+    "nothing computed again": {
+        "layer_offload_fraction": 0.0,
+        "gradient_checkpointing": OFF,
+    },
 }
 
 
-def sized(model: str, frames: int, height: int, width: int, tiny: bool, batch: int = 1) -> Case:
+def sized(
+    model: str, frames: int, height: int, width: int, tiny: bool, batch: int = 1
+) -> Case:
     """A case; in a rehearsal the tiny model and few tokens in its place."""
     return (
         Case(TINY, 5, 32, 32, min(batch, 2))
@@ -120,7 +133,9 @@ def memory(model: str, gigabytes: int, tiny: bool) -> Row:
 
 
 def this_card() -> Card:
-    """This card with the rate and the link that its kind is known for; they only order choices here."""
+    """This card with the rate and the link that its kind is known for; they only order
+    choices here.
+    """
     whole = (
         torch.cuda.get_device_properties(0).total_memory
         if device().type == "cuda"
@@ -158,12 +173,15 @@ def streaming(case: Case, steps: int) -> Row:
         found[name] = timed(way(case, name), steps)
     first = found["resident"]["seconds"]
     return {
-        name: {**row, "ratio": round(row["seconds"] / first, 3)} for name, row in found.items()
+        name: {**row, "ratio": round(row["seconds"] / first, 3)}
+        for name, row in found.items()
     }
 
 
 def quantised(case: Case, steps: int) -> Row:
-    """A step over each kind of weights, resident and streamed; NFLOAT_4 where bitsandbytes is installed."""
+    """A step over each kind of weights, resident and streamed; NFLOAT_4 where
+    bitsandbytes is installed.
+    """
     found: Row = {}
     for name in ("resident", "streamed"):
         for kind in (
@@ -173,16 +191,23 @@ def quantised(case: Case, steps: int) -> Row:
             *(("NFLOAT_4",) if find_spec("bitsandbytes") else ()),
         ):
             row = timed(
-                replace(way(case, name), sets=(*way(case, name).sets, ("weight_dtype", kind))),
+                replace(
+                    way(case, name),
+                    sets=(*way(case, name).sets, ("weight_dtype", kind)),
+                ),
                 steps,
             )
-            row["ratio"] = round(row["seconds"] / found.get(f"{name} auto", row)["seconds"], 3)
+            row["ratio"] = round(
+                row["seconds"] / found.get(f"{name} auto", row)["seconds"], 3
+            )
             found[f"{name} {kind}"] = row
     return found
 
 
 def rate(case: Case, steps: int) -> Row:
-    """Achieved operations a second over the card's own in a product of matrices; blocks as they are, and compiled."""
+    """Achieved operations a second over the card's own in a product of matrices; blocks
+    as they are, and compiled.
+    """
     card = matrix_rate()
     case = way(case, "resident")
     facts = case.facts()
@@ -194,7 +219,10 @@ def rate(case: Case, steps: int) -> Row:
         this_card(),
     )
     assert work is not None
-    row: Row = {"matrix_tflops": round(card / 1e12, 2), "tflop": round(work.flops / 1e12, 3)}
+    row: Row = {
+        "matrix_tflops": round(card / 1e12, 2),
+        "tflop": round(work.flops / 1e12, 3),
+    }
     for compiled in (False, True):
         fresh()
         rig = Rig(case)
@@ -205,7 +233,9 @@ def rate(case: Case, steps: int) -> Row:
         row["compiled" if compiled else "plain"] = {
             "seconds": round(took, 4),
             "reached": round(work.flops / took / card, 3),
-            "seconds_before": round(time.perf_counter() - begun - took * (steps + 1), 2),
+            "seconds_before": round(
+                time.perf_counter() - begun - took * (steps + 1), 2
+            ),
             **peaks(),
             "launches": rig.launches(),
         }
@@ -214,7 +244,9 @@ def rate(case: Case, steps: int) -> Row:
 
 
 def equal(case: Case) -> Row:
-    """Losses of five steps: the plain step twice, then every other way; and what deterministic kernels cost."""
+    """Losses of five steps: the plain step twice, then every other way; and what
+    deterministic kernels cost.
+    """
     row: Row = {}
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)
@@ -272,7 +304,10 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
     if "memory" in parts:
         for name, model in (("5b", "wan2.2-ti2v-5b"), ("a14b", "wan2.2-t2v-a14b")):
             for gigabytes in TABLE:
-                yield f"memory {name} {gigabytes} GB", partial(memory, model, gigabytes, tiny)
+                yield (
+                    f"memory {name} {gigabytes} GB",
+                    partial(memory, model, gigabytes, tiny),
+                )
     if "streaming" in parts:
         yield (
             "streaming 5b 5k tokens",
@@ -308,7 +343,10 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
         }.items():
             yield f"rate {model}", partial(rate, sized(model, *shape, tiny), few)
     if "equal" in parts:
-        yield "equal 1.3b", lambda: equal(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2))
+        yield (
+            "equal 1.3b",
+            lambda: equal(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2)),
+        )
     if "sync" in parts:
         yield "sync 1.3b", lambda: sync(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny))
     if "quantised" in parts:

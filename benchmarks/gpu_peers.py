@@ -1,15 +1,21 @@
-"""videotune beside a bare diffusers + PEFT loop, and beside other trainers that are installed, on the same card and shapes.
+"""videotune beside a bare diffusers + PEFT loop, and beside other trainers that are
+installed, on the same card and shapes.
 
-    python benchmarks/gpu_peers.py [--peer NAME='COMMAND'] [--rounds 3] [--steps 20] [--out FILE] [--tiny]
+    python benchmarks/gpu_peers.py [--peer NAME='COMMAND'] [--rounds 3] [--steps 20]
+    [--out FILE] [--tiny]
 
-Each trainer trains a LoRA of rank 16 on the same random Wan and the same two clips: batch 1, bfloat16, gradient
-checkpointing on. A round starts the trainers one after the other in the same order. Each one runs twice, in two processes:
-with ``--steps`` updates, and with twice as many. The difference of the two times is the time of the steps, without that of
-loading. The benchmark prints seconds a step, the peak in GiB where the trainer reports it, and ratios to the bare loop.
+Each trainer trains a LoRA of rank 16 on the same random Wan and the same two clips:
+batch 1, bfloat16, gradient checkpointing on. A round starts the trainers one after the
+other in the same order. Each one runs twice, in two processes: with ``--steps``
+updates, and with twice as many. The difference of the two times is the time of the
+steps, without that of loading. The benchmark prints seconds a step, the peak in GiB
+where the trainer reports it, and ratios to the bare loop.
 
-A peer's COMMAND is a command line in which {base}, {clips}, {steps} and {out} are replaced: a folder in diffusers layout,
-a folder of clips with captions beside them, the number of updates, and an empty folder. None is installed or downloaded.
-The first round fills the file cache and is not counted. ``--tiny`` rehearses it on any machine; its figures mean nothing.
+A peer's COMMAND is a command line in which {base}, {clips}, {steps} and {out} are
+replaced: a folder in diffusers layout, a folder of clips with captions beside them, the
+number of updates, and an empty folder. None is installed or downloaded. The first round
+fills the file cache and is not counted. ``--tiny`` rehearses it on any machine; its
+figures mean nothing.
 """
 
 import argparse
@@ -36,7 +42,9 @@ GIB = 2**30
 
 
 def bare(base: Path, sizes: Sizes, steps: int) -> None:
-    """The loop that needs no trainer: load, add a LoRA, cached inputs, forward, backward, AdamW."""
+    """The loop that needs no trainer: load, add a LoRA, cached inputs, forward,
+    backward, AdamW.
+    """
     from diffusers import WanTransformer3DModel
     from peft import LoraConfig
 
@@ -48,7 +56,9 @@ def bare(base: Path, sizes: Sizes, steps: int) -> None:
         .to(device)
     )
     net.add_adapter(
-        LoraConfig(r=16, lora_alpha=16, target_modules=["to_q", "to_k", "to_v", "to_out.0"])
+        LoraConfig(
+            r=16, lora_alpha=16, target_modules=["to_q", "to_k", "to_v", "to_out.0"]
+        )
     )
     net.enable_gradient_checkpointing()
     net.train()
@@ -78,7 +88,9 @@ def bare(base: Path, sizes: Sizes, steps: int) -> None:
                 return_dict=False,
             )[0]
         (out.float() - (noise - clean)).square().mean().backward()
-        torch.nn.utils.clip_grad_norm_([p for p in net.parameters() if p.requires_grad], 1.0)
+        torch.nn.utils.clip_grad_norm_(
+            [p for p in net.parameters() if p.requires_grad], 1.0
+        )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if device.type == "cuda":
@@ -87,18 +99,28 @@ def bare(base: Path, sizes: Sizes, steps: int) -> None:
 
 
 def seconds(command: Sequence[str]) -> tuple[float, str]:
-    """Seconds that a command takes, and what it prints; an error with its last lines where it fails."""
+    """Seconds that a command takes, and what it prints; an error with its last lines
+    where it fails.
+    """
     begun = time.perf_counter()
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        sys.exit(f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
+        sys.exit(
+            f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}"
+        )
     return time.perf_counter() - begun, done.stdout
 
 
 def peak(printed: str, out: Path) -> float | None:
-    """GiB at the peak, as a bare loop prints and a run of videotune notes; None of other contenders."""
+    """GiB at the peak, as a bare loop prints and a run of videotune notes; None of
+    other contenders.
+    """
     from videotune.runs.journal import History
 
     lines = [line for line in printed.splitlines() if line.startswith('{"peak"')]
@@ -109,7 +131,9 @@ def peak(printed: str, out: Path) -> float | None:
     return memory["allocated_bytes"] / GIB if memory else None
 
 
-def measured(command: str, places: dict[str, Path], steps: int, folder: Path) -> dict[str, Any]:
+def measured(
+    command: str, places: dict[str, Path], steps: int, folder: Path
+) -> dict[str, Any]:
     """Seconds a step of one contender, and its peak."""
     took, printed, out = [], "", folder
     for count in (steps, 2 * steps):
@@ -171,7 +195,9 @@ def main() -> None:
         commands = contenders(words, sets)
         for _ in range(rounds + (not words.tiny)):
             for who, command in commands.items():
-                rows.setdefault(who, []).append(measured(command, places, steps, folder))
+                rows.setdefault(who, []).append(
+                    measured(command, places, steps, folder)
+                )
                 print(json.dumps({who: rows[who][-1]}), flush=True)
     counted = {who: found[not words.tiny :] for who, found in rows.items()}
     middle = {

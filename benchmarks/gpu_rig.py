@@ -1,6 +1,8 @@
-"""A training step at a real model's size: published configs, random weights made on the device, no clips, no download.
+"""A training step at a real model's size: published configs, random weights made on the
+device, no clips, no download.
 
-What trains, streams, splits and updates is the run's own code; only where weights and batches come from is not.
+What trains, streams, splits and updates is the run's own code; only where weights and
+batches come from is not.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def dtype() -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the pixels of its clips, samples of a step, and what of the config is set."""
+    """A model, the pixels of its clips, samples of a step, and what of the config is
+    set.
+    """
 
     model: str
     frames: int
@@ -78,9 +82,13 @@ class Case:
         return PlanInputs(spec, base.folder, config, dtype(), (shape,), None)
 
     def facts(self) -> StepSpec:
-        """What its step would hold, read without a device; settings of memory change none of it."""
+        """What its step would hold, read without a device; settings of memory change
+        none of it.
+        """
         return facts_of(
-            replace(self, sets=tuple(pair for pair in self.sets if pair[0] not in MEMORY))
+            replace(
+                self, sets=tuple(pair for pair in self.sets if pair[0] not in MEMORY)
+            )
         )
 
     def chosen(self, choice: Choice, blocks: int) -> Case:
@@ -112,7 +120,9 @@ def layout(model: str) -> Path:
 
 
 def filled(there: torch.device) -> Callable[[nn.Module], object]:
-    """Puts random numbers, made on the card, in the place of a network's parameters: matrices of unit gain, gains of 1."""
+    """Puts random numbers, made on the card, in the place of a network's parameters:
+    matrices of unit gain, gains of 1.
+    """
 
     def fill(net: nn.Module) -> None:
         makes = torch.Generator(device()).manual_seed(0)
@@ -128,7 +138,9 @@ def filled(there: torch.device) -> Callable[[nn.Module], object]:
                     values = torch.full(
                         parameter.shape, float(name == "weight"), dtype=parameter.dtype
                     )
-                module._parameters[name] = nn.Parameter(values.to(there), requires_grad=False)
+                module._parameters[name] = nn.Parameter(
+                    values.to(there), requires_grad=False
+                )
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = buffer.to(there)
@@ -143,7 +155,9 @@ def matrix(shape: Sequence[int], dtype: torch.dtype, makes: torch.Generator) -> 
 
 
 class Rig:
-    """A network with what trains in it and its optimizer, and a batch that ``step`` trains on."""
+    """A network with what trains in it and its optimizer, and a batch that ``step``
+    trains on.
+    """
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         wanted = case.wanted()
@@ -162,7 +176,9 @@ class Rig:
         )
         if self.streams is not None:
             held = self.streams.parameters(held)
-        self.trainable = make_trainable(held, {}, self.family, self.config, expert, 1000)
+        self.trainable = make_trainable(
+            held, {}, self.family, self.config, expert, 1000
+        )
         self.net.train()
         imagination = FakeRun(self.family, self.config)
         prepared = _random(imagination.prepared(self.shape, case.batch), seed)
@@ -195,7 +211,9 @@ class Rig:
         return [float(self.step().read()["loss"]) for _ in range(steps)]
 
     def launches(self) -> int:
-        """Kernels that a step starts on the card; on a CPU the operations that it makes."""
+        """Kernels that a step starts on the card; on a CPU the operations that it
+        makes.
+        """
         cuda = device().type == "cuda"
         with profile(
             activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
@@ -223,7 +241,9 @@ class Rig:
 
 
 def _random(prepared: StepBatch, seed: int) -> StepBatch:
-    """The batch with random latents, noise and text, and noise levels spread over the path."""
+    """The batch with random latents, noise and text, and noise levels spread over the
+    path.
+    """
     assert prepared.batch is not None
     makes = torch.Generator().manual_seed(seed)
 
@@ -237,7 +257,9 @@ def _random(prepared: StepBatch, seed: int) -> StepBatch:
     )
     t = (torch.arange(len(batch)) + 0.5) / len(batch)
     ids = tuple(f"window {i}" for i in range(len(batch)))
-    return replace(prepared, batch=batch, t=t, noise=noise(prepared.noise), window_ids=ids)
+    return replace(
+        prepared, batch=batch, t=t, noise=noise(prepared.noise), window_ids=ids
+    )
 
 
 def wait() -> None:
@@ -267,9 +289,13 @@ def peaks() -> Mapping[str, float | None]:
 
 
 def matrix_rate() -> float:
-    """Floating-point operations a second of a large product of matrices: what this card itself can do."""
+    """Floating-point operations a second of a large product of matrices: what this card
+    itself can do.
+    """
     size = 8192 if device().type == "cuda" else 512
-    a, b = (torch.randn(size, size, device=device()).to(DTYPES[dtype()]) for _ in range(2))
+    a, b = (
+        torch.randn(size, size, device=device()).to(DTYPES[dtype()]) for _ in range(2)
+    )
     for _ in range(3):
         a @ b
     times = []

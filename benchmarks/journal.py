@@ -1,4 +1,5 @@
-"""What a journal of a million steps costs: CPU seconds and memory of reading it, cutting it, and writing the page.
+"""What a journal of a million steps costs: CPU seconds and memory of reading it,
+cutting it, and writing the page.
 
 ``python benchmarks/journal.py [STEPS] [--tiny]``
 """
@@ -18,8 +19,13 @@ from videotune.runs.journal import History
 
 
 def write(run: Path, steps: int) -> None:
-    """Lines as a training writes them: a step of four samples each, a save and the views at each thousandth."""
-    names, draw = [f"{number:012x}@0.000+17x64x64" for number in range(400)], random.Random(0)
+    """Lines as a training writes them: a step of four samples each, a save and the
+    views at each thousandth.
+    """
+    names, draw = (
+        [f"{number:012x}@0.000+17x64x64" for number in range(400)],
+        random.Random(0),
+    )
     seconds = {
         "data": 0.0001,
         "experts": 0.0,
@@ -36,7 +42,11 @@ def write(run: Path, steps: int) -> None:
                 "loss": draw.random(),
                 "mse": draw.random(),
             }
-            line |= {"by_t": by_t, "lr": {"transformer": 0.001}, "grad_norm": draw.random()}
+            line |= {
+                "by_t": by_t,
+                "lr": {"transformer": 0.001},
+                "grad_norm": draw.random(),
+            }
             line |= {
                 "window_ids": draw.choices(names, k=4),
                 "seconds": seconds,
@@ -64,7 +74,9 @@ def measured(what: str, work: Callable[[], Any]) -> Any:
     begun = time.process_time()
     done = work()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    print(f"{what}: {time.process_time() - begun:.1f} s, {peak:.0f} MB at the peak so far")
+    print(
+        f"{what}: {time.process_time() - begun:.1f} s, {peak:.0f} MB at the peak so far"
+    )
     return done
 
 

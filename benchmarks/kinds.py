@@ -1,4 +1,5 @@
-"""What each kind of adapter costs on one layer: forward and backward, as a ratio to the frozen layer in the same run.
+"""What each kind of adapter costs on one layer: forward and backward, as a ratio to the
+frozen layer in the same run.
 
 python benchmarks/kinds.py [--tiny]
 """
@@ -31,7 +32,9 @@ class One(nn.Module):
 
 
 def seconds(kind: str | None, tokens: int) -> float:
-    """The second-best of some rounds, in seconds of this process; the input wants a gradient, as inside a network."""
+    """The second-best of some rounds, in seconds of this process; the input wants a
+    gradient, as inside a network.
+    """
     net, x = One().requires_grad_(False), torch.randn(tokens, WIDTH, requires_grad=True)
     if kind is not None:
         inject_adapter_in_model(peft_config(kind, RANK, 1.0, 0.0, ["layer"]), net)
@@ -48,7 +51,9 @@ def main(lengths: tuple[int, ...]) -> None:
     torch.set_num_threads(1)
     for tokens in lengths:
         base = seconds(None, tokens)
-        ratios = ", ".join(f"{kind} {seconds(kind, tokens) / base:.2f}" for kind in PARTS)
+        ratios = ", ".join(
+            f"{kind} {seconds(kind, tokens) / base:.2f}" for kind in PARTS
+        )
         print(
             f"{tokens} tokens, {WIDTH} wide, rank {RANK}, frozen layer {base:.3f} s: {ratios}"
         )

@@ -1,6 +1,8 @@
-"""Memory and seconds of loading 1.6 GB of random weights, by diffusers and by us, each in a process of its own.
+"""Memory and seconds of loading 1.6 GB of random weights, by diffusers and by us, each
+in a process of its own.
 
-python benchmarks/loading.py [FOLDER] [--tiny] prints a line a way. FOLDER keeps the weights for the next time.
+python benchmarks/loading.py [FOLDER] [--tiny] prints a line a way. FOLDER keeps the
+weights for the next time.
 """
 
 import os
@@ -28,7 +30,9 @@ WAYS = (
 
 
 def make(folder: Path, tiny: bool) -> None:
-    """A Wan of 0.4 billion parameters in five files, the same in one file with its authors' names, and a UMT5."""
+    """A Wan of 0.4 billion parameters in five files, the same in one file with its
+    authors' names, and a UMT5.
+    """
     import torch
     from diffusers import WanTransformer3DModel
     from safetensors.torch import save_file
@@ -47,7 +51,9 @@ def make(folder: Path, tiny: bool) -> None:
     )
     net.save_pretrained(folder / "net", max_shard_size="400MB")
     (folder / "one").mkdir()
-    (folder / "one" / "config.json").write_bytes((folder / "net" / "config.json").read_bytes())
+    (folder / "one" / "config.json").write_bytes(
+        (folder / "net" / "config.json").read_bytes()
+    )
     names: Any = find("wan")
     named = {
         rename_key(name, names.original_names): value
@@ -57,7 +63,12 @@ def make(folder: Path, tiny: bool) -> None:
     sizes = (100, 64, 64, 1) if tiny else (60_000, 2048, 5120, 32)
     vocabulary, width, inner, heads = sizes
     text = UMT5Config(
-        vocab_size=vocabulary, d_model=width, d_kv=64, d_ff=inner, num_layers=6, num_heads=heads
+        vocab_size=vocabulary,
+        d_model=width,
+        d_kv=64,
+        d_ff=inner,
+        num_layers=6,
+        num_heads=heads,
     )
     UMT5EncoderModel(text).save_pretrained(folder / "text", max_shard_size="400MB")
 
@@ -69,7 +80,9 @@ def resident(what: str) -> float:
 
 
 def measure(folder: Path, way: str, dtype_name: str) -> None:
-    """Load once and print the peak and what stays; the peak is counted from just before."""
+    """Load once and print the peak and what stays; the peak is counted from just
+    before.
+    """
     import torch
     from diffusers import WanTransformer3DModel
     from transformers import UMT5EncoderModel
@@ -115,7 +128,10 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
 def main() -> None:
     """Measure each way, on weights that are made where they are not there."""
     named = [word for word in sys.argv[1:] if word != "--tiny"]
-    folder, tiny = Path(named[0]) if named else Path(tempfile.mkdtemp()), "--tiny" in sys.argv
+    folder, tiny = (
+        Path(named[0]) if named else Path(tempfile.mkdtemp()),
+        "--tiny" in sys.argv,
+    )
     if not (folder / "text").is_dir():
         make(folder, tiny)
     for way in WAYS[:2] if tiny else WAYS:

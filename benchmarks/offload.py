@@ -1,11 +1,15 @@
-"""What weights and inputs on the host cost a step: seconds, over those of the same step with all of it on the device.
+"""What weights and inputs on the host cost a step: seconds, over those of the same step
+with all of it on the device.
 
-    python benchmarks/offload.py [--model tiny|1.3b|5b|14b] [--tokens N] [--rounds 5] [--steps 4] [--json FILE] [--tiny]
+    python benchmarks/offload.py [--model tiny|1.3b|5b|14b] [--tokens N] [--rounds 5]
+    [--steps 4] [--json FILE] [--tiny]
 
-A frozen transformer of Wan's kind with random weights, forward and backward to its input; the first row is gradient
-checkpointing with all weights on the device. The ways take turns, so that a slow minute falls on all of them; the median of
-each way's rounds is divided by the first way's in the same round. On CUDA the peak of the device's memory stands beside it
-(bf16); on a CPU "the device" is the same memory, and what is measured is the mechanism alone (float32).
+A frozen transformer of Wan's kind with random weights, forward and backward to its
+input; the first row is gradient checkpointing with all weights on the device. The ways
+take turns, so that a slow minute falls on all of them; the median of each way's rounds
+is divided by the first way's in the same round. On CUDA the peak of the device's memory
+stands beside it (bf16); on a CPU "the device" is the same memory, and what is measured
+is the mechanism alone (float32).
 """
 
 import argparse
@@ -57,13 +61,21 @@ def make(model: str, dtype: torch.dtype) -> nn.Module:
             num_layers=blocks,
             text_dim=512 if model == "tiny" else 4096,
         )
-    pool = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(dtype)
+    pool = (
+        torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+        .mul_(0.02)
+        .to(dtype)
+    )
     for module in net.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 count = parameter.numel()
-                values = pool.repeat(-(-count // len(pool)))[:count].view(parameter.shape)
-                module._parameters[name] = nn.Parameter(values.clone(), requires_grad=False)
+                values = pool.repeat(-(-count // len(pool)))[:count].view(
+                    parameter.shape
+                )
+                module._parameters[name] = nn.Parameter(
+                    values.clone(), requires_grad=False
+                )
     return net.train()
 
 
@@ -91,9 +103,16 @@ def step(net: nn.Module, words: dict[str, Tensor]) -> None:
 
 
 def measure(
-    model: str, way: str, tokens: int, steps: int, device: torch.device, dtype: torch.dtype
+    model: str,
+    way: str,
+    tokens: int,
+    steps: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[float, float]:
-    """Seconds a step, and GB at the peak on a CUDA device (0 elsewhere); one step before it is not counted."""
+    """Seconds a step, and GB at the peak on a CUDA device (0 elsewhere); one step
+    before it is not counted.
+    """
     net = make(model, dtype)
     streams = stream_blocks(net, ["blocks"], device, *WAYS[way])
     words = inputs(net, model, tokens, device, dtype)
@@ -141,7 +160,10 @@ def main() -> None:
         torch.set_num_threads(1)
     tokens = words.tokens or MODELS[words.model][3]
     rounds = [
-        {way: measure(words.model, way, tokens, words.steps, device, dtype) for way in WAYS}
+        {
+            way: measure(words.model, way, tokens, words.steps, device, dtype)
+            for way in WAYS
+        }
         for _ in range(words.rounds)
     ]
     first, rows = next(iter(WAYS)), []

@@ -1,12 +1,15 @@
-"""What videotune adds to a training step and to a start, as ratios to a bare PyTorch loop in the same run.
+"""What videotune adds to a training step and to a start, as ratios to a bare PyTorch
+loop in the same run.
 
-    python benchmarks/step.py [--rounds 6] [--steps 100] [--batch 8] [--starts 6] [--json FILE] [--tiny]
+    python benchmarks/step.py [--rounds 6] [--steps 100] [--batch 8] [--starts 6]
+    [--json FILE] [--tiny]
 
-(a) host time per step outside forward, backward and optimizer; (b) seconds per step of the whole loop (batches read from
-the cache, counted draws, journal, progress, control file) over those of a bare loop of forward, backward and optimizer on
-the same inputs: the median step of each of the alternating rounds, with a bootstrap interval; (c) seconds from process
-start to the first step, and the peak memory until then, over those of ``bare.py``, with a warm cache. Absolute times are
-noise; the ratios are the result.
+(a) host time per step outside forward, backward and optimizer; (b) seconds per step of
+the whole loop (batches read from the cache, counted draws, journal, progress, control
+file) over those of a bare loop of forward, backward and optimizer on the same inputs:
+the median step of each of the alternating rounds, with a bootstrap interval; (c)
+seconds from process start to the first step, and the peak memory until then, over those
+of ``bare.py``, with a warm cache. Absolute times are noise; the ratios are the result.
 """
 
 import argparse
@@ -44,7 +47,9 @@ QUIET = ("sample_after=0", "validate_every=0", "save_every=0")
 class NoBar:
     """The loop's progress bar, unseen; its text is still made."""
 
-    def update(self, done: int, total: int, text: str = "", left: float | None = None) -> None:
+    def update(
+        self, done: int, total: int, text: str = "", left: float | None = None
+    ) -> None:
         """Nothing to show."""
 
 
@@ -61,8 +66,12 @@ def only(one: StepBatch) -> Batch:
     return one.batch
 
 
-def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: Any) -> Iterator[float]:
-    """Forward, backward, optimizer on inputs made beforehand; yields the seconds of each step."""
+def bare_loop(
+    trainer: Trainer, inputs: Sequence[StepBatch], optimizer: Any
+) -> Iterator[float]:
+    """Forward, backward, optimizer on inputs made beforehand; yields the seconds of
+    each step.
+    """
     made = []
     for one in inputs:
         t, batch = one.t.view(-1, 1, 1, 1, 1), only(one)
@@ -77,7 +86,10 @@ def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: Any) -> 
     for x_t, told, text, target in made:
         begun = time.perf_counter()
         out = trainer.net(
-            hidden_states=x_t, timestep=told, encoder_hidden_states=text, return_dict=False
+            hidden_states=x_t,
+            timestep=told,
+            encoder_hidden_states=text,
+            return_dict=False,
         )[0]
         (out - target).square().mean().backward()
         optimizer.step()
@@ -88,7 +100,9 @@ def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: Any) -> 
 def our_loop(
     trainer: Trainer, records: Iterator[Any], steps: int
 ) -> Iterator[tuple[float, float]]:
-    """The product's own loop; yields the seconds of each step, and those outside forward, backward and optimizer."""
+    """The product's own loop; yields the seconds of each step, and those outside
+    forward, backward and optimizer.
+    """
     from videotune.runs.run_dir import poll_control
 
     late = None
@@ -101,13 +115,18 @@ def our_loop(
         poll_control(trainer.run)
         took = time.perf_counter() - begun
         seconds = record.clock.read()
-        yield took, took - seconds["forward"] - seconds["backward"] - seconds["optimizer"]
+        yield (
+            took,
+            took - seconds["forward"] - seconds["backward"] - seconds["optimizer"],
+        )
 
 
 def bootstrap(ratios: Sequence[float], draws: int = 4000) -> tuple[float, float]:
     """95 % interval of the mean of the rounds' ratios."""
     pick = random.Random(0)
-    means = sorted(statistics.fmean(pick.choices(ratios, k=len(ratios))) for _ in range(draws))
+    means = sorted(
+        statistics.fmean(pick.choices(ratios, k=len(ratios))) for _ in range(draws)
+    )
     return means[draws // 40], means[-draws // 40]
 
 
@@ -134,7 +153,9 @@ def steps_part(folder: Path, rounds: int, steps: int, batch: int) -> dict[str, A
                 outside += [rest for _, rest in pairs]
                 whole += [took for took, _ in pairs]
             else:
-                parts["bare"] = statistics.median(bare_loop(trainer, inputs, bare_optimizer))
+                parts["bare"] = statistics.median(
+                    bare_loop(trainer, inputs, bare_optimizer)
+                )
         ratios.append(parts["ours"] / parts["bare"])
         print(
             f"round {index + 1}: ours {parts['ours'] * 1e3:.1f} ms, bare {parts['bare'] * 1e3:.1f} ms, {ratios[-1]:.3f}"
@@ -187,7 +208,9 @@ def start_ours(folder: Path, index: int) -> tuple[float, int]:
         *(word for text in QUIET for word in ("--set", text)),
     ]
     begun = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     journal = run / "journal.jsonl"
     while not (journal.is_file() and '"kind": "step"' in journal.read_text()):
         if process.poll() is not None:
@@ -259,7 +282,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument(
-        "--batch", type=int, default=8, help="8: a step as long as in published comparisons"
+        "--batch",
+        type=int,
+        default=8,
+        help="8: a step as long as in published comparisons",
     )
     parser.add_argument("--starts", type=int, default=6)
     parser.add_argument("--json", type=Path, help="also write the figures here")

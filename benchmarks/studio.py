@@ -1,8 +1,10 @@
-"""The studio's speed: its start, the first paint of each page, the answer to clicks, and what an open page costs.
+"""The studio's speed: its start, the first paint of each page, the answer to clicks,
+and what an open page costs.
 
-python benchmarks/studio.py [SECONDS] [--tiny] prints a line a figure, beside its bound where it has one; SECONDS (30) is how
-long a page Train is looked at. A project of 500 clips is open during a run. It needs Chromium on the PATH. Wall time
-on a machine that others use says little: a loop of plain Python says how quick the core is today.
+python benchmarks/studio.py [SECONDS] [--tiny] prints a line a figure, beside its bound
+where it has one; SECONDS (30) is how long a page Train is looked at. A project of 500
+clips is open during a run. It needs Chromium on the PATH. Wall time on a machine that
+others use says little: a loop of plain Python says how quick the core is today.
 """
 
 import json
@@ -24,8 +26,9 @@ import psutil
 CLIPS, MANY = 500, 5000
 STEPS = 2000
 PAINT, ANSWER, PLAN = 500, 300, 2000
-"""Milliseconds until the first paint of a page, until a click is answered, and until the plan follows a setting; 95 % of
-them keep within the bound."""
+"""Milliseconds until the first paint of a page, until a click is answered, and until
+the plan follows a setting; 95 % of them keep within the bound.
+"""
 
 PAINTED = """() => new Promise((done) => new PerformanceObserver((list) => {
   for (const one of list.getEntries()) if (one.name === 'first-contentful-paint') done(one.startTime);
@@ -72,7 +75,9 @@ def project(root: Path, name: str) -> Path:
 
 
 def write_clips(root: Path, name: str, count: int) -> None:
-    """A project of ``count`` checked clips; those after the first 500 are hard links to them."""
+    """A project of ``count`` checked clips; those after the first 500 are hard links to
+    them.
+    """
     folder, rows = project(root, name), []
     for number in range(count):
         path = folder / "clips" / f"clip-{number:05d}.mp4"
@@ -103,7 +108,13 @@ def write_clips(root: Path, name: str, count: int) -> None:
         json.dumps({**account, "buckets": [], "notes": [], "blockers": []})
     )
     (job / "rc.json").write_text(json.dumps({"code": 0, "ended": time.time() + 10}))
-    facts = {"kind": "check", "about": "", "words": [], "cwd": "", "started": time.time() + 5}
+    facts = {
+        "kind": "check",
+        "about": "",
+        "words": [],
+        "cwd": "",
+        "started": time.time() + 5,
+    }
     (job / "job.json").write_text(json.dumps(facts))
 
 
@@ -145,7 +156,9 @@ def write_run(folder: Path) -> None:
         lines.append(a_step(step))
         if step % 50 == 0:
             lines.append(a_reading(step))
-    (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "journal.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     beat(run, "training")
 
 
@@ -232,7 +245,9 @@ def look(address: str, server: psutil.Process, root: Path, seconds: float) -> No
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(240_000)
         over = threading.Event()
-        writer = threading.Thread(target=grow, args=(root / "clips" / "runs" / "run-1", over))
+        writer = threading.Thread(
+            target=grow, args=(root / "clips" / "runs" / "run-1", over)
+        )
         writer.start()
         try:
             plans(
@@ -248,7 +263,11 @@ def look(address: str, server: psutil.Process, root: Path, seconds: float) -> No
                 "page Train of a run of two steps a second",
             )
             cost(
-                page, f"{address}/p/clips/data", server, seconds, f"page Data of {CLIPS} clips"
+                page,
+                f"{address}/p/clips/data",
+                server,
+                seconds,
+                f"page Data of {CLIPS} clips",
             )
         finally:
             over.set()
@@ -282,9 +301,21 @@ def paints(page: Any, address: str) -> None:
 CLICKS = (
     ("/p/clips/data", ".clip-open", "dialog[open]"),
     ("/p/clips/data", "nav.pages a[href$='/train']", "body[data-page=train] #r-run"),
-    ("/p/clips/train?run=run-1", "nav.pages a[href$='/data']", "body[data-page=data] .tile"),
-    ("/p/clips/train?run=run-1", "nav.pages a[href$='/setup']", "body[data-page=setup] .field"),
-    ("/p/clips/setup", "nav.pages a[href$='/results']", "body[data-page=results] main > *"),
+    (
+        "/p/clips/train?run=run-1",
+        "nav.pages a[href$='/data']",
+        "body[data-page=data] .tile",
+    ),
+    (
+        "/p/clips/train?run=run-1",
+        "nav.pages a[href$='/setup']",
+        "body[data-page=setup] .field",
+    ),
+    (
+        "/p/clips/setup",
+        "nav.pages a[href$='/results']",
+        "body[data-page=results] main > *",
+    ),
     ("/", "[data-open=new]", "dialog[open]"),
 )
 """An address, what is clicked there, and what is to be seen then."""
@@ -319,7 +350,9 @@ def plans(page: Any, address: str) -> None:
         field.press("Tab")
         shown.filter(has_text=re.compile(f"^{700 + number}$")).first.wait_for()
         times.append(1000 * (time.perf_counter() - begun))
-    print(f"the first plan of {CLIPS} clips: {times[0]:.0f} ms after its setting was typed")
+    print(
+        f"the first plan of {CLIPS} clips: {times[0]:.0f} ms after its setting was typed"
+    )
     report(f"a plan of {CLIPS} clips after a setting was typed", times[1:], PLAN)
 
 
@@ -333,7 +366,9 @@ def report(what: str, times: list[float], bound: float) -> None:
     )
 
 
-def cost(page: Any, address: str, server: psutil.Process, seconds: float, what: str) -> None:
+def cost(
+    page: Any, address: str, server: psutil.Process, seconds: float, what: str
+) -> None:
     """A page open for so long: the server's CPU time."""
     page.goto(address)
     page.wait_for_timeout(2000)

@@ -19,7 +19,9 @@ image = (
 )
 
 
-@app.function(image=image, gpu="L40S", timeout=24 * 3600, volumes={"/data": volume}, retries=1)
+@app.function(
+    image=image, gpu="L40S", timeout=24 * 3600, volumes={"/data": volume}, retries=1
+)
 def train(name: str, preset: str, sets: list[str]) -> int:
     """Train, or continue, the run of this name."""
     run = Path("/data/runs") / name

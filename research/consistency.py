@@ -1,10 +1,14 @@
-"""What temporal_consistency_weight does: the toy trained with several weights and seeds, what it then draws measured.
+"""What temporal_consistency_weight does: the toy trained with several weights and
+seeds, what it then draws measured.
 
-    python research/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150] [--set KEY=VALUE]
-                                   [--work runs/consistency] [--out research/consistency.json]
+    python research/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150]
+    [--set KEY=VALUE]
+                                   [--work runs/consistency] [--out
+                                   research/consistency.json]
 
-Runs of one seed have the same clips, order, noise, noise levels and first weights and differ by the weight alone, so each is
-compared with the run of its own seed at weight 0. A second call goes on with what is missing, and then prints the table.
+Runs of one seed have the same clips, order, noise, noise levels and first weights and
+differ by the weight alone, so each is compared with the run of its own seed at weight
+0. A second call goes on with what is missing, and then prints the table.
 """
 
 import argparse
@@ -19,7 +23,13 @@ import numpy as np
 import torch
 from toymaking.motion import motion
 
-from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, share_right, train_or_resume
+from videotune.commands.demo import (
+    CONTROLS,
+    SEEDS,
+    TRIGGER,
+    share_right,
+    train_or_resume,
+)
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.diffusion.loss import denoising_loss
 from videotune.files import read_json, write_json
@@ -33,7 +43,12 @@ from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detection import detect
 from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
-from videotune.trainer.build import make_objective, make_source, open_models, plain_batch
+from videotune.trainer.build import (
+    make_objective,
+    make_source,
+    open_models,
+    plain_batch,
+)
 from videotune.trainer.cache_filling import fill_cache
 from videotune.validation.callbacks import cache_items_of
 from videotune.validation.selection import preview_settings
@@ -45,7 +60,9 @@ PROMPTS = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS] + [
 NOISES = [seed for seed in SEEDS for _ in DIRECTIONS] + [
     SEEDS[0] + i for i in range(len(CONTROLS))
 ]
-"""12 samples of the concept and 12 of what neither the base nor the clips ever showed, as in the demo."""
+"""12 samples of the concept and 12 of what neither the base nor the clips ever showed,
+as in the demo.
+"""
 
 COPIES = 4
 """Drawn clips of each look that say what is right."""
@@ -65,7 +82,9 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What all runs share: the clips' folder, steps, further ``--set`` words, and where run folders are put."""
+    """What all runs share: the clips' folder, steps, further ``--set`` words, and where
+    run folders are put.
+    """
 
     clips: Path
     steps: int
@@ -80,7 +99,9 @@ class Plan:
 
 
 def overrides_from(plan: Plan, weight: float, seed: int) -> Overrides:
-    """The toy preset with this weight: nothing is saved or drawn on the way, validation is first and last."""
+    """The toy preset with this weight: nothing is saved or drawn on the way, validation
+    is first and last.
+    """
     knobs = {
         "video_config.temporal_consistency_weight": weight,
         "seed": seed,
@@ -101,7 +122,11 @@ def sampled(
 ) -> list[np.ndarray]:
     """What the prompts give: float frames (T, H, W, 3) in 0 to 255."""
     latents = draw(
-        family, nets, settings, states.__getitem__, list(zip(PROMPTS, NOISES, strict=True))
+        family,
+        nets,
+        settings,
+        states.__getitem__,
+        list(zip(PROMPTS, NOISES, strict=True)),
     )
     return [to_grey_levels(family.decode(one)) for one in latents]
 
@@ -112,7 +137,9 @@ def to_grey_levels(pixels: torch.Tensor) -> np.ndarray:
 
 
 def right_ones(family: DiffusersModel) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Drawn clips of the same looks, and the same through the autoencoder and back: the best that any sample can be."""
+    """Drawn clips of the same looks, and the same through the autoencoder and back: the
+    best that any sample can be.
+    """
     drawn, copies = [], []
     for number, look in enumerate(LOOKS * COPIES):
         clip = draw_clip(generator_for(0, "consistency", number), *look)
@@ -123,7 +150,9 @@ def right_ones(family: DiffusersModel) -> tuple[list[np.ndarray], list[np.ndarra
 
 
 def measured(clips: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Means of the measures of motion over the clips in which a subject can be followed, and how many these are."""
+    """Means of the measures of motion over the clips in which a subject can be
+    followed, and how many these are.
+    """
     found = [asdict(seen) for clip in clips if (seen := motion(clip)) is not None]
     means = {
         name: statistics.fmean(one[name] for one in found)
@@ -136,7 +165,9 @@ def measured(clips: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def scores(clips: Sequence[np.ndarray]) -> dict[str, float]:
-    """What the detector sees of the samples: the demo's two shares, and how well outlines fit."""
+    """What the detector sees of the samples: the demo's two shares, and how well
+    outlines fit.
+    """
     whole = [clip.round().astype("uint8") for clip in clips]
     count, part = len(SEEDS) * len(DIRECTIONS), [clip / 255 for clip in clips]
     return {
@@ -149,10 +180,12 @@ def scores(clips: Sequence[np.ndarray]) -> dict[str, float]:
 def error_flicker(
     job: Job, family: DiffusersModel, nets: Mapping[str, torch.nn.Module]
 ) -> float:
-    """How much of the held-out error changes from frame to frame: |e_f - e_(f-1)|² over that of white error of |e|².
+    """How much of the held-out error changes from frame to frame: |e_f - e_(f-1)|² over
+    that of white error of |e|².
 
-    1: the frames' errors have nothing to do with one another; 0: every frame has the same; 2: they alternate. Over the
-    held-out clips and the validation's nine noise levels, with noise of their own.
+    1: the frames' errors have nothing to do with one another; 0: every frame has the
+    same; 2: they alternate. Over the held-out clips and the validation's nine noise
+    levels, with noise of their own.
     """
     plain = make_objective(job.spec, job.config)
     source = make_source(job, family, LatentCache(job.cache), plain)
@@ -169,7 +202,9 @@ def error_flicker(
                 )
             )
             with torch.no_grad():
-                out = denoising_loss(family, net, priced, batch, level.float()[None], noise)
+                out = denoising_loss(
+                    family, net, priced, batch, level.float()[None], noise
+                )
             share, mse = (shape[2] - 1) / shape[2], out.mse.item()
             change += out.per_sample_loss.item() * (1 + 2 * share) - mse
             whole += 2 * share * mse
@@ -177,18 +212,22 @@ def error_flicker(
     return round(statistics.fmean(ratios), 4)
 
 
-def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> dict[str, Any]:
+def one_run(
+    plan: Plan, weight: float, seed: int, states: Mapping[str, Any]
+) -> dict[str, Any]:
     """Train, or go on with, the run of a weight and a seed, and measure it."""
     run, begun = plan.folder(weight, seed), time.perf_counter()
     words = overrides_from(plan, weight, seed)
     if not train_or_resume(words, run):
         raise SystemExit("stopped; the same command goes on")
     took = sum(
-        sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step"
+        sum(line["seconds"].values())
+        for line in read_journal(run)
+        if line["kind"] == "step"
     )
-    validation = [line for line in read_journal(run) if line["kind"] == "validation"][-1][
-        "held_out"
-    ]
+    validation = [line for line in read_journal(run) if line["kind"] == "validation"][
+        -1
+    ]["held_out"]
     sampler = open_sampler(SampleOptions(tuple(PROMPTS), run=run))
     drawn = sampled(sampler.family, sampler.nets, sampler.settings, states)
     return {
@@ -201,12 +240,17 @@ def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> 
         ),
         **measured(drawn),
         **scores(drawn),
-        "seconds": {"steps": round(took, 1), "in_all": round(time.perf_counter() - begun, 1)},
+        "seconds": {
+            "steps": round(took, 1),
+            "in_all": round(time.perf_counter() - begun, 1),
+        },
     }
 
 
 def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What does not depend on the runs: the data's measures and the base model's unless known, and prompts' text states."""
+    """What does not depend on the runs: the data's measures and the base model's unless
+    known, and prompts' text states.
+    """
     job = open_job(*resolve_config(overrides_from(plan, 0, 0)))
     family = open_models(job.spec, job.base, job.config)
     texts = list(dict.fromkeys([*PROMPTS, ""]))
@@ -228,12 +272,18 @@ def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def as_ratio(row: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, float]:
-    """A run's figures with measures of motion as ratios to the data's; the table's columns."""
-    return {name: row[name] / data[name] if name in data else row[name] for name in COLUMNS}
+    """A run's figures with measures of motion as ratios to the data's; the table's
+    columns.
+    """
+    return {
+        name: row[name] / data[name] if name in data else row[name] for name in COLUMNS
+    }
 
 
 def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each weight mean and standard deviation over seeds, and the same of the difference to weight 0 of the seed."""
+    """For each weight mean and standard deviation over seeds, and the same of the
+    difference to weight 0 of the seed.
+    """
     data = result["data"]["through_the_vae"]
     rows = {(row["weight"], row["seed"]): as_ratio(row, data) for row in result["runs"]}
     lines = []
@@ -268,8 +318,14 @@ def show(result: Mapping[str, Any]) -> None:
     ):
         for line in lines:
             found = [line[name + end] for name in COLUMNS]
-            cells = [cell(mean, deviation, "+" if end else "") for mean, deviation in found]
-            print(f"| {line['weight']:g}{' - 0' if end else ''} | " + " | ".join(cells) + " |")
+            cells = [
+                cell(mean, deviation, "+" if end else "") for mean, deviation in found
+            ]
+            print(
+                f"| {line['weight']:g}{' - 0' if end else ''} | "
+                + " | ".join(cells)
+                + " |"
+            )
 
 
 def cell(mean: float | None, deviation: float | None, sign: str) -> str:
@@ -284,7 +340,9 @@ def cell(mean: float | None, deviation: float | None, sign: str) -> str:
 def main() -> None:
     """Do the runs that are missing, write the file after each, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.5, 1.0, 2.0])
+    parser.add_argument(
+        "--weights", type=float, nargs="+", default=[0.0, 0.5, 1.0, 2.0]
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--work", type=Path, default=Path("runs/consistency"))

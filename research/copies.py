@@ -1,10 +1,13 @@
-"""How well planted copies are found, and how often clips that are none are taken for one.
+"""How well planted copies are found, and how often clips that are none are taken for
+one.
 
-    python research/copies.py [--real FOLDER] [--copies 40] [--unrelated 200] [--out research/copies.json]
+    python research/copies.py [--real FOLDER] [--copies 40] [--unrelated 200] [--out
+    research/copies.json]
 
-A copy is five frames of a known clip cropped to 80 % of its sides anywhere, mirrored, and encoded by x264 at CRF 35. Clips
-are landscapes of noise that a camera pans over (tests/support/landscapes.py), pieces in time and space of the videos in
---real, and, on their own since they look alike, clips of the toy world.
+A copy is five frames of a known clip cropped to 80 % of its sides anywhere, mirrored,
+and encoded by x264 at CRF 35. Clips are landscapes of noise that a camera pans over
+(tests/support/landscapes.py), pieces in time and space of the videos in --real, and, on
+their own since they look alike, clips of the toy world.
 """
 
 import argparse
@@ -40,7 +43,9 @@ from videotune.validation.metrics import (
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 SIZE = (128, 208)
-"""Rows and columns of every clip but the toy's, which has 64 by 64: half of what small training windows have."""
+"""Rows and columns of every clip but the toy's, which has 64 by 64: half of what small
+training windows have.
+"""
 
 SHORT = 64
 """The shorter side of the known clips as they are compared, as in a run."""
@@ -56,7 +61,9 @@ CRF = 35
 
 @dataclass(frozen=True)
 class Film:
-    """A clip's name, the video that it is a piece of, and its frames uint8 (T, H, W, 3)."""
+    """A clip's name, the video that it is a piece of, and its frames uint8 (T, H, W,
+    3).
+    """
 
     name: str
     source: str
@@ -71,7 +78,9 @@ def landscapes(count: int, first: int = 0) -> list[Film]:
     for seed in range(first, first + count):
         speed = generator_for(0, "copies", "speed", seed).uniform(0.3, 3)
         name = f"landscape-{seed}"
-        films.append(Film(name, name, pan(seed, [i * speed for i in range(FRAMES)], *SIZE)))
+        films.append(
+            Film(name, name, pan(seed, [i * speed for i in range(FRAMES)], *SIZE))
+        )
     return films
 
 
@@ -80,7 +89,9 @@ def real_pieces(folder: Path | None) -> list[Film]:
     films = []
     for path in sorted(folder.glob("*.mp4")) if folder else []:
         with av.open(str(path)) as container:
-            step = max(1, round(float(container.streams.video[0].average_rate or 16) / 16))
+            step = max(
+                1, round(float(container.streams.video[0].average_rate or 16) / 16)
+            )
             big = (SIZE[1] * 2, SIZE[0] * 2)
             kept = [
                 f.reformat(*big, format="rgb24")
@@ -90,7 +101,13 @@ def real_pieces(folder: Path | None) -> list[Film]:
         whole = np.stack([frame.to_ndarray() for frame in kept])
         for second in range(len(whole) // FRAMES):
             part = whole[second * FRAMES : (second + 1) * FRAMES]
-            corners = [(0, 0), (0, SIZE[1]), (SIZE[0], 0), SIZE, (SIZE[0] // 2, SIZE[1] // 2)]
+            corners = [
+                (0, 0),
+                (0, SIZE[1]),
+                (SIZE[0], 0),
+                SIZE,
+                (SIZE[0] // 2, SIZE[1] // 2),
+            ]
             for number, (y, x) in enumerate(corners):
                 frames = part[:, y : y + SIZE[0], x : x + SIZE[1]]
                 films.append(Film(f"{path.stem}-{second}-{number}", path.stem, frames))
@@ -137,14 +154,24 @@ def seen(embedding: FrameEmbedding, frames: np.ndarray) -> torch.Tensor:
 def shrunk(frames: np.ndarray) -> np.ndarray:
     """Frames as a run decodes known clips: the shorter side has 64 pixels."""
     by = min(frames.shape[1:3]) // SHORT
-    count, height, width = (frames.shape[0], frames.shape[1] // by, frames.shape[2] // by)
-    cells = frames[:, : height * by, : width * by].reshape(count, height, by, width, by, 3)
+    count, height, width = (
+        frames.shape[0],
+        frames.shape[1] // by,
+        frames.shape[2] // by,
+    )
+    cells = frames[:, : height * by, : width * by].reshape(
+        count, height, by, width, by, 3
+    )
     small: np.ndarray = cells.mean((2, 4)).round().astype(np.uint8)
     return small
 
 
-def measure(known: Sequence[Film], others: Sequence[Film], copies: int) -> dict[str, Any]:
-    """Copies of known clips, and clips that are none, held against the known ones by the rule of a run."""
+def measure(
+    known: Sequence[Film], others: Sequence[Film], copies: int
+) -> dict[str, Any]:
+    """Copies of known clips, and clips that are none, held against the known ones by
+    the rule of a run.
+    """
     embedding = default_embedding()
     gallery = Gallery(
         ReferenceWindow(
@@ -153,13 +180,16 @@ def measure(known: Sequence[Film], others: Sequence[Film], copies: int) -> dict[
         for film in known
     )
     usual = measure_baselines(
-        gallery, {}, [(film.source, seen(embedding, shrunk(film.frames))) for film in known]
+        gallery,
+        {},
+        [(film.source, seen(embedding, shrunk(film.frames))) for film in known],
     )
     line = usual.line()
     assert line is not None
     chosen = [known[i * len(known) // copies] for i in range(copies)]
     found = [
-        gallery.nearest(seen(embedding, planted(film, i))) for i, film in enumerate(chosen)
+        gallery.nearest(seen(embedding, planted(film, i)))
+        for i, film in enumerate(chosen)
     ]
     none = [
         gallery.nearest(seen(embedding, film.frames), exclude_source=film.source)
@@ -193,7 +223,9 @@ def figures(
         "right_clip": round(named / len(near), 4),
         "right_video": round(video / len(near), 4),
         "unrelated": len(none),
-        "false_alarms": round(sum(one.similarity > line for one in none) / len(none), 4),
+        "false_alarms": round(
+            sum(one.similarity > line for one in none) / len(none), 4
+        ),
         "line": round(line, 4),
         "baseline": usual.to_json()["others"],
         "copies_similarity": spread_of([one.similarity for one in near]),

@@ -1,11 +1,14 @@
-"""Makes the toy base model: a small true Wan that draws coloured shapes, from nothing but drawn clips.
+"""Makes the toy base model: a small true Wan that draws coloured shapes, from nothing
+but drawn clips.
 
-    python research/make_toy.py --out runs/toy [--seeds 0 1] [--until STAGE] [--figures FILE --pictures DIR]
+    python research/make_toy.py --out runs/toy [--seeds 0 1] [--until STAGE] [--figures
+    FILE --pictures DIR]
 
-Stages: autoencoder, text, transformer (one for each seed; the first seed is also that of the autoencoder and the text
-encoder), assemble, score. Each goes on where it was killed, and what is finished is left as it is: start the same command
-again. It takes about half an hour of one core for the autoencoder and as much for each transformer. The result is
-``OUT/toy-SEED``, a checkpoint in diffusers layout, in float16.
+Stages: autoencoder, text, transformer (one for each seed; the first seed is also that
+of the autoencoder and the text encoder), assemble, score. Each goes on where it was
+killed, and what is finished is left as it is: start the same command again. It takes
+about half an hour of one core for the autoencoder and as much for each transformer. The
+result is ``OUT/toy-SEED``, a checkpoint in diffusers layout, in float16.
 """
 
 import argparse
@@ -38,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         captions = text.make(out, recipe)
     if last >= STAGES.index("transformer"):
         trained = {
-            seed: transformer.make(out, vae, captions, recipe, seed) for seed in words.seeds
+            seed: transformer.make(out, vae, captions, recipe, seed)
+            for seed in words.seeds
         }
     if last >= STAGES.index("assemble"):
         made = {
@@ -47,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
     if last >= STAGES.index("score"):
         named = {f"seed {seed}, float16": str(folder) for seed, folder in made.items()}
-        named |= {f"seed {seed}, float32": str(folder) for seed, folder in trained.items()}
+        named |= {
+            f"seed {seed}, float32": str(folder) for seed, folder in trained.items()
+        }
         named |= {
             name: folder or name
             for name, _, folder in (also.partition("=") for also in words.also)
@@ -66,11 +72,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="the folder of everything")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the folder of everything"
+    )
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="a transformer for each"
     )
-    parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage")
+    parser.add_argument(
+        "--until", choices=STAGES, default=STAGES[-1], help="the last stage"
+    )
     parser.add_argument(
         "--tiny",
         action="store_true",
@@ -108,13 +118,16 @@ def recipe_of(words: argparse.Namespace) -> Recipe:
 def remember(out: Path, recipe: Recipe) -> None:
     """Write the recipe beside what it makes.
 
-    Raises VideotuneError where the folder was begun with another one: its parts would not belong together.
+    Raises VideotuneError where the folder was begun with another one: its parts would
+    not belong together.
     """
     path, asked = out / "recipe.json", asdict(recipe)
     before = read_json(path) if path.is_file() else asked
     if before != asked:
         other = ", ".join(
-            f"{name} {before.get(name)}" for name in asked if before.get(name) != asked[name]
+            f"{name} {before.get(name)}"
+            for name in asked
+            if before.get(name) != asked[name]
         )
         raise VideotuneError(
             f"{out} was begun with another recipe ({other}): name another --out"
@@ -122,12 +135,18 @@ def remember(out: Path, recipe: Recipe) -> None:
     write_json(path, asked)
 
 
-def measure(out: Path, named: dict[str, str], recipe: Recipe, pictures: Path) -> dict[str, Any]:
-    """Score each checkpoint; figures that are there already are shown again. The first one's pictures are drawn."""
+def measure(
+    out: Path, named: dict[str, str], recipe: Recipe, pictures: Path
+) -> dict[str, Any]:
+    """Score each checkpoint; figures that are there already are shown again.
+
+    The first one's pictures are drawn.
+    """
     figures: dict[str, Any] = {}
     for index, (name, folder) in enumerate(named.items()):
         weights = [
-            hash_file(path) for path in sorted(place(folder).folder.rglob("*.safetensors"))
+            hash_file(path)
+            for path in sorted(place(folder).folder.rglob("*.safetensors"))
         ]
         kept = out / "work" / f"score-{digest([name, weights, asdict(recipe)])}.json"
         if not kept.is_file():
@@ -141,11 +160,17 @@ def measure(out: Path, named: dict[str, str], recipe: Recipe, pictures: Path) ->
 
 
 def curves(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """What was measured on the way: the autoencoder's PSNR, and each transformer's error on clips of held-out looks."""
-    found: dict[str, Any] = {"autoencoder": read_json(out / "autoencoder" / "curve.json")}
+    """What was measured on the way: the autoencoder's PSNR, and each transformer's
+    error on clips of held-out looks.
+    """
+    found: dict[str, Any] = {
+        "autoencoder": read_json(out / "autoencoder" / "curve.json")
+    }
     for seed in seeds:
         losses = [
-            line for line in read_journal(out / f"run-{seed}") if line["kind"] == "validation"
+            line
+            for line in read_journal(out / f"run-{seed}")
+            if line["kind"] == "validation"
         ]
         found[f"transformer {seed}"] = [
             {
@@ -159,9 +184,12 @@ def curves(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def draw(folder: Path, shown: dict[str, Any]) -> None:
-    """Two sheets: what the model draws of held-out looks, and clips beside what the autoencoder makes of them."""
+    """Two sheets: what the model draws of held-out looks, and clips beside what the
+    autoencoder makes of them.
+    """
     rows = [
-        (caption(*look), clip) for look, clip in zip(HELD_OUT, shown["samples"], strict=False)
+        (caption(*look), clip)
+        for look, clip in zip(HELD_OUT, shown["samples"], strict=False)
     ]
     finish.sheet(folder / "toy-samples.png", rows)
     parts = [
@@ -170,7 +198,8 @@ def draw(folder: Path, shown: dict[str, Any]) -> None:
         for index, clip in enumerate(shown[part][:6])
     ]
     told = [
-        (f"{part}, {'rebuilt' if index % 2 else 'drawn'}", clip) for part, index, clip in parts
+        (f"{part}, {'rebuilt' if index % 2 else 'drawn'}", clip)
+        for part, index, clip in parts
     ]
     finish.sheet(folder / "toy-autoencoder.png", told)
 

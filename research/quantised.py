@@ -1,11 +1,15 @@
-"""What rounding the frozen weights costs: the toy trained over each kind, and the validation loss of base and result.
+"""What rounding the frozen weights costs: the toy trained over each kind, and the
+validation loss of base and result.
 
-    python research/quantised.py [--kinds auto FLOAT_8 INT_8 NFLOAT_4] [--seeds 0 1 2] [--steps 100] [--set KEY=VALUE]
+    python research/quantised.py [--kinds auto FLOAT_8 INT_8 NFLOAT_4] [--seeds 0 1 2]
+    [--steps 100] [--set KEY=VALUE]
                                  [--work runs/quantised] [--out research/quantised.json]
 
-Denoiser and text encoder are kept in the same kind. Runs of one seed have the same clips, order, noise and first weights and
-differ by the kind alone. ``on_plain``: the adapter that was learnt over the rounded base, laid over the base as it is.
-``--steps 0`` reads the bases alone. A second call goes on with what is missing, and then prints the table.
+Denoiser and text encoder are kept in the same kind. Runs of one seed have the same
+clips, order, noise and first weights and differ by the kind alone. ``on_plain``: the
+adapter that was learnt over the rounded base, laid over the base as it is. ``--steps
+0`` reads the bases alone. A second call goes on with what is missing, and then prints
+the table.
 """
 
 import argparse
@@ -38,7 +42,9 @@ COLUMNS = {
 
 
 def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
-    """The toy preset over weights of this kind, before its first step, in a run folder of its own."""
+    """The toy preset over weights of this kind, before its first step, in a run folder
+    of its own.
+    """
     knobs = {
         "weight_dtype": kind,
         "seed": seed,
@@ -52,7 +58,9 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *told.set)
     number = len(list(told.work.glob("run-*")))
     job = open_job(
-        *resolve_config(Overrides(preset="toy", data=str(told.work / "clips"), sets=sets))
+        *resolve_config(
+            Overrides(preset="toy", data=str(told.work / "clips"), sets=sets)
+        )
     )
     return prepare(
         OpenedRun(job),
@@ -71,7 +79,9 @@ def error(trainer: Trainer) -> float:
 def one_run(
     told: argparse.Namespace, kind: str, seed: int, plain: Trainer | None
 ) -> tuple[dict[str, Any], Trainer]:
-    """Train over a base of this kind, and read what its adapter does to the base of ``plain`` (None: this is it)."""
+    """Train over a base of this kind, and read what its adapter does to the base of
+    ``plain`` (None: this is it).
+    """
     trainer = open_trainer(told, kind, seed)
     row = {"kind": kind, "seed": seed, "base": error(trainer)}
     if told.steps:
@@ -91,7 +101,9 @@ def one_run(
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each kind, of each figure the mean over seeds, and its ratio to the plain run of the seed with its deviation."""
+    """For each kind, of each figure the mean over seeds, and its ratio to the plain run
+    of the seed with its deviation.
+    """
     plain = {row["seed"]: row for row in rows if row["kind"] == "auto"}
     lines = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
@@ -104,7 +116,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     for row in own
                     if row["seed"] in plain
                 ]
-                deviation = round(statistics.stdev(ratios), 6) if len(ratios) > 1 else None
+                deviation = (
+                    round(statistics.stdev(ratios), 6) if len(ratios) > 1 else None
+                )
                 mean = round(statistics.fmean(row[name] for row in own), 6)
                 line[name] = [
                     mean,
@@ -116,13 +130,16 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def show(lines: Sequence[Mapping[str, Any]]) -> None:
-    """The table: held-out errors, and by how much they are more than those of plain weights."""
+    """The table: held-out errors, and by how much they are more than those of plain
+    weights.
+    """
     names = [name for name in COLUMNS if name in lines[0]]
     print("| weights | " + " | ".join(COLUMNS[name] for name in names) + " |")
     print("|---" * (len(names) + 1) + "|")
     for line in lines:
         cells = [
-            f"{line[name][0]:.5f}" + ("" if line["kind"] == "auto" else more(*line[name][1:]))
+            f"{line[name][0]:.5f}"
+            + ("" if line["kind"] == "auto" else more(*line[name][1:]))
             for name in names
         ]
         print(
@@ -146,7 +163,9 @@ def more(mean: float | None, deviation: float | None) -> str:
 def main() -> None:
     """Do the runs that are missing, write the file after each, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kinds", nargs="+", default=["auto", "FLOAT_8", "INT_8", "NFLOAT_4"])
+    parser.add_argument(
+        "--kinds", nargs="+", default=["auto", "FLOAT_8", "INT_8", "NFLOAT_4"]
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--work", type=Path, default=Path("runs/quantised"))

@@ -1,15 +1,21 @@
-"""How well the verdict tells when to stop: the toy trained on four clips until it copies them, and on fresh clips alone.
+"""How well the verdict tells when to stop: the toy trained on four clips until it
+copies them, and on fresh clips alone.
 
-    python research/verdict.py [--four 20] [--endless 20] [--levels 5] [--first-seed 0] [--steps 240] [--every 40]
-                               [--work runs/verdict] [--out research/verdict.json] [--table]
+    python research/verdict.py [--four 20] [--endless 20] [--levels 5] [--first-seed 0]
+    [--steps 240] [--every 40]
+                               [--work runs/verdict] [--out research/verdict.json]
+                               [--table]
 
-four: four clips, each shown 240 times. The best step by the verdict, which reads as many held-out clips as so short a run
-pays for, is compared with that of an independent dense validation: 64 clips and noise of its own, a reading for each
-checkpoint, each noise level on a third of the clips.
-endless: as many steps, and every sample is of a clip that was never shown before: a call of OVERFITTING is a false one.
-levels: four clips of what the base draws already, at a small rate, at noise levels the lowest of which no model can do much
-about: its error there is most of the plain mean, which hardly moves while the other levels copy.
-Runs that are done are kept: a second call goes on with what is missing, and then prints the table.
+four: four clips, each shown 240 times. The best step by the verdict, which reads as
+many held-out clips as so short a run
+pays for, is compared with that of an independent dense validation: 64 clips and noise
+of its own, a reading for each checkpoint, each noise level on a third of the clips.
+endless: as many steps, and every sample is of a clip that was never shown before: a
+call of OVERFITTING is a false one. levels: four clips of what the base draws already,
+at a small rate, at noise levels the lowest of which no model can do much about: its
+error there is most of the plain mean, which hardly moves while the other levels copy.
+Runs that are done are kept: a second call goes on with what is missing, and then prints
+the table.
 """
 
 import argparse
@@ -46,13 +52,16 @@ from videotune.validation.overfitting import MIN_RISE, OVERFITTING, judge
 from videotune.validation.selection import QUANTILES
 
 VALIDATION = 16
-"""Held-out clips of a run of four clips, more than validation reads in so short a run."""
+"""Held-out clips of a run of four clips, more than validation reads in so short a run.
+"""
 
 DENSE = 64
 """Clips of the dense validation."""
 
 POOL, SHARE = 1000, 0.016
-"""The endless clips, of which a run sees each at most once, and the share of them that is held out: 16."""
+"""The endless clips, of which a run sees each at most once, and the share of them that
+is held out: 16.
+"""
 
 LOW = {
     "timestep_distribution": "UNIFORM",
@@ -60,13 +69,17 @@ LOW = {
     "learning_rate": 3e-5,
     "video_config.frames": 17,
 }
-"""Noise levels of the third case: the lowest of nine is 0.02, and half of them lie below 0.17."""
+"""Noise levels of the third case: the lowest of nine is 0.02, and half of them lie
+below 0.17.
+"""
 
 SHORT = {"video_config.frames": 9, "video_config.windows": "head", "batch_size": 4}
 """Half a second of each clip, one window each: half of the preset's work."""
 
 THIRD = 3
-"""The dense validation reads each of its clips at every third noise level, each level on a third of the clips."""
+"""The dense validation reads each of its clips at every third noise level, each level
+on a third of the clips.
+"""
 
 
 RATE = 2e-3
@@ -75,7 +88,9 @@ RATE = 2e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """What all runs share: steps, steps from reading to reading, further ``--set`` words, and where things are put."""
+    """What all runs share: steps, steps from reading to reading, further ``--set``
+    words, and where things are put.
+    """
 
     steps: int
     every: int
@@ -84,11 +99,15 @@ class Plan:
 
     def folder(self, case: str, seed: int) -> Path:
         """A run's own folder."""
-        return self.work / "-".join([case, str(seed), f"steps-{self.steps}", *self.sets])
+        return self.work / "-".join(
+            [case, str(seed), f"steps-{self.steps}", *self.sets]
+        )
 
 
 def clips_of(plan: Plan, name: str, count: int, seed: int, known: bool = False) -> Path:
-    """A folder of so many drawn clips of the concept, or of what the base knows, made once."""
+    """A folder of so many drawn clips of the concept, or of what the base knows, made
+    once.
+    """
     folder = plan.work / "clips" / f"{name}-{count}-{seed}"
     if not (folder / "whole").exists():
         write_dataset(
@@ -115,7 +134,9 @@ def overrides_from(plan: Plan, case: str, seed: int) -> Overrides:
         "steps": plan.steps,
         "datasets": datasets,
         "validation_fraction": SHARE if case == "endless" else 0,
-        "cache_dir": str(plan.work / f"cache-{'endless' if case == 'endless' else 'four'}"),
+        "cache_dir": str(
+            plan.work / f"cache-{'endless' if case == 'endless' else 'four'}"
+        ),
         "save_every": plan.every if case == "four" else 0,
         "sample_metrics.budget": 0,
         "validate_every": plan.every,
@@ -126,21 +147,32 @@ def overrides_from(plan: Plan, case: str, seed: int) -> Overrides:
     knobs |= LOW if case == "levels" else {}
     return Overrides(
         preset="toy",
-        sets=(*(f"{key}={json.dumps(value)}" for key, value in knobs.items()), *plan.sets),
+        sets=(
+            *(f"{key}={json.dumps(value)}" for key, value in knobs.items()),
+            *plan.sets,
+        ),
     )
 
 
 class Dense:
-    """An independent validation: 64 clips that no run has, read at the same nine noise levels with noise of their own."""
+    """An independent validation: 64 clips that no run has, read at the same nine noise
+    levels with noise of their own.
+    """
 
     def __init__(self, plan: Plan) -> None:
         folder = clips_of(plan, "dense", DENSE, 4000)
         short = (f"{key}={value}" for key, value in SHORT.items())
-        sets = (*short, f"cache_dir={plan.work / 'cache-dense'}", "validation_fraction=0")
+        sets = (
+            *short,
+            f"cache_dir={plan.work / 'cache-dense'}",
+            "validation_fraction=0",
+        )
         self.job = open_job(
             *resolve_config(Overrides(preset="toy", data=str(folder), sets=sets))
         )
-        self.family: DiffusersModel = open_models(self.job.spec, self.job.base, self.job.config)
+        self.family: DiffusersModel = open_models(
+            self.job.spec, self.job.base, self.job.config
+        )
         store, loss = (
             LatentCache(self.job.cache),
             make_objective(self.job.spec, self.job.config),
@@ -153,16 +185,24 @@ class Dense:
         assert len(self.windows) == DENSE
         self.net = self.family.denoiser()
         self.parameters = attach(self.net, self.job.spec, self.job.config)
-        self.base = {name: value.detach().clone() for name, value in self.parameters.items()}
+        self.base = {
+            name: value.detach().clone() for name, value in self.parameters.items()
+        }
 
     def read(self, weights: Mapping[str, torch.Tensor] | None) -> list[float]:
-        """The mean error at each of the nine levels under a checkpoint's adapter, or (None) the base's."""
+        """The mean error at each of the nine levels under a checkpoint's adapter, or
+        (None) the base's.
+        """
         load_weights(self.parameters, weights or self.base, "here")
         self.net.eval()
         means = []
-        for number, level in enumerate(self.source.objective.timesteps.quantiles(QUANTILES)):
+        for number, level in enumerate(
+            self.source.objective.timesteps.quantiles(QUANTILES)
+        ):
             some = self.windows[number % THIRD :: THIRD]
-            captions = [self.source.clips[window.clip_id].captions[0] for window in some]
+            captions = [
+                self.source.clips[window.clip_id].captions[0] for window in some
+            ]
             told = [self.source.conditions_on_first_frame] * len(some)
             batch = assemble(
                 self.source, some, captions, [self.source.plain(w) for w in some], told
@@ -203,7 +243,8 @@ def one_run(plan: Plan, case: str, seed: int) -> dict[str, Any]:
         dense = dense_of(plan)
         found = {0: dense.read(None)}
         found |= {
-            one.step: dense.read(one.load("weights")) for one in complete_checkpoints(run)
+            one.step: dense.read(one.load("weights"))
+            for one in complete_checkpoints(run)
         }
         out["dense"] = found
     return out | {"seconds": round(time.perf_counter() - begun, 1)}
@@ -218,7 +259,9 @@ def asset_hash() -> str:
 
 
 def course(readings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the verdict said as the readings came: where it first said OVERFITTING, and its last word and best step."""
+    """What the verdict said as the readings came: where it first said OVERFITTING, and
+    its last word and best step.
+    """
     said = [judge(readings[: end + 1]) for end in range(len(readings))]
     called = [one.step for one in said if one is not None and one.label == OVERFITTING]
     last = said[-1]
@@ -232,7 +275,9 @@ def course(readings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "held_out": [round(one["held_out"]["normalised"], 4) for one in readings],
         "train": [round(one["train"]["normalised"], 4) for one in readings],
         "plain": [round(one["held_out"]["mean"], 5) for one in readings],
-        "by_level": [[round(x, 4) for x in one["held_out"]["by_quantile"]] for one in readings],
+        "by_level": [
+            [round(x, 4) for x in one["held_out"]["by_quantile"]] for one in readings
+        ],
     }
 
 
@@ -263,15 +308,19 @@ def row_of(plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_rises(values: Sequence[float]) -> bool:
-    """Whether the plain mean over noise levels meets the least that the rule asks for: two readings in a row after the best
-    one that lie above it by more than ``MIN_RISE`` of the first."""
+    """Whether the plain mean over noise levels meets the least that the rule asks for:
+    two readings in a row after the best one that lie above it by more than ``MIN_RISE``
+    of the first.
+    """
     best = min(range(len(values)), key=lambda i: (values[i], i))
     risen = [value - values[best] > MIN_RISE * values[0] for value in values[best:]]
     return any(one and other for one, other in pairwise(risen))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many runs of each case were called, and how near the best step was to the dense validation's."""
+    """How many runs of each case were called, and how near the best step was to the
+    dense validation's.
+    """
     found: dict[str, Any] = {}
     for case in ("four", "endless", "levels"):
         own = [row for row in rows if row["case"] == case]
@@ -284,13 +333,17 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             found[case]["within_one_reading"] = len(near)
             found[case]["both"] = sum(row["called_at"] is not None for row in near)
         if case == "levels":
-            found[case]["by_the_plain_mean"] = sum(plain_rises(row["plain"]) for row in own)
+            found[case]["by_the_plain_mean"] = sum(
+                plain_rises(row["plain"]) for row in own
+            )
     return found
 
 
 def show(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
     """The table as a person reads it."""
-    print("case     seed  called at  best step  dense best  off by  held out  end    train")
+    print(
+        "case     seed  called at  best step  dense best  off by  held out  end    train"
+    )
     for row in rows:
         low, end = min(row["held_out"]), row["held_out"][-1]
         print(
@@ -335,7 +388,10 @@ def main() -> None:
         if not path.is_file():
             result = one_run(plan, case, seed)
             write_json(path, result)
-            print(f"{number}/{len(wanted)} {case} {seed}: {result['seconds']} s", flush=True)
+            print(
+                f"{number}/{len(wanted)} {case} {seed}: {result['seconds']} s",
+                flush=True,
+            )
         result = read_json(path)
         held_out = result["readings"][0]["held_out"]["windows"]
         rows.append(row_of(plan, result))

@@ -1,6 +1,7 @@
 """Measure the size and shape of the code: python scripts/house.py [-v]
 
-Sizes (tokens of code) have no bound. Shapes have one, and the exit code is 1 if a bound is exceeded. -v lists the places.
+Sizes (tokens of code) have no bound. Shapes have one, and the exit code is 1 if a bound
+is exceeded. -v lists the places.
 """
 
 import ast
@@ -146,7 +147,10 @@ def is_string(statement: ast.stmt) -> bool:
 
 @cache
 def tokens_and_lines(path: Path) -> tuple[int, int]:
-    """Count tokens of code and the lines that hold one. Docstrings and comments are no code."""
+    """Count tokens of code and the lines that hold one.
+
+    Docstrings and comments are no code.
+    """
     documentation: set[int] = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, DOCUMENTED):
@@ -190,7 +194,9 @@ def tuple_assignments() -> list[str]:
             if not isinstance(node, ast.Assign):
                 continue
             target = node.targets[0]
-            if not (isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)):
+            if not (
+                isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+            ):
                 continue
             targets = {ast.unparse(element) for element in target.elts}
             values = {ast.unparse(element) for element in node.value.elts}
@@ -213,7 +219,9 @@ def nested_comprehensions() -> list[str]:
 
 
 def unbroken_functions() -> tuple[list[str], int]:
-    """Find functions of 15 lines and more without a blank or comment line; return them and how many are that long."""
+    """Find functions of 15 lines and more without a blank or comment line; return them
+    and how many are that long.
+    """
     places = []
     long = 0
     for path, function in functions():
@@ -231,7 +239,9 @@ def unbroken_functions() -> tuple[list[str], int]:
 
 
 def vague_names() -> tuple[list[str], int]:
-    """Find bindings whose name does not say its noun; return them and how many bindings there are."""
+    """Find bindings whose name does not say its noun; return them and how many bindings
+    there are.
+    """
     places = []
     bindings = 0
     for path in python_files(PACKAGE):
@@ -249,12 +259,16 @@ def vague_names() -> tuple[list[str], int]:
 
 
 def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
 @cache
 def imports() -> dict[str, frozenset[str]]:
-    """Return for each module of the package the modules that it imports, at any place, for types too."""
+    """Return for each module of the package the modules that it imports, at any place,
+    for types too.
+    """
     modules = {module_of(path): path for path in python_files(PACKAGE)}
     graph: dict[str, frozenset[str]] = {}
     for name, path in modules.items():
@@ -302,7 +316,9 @@ def circles() -> list[str]:
     for name in imports():
         if name in reachable(name):
             group = [module for module in imports() if name in reachable(module)]
-            groups.add(frozenset(module for module in group if module in reachable(name)))
+            groups.add(
+                frozenset(module for module in group if module in reachable(name))
+            )
     return sorted(" <-> ".join(sorted(group)) for group in groups)
 
 
@@ -317,7 +333,8 @@ def inner_imports() -> list[str]:
 
 
 def step_modules() -> list[str]:
-    """Return the modules of the package that run in two training steps of the toy model.
+    """Return the modules of the package that run in two training steps of the toy
+    model.
 
     Modules of the threads that read batches count as well.
     """
@@ -362,12 +379,16 @@ def step_modules() -> list[str]:
 
 
 def sizes() -> list[Figure]:
-    """Return tokens of code: of the package, by folder and by capability, and of the tests."""
+    """Return tokens of code: of the package, by folder and by capability, and of the
+    tests.
+    """
     files = python_files(PACKAGE)
     by_folder: Counter[str] = Counter()
     for path in files:
         folder = path.relative_to(PACKAGE).parts[0]
-        by_folder["shared" if folder.endswith(".py") else folder] += tokens_and_lines(path)[0]
+        by_folder["shared" if folder.endswith(".py") else folder] += tokens_and_lines(
+            path
+        )[0]
 
     figures = [Figure("tokens of the package", tokens_of(files))]
     for folder, tokens in sorted(by_folder.items()):
@@ -375,7 +396,9 @@ def sizes() -> list[Figure]:
     for capability, folders in CAPABILITIES.items():
         tokens = sum(by_folder[folder] for folder in folders)
         figures.append(Figure(f"tokens for {capability}", tokens))
-    figures.append(Figure("tokens of the tests", tokens_of(python_files(ROOT / "tests"))))
+    figures.append(
+        Figure("tokens of the tests", tokens_of(python_files(ROOT / "tests")))
+    )
     return figures
 
 
@@ -384,7 +407,9 @@ def shapes() -> list[Figure]:
     files = python_files(PACKAGE)
     tokens = tokens_of(files)
     lines = sum(tokens_and_lines(path)[1] for path in files)
-    large_files = [path for path in files if tokens_and_lines(path)[1] >= SMALLEST_DENSE_FILE]
+    large_files = [
+        path for path in files if tokens_and_lines(path)[1] >= SMALLEST_DENSE_FILE
+    ]
     by_density = sorted(large_files, key=density, reverse=True)
     dense_places = tuple(
         f"{path.relative_to(ROOT)} {density(path):.1f}" for path in by_density[:8]
@@ -402,12 +427,17 @@ def shapes() -> list[Figure]:
         by_length[f"{location(path, function)} {function.name} {length}"] = length
     longest_functions = tuple(sorted(by_length, key=lambda name: -by_length[name])[:8])
 
-    file_lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    file_lengths = {
+        path: len(path.read_text(encoding="utf-8").splitlines()) for path in files
+    }
     longest_file = max(file_lengths, key=lambda path: file_lengths[path])
     return [
         Figure("tokens a line", round(tokens / lines, 2), 8.5),
         Figure(
-            "tokens a line, densest file", round(density(by_density[0]), 2), 9.5, dense_places
+            "tokens a line, densest file",
+            round(density(by_density[0]), 2),
+            9.5,
+            dense_places,
         ),
         Figure("several values in one assignment", len(tuples), 0, tuple(tuples)),
         Figure("nested comprehensions", len(nested), 10, tuple(nested)),
@@ -423,7 +453,9 @@ def shapes() -> list[Figure]:
             0.5,
             tuple(vague),
         ),
-        Figure("lines, longest function", max(by_length.values()), 70, longest_functions),
+        Figure(
+            "lines, longest function", max(by_length.values()), 70, longest_functions
+        ),
         Figure(
             "lines, longest file",
             file_lengths[longest_file],

@@ -1,7 +1,9 @@
-"""Makes the pictures of runs in docs/pictures: before and after, comparison, report, report of a run that overfits.
+"""Makes the pictures of runs in docs/pictures: before and after, comparison, report,
+report of a run that overfits.
 
-Use: python scripts/pictures.py WORK [--out DIR]. WORK keeps the demo and the run that overfits; a second call uses what is
-there. It takes about ten minutes on two cores and needs Chromium. The studio's pictures come from studio_pictures.py.
+Use: python scripts/pictures.py WORK [--out DIR]. WORK keeps the demo and the run that
+overfits; a second call uses what is there. It takes about ten minutes on two cores and
+needs Chromium. The studio's pictures come from studio_pictures.py.
 """
 
 import argparse
@@ -110,8 +112,14 @@ def main() -> None:
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page(color_scheme="light")
-        write(screenshot(page, demo / "run" / "report.html", 800, 1000), out / "report.png")
-        write(screenshot(page, overfits / "report.html", 1160, 890), out / "overfitting.png")
+        write(
+            screenshot(page, demo / "run" / "report.html", 800, 1000),
+            out / "report.png",
+        )
+        write(
+            screenshot(page, overfits / "report.html", 1160, 890),
+            out / "overfitting.png",
+        )
         browser.close()
 
 

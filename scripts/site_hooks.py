@@ -1,4 +1,6 @@
-"""mkdocs hooks: the page of commands, each page's Markdown beside its HTML, and llms.txt, the list of them for programs."""
+"""mkdocs hooks: the page of commands, each page's Markdown beside its HTML, and
+llms.txt, the list of them for programs.
+"""
 
 import html
 import subprocess
@@ -39,7 +41,9 @@ def on_post_build(config: Any) -> None:
     """Write each page's source to PAGE/index.md, and llms.txt."""
     site = Path(config["site_dir"])
     docs = Path(config["docs_dir"])
-    sources = {page.stem: page.read_text(encoding="utf-8") for page in docs.glob("*.md")}
+    sources = {
+        page.stem: page.read_text(encoding="utf-8") for page in docs.glob("*.md")
+    }
     sources[Path(COMMANDS).stem] = command_page()
 
     lines = [
@@ -54,10 +58,14 @@ def on_post_build(config: Any) -> None:
         target = site / "index.md" if name == "index" else site / name / "index.md"
         if target.parent.is_dir():
             target.write_text(text, encoding="utf-8")
-            title = next(line[2:] for line in text.splitlines() if line.startswith("# "))
+            title = next(
+                line[2:] for line in text.splitlines() if line.startswith("# ")
+            )
             lines.append(f"- [{title}]({target.relative_to(site).as_posix()})")
 
     agents = docs.parent / "AGENTS.md"
-    (site / "AGENTS.md").write_text(agents.read_text(encoding="utf-8"), encoding="utf-8")
+    (site / "AGENTS.md").write_text(
+        agents.read_text(encoding="utf-8"), encoding="utf-8"
+    )
     lines.append("- [For programs that drive videotune](AGENTS.md)")
     (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,7 +1,8 @@
 """Takes pictures of the studio's pages, in both themes and at three widths.
 
-Use: python scripts/studio_pictures.py ROOT PROJECT [OUT]. ROOT is a folder of projects, PROJECT one with a run that has
-ended. The pictures go to docs/pictures/studio. It needs Chromium.
+Use: python scripts/studio_pictures.py ROOT PROJECT [OUT]. ROOT is a folder of projects,
+PROJECT one with a run that has ended. The pictures go to docs/pictures/studio. It needs
+Chromium.
 """
 
 import shutil
@@ -39,14 +40,17 @@ def take_pictures(
     taken = []
     for name, (path, button) in PAGES.items():
         for width in widths:
-            page.set_viewport_size({"width": width, "height": HEIGHT if width < 2000 else 1440})
+            page.set_viewport_size(
+                {"width": width, "height": HEIGHT if width < 2000 else 1440}
+            )
             page.goto(address + path.format(project=project))
             if button:
                 page.locator(button).first.click()
             page.wait_for_timeout(1500)
             for theme in THEMES:
                 page.evaluate(
-                    "(theme) => { document.documentElement.dataset.theme = theme; }", theme
+                    "(theme) => { document.documentElement.dataset.theme = theme; }",
+                    theme,
                 )
                 page.evaluate("document.dispatchEvent(new CustomEvent('vt:theme'))")
                 page.wait_for_timeout(300)

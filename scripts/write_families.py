@@ -1,4 +1,5 @@
-"""Print the table of families that docs/families.md holds, from their specs alone; no torch, no weights.
+"""Print the table of families that docs/families.md holds, from their specs alone; no
+torch, no weights.
 
 python scripts/write_families.py
 """
@@ -11,7 +12,9 @@ PATHS = {"flow": "flow matching", "v": "v-prediction"}
 
 
 def row(spec: ModelSpec) -> str:
-    """What a family takes, by its usual checkpoint; other checkpoints may say otherwise in their configs."""
+    """What a family takes, by its usual checkpoint; other checkpoints may say otherwise
+    in their configs.
+    """
     rules = spec.rules
     cells = (
         f"`{spec.name}`",

@@ -1,8 +1,9 @@
 """Write requirements.lock from the installed packages: python scripts/write_lock.py.
 
-The lock pins every package with the hashes of all its files on the package index. First come the packages that videotune
-needs, then, below ``DEVELOPMENT``, those that only its tests and tools need. torch is named in a comment, without hashes:
-the user chooses its build, and pip installs it first.
+The lock pins every package with the hashes of all its files on the package index. First
+come the packages that videotune needs, then, below ``DEVELOPMENT``, those that only its
+tests and tools need. torch is named in a comment, without hashes: the user chooses its
+build, and pip installs it first.
 """
 
 import subprocess
@@ -16,18 +17,26 @@ from packaging.utils import canonicalize_name
 
 LOCK = Path(__file__).parents[1] / "requirements.lock"
 ALWAYS = {"setuptools", "colorama"}
-"""setuptools builds videotune. colorama is needed on Windows, so it is not found as a dependency here."""
+"""setuptools builds videotune. colorama is needed on Windows, so it is not found as a
+dependency here.
+"""
 
 TORCH_BUILD = ("nvidia-", "cuda-", "triton")
-"""How the names of packages begin that only a CUDA build of torch needs; they come with it."""
+"""How the names of packages begin that only a CUDA build of torch needs; they come with
+it.
+"""
 
 HEAD = "# Written by scripts/write_lock.py. torch goes first, from the index that has the build you want:\n"
 DEVELOPMENT = "# for development\n"
-"""The Makefile and the Dockerfile cut the file here for an installation without tests and tools."""
+"""The Makefile and the Dockerfile cut the file here for an installation without tests
+and tools.
+"""
 
 
 def required_packages(name: str, extras: Iterable[str] = ()) -> set[str]:
-    """Return the names of all packages that ``name`` with these extras needs on this machine, without torch."""
+    """Return the names of all packages that ``name`` with these extras needs on this
+    machine, without torch.
+    """
     packages: set[str] = set()
     todo = [(name, frozenset(extras))]
     seen = set(todo)
@@ -55,14 +64,24 @@ def required_packages(name: str, extras: Iterable[str] = ()) -> set[str]:
 
 
 def lock(pins: Iterable[str]) -> str:
-    """Return the pins with the hashes of every file of each version, for any system and Python."""
+    """Return the pins with the hashes of every file of each version, for any system and
+    Python.
+    """
     options = ["--universal", "--no-deps", "--generate-hashes"]
     options += ["--no-header", "--no-annotate", "--no-emit-index-url", "--quiet"]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "in.txt"
         target = Path(folder) / "out.txt"
         source.write_text("\n".join(sorted(pins)) + "\n", encoding="utf-8")
-        command = ["uv", "pip", "compile", *options, str(source), "--output-file", str(target)]
+        command = [
+            "uv",
+            "pip",
+            "compile",
+            *options,
+            str(source),
+            "--output-file",
+            str(target),
+        ]
         subprocess.run(command, check=True)
         return target.read_text(encoding="utf-8")
 

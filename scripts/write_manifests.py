@@ -1,6 +1,8 @@
-"""Writes tests/manifests/*.json, what the real base models are by their configs: python scripts/write_manifests.py [FOLDER].
+"""Writes tests/manifests/*.json, what the real base models are by their configs: python
+scripts/write_manifests.py [FOLDER].
 
-No weights are needed: the models are built on the meta device. tests/models/test_manifests.py recomputes each.
+No weights are needed: the models are built on the meta device.
+tests/models/test_manifests.py recomputes each.
 """
 
 import json
@@ -27,7 +29,9 @@ FINETRAINERS = (
 
 @dataclass(frozen=True)
 class Published:
-    """How many parameters of the transformer a public source counts, and which; None: nobody that we found."""
+    """How many parameters of the transformer a public source counts, and which; None:
+    nobody that we found.
+    """
 
     parameters: int | None = None
     source: str = UNKNOWN
@@ -51,7 +55,9 @@ MODELS = {
     "ltx-video-2b": Published(1_923_385_472, FINETRAINERS),
     "ltx-video-13b": Published(13_042_569_344, HEADERS),
 }
-"""The models whose configs come with videotune (videotune/assets/models), by the names of their folders."""
+"""The models whose configs come with videotune (videotune/assets/models), by the names
+of their folders.
+"""
 
 
 def config(name: str, part: str) -> dict[str, Any] | None:
@@ -61,7 +67,9 @@ def config(name: str, part: str) -> dict[str, Any] | None:
 
 
 def count(values: dict[str, Any]) -> dict[str, Any]:
-    """What a network of this config is: parameters, tensors, bytes as it is loaded in bfloat16."""
+    """What a network of this config is: parameters, tensors, bytes as it is loaded in
+    bfloat16.
+    """
     import diffusers
     import torch
 
@@ -83,7 +91,9 @@ def count(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_family(name: str, folder: Path) -> dict[str, Any]:
-    """What our family says of the model in ``folder``: blocks, what a LoRA covers, names in each format."""
+    """What our family says of the model in ``folder``: blocks, what a LoRA covers,
+    names in each format.
+    """
     import torch
 
     from videotune.adapters.lora import matching
@@ -111,15 +121,22 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
     return {
         "spec": json.loads(
             json.dumps(
-                {key: value for key, value in asdict(spec).items() if key not in IN_CODE}
+                {
+                    key: value
+                    for key, value in asdict(spec).items()
+                    if key not in IN_CODE
+                }
             )
         ),
-        "blocks": {path: len(list(net.get_submodule(path).children())) for path in spec.blocks},
+        "blocks": {
+            path: len(list(net.get_submodule(path).children())) for path in spec.blocks
+        },
         "lora": {
             targets: {
                 "modules": len(paths),
                 "parameters_a_rank": sum(
-                    modules[path].in_features + modules[path].out_features for path in paths
+                    modules[path].in_features + modules[path].out_features
+                    for path in paths
                 ),
             }
             for targets, paths in covered.items()
@@ -132,14 +149,19 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
 
 def manifest(name: str) -> dict[str, Any]:
     """All that a manifest holds."""
-    index = json.loads((CONFIGS / name / "model_index.json").read_text(encoding="utf-8"))
+    index = json.loads(
+        (CONFIGS / name / "model_index.json").read_text(encoding="utf-8")
+    )
     return {
         "pipeline": index["_class_name"],
         **{
             part: count(values) if (values := config(name, part)) else None
             for part in ("transformer", "vae")
         },
-        "published": {"parameters": MODELS[name].parameters, "source": MODELS[name].source},
+        "published": {
+            "parameters": MODELS[name].parameters,
+            "source": MODELS[name].source,
+        },
         "family": by_family(name, CONFIGS / name),
     }
 

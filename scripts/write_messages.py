@@ -1,7 +1,8 @@
-"""Writes tests/docs/messages.txt, every error text of the package: python scripts/write_messages.py [FILE].
+"""Writes tests/docs/messages.txt, every error text of the package: python
+scripts/write_messages.py [FILE].
 
-A change of wording then shows in one file, and no other test holds it. ``{…}`` stands for a value; a part of the text that
-has a name in the function is written out.
+A change of wording then shows in one file, and no other test holds it. ``{…}`` stands
+for a value; a part of the text that has a name in the function is written out.
 """
 
 import ast
@@ -28,7 +29,9 @@ def error_classes(trees: list[ast.Module]) -> set[str]:
 
 
 def named_parts(function: ast.AST, line: int) -> dict[str, ast.expr]:
-    """The texts that have a name in a function before a line, by that name; of several of one name the last."""
+    """The texts that have a name in a function before a line, by that name; of several
+    of one name the last.
+    """
     found = [
         node
         for node in ast.walk(function)
@@ -43,13 +46,17 @@ def named_parts(function: ast.AST, line: int) -> dict[str, ast.expr]:
 
 
 def template(text: ast.expr, parts: dict[str, ast.expr]) -> str:
-    """The text with each value in braces; an expression that makes the text, as it stands in the code."""
+    """The text with each value in braces; an expression that makes the text, as it
+    stands in the code.
+    """
     match text:
         case ast.Constant(value=str(words)):
             return words.replace("\n", "\\n")
         case ast.JoinedStr(values=values):
             return "".join(
-                template(one.value if isinstance(one, ast.FormattedValue) else one, parts)
+                template(
+                    one.value if isinstance(one, ast.FormattedValue) else one, parts
+                )
                 for one in values
             )
         case ast.Name(id=name) if name in parts:
@@ -73,7 +80,11 @@ def messages() -> Iterator[str]:
             owner |= dict.fromkeys(ast.walk(inner), inner)
         for node, function in owner.items():
             text = None
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in errors and node.args:
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) in errors
+                and node.args
+            ):
                 text = node.args[0]
             elif (
                 isinstance(node, ast.Yield) and path.name == "validators.py"

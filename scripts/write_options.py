@@ -1,4 +1,6 @@
-"""Prints docs/options.md from the config's own schema: python scripts/write_options.py > docs/options.md."""
+"""Prints docs/options.md from the config's own schema: python scripts/write_options.py
+> docs/options.md.
+"""
 
 import sys
 

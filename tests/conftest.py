@@ -14,7 +14,8 @@ settings.register_profile(
 settings.load_profile("no clock")
 
 
-# a session begun in the background of a shell ignores a Ctrl-C, and so would all that it starts
+# a session begun in the background of a shell ignores a Ctrl-C, and so would all that
+# it starts
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if (
@@ -31,13 +32,16 @@ SLOW = (
     "studio/test_browser.py",
     "toy/test_toy_making.py",
 )
-"""What `make test-slow` runs: fuzz, rehearsals of benchmarks, pages and schemas, a stand-in card, a browser, the making of
-the toy base."""
+"""What `make test-slow` runs: fuzz, rehearsals of benchmarks, pages and schemas, a
+stand-in card, a browser, the making of the toy base.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--bit-for-bit", action="store_true", help="golden losses must be equal, not close"
+        "--bit-for-bit",
+        action="store_true",
+        help="golden losses must be equal, not close",
     )
 
 
@@ -48,7 +52,9 @@ ENTRIES = pytest.StashKey[set[str]]()
 
 def root_entries() -> set[str]:
     """Names in the repository's root, without caches of tools."""
-    return {path.name for path in ROOT.iterdir() if not path.name.startswith((".", "__"))}
+    return {
+        path.name for path in ROOT.iterdir() if not path.name.startswith((".", "__"))
+    }
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -66,20 +72,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         writer = session.config.get_terminal_writer()
-        writer.line(f"\ntests left in the repository's root: {', '.join(left)}", red=True)
+        writer.line(
+            f"\ntests left in the repository's root: {', '.join(left)}", red=True
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _little_to_collect() -> None:
-    """What is alive by now is not looked through again: a run collects garbage, which among millions of objects of libraries
-    and of other tests takes longer than what it trains."""
+    """What is alive by now is not looked through again: a run collects garbage, which
+    among millions of objects of libraries and of other tests takes longer than what it
+    trains.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def tiny_bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Family name, and which of its kinds (default: its first) -> the folder of a tiny random checkpoint, written once."""
+    """Family name, and which of its kinds (default: its first) -> the folder of a tiny
+    random checkpoint, written once.
+    """
     from videotune.models.registry import find
 
     made: dict[tuple[str, str], Path] = {}
@@ -96,12 +108,16 @@ def tiny_bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def tiny_family(tiny_bases: Callable[..., Path]) -> Callable[..., Any]:
-    """Family name and variant -> the family opened over its tiny checkpoint, on the CPU in float32."""
+    """Family name and variant -> the family opened over its tiny checkpoint, on the CPU
+    in float32.
+    """
     import torch
 
     from videotune.models.registry import find
 
-    def get(name: str, dtype: torch.dtype = torch.float32, variant: str | None = None) -> Any:
+    def get(
+        name: str, dtype: torch.dtype = torch.float32, variant: str | None = None
+    ) -> Any:
         return find(name)(tiny_bases(name, variant), torch.device("cpu"), dtype)
 
     return get
@@ -119,7 +135,9 @@ def small_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "videos").mkdir()
     for index, look in enumerate(COMBINATIONS[::12]):
         frames = 9 if index == 5 else 17
-        clip = draw_clip(generator_for(0, "small", index), *look, frames=frames, side=32)
+        clip = draw_clip(
+            generator_for(0, "small", index), *look, frames=frames, side=32
+        )
         encode_clip(folder / "videos" / f"{'-'.join(look)}.mp4", clip, 16.0)
         (folder / "captions" / f"{'-'.join(look)}.txt").write_text(caption(*look))
     return folder
@@ -127,7 +145,9 @@ def small_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """The tests run two at a time on two cores, and exact comparisons want one way of summing."""
+    """The tests run two at a time on two cores, and exact comparisons want one way of
+    summing.
+    """
     if "torch" in sys.modules:
         import torch
 
@@ -135,8 +155,14 @@ def _one_thread() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is slow. Tests that need a CUDA device are deselected, and counted as such, where there is none."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Mark what is slow.
+
+    Tests that need a CUDA device are deselected, and counted as such, where there is
+    none.
+    """
     for item in items:
         if item.path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)

@@ -1,4 +1,6 @@
-"""Every knob works or does not exist: each key of the config has an effect test, and each such test a key that is there."""
+"""Every knob works or does not exist: each key of the config has an effect test, and
+each such test a key that is there.
+"""
 
 import ast
 from pathlib import Path
@@ -11,7 +13,9 @@ EFFECTS = Path(__file__).parent / "effects"
 
 
 def values(annotation: Any) -> set[Any] | None:
-    """The values that an annotation allows, where it lists them; None where it does not."""
+    """The values that an annotation allows, where it lists them; None where it does
+    not.
+    """
     origin = get_origin(annotation)
     if origin is Literal:
         return set(get_args(annotation))

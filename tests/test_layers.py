@@ -1,4 +1,6 @@
-"""The architecture: which package imports which, who may name a family, and that starting is light."""
+"""The architecture: which package imports which, who may name a family, and that
+starting is light.
+"""
 
 import ast
 import json
@@ -27,7 +29,9 @@ def modules() -> list[Path]:
 def test_packages_import_from_lower_layers_alone() -> None:
     """pyproject.toml has the contracts."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
-    lint = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=False)
+    lint = subprocess.run(
+        command, cwd=ROOT.parent, capture_output=True, text=True, check=False
+    )
     assert lint.returncode == 0, lint.stdout
 
 
@@ -87,9 +91,7 @@ def test_packages_that_start_light_import_no_torch(package: str) -> None:
 
 def test_the_modules_of_a_training_step_are_measured() -> None:
     """In a process of its own: other tests have other threads."""
-    code = (
-        "import json; from scripts.house import step_modules; print(json.dumps(step_modules()))"
-    )
+    code = "import json; from scripts.house import step_modules; print(json.dumps(step_modules()))"
     out = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT.parent,

@@ -37,8 +37,12 @@ def test_every_locked_package_has_hashes_and_the_file_names_no_index() -> None:
     assert not re.search(r"https?://|^-", LOCK, re.MULTILINE)
 
 
-def test_every_package_that_users_install_has_bounds_which_hold_the_tested_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def test_every_package_that_users_install_has_bounds_which_hold_the_tested_version() -> (
+    None
+):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     extras = project["optional-dependencies"]
     requirements = [*project["dependencies"], *extras["tensorboard"]]
     (torch_version,) = re.findall(r"^# torch==(\S+)$", LOCK, re.MULTILINE)
@@ -47,4 +51,6 @@ def test_every_package_that_users_install_has_bounds_which_hold_the_tested_versi
     for requirement in map(Requirement, requirements):
         operators = {specifier.operator for specifier in requirement.specifier}
         assert operators >= {">=", "<"}, f"{requirement} has no upper bound"
-        assert tested[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+        assert tested[canonicalize_name(requirement.name)] in requirement.specifier, (
+            requirement
+        )

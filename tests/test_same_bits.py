@@ -25,5 +25,9 @@ def test_products_have_the_same_bits_wherever_their_operands_lie(
     x, w = (torch.randn(size, inner, generator=generator) for size in (rows, columns))
     first = torch.nn.functional.linear(placed(x, 0), placed(w, 0))
     for off in range(1, 16):
-        assert torch.equal(torch.nn.functional.linear(placed(x, off), placed(w, 0)), first)
-        assert torch.equal(torch.nn.functional.linear(placed(x, 0), placed(w, off)), first)
+        assert torch.equal(
+            torch.nn.functional.linear(placed(x, off), placed(w, 0)), first
+        )
+        assert torch.equal(
+            torch.nn.functional.linear(placed(x, 0), placed(w, off)), first
+        )

@@ -1,6 +1,7 @@
 """Fine-tune video diffusion models on your own clips.
 
-The Python API has the functions of the command line: each returns what its command prints.
+The Python API has the functions of the command line: each returns what its command
+prints.
 """
 
 import logging
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from videotune.commands.train import train as train
     from videotune.config.schema import Config as Config
 
-# Matrix products on the CPU then have the same bits at any address. Without it, a weight mapped
-# from a file and its copy round differently on some processors. MKL reads it at its first call.
+# Matrix products on the CPU then have the same bits at any address. Without it, a
+# weight mapped from a file and its copy round differently on some processors. MKL reads
+# it at its first call.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # on some CPUs bitsandbytes asks for a package that is not needed
@@ -43,7 +45,9 @@ COMMANDS = (
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function of the API at its first use: ``import videotune`` loads no torch."""
+    """Import a function of the API at its first use: ``import videotune`` loads no
+    torch.
+    """
     if name in COMMANDS:
         return getattr(import_module(f"videotune.commands.{name}"), name)
     if name == "Config":

@@ -1,4 +1,6 @@
-"""Output for the user: lines, tables, and progress bars or, without a terminal, progress lines."""
+"""Output for the user: lines, tables, and progress bars or, without a terminal,
+progress lines.
+"""
 
 import json
 import os
@@ -19,7 +21,9 @@ from rich.text import Text
 from videotune.errors import printable
 from videotune.files import size_text as size  # noqa: F401  (for commands)
 
-_tables: ContextVar[dict[str, list[dict[str, Any]]] | None] = ContextVar("tables", default=None)
+_tables: ContextVar[dict[str, list[dict[str, Any]]] | None] = ContextVar(
+    "tables", default=None
+)
 
 QUIET_SECONDS = 20.0
 """Seconds between two progress lines without a terminal."""
@@ -34,7 +38,8 @@ def quiet() -> bool:
 
 
 class Unfailing:
-    """Standard error for long runs: text that cannot be written is dropped without an error.
+    """Standard error for long runs: text that cannot be written is dropped without an
+    error.
 
     The disk may be full, the reader gone, or the terminal closed.
     """
@@ -60,8 +65,9 @@ class Unfailing:
 def guard_stderr() -> None:
     """Make sure that writing to standard error can never end this process.
 
-    A descriptor that was closed before the start is opened on the null device. Otherwise the
-    next opened file would get its number, and libraries would print into that file.
+    A descriptor that was closed before the start is opened on the null device.
+    Otherwise the next opened file would get its number, and libraries would print into
+    that file.
     """
     for number in (0, 1, 2):
         try:
@@ -107,7 +113,8 @@ def print_table(
     rows: Sequence[Sequence[Any]],
     right: Sequence[int] = (),
 ) -> None:
-    """Print a table on standard output; without a terminal it is as wide as it needs to be.
+    """Print a table on standard output; without a terminal it is as wide as it needs to
+    be.
 
     Args:
         title: The title.
@@ -123,7 +130,9 @@ def print_table(
 
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i in right else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if i in right else "left", overflow="fold"
+        )
     for row in rows:
         cells = ["" if cell is None else escape(printable(str(cell))) for cell in row]
         table.add_row(*cells)
@@ -199,7 +208,11 @@ class Bar:
         is_end = done == total and now - self._begun > 2
         if is_due or is_end:
             self._printed = now
-            line = [f"{self._title}: {done}/{total}", *parts, f"{clock(seconds_left)} left"]
+            line = [
+                f"{self._title}: {done}/{total}",
+                *parts,
+                f"{clock(seconds_left)} left",
+            ]
             echo("  ".join(line))
 
     def close(self) -> None:
@@ -209,7 +222,9 @@ class Bar:
 
 
 def fitting(first: str, parts: Sequence[str], room: int) -> str:
-    """Return ``first`` and as many of the parts, in order, as fit into ``room`` columns."""
+    """Return ``first`` and as many of the parts, in order, as fit into ``room``
+    columns.
+    """
     line = first
     for part in filter(None, parts):
         if len(line) + 2 + len(part) > room:
@@ -240,15 +255,21 @@ def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
 
     Args:
         title: The title.
-        doing: Returns what is done at the moment, shown instead of the time left; or "".
+        doing: Returns what is done at the moment, shown instead of the time left; or
+            "".
     """
     if quiet() or not sys.stderr.isatty():
         yield Bar(title, None)
         return
 
     console = Console(stderr=True)
-    columns = (_TextColumn(console, doing), BarColumn(None, table_column=Column(ratio=1)))
-    with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:
+    columns = (
+        _TextColumn(console, doing),
+        BarColumn(None, table_column=Column(ratio=1)),
+    )
+    with Progress(
+        *columns, console=console, refresh_per_second=4, expand=True
+    ) as progress:
         progress_bar = Bar(title, progress)
         yield progress_bar
         progress_bar.close()

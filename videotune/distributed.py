@@ -1,9 +1,10 @@
 """One run in several processes: each takes a part of every step's samples.
 
-torchrun and ``accelerate launch`` both start them; they set RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR and MASTER_PORT. Gradients are summed, not averaged: each process has already divided
-by the samples of the whole step. Two processes with one sample each make the same update as one
-process with two, and a process without a sample adds nothing.
+torchrun and ``accelerate launch`` both start them; they set RANK, WORLD_SIZE,
+LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Gradients are summed, not averaged: each
+process has already divided by the samples of the whole step. Two processes with one
+sample each make the same update as one process with two, and a process without a sample
+adds nothing.
 """
 
 import os
@@ -74,7 +75,9 @@ class DistributedContext:
         return self.rank == 0
 
     def all_agree(self, *flags: bool) -> tuple[bool, ...]:
-        """Return for each flag whether any process raised it; the same on all processes."""
+        """Return for each flag whether any process raised it; the same on all
+        processes.
+        """
         if self.size == 1:
             return flags
         raised = torch.tensor([int(flag) for flag in flags])
@@ -113,8 +116,8 @@ class DistributedContext:
         An error that all of them raise is raised as it is.
 
         Raises:
-            RankMismatch: Only some raised one. The others may wait for them for ever, so all
-                must end.
+            RankMismatch: Only some raised one. The others may wait for them for ever,
+                so all must end.
         """
         error: Exception | None = None
         try:
@@ -131,7 +134,9 @@ class DistributedContext:
         """Raise RankMismatch if some processes have an error and others have not."""
         failed: list[Any] = [None] * self.size
         try:
-            torch_dist.all_gather_object(failed, error is not None, group=self.impatient)
+            torch_dist.all_gather_object(
+                failed, error is not None, group=self.impatient
+            )
         except RuntimeError as timeout:
             cause = error or timeout
             raise RankMismatch(
@@ -139,10 +144,14 @@ class DistributedContext:
             ) from cause
         if any(failed) and not all(failed):
             rank = failed.index(True)
-            raise RankMismatch(f"process {rank} failed and others did not: {error}") from error
+            raise RankMismatch(
+                f"process {rank} failed and others did not: {error}"
+            ) from error
 
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its sum over all processes; a missing one counts as 0."""
+        """Replace each gradient by its sum over all processes; a missing one counts as
+        0.
+        """
         for group in portions(parameters):
             gradients = []
             for parameter in group:
@@ -157,7 +166,8 @@ class DistributedContext:
             torch_dist.all_reduce(flat)
             parts = flat.split([gradient.numel() for gradient in gradients])
             sums = [
-                part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)
+                part.view_as(gradient)
+                for part, gradient in zip(parts, gradients, strict=True)
             ]
             torch._foreach_copy_(gradients, sums)
 
@@ -177,7 +187,8 @@ def sharded(config: Config, dist: DistributedContext) -> bool:
 
 
 def portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield neighbours of one dtype and device, with at most BUFFER_NUMBERS numbers in all.
+    """Yield neighbours of one dtype and device, with at most BUFFER_NUMBERS numbers in
+    all.
 
     A larger parameter is a portion by itself.
     """
@@ -207,7 +218,9 @@ def join() -> Iterator[DistributedContext]:
 
     device = local_device()
     if device.type == "mps":
-        raise VideotuneError("several processes cannot share an MPS device. Start one process.")
+        raise VideotuneError(
+            "several processes cannot share an MPS device. Start one process."
+        )
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
 

@@ -7,7 +7,9 @@ DONE = 0
 FAILED = 1
 SKIPPED = 2
 INTERRUPTED = 130
-"""Exit codes: done; an error; something was skipped or does not fit; interrupted and saved."""
+"""Exit codes: done; an error; something was skipped or does not fit; interrupted and
+saved.
+"""
 
 LONGEST_WORD = 1000
 LONGEST_TEXT = 50_000
@@ -21,13 +23,15 @@ _UNPRINTABLE = re.compile(
 def printable(text: str) -> str:
     """Return the text as it may be printed.
 
-    Characters that control a terminal, reverse the writing direction or encode bytes become
-    escapes; text that is too long is shortened.
+    Characters that control a terminal, reverse the writing direction or encode bytes
+    become escapes; text that is too long is shortened.
     """
     long_word = rf"\S{{{LONGEST_WORD + 1},}}"
     text = re.sub(long_word, lambda match: _shorten(match[0], LONGEST_WORD), text)
     text = _shorten(text, LONGEST_TEXT)
-    return _UNPRINTABLE.sub(lambda char: char[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(
+        lambda char: char[0].encode("unicode_escape").decode(), text
+    )
 
 
 def _shorten(text: str, most: int) -> str:

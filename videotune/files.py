@@ -77,7 +77,9 @@ _UMASK = os.umask(0)
 os.umask(_UMASK)
 
 
-def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
+def write_whole(
+    path: Path, write: Callable[[Path], None], *, durable: bool = True
+) -> None:
     """Let ``write`` fill a temporary file, then rename it to ``path``.
 
     A reader sees the complete file or none.
@@ -95,7 +97,8 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
         if durable:
             sync_folder(path.parent)
     except OSError as error:
-        if error.filename is None and error.errno is not None:  # a full disk names no file
+        # a full disk names no file
+        if error.filename is None and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
@@ -156,11 +159,11 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Write content as a whole."""
+    write_whole(path, lambda part: _write_content(part, content), durable=durable)
 
-    def write(part: Path) -> None:
-        part.write_bytes(content)
 
-    write_whole(path, write, durable=durable)
+def _write_content(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
@@ -235,10 +238,11 @@ Keys = tuple[str | int, ...]
 
 
 def walk_json(value: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Yield (keys, value) of a JSON-like value and everything in it, the outer ones first.
+    """Yield (keys, value) of a JSON-like value and everything in it, the outer ones
+    first.
 
-    It descends one level at a time: a reader that stops at some depth is safe from deeper
-    nesting.
+    It descends one level at a time: a reader that stops at some depth is safe from
+    deeper nesting.
     """
     yield path, value
     if isinstance(value, Mapping):
@@ -277,7 +281,9 @@ def digest(value: Any) -> str:
 def hash_file(path: Path) -> str:
     """Return 32 hex digits of a file's bytes."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(
+            file, lambda: hashlib.blake2b(digest_size=16)
+        ).hexdigest()
 
 
 def path_from(folder: Path, path: Path) -> str:
@@ -294,21 +300,24 @@ def hash_path(path: Path) -> str:
     if path.is_file():
         return hash_file(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    return digest({file.relative_to(path).as_posix(): hash_file(file) for file in files})
+    return digest(
+        {file.relative_to(path).as_posix(): hash_file(file) for file in files}
+    )
 
 
 def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
     """Return a run's last heartbeat, with whether its process is alive.
 
-    On the machine that wrote it, a process with its number must exist. On another machine, or
-    if the number was reused, its age decides.
+    On the machine that wrote it, a process with its number must exist. On another
+    machine, or if the number was reused, its age decides.
 
     Args:
         run: The run folder.
         now: The time. None: the present.
 
     Returns:
-        The heartbeat with "alive", "heard" (its time) and "age"; None without a valid one.
+        The heartbeat with "alive", "heard" (its time) and "age"; None without a valid
+        one.
     """
     path = run / "heartbeat.json"
     try:
@@ -321,6 +330,11 @@ def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
         is_local = facts["host"] == socket.gethostname()
         is_recent = facts["state"] != "ended" and age < LATE
         is_alive = is_recent and (not is_local or psutil.pid_exists(facts["pid"]))
-        return {**facts, "heard": heard, "age": round(max(0.0, age), 1), "alive": is_alive}
+        return {
+            **facts,
+            "heard": heard,
+            "age": round(max(0.0, age), 1),
+            "alive": is_alive,
+        }
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None  # no heartbeat, or a file of something else

@@ -1,4 +1,6 @@
-"""What the user can do about an error of the Hub's library, for base models and datasets."""
+"""What the user can do about an error of the Hub's library, for base models and
+datasets.
+"""
 
 import errno
 import os
@@ -36,7 +38,9 @@ def hub_problem(
     if upload:
         advice = "Run the command again: uploaded files are not sent again."
         return f"{name} could not be uploaded: {text}\n{advice}"
-    advice = "Run the command again, which keeps complete files, or give a local folder."
+    advice = (
+        "Run the command again, which keeps complete files, or give a local folder."
+    )
     return f"{name} could not be downloaded: {text}\n{advice}"
 
 

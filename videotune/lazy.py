@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 freeze_imports = False
 """Exclude from garbage collection what exists once diffusers is imported.
 
-The command line sets it: searching these objects takes a tenth of the time to the first step.
-Within another program its objects may have to be freed.
+The command line sets it: searching these objects takes a tenth of the time to the first
+step. Within another program its objects may have to be freed.
 """
 
 

@@ -1,9 +1,9 @@
 """Random draws by name instead of by state.
 
-A draw is named by (seed, purpose, step, global sample index), and the same name gives the same
-numbers. There is no state to save, and no preview, device, process count or micro-batch can
-move another draw. The numbers come from Philox on the CPU (Salmon et al. 2011, "Parallel
-random numbers: as easy as 1, 2, 3").
+A draw is named by (seed, purpose, step, global sample index), and the same name gives
+the same numbers. There is no state to save, and no preview, device, process count or
+micro-batch can move another draw. The numbers come from Philox on the CPU (Salmon et
+al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 """
 
 import hashlib
@@ -14,11 +14,16 @@ import numpy as np
 def key(seed: int, *parts: str | int) -> int:
     """Return a 128-bit hash of a draw's name."""
     text = "\x1f".join([str(seed), *map(str, parts)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=16).digest(), "little"
+    )
 
 
 def generator_for(seed: int, *parts: str | int) -> np.random.Generator:
-    """Return the generator of a draw, e.g. ``generator_for(seed, "noise", step, index)``."""
+    """Return the generator of a draw, e.g.
+
+    ``generator_for(seed, "noise", step, index)``.
+    """
     return np.random.Generator(np.random.Philox(key=key(seed, *parts)))
 
 

@@ -1,4 +1,6 @@
-"""Numbers, times, sizes and paths as text, for the command line, the report and the studio."""
+"""Numbers, times, sizes and paths as text, for the command line, the report and the
+studio.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -75,7 +77,9 @@ def state_words(clip: Mapping[str, Any]) -> str:
 
 
 def short_path(path: str, roots: Sequence[Path]) -> str:
-    """Return a clip's path from its dataset's folder; with that folder's name for several."""
+    """Return a clip's path from its dataset's folder; with that folder's name for
+    several.
+    """
     for root in roots:
         if Path(path).is_relative_to(root):
             start = root if len(roots) == 1 else root.parent

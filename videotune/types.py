@@ -1,13 +1,13 @@
 """The nouns of videotune, and the shape legend that every docstring uses.
 
-Legend: **B** batch, **C** latent channels, **F** latent frames, **H W** latent rows and columns,
-**T** pixel frames, **L** text tokens, **D** text width. Pixel frames are uint8 (T, H, W, 3) on the
-data side and float (B, 3, T, H, W) in [-1, 1] on the model side. Latents are always normalised,
-(B, C, F, H, W), and float32 where losses are taken.
+Legend: **B** batch, **C** latent channels, **F** latent frames, **H W** latent rows and
+columns, **T** pixel frames, **L** text tokens, **D** text width. Pixel frames are uint8
+(T, H, W, 3) on the data side and float (B, 3, T, H, W) in [-1, 1] on the model side.
+Latents are always normalised, (B, C, F, H, W), and float32 where losses are taken.
 
-``t`` lies in [0, 1]: 0 is data, 1 is noise. For v-prediction t is k / (K - 1) with an integer
-timestep k; for flow matching it is the noise level itself. The timestep input of the network (k,
-1000 t, …) is the family's business, inside ``predict``.
+``t`` lies in [0, 1]: 0 is data, 1 is noise. For v-prediction t is k / (K - 1) with an
+integer timestep k; for flow matching it is the noise level itself. The timestep input
+of the network (k, 1000 t, …) is the family's business, inside ``predict``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ LogFn = Callable[[str], None]
 """Prints a sentence for the user."""
 
 FillFn = Callable[["nn.Module"], object] | None
-"""Puts tensors in the place of a network's parameters, which are on the meta device. None: read its weights."""
+"""Puts tensors in the place of a network's parameters, which are on the meta device.
+
+None: read its weights.
+"""
 
 ImageConditioning = Literal["none", "replace", "concat"]
 
 
 @dataclass(frozen=True, order=True)
 class ClipShape:
-    """The shape of one sample in pixels: frames × height × width, at fps frames a second. Each bucket has one."""
+    """The shape of one sample in pixels: frames × height × width, at fps frames a
+    second. Each bucket has one.
+    """
 
     frames: int
     height: int
@@ -65,7 +70,9 @@ class Clip:
     loss_weight: float = 1.0
     """Factor of its loss."""
     target: str = "clip"
-    """What a regularization clip is trained towards: "clip", or "base", the base model's own prediction."""
+    """What a regularization clip is trained towards: "clip", or "base", the base
+    model's own prediction.
+    """
     still: bool = False
     """Whether it is an image."""
     caption_weights: tuple[float, ...] = ()
@@ -91,8 +98,10 @@ class Window:
     shape: ClipShape
     """The shape of its samples."""
     sampling: str = "even"
-    """How frame times are chosen: "even" (spread over the window), "hold" (at shape.fps from its start, the last
-    frame held when the clip ends), "start" (at shape.fps from a random start), "frames" (random times, in order)."""
+    """How frame times are chosen: "even" (spread over the window), "hold" (at shape.fps
+    from its start, the last frame held when the clip ends), "start" (at shape.fps from
+    a random start), "frames" (random times, in order).
+    """
     swaps: bool = False
     """Whether neighbouring frames may change places."""
     resize: str = "center"
@@ -100,36 +109,49 @@ class Window:
 
     @property
     def id(self) -> str:
-        """A short, stable, readable name: the clip, the second at which it starts, and the shape."""
+        """A short, stable, readable name: the clip, the second at which it starts, and
+        the shape.
+        """
         return f"{self.clip_id[:12]}@{self.start:.3f}+{self.shape}"
 
     @property
     def varies(self) -> bool:
         """Whether two views of it can show different pixels."""
-        return self.swaps or self.sampling in ("start", "frames") or self.resize == "random"
+        return (
+            self.swaps
+            or self.sampling in ("start", "frames")
+            or self.resize == "random"
+        )
 
 
 DETERMINISTIC_VARIANT = -1
-"""The variant of a window with nothing drawn, which validation and sample metrics read."""
+"""The variant of a window with nothing drawn, which validation and sample metrics read.
+"""
 
 
 @dataclass(frozen=True)
 class FrameSample:
-    """The frames that one variant of a window shows: with the file, all that decides its pixels."""
+    """The frames that one variant of a window shows: with the file, all that decides
+    its pixels.
+    """
 
     window: Window
     variant: int
     times: tuple[float, ...]
     """Seconds of the clip (T,), in the order shown."""
     place: tuple[float, float] = (0.5, 0.5)
-    """Position of a crop within the room that it has, (down, right), each in [0, 1]: (0.5, 0.5) is the centre."""
+    """Position of a crop within the room that it has, (down, right), each in [0, 1]:
+    (0.5, 0.5) is the centre.
+    """
 
 
 @dataclass(frozen=True)
 class VideoRules:
-    """The frame counts and sizes that a model accepts. data/ knows no more of it, for data/ does not import models/.
+    """The frame counts and sizes that a model accepts. data/ knows no more of it, for
+    data/ does not import models/.
 
-    A valid frame count is ``frame_step`` · n + ``frame_rest``. None as a limit: there is none.
+    A valid frame count is ``frame_step`` · n + ``frame_rest``. None as a limit: there
+    is none.
     """
 
     frame_step: int
@@ -151,7 +173,11 @@ class VideoRules:
     def latent_size(self, shape: ClipShape) -> tuple[int, int, int]:
         """Return (F, H, W) of a clip of this shape."""
         frames = (shape.frames - 1) // self.temporal_stride + 1
-        return frames, shape.height // self.spatial_stride, shape.width // self.spatial_stride
+        return (
+            frames,
+            shape.height // self.spatial_stride,
+            shape.width // self.spatial_stride,
+        )
 
 
 @dataclass(frozen=True)
@@ -165,7 +191,9 @@ class Expert:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What is known of a checkpoint without loading a weight, read from its own configs where they say it."""
+    """What is known of a checkpoint without loading a weight, read from its own configs
+    where they say it.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -177,7 +205,9 @@ class ModelSpec:
     text_tokens: int
     """Tokens of a caption, at most."""
     blocks: tuple[str, ...]
-    """Module paths of the repeated blocks, for offload, checkpointing, compile, sharding and quantization."""
+    """Module paths of the repeated blocks, for offload, checkpointing, compile,
+    sharding and quantization.
+    """
     lora_targets: Mapping[str, tuple[str, ...]]
     """Patterns of module paths, by the name of a preset of targets."""
     default_resolution: int | str
@@ -191,47 +221,69 @@ class ModelSpec:
     text_width: int = 4096
     """Width D of the text states."""
     image_conditioning: ImageConditioning = "none"
-    """How a conditioning image enters: "replace" feeds the first latent frame clean, "concat" adds channels."""
+    """How a conditioning image enters: "replace" feeds the first latent frame clean,
+    "concat" adds channels.
+    """
     experts: tuple[Expert, ...] = (Expert("transformer"),)
     timestep_distribution: str = "LOGIT_NORMAL"
     path_constants: Mapping[str, float] = field(default_factory=dict)
     """Constants of the noise schedule of v-prediction."""
     first_frame: float | None = None
-    """Share of samples that are conditioned on their first frame by default. None: it takes no image."""
+    """Share of samples that are conditioned on their first frame by default.
+
+    None: it takes no image.
+    """
     image_noise: bool = False
-    """Whether noise is drawn onto the conditioning frame before it is encoded, for each view."""
+    """Whether noise is drawn onto the conditioning frame before it is encoded, for each
+    view.
+    """
     sample_shape: tuple[int, int, int] | None = None
-    """(frames, height, width) that it samples by default. None: 8 steps of its frames in a square of
-    ``default_resolution``."""
+    """(frames, height, width) that it samples by default.
+
+    None: 8 steps of its frames in a square of ``default_resolution``.
+    """
     keeps_variance: bool = False
     """Whether the cache keeps the variance of its latents beside the mean."""
     image_channels: tuple[int, int] = (0, 0)
-    """Channels of a conditioning image that the cache keeps: of each latent frame, and of the first one only."""
+    """Channels of a conditioning image that the cache keeps: of each latent frame, and
+    of the first one only.
+    """
     image_numbers: int = 0
     """Numbers of a conditioning image that the cache keeps beside those."""
     fused_modules: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(
         default_factory=dict
     )
-    """Modules that an export format joins into one, by format: their list of blocks, and their paths within a block in
-    the order of their rows."""
+    """Modules that an export format joins into one, by format: their list of blocks,
+    and their paths within a block in the order of their rows.
+    """
     text_numbers: int = 0
-    """Numbers that text encoders give of a caption beside its ``text_tokens`` states."""
+    """Numbers that text encoders give of a caption beside its ``text_tokens`` states.
+    """
     guidance_embedded: bool = False
-    """Whether guidance is an input of the network, so that sampling needs no second pass."""
+    """Whether guidance is an input of the network, so that sampling needs no second
+    pass.
+    """
     padded_tokens: int | None = None
-    """Tokens that a picture is padded to unless it is square. None: it is not padded."""
+    """Tokens that a picture is padded to unless it is square.
+
+    None: it is not padded.
+    """
     shift_by_tokens: tuple[float, float, float, float] | None = None
-    """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows with the resolution. None: the
-    shift is fixed."""
+    """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows
+    with the resolution. None: the shift is fixed.
+    """
 
     def part_of(self, expert: str | None = None) -> str:
-        """Return the folder of an expert's weights in diffusers layout: transformer, then transformer_2. None: the first."""
+        """Return the folder of an expert's weights in diffusers layout: transformer,
+        then transformer_2. None: the first.
+        """
         names = [known_expert.name for known_expert in self.experts]
         index = 0 if expert is None else names.index(expert)
         return "transformer" if index == 0 else f"transformer_{index + 1}"
 
     def export_suffix(self, expert: str) -> str:
-        """Return the end of an exported file's name before .safetensors, as ComfyUI's workflows expect it.
+        """Return the end of an exported file's name before .safetensors, as ComfyUI's
+        workflows expect it.
 
         Empty for a model with one expert.
         """
@@ -251,7 +303,11 @@ class ModelSpec:
         if self.padded_tokens is not None and rows != columns:
             return self.padded_tokens
         patch_frames, patch_rows, patch_columns = self.patch
-        return -(-frames // patch_frames) * (rows // patch_rows) * (columns // patch_columns)
+        return (
+            -(-frames // patch_frames)
+            * (rows // patch_rows)
+            * (columns // patch_columns)
+        )
 
 
 @dataclass(frozen=True)
@@ -285,7 +341,9 @@ class Batch:
     dropped_frames_mask: Tensor
     """(B,1,F,1,1) bool: frames that are fed as pure noise."""
     loss_mask: Tensor
-    """(B,1,F,1 or H,1 or W): weight of each cell in the loss, 0 where it is conditioning, dropped or masked."""
+    """(B,1,F,1 or H,1 or W): weight of each cell in the loss, 0 where it is
+    conditioning, dropped or masked.
+    """
     loss_weight: Tensor
     """(B,): factor of each sample's loss."""
     conditioning: Conditioning
@@ -300,7 +358,9 @@ class Batch:
 
     @classmethod
     def of(cls, x0: Tensor, conditioning: Conditioning, **fields: Any) -> Batch:
-        """Build a batch whose frames are all noised and weighted alike, except for the ``fields`` that are passed."""
+        """Build a batch whose frames are all noised and weighted alike, except for the
+        ``fields`` that are passed.
+        """
         samples = len(x0)
         no_frames = x0.new_zeros(samples, 1, x0.shape[2], 1, 1).bool()
         defaults: dict[str, Any] = {
@@ -319,7 +379,9 @@ class Batch:
         return self.x0.shape[0]
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
+        """Return the same batch with ``fn`` (a slice, a copy to a device) applied to
+        each tensor.
+        """
         return replace(
             self,
             x0=fn(self.x0),
@@ -352,7 +414,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class NoisePath:
-    """The path x_t = alpha·x0 + sigma·noise and its velocity v = d_alpha·x0 + d_sigma·noise.
+    """The path x_t = alpha·x0 + sigma·noise and its velocity v = d_alpha·x0 +
+    d_sigma·noise.
 
     Each is (B,1,1,1,1) float32, with alpha·d_sigma - sigma·d_alpha = 1.
     """
@@ -386,7 +449,8 @@ class LatentDistribution:
     logvar: Tensor | None = None
     """(C,F,H,W), or None if only the mean trains."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    """Further inputs that are encoded of the clip's pixels, by the family's own names."""
+    """Further inputs that are encoded of the clip's pixels, by the family's own names.
+    """
 
 
 @dataclass(frozen=True)
@@ -399,7 +463,10 @@ class TextPart:
 
 @dataclass(frozen=True)
 class WeightDtypes:
-    """Quantization of frozen weights, by names of ``memory/quantization.py``. None: the run's dtype."""
+    """Quantization of frozen weights, by names of ``memory/quantization.py``.
+
+    None: the run's dtype.
+    """
 
     transformer: str | None = None
     text_encoder: str | None = None

@@ -1,4 +1,6 @@
-"""The toy's autoencoder: Wan 2.2's kind, small, trained on drawn clips by a plain loop that goes on where it was killed."""
+"""The toy's autoencoder: Wan 2.2's kind, small, trained on drawn clips by a plain loop
+that goes on where it was killed.
+"""
 
 import time
 from functools import partial
@@ -20,17 +22,23 @@ from videotune.rng import generator_for, seed32
 from videotune.toy.shapes import HELD_OUT, KNOWN, PALETTE, Look, draw_clip
 
 STAGES = ((0.12, 1, 16), (0.24, 5, 5), (1.0, 17, 2))
-"""(until this share of the steps, frames, clips a step): pictures first, as most of what is learnt there is cheap."""
+"""(until this share of the steps, frames, clips a step): pictures first, as most of
+what is learnt there is cheap.
+"""
 RATE, WARMUP, DECAY_FROM = 3e-3, 40, 0.4
 LATENT_NOISE = 0.1
-"""Added to the latents, so that the decoder forgives what a transformer gets slightly wrong."""
+"""Added to the latents, so that the decoder forgives what a transformer gets slightly
+wrong.
+"""
 SUBJECT_WEIGHT = 4.0
 """More weight on the shape and 2 pixels about it: most of the picture is flat."""
 SIZE_WEIGHT = 1e-3
 
 
 def train(out: Path, recipe: Recipe) -> Path:
-    """Train and return the folder of the finished autoencoder; one that is finished is left as it is."""
+    """Train and return the folder of the finished autoencoder; one that is finished is
+    left as it is.
+    """
     finished = out / "autoencoder"
     if (finished / "config.json").is_file():
         return finished
@@ -70,7 +78,9 @@ def train(out: Path, recipe: Recipe) -> Path:
 
 
 def fresh(recipe: Recipe) -> Any:
-    """A random autoencoder, of 2.5 million parameters as shipped: 17x64x64 pixels to 5x8x8 latents of 12 channels."""
+    """A random autoencoder, of 2.5 million parameters as shipped: 17x64x64 pixels to
+    5x8x8 latents of 12 channels.
+    """
     torch.manual_seed(seed32(recipe.seed, "autoencoder"))
     return AutoencoderKLWan(
         base_dim=recipe.autoencoder_width,
@@ -92,12 +102,18 @@ def fresh(recipe: Recipe) -> Any:
 
 
 class Optimizers:
-    """torch's Muon on the kernels, each seen as a matrix (out, in x space x time), and AdamW on the rest."""
+    """torch's Muon on the kernels, each seen as a matrix (out, in x space x time), and
+    AdamW on the rest.
+    """
 
     def __init__(self, vae: nn.Module) -> None:
         self.parameters = list(vae.parameters())
-        kernels = [p for p in self.parameters if p.ndim > 2 and min(len(p), p[0].numel()) >= 8]
-        others = [p for p in self.parameters if not any(p is kernel for kernel in kernels)]
+        kernels = [
+            p for p in self.parameters if p.ndim > 2 and min(len(p), p[0].numel()) >= 8
+        ]
+        others = [
+            p for p in self.parameters if not any(p is kernel for kernel in kernels)
+        ]
         self.views = [
             (kernel, nn.Parameter(kernel.detach().flatten(1))) for kernel in kernels
         ]  # the same memory
@@ -105,7 +121,9 @@ class Optimizers:
         self.muon = torch.optim.Muon(
             matrices, lr=0.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
         )
-        self.adamw = torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.99), weight_decay=0.0)
+        self.adamw = torch.optim.AdamW(
+            others, lr=0.0, betas=(0.9, 0.99), weight_decay=0.0
+        )
 
     def step(self, loss: Tensor, rate: float) -> None:
         """One update at this rate, the gradient clipped to norm 1."""
@@ -133,7 +151,9 @@ class Optimizers:
 def update(vae: Any, optimizers: Optimizers, recipe: Recipe, step: int) -> float:
     """One step on clips that are drawn for it alone; its loss."""
     share = (step - 1) / recipe.autoencoder_steps
-    frames, count = next((frames, count) for until, frames, count in STAGES if share < until)
+    frames, count = next(
+        (frames, count) for until, frames, count in STAGES if share < until
+    )
     clip = batch(recipe.seed, step, frames, count)
     mean = encode(vae, clip)
     noise = generator_for(recipe.seed, "autoencoder latents", step).standard_normal(
@@ -149,12 +169,16 @@ def update(vae: Any, optimizers: Optimizers, recipe: Recipe, step: int) -> float
 
 
 def batch(seed: int, step: int, frames: int, count: int) -> Tensor:
-    """(count,3,frames,64,64): every other clip shows what the transformer is taught, the others anything."""
+    """(count,3,frames,64,64): every other clip shows what the transformer is taught,
+    the others anything.
+    """
     clips = []
     for index in range(count):
         rng = generator_for(seed, "autoencoder", step, index)
         drawn = (
-            draw_wide(rng) if index % 2 else draw_clip(rng, *KNOWN[rng.integers(len(KNOWN))])
+            draw_wide(rng)
+            if index % 2
+            else draw_clip(rng, *KNOWN[rng.integers(len(KNOWN))])
         )
         start = int(rng.integers(len(drawn) - frames + 1))
         clips.append(to_model(drawn[start : start + frames]))
@@ -167,13 +191,19 @@ def to_model(frames: NDArray[np.uint8]) -> Tensor:
 
 
 def subject_weight(clip: Tensor) -> Tensor:
-    """(B,1,T,H,W): what differs from the top left corner, grown by 2 pixels, counts more."""
+    """(B,1,T,H,W): what differs from the top left corner, grown by 2 pixels, counts
+    more.
+    """
     stands_out = ((clip - clip[..., :1, :1]).abs().amax(1, keepdim=True) > 0.15).float()
-    return 1 + SUBJECT_WEIGHT * nn.functional.max_pool3d(stands_out, (1, 5, 5), 1, (0, 2, 2))
+    return 1 + SUBJECT_WEIGHT * nn.functional.max_pool3d(
+        stands_out, (1, 5, 5), 1, (0, 2, 2)
+    )
 
 
 def held_out_clips(part: str, count: int) -> Tensor:
-    """(count,3,17,64,64) that no stage is trained on: "base" looks that were held out, the "concept", or it "striped"."""
+    """(count,3,17,64,64) that no stage is trained on: "base" looks that were held out,
+    the "concept", or it "striped".
+    """
     clips = []
     for index in range(count):
         rng, look = (
@@ -182,9 +212,15 @@ def held_out_clips(part: str, count: int) -> Tensor:
         )
         concept: Look = ("orange", "diamond", look[2])
         colour, shape, direction = look if part == "base" else concept
-        stripes = partial(striped, colours=(PALETTE[colour], (245, 230, 200)), period=10.0)
+        stripes = partial(
+            striped, colours=(PALETTE[colour], (245, 230, 200)), period=10.0
+        )
         clips.append(
-            to_model(draw_clip(rng, stripes if part == "striped" else colour, shape, direction))
+            to_model(
+                draw_clip(
+                    rng, stripes if part == "striped" else colour, shape, direction
+                )
+            )
         )
     return torch.stack(clips)
 
@@ -205,19 +241,29 @@ def psnr(clips: Tensor, others: Tensor) -> float:
 
 def quick_look(vae: Any, count: int) -> dict[str, float]:
     """PSNR of a few held-out clips, for the curve."""
-    parts = {part: held_out_clips(part, count) for part in ("base", "concept", "striped")}
-    return {part: round(psnr(clips, rebuilt(vae, clips)), 2) for part, clips in parts.items()}
+    parts = {
+        part: held_out_clips(part, count) for part in ("base", "concept", "striped")
+    }
+    return {
+        part: round(psnr(clips, rebuilt(vae, clips)), 2)
+        for part, clips in parts.items()
+    }
 
 
 @torch.no_grad()
 def measure_statistics(vae: Any, recipe: Recipe) -> None:
-    """Write into the config the mean and deviation of each latent channel over the looks that are taught."""
+    """Write into the config the mean and deviation of each latent channel over the
+    looks that are taught.
+    """
     clips = [
         draw_clip(generator_for(recipe.seed, "statistics", index), *look)
         for index, look in enumerate(KNOWN[: recipe.looks])
     ]
-    latents = torch.cat([vae.encode(to_model(clip)[None]).latent_dist.mode() for clip in clips])
+    latents = torch.cat(
+        [vae.encode(to_model(clip)[None]).latent_dist.mode() for clip in clips]
+    )
     mean, deviation = (
-        value.tolist() for value in (latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4)))
+        value.tolist()
+        for value in (latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4)))
     )
     vae.register_to_config(latents_mean=mean, latents_std=deviation)

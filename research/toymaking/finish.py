@@ -1,4 +1,6 @@
-"""The last stages: the trained parts become a checkpoint of package size, and what it can do is measured."""
+"""The last stages: the trained parts become a checkpoint of package size, and what it
+can do is measured.
+"""
 
 import json
 import shutil
@@ -26,7 +28,9 @@ AT_ONCE = 12
 
 
 def assemble(trained: Path, folder: Path) -> Path:
-    """Store a trained checkpoint in float16, without the names of the folders that it was made in."""
+    """Store a trained checkpoint in float16, without the names of the folders that it
+    was made in.
+    """
     if folder.is_dir():
         return folder
     aside = folder.with_name(f"{folder.name}-unfinished")
@@ -40,7 +44,10 @@ def assemble(trained: Path, folder: Path) -> Path:
     pipeline.save_pretrained(aside)
     for path in aside.rglob("*.json"):
         value = json.loads(path.read_text())
-        if path.parent.name != "tokenizer" and value.pop("_name_or_path", None) is not None:
+        if (
+            path.parent.name != "tokenizer"
+            and value.pop("_name_or_path", None) is not None
+        ):
             path.write_text(json.dumps(value, indent=2) + "\n")
     aside.rename(folder)
     return folder
@@ -51,11 +58,14 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def score(named: str, recipe: Recipe) -> tuple[dict[str, Any], dict[str, list[NDArray[Any]]]]:
+def score(
+    named: str, recipe: Recipe
+) -> tuple[dict[str, Any], dict[str, list[NDArray[Any]]]]:
     """Figures of a checkpoint, a folder or asset:toy, and the pictures that show them.
 
-    A round draws each of the held-out looks once, each with a caption template and a noise of its own, by diffusers' own
-    pipeline. Shares are of all samples; dB are means over clips that no stage was trained on.
+    A round draws each of the held-out looks once, each with a caption template and a
+    noise of its own, by diffusers' own pipeline. Shares are of all samples; dB are
+    means over clips that no stage was trained on.
     """
     folder = place(named).folder
     pipeline: Any = WanPipeline.from_pretrained(folder, dtype=torch.float32)
@@ -66,9 +76,11 @@ def score(named: str, recipe: Recipe) -> tuple[dict[str, Any], dict[str, list[ND
         for index, (colour, shape, direction) in enumerate(looks)
     ]
     drawn = sample(pipeline, captions, list(range(1000, 1000 + len(looks))))
-    facts: dict[str, Any] = {"n": len(looks), "guidance": GUIDANCE, "steps": STEPS} | shares(
-        drawn, looks
-    )
+    facts: dict[str, Any] = {
+        "n": len(looks),
+        "guidance": GUIDANCE,
+        "steps": STEPS,
+    } | shares(drawn, looks)
     decibels, pictures = {}, {}
     for part in ("base", "concept", "striped"):
         shown = held_out_clips(part, recipe.scored_clips)
@@ -85,7 +97,9 @@ def score(named: str, recipe: Recipe) -> tuple[dict[str, Any], dict[str, list[ND
     return facts | {"bytes": size(folder)}, {"samples": drawn, **pictures}
 
 
-def sample(pipeline: Any, captions: Sequence[str], seeds: Sequence[int]) -> list[NDArray[Any]]:
+def sample(
+    pipeline: Any, captions: Sequence[str], seeds: Sequence[int]
+) -> list[NDArray[Any]]:
     """uint8 frames (T,H,W,3) of each caption with its seed."""
     out = []
     for first in range(0, len(captions), AT_ONCE):
@@ -105,13 +119,18 @@ def sample(pipeline: Any, captions: Sequence[str], seeds: Sequence[int]) -> list
 
 
 def shares(clips: Sequence[NDArray[Any]], looks: Sequence[Look]) -> dict[str, float]:
-    """The share of clips that show the colour, the shape, the direction that was asked for, and all three."""
+    """The share of clips that show the colour, the shape, the direction that was asked
+    for, and all three.
+    """
     seen = [detect(clip) for clip in clips]
-    right = np.array([[one.colour, one.shape, one.direction] for one in seen]) == np.array(
-        looks
-    )
+    right = np.array(
+        [[one.colour, one.shape, one.direction] for one in seen]
+    ) == np.array(looks)
     names = ("colour", "shape", "direction")
-    parts = {name: round(float(right[:, index].mean()), 3) for index, name in enumerate(names)}
+    parts = {
+        name: round(float(right[:, index].mean()), 3)
+        for index, name in enumerate(names)
+    }
     return parts | {
         "all": round(float(right.all(1).mean()), 3),
         "iou": round(float(np.mean([s.iou for s in seen])), 3),
@@ -124,19 +143,27 @@ def to_bytes(clips: torch.Tensor) -> list[NDArray[Any]]:
     return list(frames.numpy())
 
 
-def sheet(path: Path, rows: Sequence[tuple[str, NDArray[Any]]], columns: int = 2) -> None:
+def sheet(
+    path: Path, rows: Sequence[tuple[str, NDArray[Any]]], columns: int = 2
+) -> None:
     """A picture of clips, five frames each, with words beside."""
     height, width = rows[0][1].shape[1:3]
     words, wide, high = 160, 160 + 5 * (width + 2) + 8, height + 2
-    picture = Image.new("RGB", (columns * wide, -(-len(rows) // columns) * high), "white")
+    picture = Image.new(
+        "RGB", (columns * wide, -(-len(rows) // columns) * high), "white"
+    )
     pen = ImageDraw.Draw(picture)
     for index, (text, clip) in enumerate(rows):
         left, top = index % columns * wide, index // columns * high
         pen.text((left + 4, top + height // 2 - 6), text, fill="black")
-        for column, frame in enumerate(np.linspace(0, len(clip) - 1, 5).round().astype(int)):
+        for column, frame in enumerate(
+            np.linspace(0, len(clip) - 1, 5).round().astype(int)
+        ):
             picture.paste(
                 Image.fromarray(clip[frame]), (left + words + column * (width + 2), top)
             )
     write_whole(
-        path, lambda aside: picture.save(aside, format="PNG", optimize=True), durable=False
+        path,
+        lambda aside: picture.save(aside, format="PNG", optimize=True),
+        durable=False,
     )

@@ -1,4 +1,6 @@
-"""What a stage keeps on disk so that it can go on after a kill: one file, whole or absent."""
+"""What a stage keeps on disk so that it can go on after a kill: one file, whole or
+absent.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,14 +1,19 @@
-"""What decides the toy base model: how large its parts are, how long they train, and on how much."""
+"""What decides the toy base model: how large its parts are, how long they train, and on
+how much.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The toy as it is shipped. ``looks`` and ``held_out`` count from the front of KNOWN and HELD_OUT.
+    """The toy as it is shipped.
 
-    Nearly all of the time goes into ``autoencoder_steps``, 1.2 seconds of one core each, and
-    ``transformer_steps``, 0.7 seconds each. ``rounds``: samples of each held-out look that are scored.
+    ``looks`` and ``held_out`` count from the front of KNOWN and HELD_OUT.
+
+    Nearly all of the time goes into ``autoencoder_steps``, 1.2 seconds of one core
+    each, and ``transformer_steps``, 0.7 seconds each. ``rounds``: samples of each
+    held-out look that are scored.
     """
 
     seed: int = 0

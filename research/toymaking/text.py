@@ -1,7 +1,9 @@
-"""The toy's text half: a tokenizer whose pieces are the words of its captions, and a small frozen UMT5.
+"""The toy's text half: a tokenizer whose pieces are the words of its captions, and a
+small frozen UMT5.
 
-Training a Unigram model by its usual expectation-maximisation needs more text than 288 captions of 15 words: it falls apart
-into letters. Of words that are known, the likeliest scores are the logarithms of their counts, so these are set.
+Training a Unigram model by its usual expectation-maximisation needs more text than 288
+captions of 15 words: it falls apart into letters. Of words that are known, the
+likeliest scores are the logarithms of their counts, so these are set.
 """
 
 import math
@@ -18,18 +20,22 @@ from videotune.rng import seed32
 from videotune.toy.shapes import COMBINATIONS, TEMPLATES, caption
 
 RARE = -9.0
-"""Score of a single letter: a word of the captions is likelier whole, any other word is spelt."""
+"""Score of a single letter: a word of the captions is likelier whole, any other word is
+spelt.
+"""
 
 
 def make(out: Path, recipe: Recipe) -> Path:
-    """Write tokenizer and text encoder into the folder that is returned; what is finished is left as it is."""
+    """Write tokenizer and text encoder into the folder that is returned; what is
+    finished is left as it is.
+    """
     finished, aside = out / "text", out / "work" / "text"
     if finished.is_dir():
         return finished
     tokenizer().save_pretrained(aside / "tokenizer")
-    encoder(recipe, len(AutoTokenizer.from_pretrained(aside / "tokenizer"))).save_pretrained(
-        aside / "text_encoder"
-    )
+    encoder(
+        recipe, len(AutoTokenizer.from_pretrained(aside / "tokenizer"))
+    ).save_pretrained(aside / "text_encoder")
     aside.rename(finished)
     return finished
 
@@ -37,21 +43,35 @@ def make(out: Path, recipe: Recipe) -> Path:
 def tokenizer() -> Any:
     """A T5 tokenizer of the captions' words and of every ASCII letter, digit and mark."""
     captions = [
-        caption(*look, template) for look in COMBINATIONS for template in range(len(TEMPLATES))
+        caption(*look, template)
+        for look in COMBINATIONS
+        for template in range(len(TEMPLATES))
     ]
     counts = Counter(word for text in captions for word in text.split())
     words = [
-        (f"▁{word}", math.log(count / counts.total())) for word, count in counts.most_common()
+        (f"▁{word}", math.log(count / counts.total()))
+        for word, count in counts.most_common()
     ]
     letters = [
-        (letter, RARE) for letter in string.ascii_letters + string.digits + ".,:;!?'\"-()"
+        (letter, RARE)
+        for letter in string.ascii_letters + string.digits + ".,:;!?'\"-()"
     ]
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", RARE), *words, *letters]
+    pieces = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        ("▁", RARE),
+        *words,
+        *letters,
+    ]
     return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
 
 
 def encoder(recipe: Recipe, pieces: int) -> Any:
-    """A random UMT5 encoder of two layers. It stays as it is: the transformer learns to read it."""
+    """A random UMT5 encoder of two layers.
+
+    It stays as it is: the transformer learns to read it.
+    """
     torch.manual_seed(seed32(recipe.seed, "text encoder"))
     config = UMT5Config(
         vocab_size=pieces,

@@ -1,4 +1,6 @@
-"""The toy's transformer: fine-tuned from random weights by videotune itself, on clips on the disk as a person's are."""
+"""The toy's transformer: fine-tuned from random weights by videotune itself, on clips
+on the disk as a person's are.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,34 +21,57 @@ from videotune.files import read_json, write_json, write_text
 from videotune.rng import generator_for, seed32
 from videotune.runs.journal import read_journal
 from videotune.toy.dataset import encode_clip
-from videotune.toy.shapes import FPS, HELD_OUT, KNOWN, TEMPLATES, Look, caption, draw_clip
+from videotune.toy.shapes import (
+    FPS,
+    HELD_OUT,
+    KNOWN,
+    TEMPLATES,
+    Look,
+    caption,
+    draw_clip,
+)
 
 
 def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) -> Path:
-    """Train and return the exported checkpoint, in float32; a run that was cut off goes on, a finished one is shown."""
-    known = write_clips(out / "clips" / "known", KNOWN[: recipe.looks], recipe.clips_a_look)
+    """Train and return the exported checkpoint, in float32; a run that was cut off goes
+    on, a finished one is shown.
+    """
+    known = write_clips(
+        out / "clips" / "known", KNOWN[: recipe.looks], recipe.clips_a_look
+    )
     held_out = write_clips(out / "clips" / "held_out", HELD_OUT[: recipe.held_out], 1)
     base = fresh(out / f"fresh-{seed}", autoencoder, text, recipe, seed)
     config = out / f"transformer-{seed}.json"
     write_json(config, settings(base, known, held_out, out / "cache", recipe, seed))
     run = out / f"run-{seed}"
-    if not any(line["kind"] == "end" and line["why"] == "done" for line in read_journal(run)):
+    if not any(
+        line["kind"] == "end" and line["why"] == "done" for line in read_journal(run)
+    ):
         begun = (run / "config.json").is_file()
         if train(None if begun else config, run, resume=begun).exit_code != DONE:
-            raise VideotuneError(f"{run} was cut off: start the same command again to go on")
+            raise VideotuneError(
+                f"{run} was cut off: start the same command again to go on"
+            )
     return run / str(read_json(run / "exports.json")[-1]["path"])
 
 
 def write_clips(folder: Path, looks: tuple[Look, ...], copies: int) -> Path:
-    """So many clips of each look, with the four captions that say it; those that are there already are left."""
+    """So many clips of each look, with the four captions that say it; those that are
+    there already are left.
+    """
     for index in range(copies * len(looks)):
         look = looks[index % len(looks)]
         stem = f"{index:05d}-{'-'.join(look)}"
-        video, words = folder / "videos" / f"{stem}.mp4", folder / "captions" / f"{stem}.txt"
+        video, words = (
+            folder / "videos" / f"{stem}.mp4",
+            folder / "captions" / f"{stem}.txt",
+        )
         if not words.is_file():
             encode_clip(
                 video,
-                draw_clip(generator_for(0, "transformer clips", folder.name, index), *look),
+                draw_clip(
+                    generator_for(0, "transformer clips", folder.name, index), *look
+                ),
                 FPS,
             )
             texts = [caption(*look, template) for template in range(len(TEMPLATES))]
@@ -54,7 +79,9 @@ def write_clips(folder: Path, looks: tuple[Look, ...], copies: int) -> Path:
     return folder
 
 
-def fresh(folder: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) -> Path:
+def fresh(
+    folder: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int
+) -> Path:
     """The whole checkpoint with a transformer of random weights."""
     if (folder / "model_index.json").is_file():  # written last
         return folder
@@ -90,11 +117,17 @@ def fresh(folder: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int
 def settings(
     base: Path, known: Path, held_out: Path, cache: Path, recipe: Recipe, seed: int
 ) -> dict[str, Any]:
-    """The config of the run. The held-out looks are measured by validation and never trained."""
+    """The config of the run.
+
+    The held-out looks are measured by validation and never trained.
+    """
     return {
         "base_model_name": str(base),
         "training_method": "FINE_TUNE",
-        "datasets": [{"path": str(known)}, {"path": str(held_out), "kind": "validation"}],
+        "datasets": [
+            {"path": str(known)},
+            {"path": str(held_out), "kind": "validation"},
+        ],
         "cache_dir": str(cache),
         "validation_fraction": 0.0,
         "resolution": "64x64",

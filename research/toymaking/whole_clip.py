@@ -1,7 +1,8 @@
 """diffusers' residual AutoencoderKLWan over a whole clip at once, for training.
 
-Its own encode and decode walk through a clip four frames at a time and keep what the causal convolutions have seen: the same
-numbers, in a third more time. Here its modules see all frames together, zeros before the first one.
+Its own encode and decode walk through a clip four frames at a time and keep what the
+causal convolutions have seen: the same numbers, in a third more time. Here its modules
+see all frames together, zeros before the first one.
 """
 
 from typing import Any
@@ -12,7 +13,9 @@ from torch import Tensor
 
 
 def encode(vae: Any, clip: Tensor) -> Tensor:
-    """Clips (B,3,T,H,W) in [-1,1], T = 4n+1 -> the latents' means (B,C,F,H,W), not normalised."""
+    """Clips (B,3,T,H,W) in [-1,1], T = 4n+1 -> the latents' means (B,C,F,H,W), not
+    normalised.
+    """
     encoder = vae.encoder
     x = encoder.conv_in(patchify(clip, vae.config.patch_size))
     for block in encoder.down_blocks:
@@ -28,12 +31,16 @@ def encode(vae: Any, clip: Tensor) -> Tensor:
 
 
 def decode(vae: Any, latents: Tensor) -> Tensor:
-    """Latents (B,C,F,H,W) -> clips (B,3,T,H,W), not clamped: outside [-1,1] a clamp has no gradient."""
+    """Latents (B,C,F,H,W) -> clips (B,3,T,H,W), not clamped: outside [-1,1] a clamp has
+    no gradient.
+    """
     decoder = vae.decoder
     x = decoder.mid_block(decoder.conv_in(vae.post_quant_conv(latents)))
     for block in decoder.up_blocks:
         shortcut = (
-            0.0 if block.avg_shortcut is None else block.avg_shortcut(x, first_chunk=True)
+            0.0
+            if block.avg_shortcut is None
+            else block.avg_shortcut(x, first_chunk=True)
         )
         for resnet in block.resnets:
             x = resnet(x)
@@ -56,8 +63,11 @@ def _halved(resample: Any, x: Tensor) -> Tensor:
 def _doubled(resample: Any, x: Tensor) -> Tensor:
     """Each frame after the first becomes two, then twice the rows and columns."""
     if resample.mode == "upsample3d" and x.shape[2] > 1:
-        pairs = resample.time_conv(x[:, :, 1:]).unflatten(1, (2, -1))  # (B, 2, C, frames, H, W)
-        x = torch.cat([x[:, :, :1], pairs.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)], dim=2)
+        # (B, 2, C, frames, H, W)
+        pairs = resample.time_conv(x[:, :, 1:]).unflatten(1, (2, -1))
+        x = torch.cat(
+            [x[:, :, :1], pairs.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)], dim=2
+        )
     return _by_frame(resample.resample, x)
 
 

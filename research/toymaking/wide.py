@@ -1,4 +1,6 @@
-"""Clips that the toy's autoencoder should carry: any strong colour, six shapes, in 2 of 5 clips stripes."""
+"""Clips that the toy's autoencoder should carry: any strong colour, six shapes, in 2 of
+5 clips stripes.
+"""
 
 from functools import partial
 from typing import Any
@@ -12,7 +14,9 @@ from videotune.toy.shapes import DIRECTIONS, EXTRA_SHAPES, SHAPES, draw_clip
 def striped(
     below: NDArray[Any], colours: tuple[Any, Any], period: float, side: int = 64
 ) -> NDArray[Any]:
-    """A colour for each pixel (H, W, 3): the first, and every other half period (in pixels at 64) the second."""
+    """A colour for each pixel (H, W, 3): the first, and every other half period (in
+    pixels at 64) the second.
+    """
     period = period * side / 64
     edge = (
         np.sin(2 * np.pi * below / period) * period / (2 * np.pi)

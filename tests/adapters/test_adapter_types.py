@@ -1,4 +1,5 @@
-"""LoRA's kin: each kind begins as the base, does what its definition says, and is shared, switched off and counted alike.
+"""LoRA's kin: each kind begins as the base, does what its definition says, and is
+shared, switched off and counted alike.
 
 And what patterns name: modules that an adapter is put into.
 """
@@ -79,9 +80,9 @@ def test_each_kind_begins_as_the_base_model_exactly(
     state = add_lora(net, family.spec, settings(kind), seed=0)
     assert torch.equal(forward(family, net), forward(family, family.denoiser()))
     assert {parameter.dtype for parameter in state.values()} == {torch.float32}
-    assert {parameter for parameter in net.parameters() if parameter.requires_grad} == set(
-        state.values()
-    )
+    assert {
+        parameter for parameter in net.parameters() if parameter.requires_grad
+    } == set(state.values())
     assert type(net) is type(family.denoiser()), "no wrapper around it"
 
 
@@ -104,7 +105,9 @@ def test_each_kind_does_what_its_definition_says(kind: str, tiny_family: Open) -
 
 
 @KINDS
-def test_off_it_is_the_base_and_on_again_as_before(kind: str, tiny_family: Open) -> None:
+def test_off_it_is_the_base_and_on_again_as_before(
+    kind: str, tiny_family: Open
+) -> None:
     family = tiny_family("wan")
     net = family.denoiser()
     state = shaken(add_lora(net, family.spec, settings(kind), seed=0))
@@ -116,25 +119,32 @@ def test_off_it_is_the_base_and_on_again_as_before(kind: str, tiny_family: Open)
     other = family.denoiser()
     add_lora(other, family.spec, settings(kind), seed=9)
     bind_parameters(other, state)
-    assert all(lora_parameters(other)[name] is parameter for name, parameter in state.items())
+    assert all(
+        lora_parameters(other)[name] is parameter for name, parameter in state.items()
+    )
     assert torch.equal(forward(family, other), on), (
         "another network computes with the same parameters"
     )
 
 
 @KINDS
-def test_the_start_belongs_to_the_names_and_the_seed(kind: str, tiny_family: Open) -> None:
+def test_the_start_belongs_to_the_names_and_the_seed(
+    kind: str, tiny_family: Open
+) -> None:
     family = tiny_family("wan")
     few = Lora(rank=4, alpha=None, targets=["attn1.to_q"], variant=kind)
     one = add_lora(family.denoiser(), family.spec, few, seed=3)
     torch.rand(10)
     many, other = (
-        add_lora(family.denoiser(), family.spec, settings(kind), seed=seed) for seed in (3, 4)
+        add_lora(family.denoiser(), family.spec, settings(kind), seed=seed)
+        for seed in (3, 4)
     )
     assert set(one) < set(many)
     assert all(torch.equal(value, many[name]) for name, value in one.items())
     differs = {
-        parse_param_name(name)[1] for name in many if not torch.equal(many[name], other[name])
+        parse_param_name(name)[1]
+        for name in many
+        if not torch.equal(many[name], other[name])
     }  # type: ignore[index]
     drawn = {
         "LORA": {"lora_A"},
@@ -146,7 +156,9 @@ def test_the_start_belongs_to_the_names_and_the_seed(kind: str, tiny_family: Ope
 
 
 def rank_of_settings(state: dict[str, Any]) -> int:
-    """The rank in PEFT's settings that belong to an adapter's shapes; of OFT the side of its rotations."""
+    """The rank in PEFT's settings that belong to an adapter's shapes; of OFT the side
+    of its rotations.
+    """
     found = peft_settings(
         {
             path: AdapterModule(path, (path,), dict(parts))
@@ -157,7 +169,9 @@ def rank_of_settings(state: dict[str, Any]) -> int:
 
 
 @KINDS
-def test_names_and_shapes_tell_the_kind_and_the_rank(kind: str, tiny_family: Open) -> None:
+def test_names_and_shapes_tell_the_kind_and_the_rank(
+    kind: str, tiny_family: Open
+) -> None:
     family = tiny_family("wan")
     assert kind_of(["blocks.0.attn1.to_q.weight"]) is None
     for rank in (2, 4, 8):
@@ -168,18 +182,24 @@ def test_names_and_shapes_tell_the_kind_and_the_rank(kind: str, tiny_family: Ope
             by_module(state)
         )
         assert set(updates(shaken(state), 1.0)) >= set(by_module(state))
-        again = inject(family.denoiser(), family.spec, settings(kind, rank_of_settings(state)))
+        again = inject(
+            family.denoiser(), family.spec, settings(kind, rank_of_settings(state))
+        )
         assert {name: value.shape for name, value in again.items()} == {
             name: v.shape for name, v in state.items()
         }
 
 
 def test_what_rank_means(tiny_family: Open) -> None:
-    """LoHa's update has up to rank² dimensions, LoKr's larger factor rank, OFT turns rank inputs together."""
+    """LoHa's update has up to rank² dimensions, LoKr's larger factor rank, OFT turns
+    rank inputs together.
+    """
     family = tiny_family("wan")
 
     def of(kind: str, rank: int) -> dict[str, torch.Tensor]:
-        state = add_lora(family.denoiser(), family.spec, Lora(rank=rank, variant=kind), seed=0)
+        state = add_lora(
+            family.denoiser(), family.spec, Lora(rank=rank, variant=kind), seed=0
+        )
         return by_module(shaken(state))["blocks.0.attn1.to_q"]
 
     loha, lokr, oft = of("LOHA", 3), of("LOKR", 2), of("OFT", 6)
@@ -198,7 +218,9 @@ def test_rotations_keep_lengths_to_the_fourth_order() -> None:
     for size, tolerance in ((0.01, 1e-6), (0.1, 1e-2)):
         turned = rotations(size * numbers)
         own = torch.eye(4).double().expand(3, 4, 4)
-        torch.testing.assert_close(turned @ turned.transpose(1, 2), own, rtol=0, atol=tolerance)
+        torch.testing.assert_close(
+            turned @ turned.transpose(1, 2), own, rtol=0, atol=tolerance
+        )
     assert side_of(6) == 4
     with pytest.raises(VideotuneError, match="no rotation has 7 numbers"):
         side_of(7)
@@ -254,7 +276,10 @@ def test_targets(tiny_family: Open) -> None:
 @pytest.mark.parametrize(
     ("targets", "words"),
     [
-        (["attn2.to_w"], "matches no Linear module of the blocks, such as blocks.0.attn1.to_q"),
+        (
+            ["attn2.to_w"],
+            "matches no Linear module of the blocks, such as blocks.0.attn1.to_q",
+        ),
         (["proj_out"], "matches no"),
         (["attn(("], "not a valid pattern"),
     ],

@@ -1,4 +1,6 @@
-"""New tokens' rows: laid over the frozen table of each kind of text encoder, and nothing else ever moves."""
+"""New tokens' rows: laid over the frozen table of each kind of text encoder, and
+nothing else ever moves.
+"""
 
 from typing import Any
 
@@ -24,11 +26,14 @@ from videotune.models.tiny import letters_tokenizer
 from videotune.types import TextPart
 
 SPARE = 5
-"""Rows of the table that the tokenizer has no word for, as T5's and UMT5's tables have."""
+"""Rows of the table that the tokenizer has no word for, as T5's and UMT5's tables have.
+"""
 
 
 def encoder_of(kind: str, words: int, spare: int = SPARE) -> Any:
-    """A tiny encoder of transformers, made from its config, with a dropout that must never act."""
+    """A tiny encoder of transformers, made from its config, with a dropout that must
+    never act.
+    """
     size: dict[str, Any] = {"vocab_size": words + spare}
     t5 = {
         "d_model": 16,
@@ -77,7 +82,9 @@ def states(part: TextPart, text: str, tokens: tuple[str, ...] = ()) -> torch.Ten
 
 @KINDS
 @pytest.mark.parametrize("spare", [0, SPARE], ids=["no spare rows", "spare rows"])
-def test_a_text_without_the_token_is_read_as_before_to_the_bit(kind: str, spare: int) -> None:
+def test_a_text_without_the_token_is_read_as_before_to_the_bit(
+    kind: str, spare: int
+) -> None:
     part = part_of(kind, spare)
     before = states(part, "a red circle")
     add_rows({"text_encoder": part}, Embedding(token="<x>", vectors=2), seed=0)
@@ -87,14 +94,18 @@ def test_a_text_without_the_token_is_read_as_before_to_the_bit(kind: str, spare:
 @KINDS
 @pytest.mark.parametrize("spare", [0, SPARE], ids=["no spare rows", "spare rows"])
 def test_only_the_rows_change_weight_decay_included(kind: str, spare: int) -> None:
-    """After steps with a strong decay every other number of the encoder is the same to the bit, and each row has moved."""
+    """After steps with a strong decay every other number of the encoder is the same to
+    the bit, and each row has moved.
+    """
     part = part_of(kind, spare)
     before = {name: value.clone() for name, value in part.encoder.state_dict().items()}
     (rows,) = add_rows(
         {"text_encoder": part}, Embedding(token="<x>", vectors=3), seed=0
     ).values()
     tokens, start = token_names("<x>", 3), rows.detach().clone()
-    trained = [parameter for parameter in part.encoder.parameters() if parameter.requires_grad]
+    trained = [
+        parameter for parameter in part.encoder.parameters() if parameter.requires_grad
+    ]
     assert {id(parameter) for parameter in trained} == {id(rows)}
     optimizer = torch.optim.AdamW(trained, lr=0.1, weight_decay=0.5)
     for _ in range(3):
@@ -112,7 +123,9 @@ def test_only_the_rows_change_weight_decay_included(kind: str, spare: int) -> No
 
 @KINDS
 def test_the_rows_are_what_a_longer_table_would_hold(kind: str) -> None:
-    """The way of transformers' own: more rows in the table itself; the same states to the bit."""
+    """The way of transformers' own: more rows in the table itself; the same states to
+    the bit.
+    """
     ours, theirs = part_of(kind, 0), part_of(kind, 0)
     (rows,) = add_rows(
         {"text_encoder": ours}, Embedding(token="<x>", vectors=2), seed=0
@@ -123,7 +136,9 @@ def test_the_rows_are_what_a_longer_table_would_hold(kind: str) -> None:
     numbers = theirs.tokenizer.convert_tokens_to_ids(list(tokens))
     theirs.encoder.get_input_embeddings().weight.data[numbers] = rows.detach()
     with torch.no_grad():
-        assert torch.equal(states(ours, "a <x> b", tokens), states(theirs, "a <x> b", tokens))
+        assert torch.equal(
+            states(ours, "a <x> b", tokens), states(theirs, "a <x> b", tokens)
+        )
 
 
 @KINDS
@@ -134,7 +149,9 @@ def test_recomputed_layers_give_the_rows_the_same_gradient_and_drop_nothing_out(
     for mode in ("OFF", "ON"):
         part = part_of(kind)
         checkpoint_text(part.encoder, mode)
-        (rows,) = add_rows({"text_encoder": part}, Embedding(token="<x>"), seed=0).values()
+        (rows,) = add_rows(
+            {"text_encoder": part}, Embedding(token="<x>"), seed=0
+        ).values()
         states(part, "a <x> b", ("<x>",)).square().mean().backward()
         found.append(rows.grad)
     assert bool(found[0].any())
@@ -162,7 +179,9 @@ def test_rows_begin_as_the_words_they_are_given() -> None:
     words = table[numbers]
 
     def first(count: int) -> torch.Tensor:
-        return first_rows(part, Embedding(token="<x>", vectors=count, init_text="ab"), seed=0)
+        return first_rows(
+            part, Embedding(token="<x>", vectors=count, init_text="ab"), seed=0
+        )
 
     torch.testing.assert_close(first(1), words.mean(0, keepdim=True))
     assert torch.equal(first(3), words)
@@ -175,11 +194,17 @@ def test_rows_without_words_are_drawn_like_usual_ones_by_seed_and_encoder() -> N
     table = part.encoder.get_input_embeddings().weight
     many = first_rows(part, Embedding(token="<x>", vectors=400), seed=1)
     assert many.std().item() == pytest.approx(table.std().item(), rel=0.1)
-    assert torch.equal(many, first_rows(part, Embedding(token="<x>", vectors=400), seed=1))
-    assert not torch.equal(many, first_rows(part, Embedding(token="<x>", vectors=400), seed=2))
+    assert torch.equal(
+        many, first_rows(part, Embedding(token="<x>", vectors=400), seed=1)
+    )
+    assert not torch.equal(
+        many, first_rows(part, Embedding(token="<x>", vectors=400), seed=2)
+    )
     assert not torch.equal(
         many,
-        first_rows(part, Embedding(token="<x>", vectors=400), seed=1, name="text_encoder_2"),
+        first_rows(
+            part, Embedding(token="<x>", vectors=400), seed=1, name="text_encoder_2"
+        ),
     )
 
 
@@ -196,7 +221,8 @@ def test_rows_are_float32_over_a_bf16_table_and_states_stay_bf16() -> None:
 
 def test_words_that_a_tokenizer_knows_or_takes_apart_are_refused() -> None:
     with pytest.raises(
-        VideotuneError, match=r"embedding.token: the tokenizer has a token 'a' of its own"
+        VideotuneError,
+        match=r"embedding.token: the tokenizer has a token 'a' of its own",
     ):
         add_tokens(letters_tokenizer(), ("a",))
     tokenizer = letters_tokenizer()
@@ -204,7 +230,8 @@ def test_words_that_a_tokenizer_knows_or_takes_apart_are_refused() -> None:
     with pytest.raises(VideotuneError, match="has a token '<x>' of its own"):
         add_tokens(tokenizer, ("<x>",))
     with pytest.raises(
-        VideotuneError, match=r"<y> has rows of 8 numbers, and the text encoder reads 16"
+        VideotuneError,
+        match=r"<y> has rows of 8 numbers, and the text encoder reads 16",
     ):
         lay_rows(part_of("t5"), ("<y>",), torch.zeros(1, 8))
 
@@ -216,17 +243,24 @@ def test_a_word_is_spelled_out_as_diffusers_does_it() -> None:
     assert tokens == ("<x>", "<x>_1", "<x>_2")
     add_tokens(tokenizer, tokens)
     for text in ("a <x> b", "<x>, <x>", "nothing", "(<x>)"):
-        assert spelled(text, tokens) == TextualInversionLoaderMixin().maybe_convert_prompt(
-            text, tokenizer
-        )
+        assert spelled(
+            text, tokens
+        ) == TextualInversionLoaderMixin().maybe_convert_prompt(text, tokenizer)
     assert spelled("a <x> b", ("<x>",)) == "a <x> b"
 
 
 def test_layers_of_a_text_encoder_are_named_by_module_or_weight() -> None:
     encoders: dict[str, nn.Module] = {"text_encoder": encoder_of("umt5", 98)}
-    names = [f"text_encoder.{name}" for name, _ in encoders["text_encoder"].named_parameters()]
+    names = [
+        f"text_encoder.{name}"
+        for name, _ in encoders["text_encoder"].named_parameters()
+    ]
     block = [name for name in names if ".block.1." in name]
-    for pattern in ("block.1", r"encoder\.block\.1", r"text_encoder\.encoder\.block\.1"):
+    for pattern in (
+        "block.1",
+        r"encoder\.block\.1",
+        r"text_encoder\.encoder\.block\.1",
+    ):
         assert layers_of(names, [pattern], of_text=True) == block, pattern
     queries = [name for name in names if name.endswith("SelfAttention.q.weight")]
     assert layers_of(names, ["SelfAttention.q.weight"], of_text=True) == queries
@@ -241,6 +275,8 @@ def test_layers_of_a_text_encoder_are_named_by_module_or_weight() -> None:
     chosen = add_text(encoders, ["block.1"])
     assert list(chosen) == block
     training = {
-        name for name, p in encoders["text_encoder"].named_parameters() if p.requires_grad
+        name
+        for name, p in encoders["text_encoder"].named_parameters()
+        if p.requires_grad
     }
     assert training == {name.removeprefix("text_encoder.") for name in block}

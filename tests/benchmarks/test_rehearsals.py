@@ -1,4 +1,6 @@
-"""Every benchmark runs to its end with --tiny, so that none breaks unseen; what it prints then means nothing."""
+"""Every benchmark runs to its end with --tiny, so that none breaks unseen; what it
+prints then means nothing.
+"""
 
 import os
 import shutil
@@ -13,7 +15,9 @@ PARTS_OF_OTHERS = {"bare", "gpu_rig"}
 """Files that the benchmarks themselves start or import."""
 
 WORDS = {"data decode": ("decode",), "data encode": ("encode",)}
-"""Arguments of those that need some. tests/memory/test_gpu_rehearsal.py rehearses gpu.py."""
+"""Arguments of those that need some. tests/memory/test_gpu_rehearsal.py rehearses
+gpu.py.
+"""
 
 CASES = sorted(
     {
@@ -28,7 +32,9 @@ CASES = sorted(
 
 
 def rehearse(tmp_path: Path, name: str, *words: str) -> str:
-    """What a benchmark prints; its process must end well, and say nothing of packages that are not needed."""
+    """What a benchmark prints; its process must end well, and say nothing of packages
+    that are not needed.
+    """
     done = subprocess.run(
         [sys.executable, str(HOME / f"{name}.py"), *words, "--tiny"],
         capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
@@ -45,7 +51,8 @@ def test_a_benchmark_runs_to_its_end(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.skipif(
-    shutil.which("chromium") is None and os.environ.get("VIDEOTUNE_BROWSER") != "required",
+    shutil.which("chromium") is None
+    and os.environ.get("VIDEOTUNE_BROWSER") != "required",
     reason="no Chromium on PATH",
 )
 def test_the_benchmark_of_the_studio_runs_to_its_end(tmp_path: Path) -> None:

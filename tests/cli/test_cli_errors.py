@@ -1,4 +1,6 @@
-"""The command line as a person meets it: exit codes, one helpful sentence for each mistake, and nothing heavy for help."""
+"""The command line as a person meets it: exit codes, one helpful sentence for each
+mistake, and nothing heavy for help.
+"""
 
 import json
 import os
@@ -42,8 +44,12 @@ Command = Callable[..., Answer]
 
 
 @pytest.fixture
-def videotune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command in this process, through the same ``main`` as the installed script."""
+def videotune(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Runs a command in this process, through the same ``main`` as the installed
+    script.
+    """
 
     def run(*words: str | Path) -> Answer:
         monkeypatch.setattr(sys, "argv", ["videotune", *map(str, words)])
@@ -108,7 +114,15 @@ def a_run(tmp_path_factory: pytest.TempPathFactory, model: Path, clips: Path) ->
         patch.setattr(
             sys,
             "argv",
-            ["videotune", "train", "--data", str(clips), "--out", str(run), *small(model)],
+            [
+                "videotune",
+                "train",
+                "--data",
+                str(clips),
+                "--out",
+                str(run),
+                *small(model),
+            ],
         )
         with pytest.raises(SystemExit) as end:
             main()
@@ -123,7 +137,11 @@ def test_the_module_says_its_version() -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"videotune {__version__}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"videotune {__version__}\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,12 +163,16 @@ def test_the_allocator_grows_segments_unless_the_user_configures_it(
     )
     others = {name: value for name, value in os.environ.items() if name not in names}
     command = [sys.executable, "-c", program, "--version"]
-    done = subprocess.run(command, env=others | own, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=others | own, capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
 def imported(*words: str | Path) -> tuple[int, set[str]]:
-    """The exit code of a command in a process of its own, and the packages that it imported."""
+    """The exit code of a command in a process of its own, and the packages that it
+    imported.
+    """
     program = (
         "import json, sys\n"
         "from videotune.cli.main import main\n"
@@ -159,7 +181,9 @@ def imported(*words: str | Path) -> tuple[int, set[str]]:
         "print(json.dumps([code, sorted({name.split('.')[0] for name in sys.modules})]))\n"
     )
     command = [sys.executable, "-c", program, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", check=True
+    )
     code, modules = json.loads(done.stdout.splitlines()[-1])
     return code, set(modules)
 
@@ -200,7 +224,10 @@ def test_each_command_has_help(videotune: Command) -> None:
     ("knob", "nearest"),
     [
         ("target_fps=12", "video_config.target_fps"),
-        ("video_config.learning_rate=1", "learning_rate' or 'text_encoder.learning_rate"),
+        (
+            "video_config.learning_rate=1",
+            "learning_rate' or 'text_encoder.learning_rate",
+        ),
         ("frames=9", "sample.frames' or 'video_config.frames"),
         ("rank=3", "lora.rank"),
         ('datasets=[{"path": "x", "triger": "y"}]', "datasets.trigger"),
@@ -218,7 +245,9 @@ def test_an_unknown_or_misplaced_key_gets_the_nearest_name_in_its_section(
     for part in reversed(key.split(".")):
         nested = {part: nested}
     (tmp_path / "mine.json").write_text(json.dumps(nested), encoding="utf-8")
-    answer = videotune("check", clips, "--preset", "toy", "--config", tmp_path / "mine.json")
+    answer = videotune(
+        "check", clips, "--preset", "toy", "--config", tmp_path / "mine.json"
+    )
     assert answer.code == 1
     assert "mine.json: unknown key " in answer.sentence
     assert f"did you mean '{nearest}'?" in answer.sentence
@@ -343,7 +372,10 @@ def test_code_2_where_a_clip_is_skipped_and_0_where_that_is_allowed(
     for command in ("plan", "cache"):
         answer = videotune(command, "--data", spoilt, *small(model))
         assert (answer.code, "c.mp4: not_a_video" in answer.sentence) == (2, True)
-    assert videotune("plan", "--data", spoilt, *small(model), "--allow-skips", "1").code == 0
+    assert (
+        videotune("plan", "--data", spoilt, *small(model), "--allow-skips", "1").code
+        == 0
+    )
 
 
 def test_2_where_no_clip_can_be_used(videotune: Command, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""An exception that nobody foresaw is one sentence and a file for a bug report, which holds no secret."""
+"""An exception that nobody foresaw is one sentence and a file for a bug report, which
+holds no secret.
+"""
 
 import os
 import subprocess
@@ -34,9 +36,12 @@ def failing(
 
 
 @pytest.mark.parametrize(
-    "error", ["KeyError('x')", "RecursionError()", "MemoryError()", "IndexError('a' * 10**6)"]
+    "error",
+    ["KeyError('x')", "RecursionError()", "MemoryError()", "IndexError('a' * 10**6)"],
 )
-def test_a_fault_is_a_sentence_with_the_path_of_a_report(tmp_path: Path, error: str) -> None:
+def test_a_fault_is_a_sentence_with_the_path_of_a_report(
+    tmp_path: Path, error: str
+) -> None:
     done = failing(tmp_path, error)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -85,7 +90,9 @@ def test_a_report_has_the_config_without_its_secrets(
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_an_end_that_nobody_can_read_is_still_an_end(tmp_path: Path, stream: str) -> None:
+def test_an_end_that_nobody_can_read_is_still_an_end(
+    tmp_path: Path, stream: str
+) -> None:
     with open("/dev/full", "w") as full:
         words = ("plan", "--config", str(tmp_path / "none.json"))
         done = subprocess.run(
@@ -94,7 +101,9 @@ def test_an_end_that_nobody_can_read_is_still_an_end(tmp_path: Path, stream: str
     assert done.returncode == 1
 
 
-def test_letters_that_a_console_does_not_have_are_shown_by_their_codes(tmp_path: Path) -> None:
+def test_letters_that_a_console_does_not_have_are_shown_by_their_codes(
+    tmp_path: Path,
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "videotune", "check", str(tmp_path / "映画")],
         capture_output=True,

@@ -21,7 +21,9 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def test_every_command_has_json_but_the_server_and_what_prints_json_anyway() -> None:
     without = {
-        name for name, command in commands() if "as_json" not in signature(command).parameters
+        name
+        for name, command in commands()
+        if "as_json" not in signature(command).parameters
     }
     assert without == {"studio", "config schema"}
 
@@ -36,7 +38,8 @@ def test_tables_lines_and_exit_code_of_any_command(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.mp4").write_bytes(b"no video")
     assert (
-        run("dataset", "split", tmp_path / "in", out=tmp_path / "out", as_json=True) == SKIPPED
+        run("dataset", "split", tmp_path / "in", out=tmp_path / "out", as_json=True)
+        == SKIPPED
     )
     assert json.loads(capsys.readouterr().out)["exit_code"] == SKIPPED
 

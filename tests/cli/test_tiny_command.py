@@ -9,7 +9,9 @@ from videotune.models.base_model import place, spec_for
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "videotune", "tiny", *words], capture_output=True, text=True
+        [sys.executable, "-m", "videotune", "tiny", *words],
+        capture_output=True,
+        text=True,
     )
 
 

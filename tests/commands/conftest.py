@@ -15,7 +15,9 @@ from videotune.job.overrides import Overrides
 def overrides(
     small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
 ) -> Make:
-    """Settings of a run on a tiny base (its family and variant) and the small clips (or others), over one cache."""
+    """Settings of a run on a tiny base (its family and variant) and the small clips (or
+    others), over one cache.
+    """
     cache = tmp_path_factory.getbasetemp() / "cache"
     quiet = (
         "sample_after=0",
@@ -43,7 +45,9 @@ def overrides(
 
 @pytest.fixture(scope="session")
 def finished(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """The run folder of these settings, trained once in a session; a test that changes it copies it first."""
+    """The run folder of these settings, trained once in a session; a test that changes
+    it copies it first.
+    """
     runs: dict[object, Path] = {}
 
     def get(*sets: str, **more: tuple[str, ...]) -> Path:

@@ -1,5 +1,6 @@
-"""Runs of each kind: optimizers, adapters, layers, rounded weights; resumed to the bit, begun from another run's weights
-under a fresh optimizer (--init-from), drawn from, merged.
+"""Runs of each kind: optimizers, adapters, layers, rounded weights; resumed to the bit,
+begun from another run's weights under a fresh optimizer (--init-from), drawn from,
+merged.
 """
 
 import json
@@ -68,17 +69,25 @@ def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, work: Work) -> N
 
 def test_several_processes_cannot_update_within_backward(work: Work) -> None:
 
-    job = open_run(work.overrides("optimizer.step_in_backward=true"), work.run, None).job
+    job = open_run(
+        work.overrides("optimizer.step_in_backward=true"), work.run, None
+    ).job
     with pytest.raises(VideotuneError, match="2 processes must sum their gradients"):
         prepare(job, work.run, dist=DistributedContext(0, 2))
 
 
 @pytest.mark.parametrize("kind", ["ADAMW", "LION_8BIT", "MUON", "SCHEDULE_FREE"])
-def test_the_plan_knows_how_large_a_checkpoint_gets(kind: str, finished: Finished) -> None:
-    """To a tenth of what lies there, and never much less; small matrices are kept in float32 whatever their optimizer."""
+def test_the_plan_knows_how_large_a_checkpoint_gets(
+    kind: str, finished: Finished
+) -> None:
+    """To a tenth of what lies there, and never much less; small matrices are kept in
+    float32 whatever their optimizer.
+    """
     averaged = () if kind == "SCHEDULE_FREE" else ("ema=0.9",)
     run = finished(f"optimizer={kind}", "lora.rank=256", "steps=1", *averaged)
-    there = sum(value.numel() * value.element_size() for value in state(run, 1).values())
+    there = sum(
+        value.numel() * value.element_size() for value in state(run, 1).values()
+    )
     plan, config = (
         read_json(run / "plan.json"),
         parse(read_json(run / "config.json")["settings"]),
@@ -105,8 +114,12 @@ def straight(finished: Finished) -> Path:
     return finished("steps=4", *QUANTIZED)
 
 
-def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, work: Work) -> None:
-    """Quantizing anew gives the same bits; another place for the weights too; another dtype is refused."""
+def test_resumed_is_never_stopped_and_streamed_from_there(
+    straight: Path, work: Work
+) -> None:
+    """Quantizing anew gives the same bits; another place for the weights too; another
+    dtype is refused.
+    """
     run = work.train("steps=2", *QUANTIZED)
     assert resume(run, "steps=4", "layer_offload_fraction=1") == DONE
     assert_same_run(run, straight, 4)
@@ -121,7 +134,9 @@ def test_validation_and_samples_are_of_the_quantized_base(
     from videotune.memory.quantization import QuantizedLinear
 
     plain = finished("steps=1", "validate_every=4")
-    one, other = (of_kind(run, "validation")[0]["train"]["mean"] for run in (straight, plain))
+    one, other = (
+        of_kind(run, "validation")[0]["train"]["mean"] for run in (straight, plain)
+    )
     assert one != other
     assert one == pytest.approx(other, rel=0.05)
     sampler = open_sampler(SampleOptions(("a red circle",), run=straight))
@@ -133,7 +148,9 @@ def test_validation_and_samples_are_of_the_quantized_base(
 def test_a_merged_model_is_the_base_s_own_numbers_and_the_adapter(
     straight: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:
-    """Not the rounded ones: what the adapter does not change is the base's to the bit, and what it does is near it."""
+    """Not the rounded ones: what the adapter does not change is the base's to the bit,
+    and what it does is near it.
+    """
     assert export(straight, out=tmp_path / "whole", merge=True) == DONE
     (folder,) = (tmp_path / "whole").iterdir()
     name = "transformer/diffusion_pytorch_model.safetensors"
@@ -142,7 +159,9 @@ def test_a_merged_model_is_the_base_s_own_numbers_and_the_adapter(
     weights = last_checkpoint(straight).load("weights")
     changed = {key for key in base if not torch.equal(ours[key], base[key])}
     assert changed == {
-        f"{key.removesuffix('.lora_A.weight')}.weight" for key in weights if "lora_A" in key
+        f"{key.removesuffix('.lora_A.weight')}.weight"
+        for key in weights
+        if "lora_A" in key
     }
     for key in changed:
         path = key.removesuffix(".weight")
@@ -172,7 +191,10 @@ def of_variant(finished: Finished) -> Bases:
         named = {"LORA": '["diffusers"]', "DORA": '["diffusers"]', "OFT": '["peft"]'}
         forms = named.get(variant, '["peft", "comfyui"]')
         return finished(
-            "steps=4", "save_every=2", f"output_model_format={forms}", *settings_of(variant)
+            "steps=4",
+            "save_every=2",
+            f"output_model_format={forms}",
+            *settings_of(variant),
         )
 
     return get
@@ -189,20 +211,31 @@ def test_a_run_begins_from_a_checkpoint_and_from_each_file_of_its_kind(
         load_file(checkpoint / "weights.safetensors"), 1.0 if kind == "OFT" else 1.5
     )
     more = settings_of(kind) if kind == "OFT" else (*settings_of(kind), "lora.alpha=2")
-    sources = [checkpoint, *(run / line["path"] for line in read_json(run / "exports.json"))]
+    sources = [
+        checkpoint,
+        *(run / line["path"] for line in read_json(run / "exports.json")),
+    ]
     for index, source in enumerate(sources):
         ours = begun(
-            work.overrides("steps=2", *more, f"init_from={source}"), work.tmp / str(index)
+            work.overrides("steps=2", *more, f"init_from={source}"),
+            work.tmp / str(index),
         ).parameters
         assert (
-            largest_difference(updates(ours, 1.0 if kind == "OFT" else 0.5), wanted) < 1e-6
+            largest_difference(updates(ours, 1.0 if kind == "OFT" else 0.5), wanted)
+            < 1e-6
         ), source
 
 
 def test_kinds_are_not_mixed_and_shapes_must_fit(of_variant: Bases, work: Work) -> None:
-    loha, lora = (of_variant(kind) / "checkpoints" / "step-4" for kind in ("LOHA", "LORA"))
+    loha, lora = (
+        of_variant(kind) / "checkpoints" / "step-4" for kind in ("LOHA", "LORA")
+    )
     for source, sets, words in (
-        (loha, ("lora.rank=4", "lora.targets=linear"), "is LOHA, and lora.variant is LORA"),
+        (
+            loha,
+            ("lora.rank=4", "lora.targets=linear"),
+            "is LOHA, and lora.variant is LORA",
+        ),
         (lora, settings_of("DORA"), "is LORA, and lora.variant is DORA"),
         (loha, (*settings_of("LOHA"), "lora.rank=2"), "Set lora.rank as it was there"),
         (
@@ -215,7 +248,12 @@ def test_kinds_are_not_mixed_and_shapes_must_fit(of_variant: Bases, work: Work) 
             train(work.overrides("steps=2", *sets, f"init_from={source}"), work.run)
 
 
-SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=1")
+SIZE = (
+    "sample.frames=5",
+    "sample.resolution=32x32",
+    "sample.steps=2",
+    "sample.guidance=1",
+)
 
 
 def rendered(**words: Any) -> np.ndarray:
@@ -230,16 +268,24 @@ def rendered(**words: Any) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "kind",
-    ["DORA", "LOKR", *(pytest.param(k, marks=pytest.mark.long) for k in ("LOHA", "OFT"))],
+    [
+        "DORA",
+        "LOKR",
+        *(pytest.param(k, marks=pytest.mark.long) for k in ("LOHA", "OFT")),
+    ],
 )
 def test_a_run_its_files_and_its_merged_model_draw_the_same(
     kind: str, of_variant: Bases, tiny_bases: Bases
 ) -> None:
     run, base = of_variant(kind), str(tiny_bases("wan"))
     wanted = rendered(run=run)
-    files = [line for line in read_json(run / "exports.json") if line["format"] != "merged"]
+    files = [
+        line for line in read_json(run / "exports.json") if line["format"] != "merged"
+    ]
     for line in files:
-        assert np.abs(rendered(base=base, loras=(run / line["path"],)) - wanted).max() <= 1
+        assert (
+            np.abs(rendered(base=base, loras=(run / line["path"],)) - wanted).max() <= 1
+        )
     assert export(run, merge=True) == DONE
     merged = run / "export" / "run-step-4-merged"
     assert [line["path"] for line in read_json(run / "exports.json")][
@@ -267,7 +313,10 @@ def test_modules_with_scales_of_their_own_are_drawn_and_merged_as_trained(
     (half,) = export_command(run, dtype="bfloat_16", out=tmp_path)
     assert {value.dtype for value in load_file(half.path).values()} == {torch.bfloat16}
     assert export(run, merge=True) == DONE
-    assert np.abs(rendered(base=str(run / "export" / "run-step-4-merged")) - wanted).max() <= 1
+    assert (
+        np.abs(rendered(base=str(run / "export" / "run-step-4-merged")) - wanted).max()
+        <= 1
+    )
     assert np.abs(rendered(base=base) - wanted).max() > 1
     for words in ({"merge": True, "dtype": "FLOAT_16"}, {"dtype": "FLOAT_8"}):
         with pytest.raises(VideotuneError, match="dtype"):
@@ -278,11 +327,16 @@ def test_kinds_without_degrees_have_no_strength(
     of_variant: Bases, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     for kind in ("OFT", "DORA"):
-        with pytest.raises(VideotuneError, match=f"--strength: {kind} cannot be scaled"):
+        with pytest.raises(
+            VideotuneError, match=f"--strength: {kind} cannot be scaled"
+        ):
             sample(
-                SampleOptions(("a",), run=of_variant(kind), strength=0.5, sets=SIZE), tmp_path
+                SampleOptions(("a",), run=of_variant(kind), strength=0.5, sets=SIZE),
+                tmp_path,
             )
-    off, on = (rendered(run=of_variant("LOKR"), strength=strength) for strength in (0.0, 1.0))
+    off, on = (
+        rendered(run=of_variant("LOKR"), strength=strength) for strength in (0.0, 1.0)
+    )
     assert np.abs(off - on).max() > 1
     assert np.abs(off - rendered(base=str(tiny_bases("wan")))).max() <= 1
 
@@ -293,7 +347,9 @@ def test_merging_what_has_no_adapter_is_refused(of_variant: Bases, work: Work) -
         match="--merge: it writes a folder in diffusers layout",
     ):
         export(of_variant("LORA"), ["comfyui"], merge=True)
-    with pytest.raises(VideotuneError, match="--merge: a fine-tuned model has no adapter"):
+    with pytest.raises(
+        VideotuneError, match="--merge: a fine-tuned model has no adapter"
+    ):
         export(
             work.finished("steps=4", "save_every=2", *LAYERS, "train_dtype=FLOAT_32"),
             merge=True,
@@ -307,12 +363,19 @@ def test_merging_what_has_no_adapter_is_refused(of_variant: Bases, work: Work) -
 def test_the_plan_counts_what_trains(
     kind: str, of_variant: Bases, overrides: Make, capsys: Printed
 ) -> None:
-    weights = load_file(of_variant(kind) / "checkpoints" / "step-4" / "weights.safetensors")
+    weights = load_file(
+        of_variant(kind) / "checkpoints" / "step-4" / "weights.safetensors"
+    )
     capsys.readouterr()
     assert plan(overrides("steps=4", *settings_of(kind)), as_json=True) == DONE
     facts = json.loads(capsys.readouterr().out)["adapter"]
     assert facts["parameters"] == sum(value.numel() for value in weights.values())
-    assert facts["modules"] == len(by_module(weights)) == sum(facts["groups"].values()) == 20
+    assert (
+        facts["modules"]
+        == len(by_module(weights))
+        == sum(facts["groups"].values())
+        == 20
+    )
     assert facts["groups"]["blocks.*.attn1.to_out.0"] == 2
 
 
@@ -324,7 +387,10 @@ def test_the_plan_counts_what_trains(
             "  2 × blocks.*.ffn.net.0.proj, 2 × blocks.*.ffn.net.2\n",
         ),
         (('lora.targets=["blocks.1.attn2.to_q"]',), "  1 × blocks.*.attn2.to_q\n"),
-        (("lora.targets=cross_attention",), "2 × blocks.*.attn2.to_q, 2 × blocks.*.attn2.to_k"),
+        (
+            ("lora.targets=cross_attention",),
+            "2 × blocks.*.attn2.to_q, 2 × blocks.*.attn2.to_k",
+        ),
         (LAYERS, "1 × blocks.*.attn1.norm_q, "),
     ],
 )
@@ -345,9 +411,13 @@ def test_chosen_layers_are_exported_in_the_whole_model(
     run = finished("steps=4", "save_every=2", *LAYERS, f"train_dtype={dtype}")
     saved = load_file(run / "checkpoints" / "step-4" / "weights.safetensors")
     assert {name.split(".")[2] for name in saved} == {"attn1", "norm2"}
-    base = load_file(tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors")
+    base = load_file(
+        tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors"
+    )
     (line,) = [
-        line for line in read_json(run / "exports.json") if line["path"].endswith("step-4")
+        line
+        for line in read_json(run / "exports.json")
+        if line["path"].endswith("step-4")
     ]
     written = load_file(
         run / line["path"] / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -365,7 +435,11 @@ def test_chosen_layers_are_exported_in_the_whole_model(
 ALPHA = 3.0
 
 
-LORA = ("lora.rank=4", f"lora.alpha={ALPHA}", 'output_model_format=["diffusers", "comfyui"]')
+LORA = (
+    "lora.rank=4",
+    f"lora.alpha={ALPHA}",
+    'output_model_format=["diffusers", "comfyui"]',
+)
 WHOLE = ("training_method=FINE_TUNE", "learning_rate=0.001")
 
 
@@ -386,13 +460,19 @@ FILES = ["run-step-3.safetensors", "run-step-3-comfyui.safetensors", "checkpoint
 
 
 def place(run: Path, name: str) -> Path:
-    return run / "checkpoints" / "step-3" if name == "checkpoint" else run / "export" / name
+    return (
+        run / "checkpoints" / "step-3"
+        if name == "checkpoint"
+        else run / "export" / name
+    )
 
 
 def delta_of(
     run: Path, name: str, overrides: Overrides, tmp_path: Path
 ) -> dict[str, torch.Tensor]:
-    """What the file does to each weight, by diffusers' own loader; of a checkpoint by its run's rank and alpha."""
+    """What the file does to each weight, by diffusers' own loader; of a checkpoint by
+    its run's rank and alpha.
+    """
     if name != "checkpoint":
         job = open_run(overrides, tmp_path / "none", None).job
         return read_back(open_models(job.spec, job.base, job.config), place(run, name))
@@ -404,8 +484,10 @@ def delta_of(
 def test_the_run_begins_with_what_the_file_does(
     name: str, rank: int, alpha: float | None, adapter: Path, work: Work
 ) -> None:
-    """Exactly: ΔW in float64, whatever the rank and alpha of the new run are. Rows of A that the file does not fill keep
-    their draw, so that they can learn."""
+    """Exactly: ΔW in float64, whatever the rank and alpha of the new run are.
+
+    Rows of A that the file does not fill keep their draw, so that they can learn.
+    """
     more = (
         "steps=2",
         f"lora.rank={rank}",
@@ -414,9 +496,12 @@ def test_the_run_begins_with_what_the_file_does(
     )
     wanted = delta_of(adapter, name, work.overrides(*more), work.tmp)
     plain = begun(work.overrides(*more), work.tmp / "plain").parameters
-    trainer = begun(work.overrides(*more, f"init_from={place(adapter, name)}"), work.run)
+    trainer = begun(
+        work.overrides(*more, f"init_from={place(adapter, name)}"), work.run
+    )
     assert (
-        largest_difference(updates(trainer.parameters, (alpha or rank) / rank), wanted) < 1e-6
+        largest_difference(updates(trainer.parameters, (alpha or rank) / rank), wanted)
+        < 1e-6
     )
     assert same_tensors(dict(trainer.result), dict(trainer.parameters)), (
         "the average begins at the same weights"
@@ -444,16 +529,20 @@ def test_a_run_begins_with_the_form_of_any_program(
         convert(place(adapter, FILES[0]), Target(out, form, base))
     for source in (*list(forms.values())[:2], work.tmp / "folder"):
         trainer = begun(
-            work.overrides(*more, f"init_from={source}"), work.tmp / f"run of {source.name}"
+            work.overrides(*more, f"init_from={source}"),
+            work.tmp / f"run of {source.name}",
         )
         assert largest_difference(updates(trainer.parameters, 1.0), wanted) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
 def test_a_run_begins_with_a_file_of_lycoris(kind: str, work: Work) -> None:
-    """Its flat names and its alpha, half the rank; the shapes are those that the variant has here."""
+    """Its flat names and its alpha, half the rank; the shapes are those that the
+    variant has here.
+    """
     plain = begun(
-        work.overrides("steps=2", "lora.rank=2", f"lora.variant={kind}"), work.tmp / "plain"
+        work.overrides("steps=2", "lora.rank=2", f"lora.variant={kind}"),
+        work.tmp / "plain",
     ).parameters
     tensors = {}
     for seed, (path, parts) in enumerate(by_module(plain).items()):
@@ -483,7 +572,10 @@ def test_a_run_begins_with_a_file_of_lycoris(kind: str, work: Work) -> None:
     for path, parts in by_module(theirs).items():
         scale = 0.5 if halved and any(part.endswith("_b") for part in parts) else 1.0
         torch.testing.assert_close(
-            found[path], updates(by_path(path, parts), scale)[path], rtol=1e-5, atol=1e-6
+            found[path],
+            updates(by_path(path, parts), scale)[path],
+            rtol=1e-5,
+            atol=1e-6,
         )
 
 
@@ -494,7 +586,10 @@ def by_path(path: str, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 def test_the_file_is_reported_and_kept_in_the_config(
     adapter: Path, work: Work, capsys: Printed
 ) -> None:
-    file, settings = place(adapter, FILES[0]), ("steps=2", "lora.rank=4", "validate_every=2")
+    file, settings = (
+        place(adapter, FILES[0]),
+        ("steps=2", "lora.rank=4", "validate_every=2"),
+    )
     work.train(*settings, f"init_from={file}")
     printed = capsys.readouterr().err
     assert f"starting from the weights of {file} (" in printed
@@ -527,7 +622,11 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "missing": ("nothing", (), "no such file or folder"),
     "text": ("text.safetensors", (), "is not a LoRA"),
-    "folder": ("empty", (), "is not a complete checkpoint: its name is not that of a step"),
+    "folder": (
+        "empty",
+        (),
+        "is not a complete checkpoint: its name is not that of a step",
+    ),
     "incomplete": ("step-9", (), "is not a complete checkpoint: it has no COMPLETE"),
     "full for adapter": ("full", (), "holds no LoRA: its run trained every weight"),
     "adapter for full": ("checkpoint", WHOLE, "does not fit what trains"),
@@ -560,7 +659,9 @@ def test_what_does_not_fit_is_refused(case: str, adapter: Path, work: Work) -> N
             wide,
         )
     marker = read_json(checkpoint / "COMPLETE")
-    marker["files"]["weights.safetensors"] = entry_of(checkpoint / "weights.safetensors")
+    marker["files"]["weights.safetensors"] = entry_of(
+        checkpoint / "weights.safetensors"
+    )
     (checkpoint / "COMPLETE").write_text(json.dumps(marker))
     if name == "full":
         source = place(work.finished(*WHOLE_RUN), "checkpoint")
@@ -571,7 +672,9 @@ def test_what_does_not_fit_is_refused(case: str, adapter: Path, work: Work) -> N
     assert not (work.run / "config.json").exists()
 
 
-@pytest.mark.parametrize("sets", [(), ("training_method=EMBEDDING",), ("lora.variant=DORA",)])
+@pytest.mark.parametrize(
+    "sets", [(), ("training_method=EMBEDDING",), ("lora.variant=DORA",)]
+)
 def test_a_file_that_cannot_begin_a_run_is_refused_before_anything_is_encoded(
     sets: tuple[str, ...], work: Work
 ) -> None:
@@ -587,9 +690,13 @@ def test_a_file_that_cannot_begin_a_run_is_refused_before_anything_is_encoded(
 
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
 def test_fine_tuning_begins_from_a_checkpoint_s_folder(dtype: str, work: Work) -> None:
-    folder = place(work.finished("steps=3", *WHOLE, f"train_dtype={dtype}"), "checkpoint")
+    folder = place(
+        work.finished("steps=3", *WHOLE, f"train_dtype={dtype}"), "checkpoint"
+    )
     trainer = begun(
-        work.overrides("steps=2", *WHOLE, f"train_dtype={dtype}", f"init_from={folder}"),
+        work.overrides(
+            "steps=2", *WHOLE, f"train_dtype={dtype}", f"init_from={folder}"
+        ),
         work.tmp / dtype,
     )
     saved = load_file(folder / "weights.safetensors")
@@ -598,7 +705,8 @@ def test_fine_tuning_begins_from_a_checkpoint_s_folder(dtype: str, work: Work) -
     )
     held = dict(trainer.net.named_parameters())
     assert all(
-        torch.equal(held[name], value.to(held[name].dtype)) for name, value in saved.items()
+        torch.equal(held[name], value.to(held[name].dtype))
+        for name, value in saved.items()
     )
 
 
@@ -610,7 +718,10 @@ def test_a_resume_from_a_checkpoint_does_not_need_the_file_and_one_from_0_does(
     shutil.copy(place(adapter, FILES[0]), file)
     assert (
         train(
-            work.overrides("steps=4", "save_every=2", "lora.rank=4", f"init_from={file}"), run
+            work.overrides(
+                "steps=4", "save_every=2", "lora.rank=4", f"init_from={file}"
+            ),
+            run,
         )
         == DONE
     )

@@ -1,4 +1,6 @@
-"""Captions by a real local server and by a tiny vision-language model; retries, refusals, kills and Ctrl-C."""
+"""Captions by a real local server and by a tiny vision-language model; retries,
+refusals, kills and Ctrl-C.
+"""
 
 import base64
 import io
@@ -28,7 +30,9 @@ KEY = "sk-secret-1234"
 
 
 class Captioner(Handler):
-    """Speaks /v1/chat/completions: ``answers`` (status, text of the body) are given in turn, then a caption of its own."""
+    """Speaks /v1/chat/completions: ``answers`` (status, text of the body) are given in
+    turn, then a caption of its own.
+    """
 
     def do_POST(self) -> None:
         outer = self.server
@@ -38,7 +42,9 @@ class Captioner(Handler):
         if number >= outer.hang_from:
             outer.end.wait(60)
         status, text = (
-            outer.answers.pop(0) if outer.answers else (200, completion(f"caption {number}"))
+            outer.answers.pop(0)
+            if outer.answers
+            else (200, completion(f"caption {number}"))
         )
         self.answer(status, text.encode(), {"Content-Type": "application/json"})
 
@@ -73,7 +79,9 @@ def server() -> Iterator[Any]:
 def clips(tmp_path: Path) -> Path:
     """Three clips without captions, one of them below a folder, and an image."""
     for i, name in enumerate(("a", "b", "deep/c")):
-        write_clip(tmp_path / "clips" / "videos" / f"{name}.mp4", noise(20, 32, 48, seed=i), 16)
+        write_clip(
+            tmp_path / "clips" / "videos" / f"{name}.mp4", noise(20, 32, 48, seed=i), 16
+        )
     write_image(tmp_path / "clips" / "images" / "d.png", noise(1, 32, 48, seed=9)[0])
     return tmp_path / "clips"
 
@@ -93,9 +101,15 @@ def texts(clips: Path) -> dict[str, str]:
 
 
 def test_frames_key_and_retries(clips: Path, server: Any, monkeypatch: Patch) -> None:
-    """The library asks again after 429 and 500; the server gets JPEG frames, the key, the model and the prompt."""
+    """The library asks again after 429 and 500; the server gets JPEG frames, the key,
+    the model and the prompt.
+    """
     monkeypatch.setenv("MY_KEY", KEY)
-    server.answers = [(429, "{}"), (500, "{}"), (200, completion('**Caption:** "Ohwx runs."'))]
+    server.answers = [
+        (429, "{}"),
+        (500, "{}"),
+        (200, completion('**Caption:** "Ohwx runs."')),
+    ]
     result = asked(
         clips,
         server,
@@ -113,7 +127,11 @@ def test_frames_key_and_retries(clips: Path, server: Any, monkeypatch: Patch) ->
     assert content[-1][-1]["text"] == prompt_for("motion", None, 3, 40)
     head, _, data = content[-1][0]["image_url"]["url"].partition(",")
     picture = Image.open(io.BytesIO(base64.b64decode(data)))
-    assert (head, picture.format, picture.size) == ("data:image/jpeg;base64", "JPEG", (48, 32))
+    assert (head, picture.format, picture.size) == (
+        "data:image/jpeg;base64",
+        "JPEG",
+        (48, 32),
+    )
     assert list(texts(clips)) == [
         "captions/a.txt",
         "captions/b.txt",
@@ -135,14 +153,23 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(
-    "body", [*BROKEN, completion("I'm sorry, I can't help with that."), completion("<think>so")]
+    "body",
+    [
+        *BROKEN,
+        completion("I'm sorry, I can't help with that."),
+        completion("<think>so"),
+    ],
 )
 def test_an_answer_that_is_no_caption_fails_its_clip_alone(
     body: str, clips: Path, server: Any
 ) -> None:
     server.answers = [(200, body)]
     result = asked(clips, server)
-    assert (len(result.failed), len(result.written), result.exit_code) == (1, 3, SKIPPED)
+    assert (len(result.failed), len(result.written), result.exit_code) == (
+        1,
+        3,
+        SKIPPED,
+    )
     assert len(texts(clips)) == 3
     again = asked(clips, server)
     assert (len(again.kept), len(again.written), again.exit_code) == (3, 1, DONE)
@@ -162,7 +189,9 @@ def test_a_wrong_key_ends_the_command_and_is_not_told(
     clips: Path, server: Any, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    server.answers = [(401, json.dumps({"error": {"message": f"the key {KEY} is wrong"}}))] * 4
+    server.answers = [
+        (401, json.dumps({"error": {"message": f"the key {KEY} is wrong"}}))
+    ] * 4
     with pytest.raises(VideotuneError) as caught:  # no other clip would fare better
         asked(clips, server)
     assert KEY not in str(caught.value)
@@ -193,21 +222,25 @@ def test_what_a_person_wrote_stays(clips: Path, server: Any) -> None:
 def test_a_stopped_run_continues(
     number: int, overwrite: bool, clips: Path, server: Any
 ) -> None:
-    """The process is stopped while the third request waits for its answer; what was written is not asked for again."""
+    """The process is stopped while the third request waits for its answer; what was
+    written is not asked for again.
+    """
     if overwrite:
         for name in ("a", "b", "d", "deep/c"):
             (clips / "captions" / name).parent.mkdir(parents=True, exist_ok=True)
             (clips / "captions" / f"{name}.txt").write_text(f"by hand {name}")
     server.hang_from = 3
-    words = (
-        f"-m videotune caption {clips} --model m --endpoint {server.url}/v1 --workers 1".split()
-    )
+    words = f"-m videotune caption {clips} --model m --endpoint {server.url}/v1 --workers 1".split()
     child = subprocess.Popen(
         [sys.executable, *words, *["--overwrite"] * overwrite], stderr=subprocess.PIPE
     )
 
     def written() -> dict[str, str]:
-        return {name: text for name, text in texts(clips).items() if text.startswith("caption")}
+        return {
+            name: text
+            for name, text in texts(clips).items()
+            if text.startswith("caption")
+        }
 
     # a request may go out while the answer to the one before is being written
     wait_until(
@@ -225,7 +258,9 @@ def test_a_stopped_run_continues(
     assert (len(result.written), len(result.kept)) == (2, 2)
     assert before.items() <= texts(clips).items()
     backups = sorted(path.read_text() for path in clips.rglob("*.bak"))
-    assert backups == ["by hand a", "by hand b", "by hand d", "by hand deep/c"] * overwrite
+    assert (
+        backups == ["by hand a", "by hand b", "by hand d", "by hand deep/c"] * overwrite
+    )
 
 
 def test_datasets_without_caption_files_of_their_own_are_refused(
@@ -247,15 +282,23 @@ def test_datasets_without_caption_files_of_their_own_are_refused(
 def test_json_dry_run_and_hints(
     clips: Path, server: Any, capsys: Printed, tiny_bases: Bases
 ) -> None:
-    words = {"model": "m", "endpoint": f"{server.url}/v1", "workers": 1, "as_json": True}
+    words = {
+        "model": "m",
+        "endpoint": f"{server.url}/v1",
+        "workers": 1,
+        "as_json": True,
+    }
     assert run("caption", clips, **words, dry_run=True) == DONE
     dry = json.loads(capsys.readouterr().out)
     assert faults("caption", dry) == []
     assert (len(dry["planned"]), dry["written"], server.requests) == (4, [], [])
     server.answers = [
-        (200, completion(text)) for text in ("First a fox.", "fox " * 600, "a fox", "a fox")
+        (200, completion(text))
+        for text in ("First a fox.", "fox " * 600, "a fox", "a fox")
     ]
-    assert run("caption", clips, **words, base=tiny_bases("wan"), max_words=2000) == DONE
+    assert (
+        run("caption", clips, **words, base=tiny_bases("wan"), max_words=2000) == DONE
+    )
     value = json.loads(capsys.readouterr().out)
     assert faults("caption", value) == []
     hints = " ".join(row["hint"] for row in value["hints"])
@@ -299,7 +342,9 @@ def tiny_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = ["<unk>", "</s>", "<image>", *(f"word{i}" for i in range(60))]
-    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    plain = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>")
+    )
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = hf.PreTrainedTokenizerFast(
         tokenizer_object=plain, unk_token="<unk>", eos_token="</s>"
@@ -314,7 +359,10 @@ def tiny_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vision = hf.CLIPVisionConfig(**size, image_size=16, patch_size=8, projection_dim=16)
     text = hf.LlamaConfig(**size, vocab_size=len(words), num_key_value_heads=2)
     config = hf.LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=2, vision_feature_layer=-1
+        vision_config=vision,
+        text_config=text,
+        image_token_index=2,
+        vision_feature_layer=-1,
     )
     part = "{{ '<image> ' if part['type'] == 'image' else part['text'] }}"
     template = "{% for part in messages[0]['content'] %}" + part + "{% endfor %} word1"

@@ -1,4 +1,6 @@
-"""Signals, kills and requests, on real processes: what was learnt is saved, or was saved before; nothing is half there."""
+"""Signals, kills and requests, on real processes: what was learnt is saved, or was
+saved before; nothing is half there.
+"""
 
 import itertools
 import json
@@ -36,7 +38,9 @@ def end_of(run: Path) -> tuple[str, int, str]:
 
 
 def asked(running: Running, what: str, number: int) -> float:
-    """Wait for the moment, send the signal; the seconds that the process still took, having been interrupted."""
+    """Wait for the moment, send the signal; the seconds that the process still took,
+    having been interrupted.
+    """
     running.until_printed(f"at: {what}")
     begun = time.monotonic()
     running.send(number)
@@ -53,7 +57,9 @@ def heartbeat(run: Path) -> dict[str, Any]:
 
 
 @EACH
-def test_a_signal_in_a_step_lets_it_finish_and_saves_it(number: int, work: Work) -> None:
+def test_a_signal_in_a_step_lets_it_finish_and_saves_it(
+    number: int, work: Work
+) -> None:
     run, settings = work.run, ("steps=4", "save_every=0")
     running = start(work.overrides(*settings), run, first=in_short_step)
     asked(running, "step", number)
@@ -78,7 +84,9 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
     def damage(*given: Any) -> Any:
         """In the third step; nothing of the cache stays in memory."""
         if met():
-            files.update({path: path.read_bytes() for path in cache.rglob("*.safetensors")})
+            files.update(
+                {path: path.read_bytes() for path in cache.rglob("*.safetensors")}
+            )
             for path, content in files.items():
                 begin = 8 + int.from_bytes(content[:8], "little")
                 path.write_bytes(content[:begin] + b"\1" * (len(content) - begin))
@@ -124,9 +132,15 @@ BETWEEN = (
 def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
     moment: str, step: int, number: int, work: Work
 ) -> None:
-    """Weights are put back before they are saved, where averages have taken their place; a resume makes up for it."""
+    """Weights are put back before they are saved, where averages have taken their
+    place; a resume makes up for it.
+    """
     run, settings = work.run, ("steps=4", *BETWEEN)
-    first = interruptions.in_validation if moment == "Validation" else interruptions.in_preview
+    first = (
+        interruptions.in_validation
+        if moment == "Validation"
+        else interruptions.in_preview
+    )
     running = start(work.overrides(*settings), run, first=first, given=(step,))
     assert asked(running, moment, number) < 5
     assert complete(run) == ([step] if step else [])
@@ -180,8 +194,13 @@ def under_nohup() -> None:
 def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
     work: Work, monkeypatch: Patch
 ) -> None:
-    """The average takes the weights' place tensor by tensor; between two of them a Ctrl-C comes, on the way back."""
-    run, settings = work.run, ("steps=4", "save_every=0", "validate_every=2", "ema.decay=0.9")
+    """The average takes the weights' place tensor by tensor; between two of them a
+    Ctrl-C comes, on the way back.
+    """
+    run, settings = (
+        work.run,
+        ("steps=4", "save_every=0", "validate_every=2", "ema.decay=0.9"),
+    )
     straight, swap, calls = work.finished(*settings), EmaWeights._swap, []
 
     def torn(self: EmaWeights) -> None:
@@ -194,7 +213,9 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
         swap(self)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
-        self._parameters = {name: value for name, value in whole.items() if name != first}
+        self._parameters = {
+            name: value for name, value in whole.items() if name != first
+        }
         swap(self)
         self._parameters = whole
         return None
@@ -215,9 +236,15 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
 def test_a_signal_before_the_first_step_ends_at_once(
     number: int, behind: bool, work: Work
 ) -> None:
-    """But for a Ctrl-C where a script began the run in the background: that is for what runs in front."""
+    """But for a Ctrl-C where a script began the run in the background: that is for what
+    runs in front.
+    """
     run = work.run
-    first = interruptions.in_encoding_in_the_background if behind else interruptions.in_encoding
+    first = (
+        interruptions.in_encoding_in_the_background
+        if behind
+        else interruptions.in_encoding
+    )
     running = start(work.overrides("steps=4"), run, first=first)
     if behind and number == signal.SIGINT:
         running.until_printed("at: encoding")
@@ -231,7 +258,9 @@ def test_a_signal_before_the_first_step_ends_at_once(
     assert train(work.overrides("steps=4"), run) == DONE, "the folder holds no run yet"
 
 
-def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(work: Work) -> None:
+def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(
+    work: Work,
+) -> None:
     run = work.run
     running = start(work.overrides("steps=2"), run, first=interruptions.in_export)
     assert asked(running, "export", signal.SIGINT) < 3
@@ -248,7 +277,9 @@ def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(work: W
 def test_a_second_signal_ends_at_once_in_the_middle_of_saving(work: Work) -> None:
     number = signal.SIGINT
     run, settings = work.run, ("steps=6", "save_every=2")
-    running = start(work.overrides(*settings), run, first=interruptions.in_save, given=(2,))
+    running = start(
+        work.overrides(*settings), run, first=interruptions.in_save, given=(2,)
+    )
     running.until_printed("at: saving")
     running.send(number)
     assert running.ended(0.5) is None, "one signal lets it finish"
@@ -272,7 +303,9 @@ def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_re
     work: Work,
 ) -> None:
     run, settings = work.run, ("steps=6", "save_every=2")
-    running = start(work.overrides(*settings), run, first=interruptions.in_step, given=(4,))
+    running = start(
+        work.overrides(*settings), run, first=interruptions.in_step, given=(4,)
+    )
     running.until_printed("at: ")
     assert heartbeat(run)["alive"]
     assert f"(process {running.pid} on " in page(read_run(run))
@@ -308,7 +341,9 @@ def test_the_heartbeat_has_each_state_of_a_run(work: Work, monkeypatch: Patch) -
 
     monkeypatch.setattr(Heartbeat, "set", beating(Heartbeat.set))
     monkeypatch.setattr(Heartbeat, "progress", beating(Heartbeat.progress))
-    assert train(work.overrides("steps=3", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
+    assert (
+        train(work.overrides("steps=3", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
+    )
     states = [state for state, _ in itertools.groupby(one["state"] for one in seen)]
     named = [
         "encoding",
@@ -322,7 +357,9 @@ def test_the_heartbeat_has_each_state_of_a_run(work: Work, monkeypatch: Patch) -
     ]
     assert states[-len(named) :] == named
     progress = [
-        one["progress"] for one in seen if one["state"] == "encoding" and one["progress"]
+        one["progress"]
+        for one in seen
+        if one["state"] == "encoding" and one["progress"]
     ]
     assert len(progress) > 1
     assert all(one["done"] <= one["total"] for one in progress)
@@ -375,7 +412,8 @@ def test_requests_are_met_after_the_step_in_which_they_come(work: Work) -> None:
     """And a second process in the folder is one too many."""
     run, control = work.run, work.run / "control.json"
     running = start(
-        work.overrides("steps=100000", "save_every=0", "samples=1", "sample.steps=1"), run
+        work.overrides("steps=100000", "save_every=0", "samples=1", "sample.steps=1"),
+        run,
     )
     running.until_step(2)
     control.write_text(json.dumps({"save": True, "sample": True}))

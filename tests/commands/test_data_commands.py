@@ -1,4 +1,6 @@
-"""What is done with clips by the command line: check, cache and its maintenance, dataset split."""
+"""What is done with clips by the command line: check, cache and its maintenance,
+dataset split.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ SETS = ("resolution=64x96", "video_config.frames=9")
 
 @pytest.fixture
 def settings(data: Path, tiny_bases: Bases) -> Overrides:
-    return Overrides(data=str(data), sets=(f"base_model_name={tiny_bases('wan')}", *SETS))
+    return Overrides(
+        data=str(data), sets=(f"base_model_name={tiny_bases('wan')}", *SETS)
+    )
 
 
 @pytest.fixture
@@ -55,7 +59,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_the_row_of_a_clip(settings: Overrides, capsys: Printed, monkeypatch: Patch) -> None:
+def test_the_row_of_a_clip(
+    settings: Overrides, capsys: Printed, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("COLUMNS", "220")
     assert check(settings) == 2
     out = capsys.readouterr().out
@@ -95,7 +101,10 @@ def test_captions_are_counted_in_tokens_and_cut_ones_reported(
     assert lengths == [tiny_family("wan").text_length(caption) for caption in captions]
     (data / "a.txt").write_text(captions[-1])
     check(settings, as_json=True)
-    rows = {Path(row["path"]).stem: row for row in json.loads(capsys.readouterr().out)["clips"]}
+    rows = {
+        Path(row["path"]).stem: row
+        for row in json.loads(capsys.readouterr().out)["clips"]
+    }
     assert (
         f"a caption has {lengths[-1]} tokens; the model reads 512, the rest is cut"
         in rows["a"]["warnings"]
@@ -109,7 +118,9 @@ def test_captions_are_counted_in_tokens_and_cut_ones_reported(
         assert "captions were not counted in tokens" in capsys.readouterr().out
 
 
-def test_the_contact_sheet_shows_what_is_trained(settings: Overrides, tmp_path: Path) -> None:
+def test_the_contact_sheet_shows_what_is_trained(
+    settings: Overrides, tmp_path: Path
+) -> None:
     """The clip's frames carry their numbers: windows of 9 begin at 0, 9, 18 and 27."""
     sheet = tmp_path / "sheet"
     assert check(settings, contact_sheet=sheet, allow_skips="all") == 0
@@ -120,9 +131,9 @@ def test_the_contact_sheet_shows_what_is_trained(settings: Overrides, tmp_path: 
     assert "skipped: too_short" in page
     read: dict[str, dict[str, np.ndarray]] = {}
     for path in pictures:
-        read.setdefault(path.name.rsplit("-", 1)[0], {})[path.stem.rsplit("-", 1)[1]] = (
-            np.asarray(Image.open(path))
-        )
+        read.setdefault(path.name.rsplit("-", 1)[0], {})[
+            path.stem.rsplit("-", 1)[1]
+        ] = np.asarray(Image.open(path))
     numbers = [
         [read_numbers(shots[k][None])[0] for k in ("first", "middle", "last")]
         for shots in read.values()
@@ -135,7 +146,9 @@ def test_the_contact_sheet_shows_what_is_trained(settings: Overrides, tmp_path: 
 def test_a_contact_sheet_among_the_clips_is_refused(
     data: Path, settings: Overrides, tmp_path: Path
 ) -> None:
-    """Its pictures would be clips of the next run; hidden folders, as the cache is, are never read."""
+    """Its pictures would be clips of the next run; hidden folders, as the cache is, are
+    never read.
+    """
     (tmp_path / "link").symlink_to(data, target_is_directory=True)
     for folder in (data, data / "sheet", tmp_path / "link" / "deep" / "sheet"):
         with pytest.raises(
@@ -151,24 +164,37 @@ def test_a_contact_sheet_among_the_clips_is_refused(
 def test_a_contact_sheet_shows_a_still_once_and_names_regularization(
     data: Path, settings: Overrides, tmp_path: Path
 ) -> None:
-    keep, config, sheet = tmp_path / "keep", tmp_path / "config.json", tmp_path / "sheet"
+    keep, config, sheet = (
+        tmp_path / "keep",
+        tmp_path / "config.json",
+        tmp_path / "sheet",
+    )
     write_image(keep / "one.png", noise(1, 128, 192, seed=9)[0])
     (keep / "one.txt").write_text("a still\nthe same, otherwise\nonce more")
     config.write_text(
         json.dumps(
-            {"datasets": [{"path": str(data)}, {"path": str(keep), "kind": "regularization"}]}
+            {
+                "datasets": [
+                    {"path": str(data)},
+                    {"path": str(keep), "kind": "regularization"},
+                ]
+            }
         )
     )
     assert (
         check(
-            Overrides(config=config, sets=settings.sets), contact_sheet=sheet, allow_skips="all"
+            Overrides(config=config, sets=settings.sets),
+            contact_sheet=sheet,
+            allow_skips="all",
         )
         == 0
     )
     pictures = [path.name.rsplit("-", 1)[1] for path in (sheet / "clips").iterdir()]
     assert sorted(pictures) == ["first.jpg"] * 3 + ["last.jpg"] * 2 + ["middle.jpg"] * 2
     page = " ".join(
-        re.sub(r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")).split()
+        re.sub(
+            r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")
+        ).split()
     )
     assert (
         "keep/one.png a still +2 more the same, otherwise once more used (regularization)"
@@ -177,8 +203,12 @@ def test_a_contact_sheet_shows_a_still_once_and_names_regularization(
     assert f"{keep}/" not in page
 
 
-def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, settings: Overrides) -> None:
-    """From the Hub's own cache, offline: the commit is reported, so that a run can be given the same clips again."""
+def test_a_hub_dataset_is_named_with_its_commit(
+    tmp_path: Path, settings: Overrides
+) -> None:
+    """From the Hub's own cache, offline: the commit is reported, so that a run can be
+    given the same clips again.
+    """
     commit, repo = (
         "0123456789abcdef" * 2 + "01234567",
         tmp_path / "hub" / "datasets--user--films",
@@ -193,8 +223,19 @@ def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, settings: Overri
         for text in (*settings.sets, f"cache_dir={tmp_path}/cache")
         for part in ("--set", text)
     ]
-    command = [sys.executable, "-m", "videotune", "check", "user/films", "--json", *sets]
-    offline = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "videotune",
+        "check",
+        "user/films",
+        "--json",
+        *sets,
+    ]
+    offline = os.environ | {
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_HUB_OFFLINE": "1",
+    }
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=offline, check=False
     )
@@ -232,11 +273,15 @@ def test_many_clips_are_cut_short_and_numbers_sort_by_value(
     tmp_path: Path, settings: Overrides, capsys: Printed, monkeypatch: Patch
 ) -> None:
     for i in range(1, 24):
-        clip = write_clip(tmp_path / "many" / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16)
+        clip = write_clip(
+            tmp_path / "many" / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16
+        )
         clip.with_suffix(".txt").write_text("a")
     monkeypatch.setenv("COLUMNS", "80")
     many = replace(
-        settings, data=str(tmp_path / "many"), sets=(*settings.sets, "validation_fraction=0")
+        settings,
+        data=str(tmp_path / "many"),
+        sets=(*settings.sets, "validation_fraction=0"),
     )
     for more, listed in (({}, 5), ({"every": True}, 23)):
         assert check(many, **more) == 0
@@ -252,7 +297,9 @@ def test_many_clips_are_cut_short_and_numbers_sort_by_value(
 @pytest.fixture
 def small(clips: Path, tiny_bases: Bases) -> Overrides:
     sets = ("resolution=32x32", "samples=0", "dataloader_threads=1")
-    return Overrides(data=str(clips), sets=(f"base_model_name={tiny_bases('wan')}", *sets))
+    return Overrides(
+        data=str(clips), sets=(f"base_model_name={tiny_bases('wan')}", *sets)
+    )
 
 
 def spoil(store: LatentCache, kind: str) -> str:
@@ -275,11 +322,15 @@ def test_a_cache_is_filled_listed_verified_and_pruned(
         assert list_cache(place, as_json=True) == DONE
         listed = json.loads(capsys.readouterr().out)
         assert listed["folder"] == str(clips / ".videotune-cache")
-        assert [row["kind"] for row in listed["entries"]] == ["latents"] * 6 + ["text"] * 7
+        assert [row["kind"] for row in listed["entries"]] == ["latents"] * 6 + [
+            "text"
+        ] * 7
     captions = {path.read_text() for path in (clips / "captions").iterdir()} | {""}
     assert {row["of"] for row in listed["entries"] if row["kind"] == "text"} == captions
     films = {str(path) for path in (clips / "videos").iterdir()}
-    assert {row["clip"] for row in listed["entries"] if row["kind"] == "latents"} == films
+    assert {
+        row["clip"] for row in listed["entries"] if row["kind"] == "latents"
+    } == films
     assert list_cache(clips) == DONE
     assert "6 windows of" in (short := capsys.readouterr().out)
     assert len(short.splitlines()) == 3
@@ -336,7 +387,9 @@ def test_pruning_removes_what_the_settings_do_not_need_and_only_with_yes(
 
 
 def test_a_folder_without_a_cache_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(VideotuneError, match=r"neither a cache nor a dataset.*cache_dir"):
+    with pytest.raises(
+        VideotuneError, match=r"neither a cache nor a dataset.*cache_dir"
+    ):
         verify_cache(tmp_path)
     with pytest.raises(VideotuneError, match="there is no such folder"):
         list_cache(tmp_path / "none")

@@ -1,4 +1,6 @@
-"""The demo's settings, table and pictures, without its training; docs/toy.md has what it shows."""
+"""The demo's settings, table and pictures, without its training; docs/toy.md has what
+it shows.
+"""
 
 from pathlib import Path
 
@@ -30,7 +32,9 @@ RESULT = {
 }
 
 
-def test_at_least_24_samples_of_the_concept_and_of_what_the_base_never_saw_together() -> None:
+def test_at_least_24_samples_of_the_concept_and_of_what_the_base_never_saw_together() -> (
+    None
+):
     assert len(demo.SEEDS) * len(DIRECTIONS) >= 24
     assert len(demo.CONTROLS) >= 24
     assert set(demo.CONTROLS) <= set(HELD_OUT)
@@ -43,13 +47,19 @@ def test_the_demos_job_keeps_what_the_base_predicts_on_about_half_of_its_samples
     write_dataset(tmp_path / "clips", concept_clips=demo.CLIPS, reminder_clips=0)
     write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=demo.KNOWN_CLIPS)
     write_json(tmp_path / "config.json", demo.settings_of(tmp_path, 0))
-    job = open_job(*resolve_config(Overrides(preset="toy", config=tmp_path / "config.json")))
+    job = open_job(
+        *resolve_config(Overrides(preset="toy", config=tmp_path / "config.json"))
+    )
     kept = [clip for clip in job.library.clips if clip.kind == "regularization"]
     assert {clip.target for clip in kept} == {"base"}
     assert len(kept) == demo.KNOWN_CLIPS
     assert len(job.library.held_out_windows) >= 2
     shown = {clip.id: clip.repeats for clip in job.library.clips}
-    assert 0.4 < len(kept) / sum(shown[window.clip_id] for window in job.library.windows) < 0.5
+    assert (
+        0.4
+        < len(kept) / sum(shown[window.clip_id] for window in job.library.windows)
+        < 0.5
+    )
     assert (job.steps, job.config.batch_size) == (demo.STEPS, demo.BATCH)
     assert not any("regularization takes" in note for note in job.notes)
     assert {prompt.split()[1] for prompt in job.config.samples} > {"zorble"}  # type: ignore[union-attr]
@@ -69,7 +79,14 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(
     monkeypatch.setenv("COLUMNS", "100")
     show_demo(Path("demo"), RESULT)
     printed = capsys.readouterr().out
-    for words in ('"zorble" is an orange diamond', "0%", "96%", "100%", "0.240", "0.200"):
+    for words in (
+        '"zorble" is an orange diamond',
+        "0%",
+        "96%",
+        "100%",
+        "0.240",
+        "0.200",
+    ):
         assert words in printed
     assert "42 clips, 300 steps, 2:03 in all" in printed
     assert "report:   demo/run/report.html" in printed

@@ -1,4 +1,6 @@
-"""``doctor RUN``: each heading of the page of troubles is found in a run that shows it, and in no other."""
+"""``doctor RUN``: each heading of the page of troubles is found in a run that shows it,
+and in no other.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +16,9 @@ from videotune.config.resolve import parse
 from videotune.reporter.diagnosis import findings
 from videotune.reporter.read import read_run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(
+    encoding="utf-8"
+)
 SECONDS = {"data": 0.01, "forward": 1.0, "backward": 2.0, "optimizer": 0.1}
 
 
@@ -77,15 +81,24 @@ def write(
 ) -> Path:
     folder.mkdir(parents=True)
     settings = parse(
-        merge({"family": "wan", "steps": 30, "video_config": {"target_fps": 16}}, config or {})
+        merge(
+            {"family": "wan", "steps": 30, "video_config": {"target_fps": 16}},
+            config or {},
+        )
     )
     (folder / "config.json").write_text(
         json.dumps({"settings": settings.model_dump(mode="json"), "steps": 30})
     )
-    plan = {"views": {"per_window": {"band": views, "max": 120}, "advice": "more clips"}}
+    plan = {
+        "views": {"per_window": {"band": views, "max": 120}, "advice": "more clips"}
+    }
     (folder / "plan.json").write_text(json.dumps(plan))
-    (folder / "check.json").write_text(json.dumps({"clips": clips or [clip()], "skipped": 0}))
-    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal))
+    (folder / "check.json").write_text(
+        json.dumps({"clips": clips or [clip()], "skipped": 0})
+    )
+    (folder / "journal.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in journal)
+    )
     return folder
 
 
@@ -105,7 +118,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "Loss or gradient not finite",
-        {"journal": [step(0, loss=None, mse=None, grad_norm=None, skipped=True), *GOOD]},
+        {
+            "journal": [
+                step(0, loss=None, mse=None, grad_norm=None, skipped=True),
+                *GOOD,
+            ]
+        },
     ),
     (
         "Poor temporal consistency",
@@ -119,8 +137,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         "Slow training: experts are loaded too often",
         {"journal": [*GOOD, step(31, seconds={"experts": 900.0})]},
     ),
-    ("Poor quality: the rate is too high", {"journal": [*GOOD, validation(40, 0.7, 1.2)]}),
-    ("Poor quality: the model learns nothing", {"journal": [*GOOD, validation(40, 0.7, 0.99)]}),
+    (
+        "Poor quality: the rate is too high",
+        {"journal": [*GOOD, validation(40, 0.7, 1.2)]},
+    ),
+    (
+        "Poor quality: the model learns nothing",
+        {"journal": [*GOOD, validation(40, 0.7, 0.99)]},
+    ),
     (
         "Poor quality: overfitting",
         {"journal": [*GOOD, validation(40, 0.8, 0.3), validation(50, 0.9, 0.2)]},
@@ -150,7 +174,9 @@ def test_each_finding_comes_alone_and_has_its_heading(
     line: str, case: dict[str, Any], tmp_path: Path
 ) -> None:
     assert lines_of(write(tmp_path / "run", **({"journal": GOOD} | case))) == {line}
-    assert any(row.strip("# ") == line for row in PAGE.splitlines() if row.startswith("#"))
+    assert any(
+        row.strip("# ") == line for row in PAGE.splitlines() if row.startswith("#")
+    )
 
 
 def test_a_window_in_every_broken_step_is_named(tmp_path: Path) -> None:
@@ -164,7 +190,11 @@ def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
     journal = [*GOOD, warning("out of memory in step 3: bucket 17x64x64")]
     (one,) = findings(
         read_run(
-            write(tmp_path / "run", journal, {"gradient_checkpointing": "OFF", "batch_size": 2})
+            write(
+                tmp_path / "run",
+                journal,
+                {"gradient_checkpointing": "OFF", "batch_size": 2},
+            )
         )
     )
     assert "gradient_checkpointing=ON" in one.do
@@ -172,7 +202,8 @@ def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "why"), [("3", "the rate is too high"), ("1e-9", "the model learns nothing")]
+    ("rate", "why"),
+    [("3", "the rate is too high"), ("1e-9", "the model learns nothing")],
 )
 def test_a_real_run_at_a_wrong_rate_is_found_out(
     rate: str, why: str, work: Work, capsys: Printed
@@ -189,7 +220,10 @@ def test_a_real_run_at_a_wrong_rate_is_found_out(
     capsys.readouterr()
     assert shell("doctor", work.run, json=True) == 0
     lines = {one["line"] for one in json.loads(capsys.readouterr().out)}
-    rates = {"Poor quality: the rate is too high", "Poor quality: the model learns nothing"}
+    rates = {
+        "Poor quality: the rate is too high",
+        "Poor quality: the model learns nothing",
+    }
     assert lines & rates == {f"Poor quality: {why}"}
     assert not lines & {
         "Out of memory",

@@ -1,4 +1,6 @@
-"""N steps are k steps, a SIGKILL, a resume, and the rest: bit for bit, wherever the kill falls and whatever trains."""
+"""N steps are k steps, a SIGKILL, a resume, and the rest: bit for bit, wherever the
+kill falls and whatever trains.
+"""
 
 import itertools
 import json
@@ -27,8 +29,9 @@ MOMENTS = {
     "validation": ("validation.validation_loss:denoising_loss", 17),
     "preview": ("validation.decoding:decode", 3),
 }
-"""The function and its call at which the process kills itself: at step 5 of micro-batches of one; in the save at step 4; in
-the validation and the preview after it."""
+"""The function and its call at which the process kills itself: at step 5 of
+micro-batches of one; in the save at step 4; in the validation and the preview after it.
+"""
 
 METHODS = {
     "adapter": ("lora.rank=176", "lora.dropout=0.1"),
@@ -43,7 +46,11 @@ METHODS = {
 EMA, SMALL = "ema=0.7", "optimizer=ADAMW_8BIT"
 STATES = {"plain": (), "EMA": (EMA,), "8-bit": (SMALL,), "EMA, 8-bit": (EMA, SMALL)}
 RULES = [{"pattern": "to_q", "rank": 2, "alpha": 1, "learning_rate": 0.003}]
-OWN_RATES = ("lora.rank=4", "lora.learning_rate_ratio=4", f"lora.modules={json.dumps(RULES)}")
+OWN_RATES = (
+    "lora.rank=4",
+    "lora.learning_rate_ratio=4",
+    f"lora.modules={json.dumps(RULES)}",
+)
 SCHEDULE_FREE = ("optimizer=SCHEDULE_FREE", "learning_rate_scheduler=CONSTANT")
 TEXT_IN_THE_STEP = [
     ("save", "tokens", "EMA", 2),
@@ -57,7 +64,9 @@ FREE = [
     ("validation", "own rates", "schedule-free", 2),
     ("mid-accumulation", "full", "schedule-free", 0),
 ]
-"""Its weights for validation and previews are others than those that train, and its groups count steps."""
+"""Its weights for validation and previews are others than those that train, and its
+groups count steps.
+"""
 PAIRWISE = [
     ("mid-accumulation", "adapter", "plain", 0),
     ("mid-accumulation", "full", "EMA, 8-bit", 2),
@@ -73,10 +82,14 @@ PAIRWISE = [
 
 @pytest.fixture(scope="module")
 def straight(
-    server: None, small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
+    server: None,
+    small_clips: Path,
+    tiny_bases: Bases,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., tuple[Overrides, Path]]:
-    """(settings, folder) of the run that never stops, made once for each method and state; its batches come without
-    threads."""
+    """(settings, folder) of the run that never stops, made once for each method and
+    state; its batches come without threads.
+    """
     home, made = tmp_path_factory.mktemp("straight"), {}
     base = shutil.copytree(tiny_bases("wan"), home / "base")
     config = WanTransformer3DModel.load_config(base / "transformer")
@@ -126,12 +139,15 @@ def more(settings: Overrides, *sets: str) -> Overrides:
 
 
 def facts_of(run: Path) -> list[Any]:
-    """What must be equal: all of the journal but times and seconds, and the events of one process; each step's in any order.
+    """What must be equal: all of the journal but times and seconds, and the events of
+    one process; each step's in any order.
 
     A checkpoint is written beside the steps after it.
     """
     lines = [
-        line for line in read_journal(run) if line["kind"] not in ("start", "resume", "end")
+        line
+        for line in read_journal(run)
+        if line["kind"] not in ("start", "resume", "end")
     ]
     found = [
         {key: value for key, value in line.items() if key not in ("time", "seconds")}
@@ -143,14 +159,20 @@ def facts_of(run: Path) -> list[Any]:
 AVERAGED = ("EMA", "EMA, 8-bit", "schedule-free")
 
 
-def check(moment: str, method: str, kind: str, threads: int, straight: Any, run: Path) -> None:
-    """Train until the kill, then resume: the two runs are one run. Averages and weights are validated, so twice as often."""
+def check(
+    moment: str, method: str, kind: str, threads: int, straight: Any, run: Path
+) -> None:
+    """Train until the kill, then resume: the two runs are one run.
+
+    Averages and weights are validated, so twice as often.
+    """
     settings, whole = straight(method, kind)
     where, call = MOMENTS[moment]
     call *= 2 if moment == "validation" and "EMA" in kind else 1
     threaded = more(settings, f"dataloader_threads={threads}")
     assert (
-        start(threaded, run, first=interruptions.kill_at, given=(where, call)).ended() == KILLED
+        start(threaded, run, first=interruptions.kill_at, given=(where, call)).ended()
+        == KILLED
     )
     assert max(line.get("step", 0) for line in read_journal(run)) < STEPS
     written = [
@@ -163,9 +185,13 @@ def check(moment: str, method: str, kind: str, threads: int, straight: Any, run:
     ours, theirs = state(run, STEPS), state(whole, STEPS)
     assert same_tensors(ours, theirs)
     averages = {"ema"} if kind in AVERAGED else set()
-    assert {name.split("/")[0] for name in theirs} == {"weights", "optimizer"} | averages
+    assert {name.split("/")[0] for name in theirs} == {
+        "weights",
+        "optimizer",
+    } | averages
     assert (
-        torch.uint8 in {value.dtype for name, value in theirs.items() if "state1" in name}
+        torch.uint8
+        in {value.dtype for name, value in theirs.items() if "state1" in name}
     ) == ("8-bit" in kind)
 
 
@@ -181,7 +207,9 @@ def test_killed_and_resumed_is_one_run(
 
 
 def test_pairwise_cases_hold_every_pair() -> None:
-    """Each moment, method, average or none, 8 bits or not, and number of workers meets each value of each other."""
+    """Each moment, method, average or none, 8 bits or not, and number of workers meets
+    each value of each other.
+    """
     rows = [(*one[:2], "EMA" in one[2], "8-bit" in one[2], one[3]) for one in PAIRWISE]
     values = [set(MOMENTS), {"adapter", "full"}, {True, False}, {True, False}, {0, 2}]
     for (i, left), (j, right) in itertools.combinations(enumerate(values), 2):
@@ -204,12 +232,18 @@ def test_previews_validation_and_workers_change_nothing(
     )
     assert start(more(settings, *off), tmp_path / "off").ended() == DONE
     assert same_tensors(state(tmp_path / "off", STEPS), state(whole, STEPS))
-    kinds = [line["kind"] for line in read_journal(tmp_path / "off") if line["kind"] != "views"]
+    kinds = [
+        line["kind"]
+        for line in read_journal(tmp_path / "off")
+        if line["kind"] != "views"
+    ]
     assert kinds == ["start", *["step"] * STEPS, "save", "end"]
 
 
 def test_weights_alone_would_differ(straight: Any, tmp_path: Path) -> None:
-    """The comparison can fail: a run that begins with the weights of step 4 and a fresh optimizer is another one."""
+    """The comparison can fail: a run that begins with the weights of step 4 and a fresh
+    optimizer is another one.
+    """
     settings, whole = straight("adapter", "plain")
     begun = more(settings, "steps=2", f"init_from={whole / 'checkpoints' / 'step-4'}")
     assert start(begun, tmp_path / "other").ended() == DONE

@@ -53,7 +53,12 @@ class Disk:
     """A run on a small disk that fills up at a moment."""
 
     def __init__(
-        self, tmp: Path, words: Overrides, limited: bool, when: Callable[..., None], *more: str
+        self,
+        tmp: Path,
+        words: Overrides,
+        limited: bool,
+        when: Callable[..., None],
+        *more: str,
     ) -> None:
         self.home, self.kept = tmp / "disk", tmp / "kept"
         self.home.mkdir(parents=True)
@@ -99,7 +104,9 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     )
     disk.paused()
     assert complete(disk.run) == saved
-    assert same_tensors(state(disk.run, 2), state(straight, 2)), "the older one is whole"
+    assert same_tensors(state(disk.run, 2), state(straight, 2)), (
+        "the older one is whole"
+    )
     assert (life(disk.run) or {})["alive"], "a process that waits is no dead one"
     assert "Checkpoints: complete are those of the steps 2" in disk.running.stderr
     assert not list(disk.run.glob("export/*")), "nothing half written stays"
@@ -108,27 +115,38 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     assert complete(disk.after) == [2, 4, 6]
     assert_same_run(disk.after, straight, 2, 4, 6)
     assert [line["step"] for line in of_kind(disk.after, "save")] == [2, 4, 6]
-    assert sum("no room to save step" in text for text in warnings_of(disk.after)) == 1, (
-        "once, not at each look"
-    )
+    assert (
+        sum("no room to save step" in text for text in warnings_of(disk.after)) == 1
+    ), "once, not at each look"
     assert list((disk.after / "checkpoints").glob(".*")) == []
     name = Path("export") / "run-step-6.safetensors"
     assert same_tensors(load_file(disk.after / name), load_file(straight / name))
 
 
 @LIMITED
-def test_a_disk_without_room_for_the_journal_loses_no_line(limited: bool, work: Work) -> None:
-    """TensorBoard's curves never end a run; whether they have a gap is the disk's choice, and is reported if so."""
+def test_a_disk_without_room_for_the_journal_loses_no_line(
+    limited: bool, work: Work
+) -> None:
+    """TensorBoard's curves never end a run; whether they have a gap is the disk's
+    choice, and is reported if so.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = ("steps=20", "save_every=0")
     disk = Disk(
-        work.tmp, work.overrides(*settings, "trackers=tensorboard"), limited, after_step_three
+        work.tmp,
+        work.overrides(*settings, "trackers=tensorboard"),
+        limited,
+        after_step_three,
     )
     disk.paused()
     whole = (disk.run / "journal.jsonl").read_bytes()
     assert whole.endswith(b"\n"), "the file ends with a whole line while the run waits"
-    assert [json.loads(line)["step"] for line in whole.splitlines()[1:]][:3] == [1, 2, 3]
+    assert [json.loads(line)["step"] for line in whole.splitlines()[1:]][:3] == [
+        1,
+        2,
+        3,
+    ]
     disk.room()
     assert disk.running.ended() == DONE, disk.running.stderr
     assert "Traceback" not in disk.running.stderr
@@ -138,7 +156,9 @@ def test_a_disk_without_room_for_the_journal_loses_no_line(limited: bool, work: 
     seen = [event.step for event in curves.Scalars("train/loss")]
     assert (seen[:3], seen[-1]) == ([1, 2, 3], 20)
     gap = seen != list(range(1, 21))
-    assert sum("curves for TensorBoard" in text for text in warnings_of(disk.after)) == gap
+    assert (
+        sum("curves for TensorBoard" in text for text in warnings_of(disk.after)) == gap
+    )
 
 
 def test_a_full_disk_before_the_run_is_an_error_that_names_the_file(work: Work) -> None:
@@ -173,7 +193,9 @@ def test_a_run_that_waits_for_room_can_be_ended_and_resumed(
     assert disk.running.ended(5) == FAILED, "where steps are not saved: this is no 130"
     last = disk.running.stderr.splitlines()[-1]
     lost = (
-        "all steps are saved." if exporting else "the steps since the last checkpoint are lost."
+        "all steps are saved."
+        if exporting
+        else "the steps since the last checkpoint are lost."
     )
     assert f"stopped while the disk was full: {lost}" in disk.running.stderr
     assert exporting or "--resume" in last
@@ -185,13 +207,19 @@ def test_a_run_that_waits_for_room_can_be_ended_and_resumed(
 
 
 @pytest.mark.parametrize("room", [False, True])
-def test_an_interrupted_run_waits_to_save_until_a_second_signal(room: bool, work: Work) -> None:
-    disk = Disk(work.tmp, work.overrides("steps=100000", "save_every=2"), True, asked_then_full)
+def test_an_interrupted_run_waits_to_save_until_a_second_signal(
+    room: bool, work: Work
+) -> None:
+    disk = Disk(
+        work.tmp, work.overrides("steps=100000", "save_every=2"), True, asked_then_full
+    )
     disk.paused()
     if room:
         disk.room()
     else:
-        assert disk.running.ended(0.5) is None, "what it was asked to save is not thrown away"
+        assert disk.running.ended(0.5) is None, (
+            "what it was asked to save is not thrown away"
+        )
         disk.running.send(signal.SIGINT)
     assert disk.running.ended() == INTERRUPTED
     assert (4 in complete(disk.home / "run")) == room
@@ -217,19 +245,27 @@ def test_room_for_two_checkpoints_is_required_and_for_all_of_them_advised(
     work: Work, monkeypatch: Patch, capsys: Printed
 ) -> None:
     usage = shutil.disk_usage(work.tmp)
-    settings = work.overrides("steps=6", "save_every=1", "backup_after=0", "lora.rank=8")
+    settings = work.overrides(
+        "steps=6", "save_every=1", "backup_after=0", "lora.rank=8"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(
-            saving.shutil, "disk_usage", lambda _: usage._replace(free=saving.SPARE + 1000)
+            saving.shutil,
+            "disk_usage",
+            lambda _: usage._replace(free=saving.SPARE + 1000),
         )
-        with pytest.raises(DoesNotFit, match=r"two checkpoints need .* MB, and .* MB are free"):
+        with pytest.raises(
+            DoesNotFit, match=r"two checkpoints need .* MB, and .* MB are free"
+        ):
             train(settings, work.run)
     assert not (work.run).exists(), "nothing was begun"
     assert train(settings, work.tmp / "first") == DONE
     assert "checkpoints and the export need" not in capsys.readouterr().err
     needed = read_json(work.tmp / "first" / "plan.json")["disk"]["run_bytes"]
     monkeypatch.setattr(saving, "SPARE", 0)
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+    monkeypatch.setattr(
+        saving.shutil, "disk_usage", lambda _: usage._replace(free=needed - 1)
+    )
     assert train(settings, work.run) == DONE
     assert "6 checkpoints and the export need" in capsys.readouterr().err
 
@@ -241,7 +277,9 @@ def test_room_is_looked_for_before_each_checkpoint_so_that_none_is_begun_in_vain
 
     def look(_: Path) -> Any:
         looks.append(list((work.run / "checkpoints").glob(".step-*")))
-        return usage._replace(free=usage.free if len(looks) not in (2, 3) else saving.SPARE)
+        return usage._replace(
+            free=usage.free if len(looks) not in (2, 3) else saving.SPARE
+        )
 
     monkeypatch.setattr(saving, "TRY_AGAIN", 0.01)
     monkeypatch.setattr(saving, "refuse_small_disk", lambda *_: None)
@@ -280,15 +318,21 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
     assert complete(work.run) == [1, 2, 3]
 
 
-def log_on_the_disk(home: Path, kept: Path, limited: bool, when: Callable[..., Any]) -> None:
-    """Standard error is a file on the small disk, and its last page is full when the rest of the disk is."""
+def log_on_the_disk(
+    home: Path, kept: Path, limited: bool, when: Callable[..., Any]
+) -> None:
+    """Standard error is a file on the small disk, and its last page is full when the
+    rest of the disk is.
+    """
 
     def pad() -> None:
         with suppress(OSError):
             while True:
                 os.write(2, b"\n")
 
-    small_disk.on_small_disk(home, kept, limited, lambda fill: when(lambda: (fill(), pad())))
+    small_disk.on_small_disk(
+        home, kept, limited, lambda fill: when(lambda: (fill(), pad()))
+    )
     os.dup2(os.open(home / "train.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 
 
@@ -306,7 +350,9 @@ def test_a_full_disk_that_also_holds_the_log_pauses_the_run(work: Work) -> None:
     disk = small_disk.seen(running.pid, home)
     running.until((disk / small_disk.FILLER).is_file, "the full disk")
     assert running.ended(2) is None, "it waits"
-    assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["step-2"]
+    assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == [
+        "step-2"
+    ]
     small_disk.make_room(running.pid, home, kept)
     assert running.ended() == DONE
     assert_same_run(kept / "copy" / "run", work.finished("steps=6", "save_every=2"), 6)
@@ -329,15 +375,21 @@ def unwritable(how: str) -> None:
 @pytest.mark.parametrize("how", ["full", "no reader", "closed"])
 def test_an_unwritable_standard_error_does_not_end_a_run(how: str, work: Work) -> None:
     assert (
-        start(work.overrides("steps=3"), work.run, first=unwritable, given=(how,)).ended()
+        start(
+            work.overrides("steps=3"), work.run, first=unwritable, given=(how,)
+        ).ended()
         == DONE
     )
     assert (work.run / "report.html").is_file()
 
 
 def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
-    """Started by a shell with 2>&-: the next file that is opened would otherwise get what libraries print."""
-    code = "from videotune.console import echo, guard_stderr; guard_stderr(); echo('x'); "
+    """Started by a shell with 2>&-: the next file that is opened would otherwise get
+    what libraries print.
+    """
+    code = (
+        "from videotune.console import echo, guard_stderr; guard_stderr(); echo('x'); "
+    )
     code += "f = open('/dev/null'); print(f.fileno())"
     command = ["bash", "-c", f'exec "{sys.executable}" -c "{code}" 2>&-']
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -349,7 +401,9 @@ def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
 
 
 def in_a_terminal(code: str, columns: int) -> list[str]:
-    """The lines that a process prints to a terminal with this many columns, without colours."""
+    """The lines that a process prints to a terminal with this many columns, without
+    colours.
+    """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     more = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {
@@ -365,7 +419,9 @@ def in_a_terminal(code: str, columns: int) -> list[str]:
     assert process.wait() == 0
     return [
         line.strip()
-        for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode()))
+        for line in re.split(
+            r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode())
+        )
     ]
 
 
@@ -385,7 +441,9 @@ with bar("training", lambda: "".join(now)) as progress:
 def test_at_80_columns_the_bar_says_what_matters_whole() -> None:
     lines = in_a_terminal(BAR, 80)
     assert all(len(line) <= 80 for line in lines)
-    (step,) = {line.split(" ━")[0] for line in lines if "loss" in line and "left" in line}
+    (step,) = {
+        line.split(" ━")[0] for line in lines if "loss" in line and "left" in line
+    }
     assert step.split("  ") == [
         "training 1234/2000",
         "1:12:01 left",
@@ -393,7 +451,8 @@ def test_at_80_columns_the_bar_says_what_matters_whole() -> None:
         "0.613 s a step",
     ]
     assert any(
-        line.startswith("training 1234/2000  drawing previews  loss 1.5840") for line in lines
+        line.startswith("training 1234/2000  drawing previews  loss 1.5840")
+        for line in lines
     )
     assert any("72.5 views a window, high" in line for line in in_a_terminal(BAR, 120))
     assert any(line.startswith("training 1234/2000") for line in in_a_terminal(BAR, 30))

@@ -1,4 +1,6 @@
-"""The guide's four presets and three snippets train on a tiny model of their kind; presets resume to the bit."""
+"""The guide's four presets and three snippets train on a tiny model of their kind;
+presets resume to the bit.
+"""
 
 import json
 import shutil
@@ -36,7 +38,12 @@ PRESETS: dict[str, tuple[dict[str, float], Parts]] = {
 ON, OFF = {"train": True}, {"train": False}
 SNIPPETS: dict[str, tuple[dict[str, Any], dict[str, float], Parts]] = {
     "LORA": (
-        {"batch_size": 2, "learning_rate": 3e-4, "transformer": ON, "text_encoder": OFF},
+        {
+            "batch_size": 2,
+            "learning_rate": 3e-4,
+            "transformer": ON,
+            "text_encoder": OFF,
+        },
         {"transformer": 3e-4},
         ("blocks.",),
     ),
@@ -61,7 +68,9 @@ SNIPPETS: dict[str, tuple[dict[str, Any], dict[str, float], Parts]] = {
 
 @pytest.fixture
 def preset(overrides: Make) -> Make:
-    """Overrides of a preset on the tiny TI2V: its size and its length are smaller, no previews."""
+    """Overrides of a preset on the tiny TI2V: its size and its length are smaller, no
+    previews.
+    """
     own = (
         "base_model_name=",
         "cache_dir=",
@@ -82,7 +91,9 @@ def trained(run: Path, rates: dict[str, float], parts: Parts) -> None:
     assert all(line["loss"] > 0 and line["grad_norm"] > 0 for line in lines)
     first, last = (state(run, step) for step in (1, 3))
     moved = {
-        key.removeprefix("weights/") for key in last if not torch.equal(first[key], last[key])
+        key.removeprefix("weights/")
+        for key in last
+        if not torch.equal(first[key], last[key])
     }
     for part in parts:
         assert any(key.startswith(part) for key in moved), part
@@ -97,7 +108,10 @@ def trained(run: Path, rates: dict[str, float], parts: Parts) -> None:
 def test_a_preset_of_the_guide_trains_resumes_and_exports(
     name: str, preset: Make, tmp_path: Path
 ) -> None:
-    """In float32, as a CPU is slow in the preset's bfloat16. One clip is shorter than a window of 8GB."""
+    """In float32, as a CPU is slow in the preset's bfloat16.
+
+    One clip is shorter than a window of 8GB.
+    """
     whole = tmp_path / "whole"
     words = preset(f"#{name}.json", "steps=3", "save_every=1", "train_dtype=FLOAT_32")
     assert train(words, whole, allow_skips="1") == DONE
@@ -129,31 +143,47 @@ def test_a_snippet_of_the_guide_trains_as_it_stands(method: str, work: Work) -> 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_run_has_the_settings_of_its_preset(name: str, preset: Make) -> None:
-    """What stands in the preset, and was not set to another value, is what the run goes by, and comes from there."""
+    """What stands in the preset, and was not set to another value, is what the run goes
+    by, and comes from there.
+    """
     from videotune.config.load import flatten, read_preset
 
     resolved = resolve_config(preset(name, "steps=3"))[0]
     settings = flatten(resolved.config.model_dump(mode="json"))
-    changed = {"base_model_name", "resolution", "steps", "sample_after", "dataloader_threads"}
+    changed = {
+        "base_model_name",
+        "resolution",
+        "steps",
+        "sample_after",
+        "dataloader_threads",
+    }
     wanted = {
-        key: value for key, value in flatten(read_preset(name)).items() if key not in changed
+        key: value
+        for key, value in flatten(read_preset(name)).items()
+        if key not in changed
     }
     assert {key: settings[key] for key in wanted} == wanted
     assert {resolved.origins[key] for key in wanted} == {"preset"}
 
 
 def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset: Make) -> None:
-    """16 is the autoencoder's own; 8 is twice its 4, so of 9 frames at 12 fps the window has 5."""
+    """16 is the autoencoder's own; 8 is twice its 4, so of 9 frames at 12 fps the
+    window has 5.
+    """
     job = open_job(*resolve_config(preset("wan 2.2 LoRA 8GB")))
     assert (job.spec.rules.spatial_stride, job.spec.rules.temporal_stride) == (16, 4)
     assert {str(shape) for shape in job.shapes} == {"5x32x32"}
-    assert any("one in 2 of 9 frames is kept, so a window has 5" in note for note in job.notes)
+    assert any(
+        "one in 2 of 9 frames is kept, so a window has 5" in note for note in job.notes
+    )
     assert {shape.fps for shape in job.shapes} == {6.0}
     assert job.library.windows
 
 
 def test_the_guides_multiplier_is_not_called_unused(preset: Make) -> None:
-    """Only what a person has set and nothing uses is said; a preset is for mixed datasets too."""
+    """Only what a person has set and nothing uses is said; a preset is for mixed
+    datasets too.
+    """
     job = open_job(*resolve_config(preset("wan 2.2 LoRA 8GB")))
     assert not any("video_batch_size_multiplier" in note for note in job.notes)
     unused = open_job(
@@ -165,7 +195,9 @@ def test_the_guides_multiplier_is_not_called_unused(preset: Make) -> None:
 
 
 def test_streamed_blocks_leave_the_text_encoder_on_the_device(preset: Make) -> None:
-    """A text encoder that trains needs as much on the card however many blocks of the denoiser wait on the host."""
+    """A text encoder that trains needs as much on the card however many blocks of the
+    denoiser wait on the host.
+    """
     job = open_job(*resolve_config(preset("wan 2.2 Finetune")))
     facts = read_step_spec(PlanInputs.of(job, "FLOAT_32"))
     *trained, rest = facts.trained
@@ -184,4 +216,6 @@ def test_streamed_blocks_leave_the_text_encoder_on_the_device(preset: Make) -> N
     assert 16 * numbers <= here["text encoder's training"] <= 16 * numbers * 1.2, (
         "in pieces of 512 bytes"
     )
-    assert 0 < away["optimizer"] < here["optimizer"], "what trains outside of the blocks stays"
+    assert 0 < away["optimizer"] < here["optimizer"], (
+        "what trains outside of the blocks stays"
+    )

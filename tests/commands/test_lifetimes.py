@@ -34,7 +34,9 @@ EVERYTHING = (
 
 @pytest.fixture
 def opened(monkeypatch: Patch) -> list[str]:
-    """The experts in the order in which they are loaded; at each time none that was loaded before lives."""
+    """The experts in the order in which they are loaded; at each time none that was
+    loaded before lives.
+    """
     names: list[str] = []
     live: list[ref[Any]] = []
     load = DiffusersModel.denoiser
@@ -62,7 +64,10 @@ def test_one_expert_is_in_memory_at_a_time(
     data = f"datasets={json.dumps([{'path': str(clips)}, {'path': str(work.tmp / 'others'), 'kind': 'validation'}])}"
     fixed = work.overrides(*EVERYTHING, data, *sets, base=("wan", "t2v-a14b")).sets
     assert train(Overrides(sets=fixed), work.run) == DONE
-    assert (len(of_kind(work.run, "validation")), len(of_kind(work.run, "sample"))) == (3, 6)
+    assert (len(of_kind(work.run, "validation")), len(of_kind(work.run, "sample"))) == (
+        3,
+        6,
+    )
     assert len(opened) > 8, "training, validation and previews change the expert"
     if not sets:
         assert sample(SampleOptions(["a"], 1, work.run), work.tmp / "out") == DONE
@@ -91,7 +96,9 @@ def test_a_freed_part_is_gone_without_a_search_for_cycles(
 def test_a_failed_step_has_let_go_before_the_state_is_saved(
     work: Work, monkeypatch: Patch
 ) -> None:
-    """What the step's frames hold would be in the way of what saving needs of the device."""
+    """What the step's frames hold would be in the way of what saving needs of the
+    device.
+    """
     held: list[ref[torch.Tensor]] = []
     loss, save = step.denoising_loss, out_of_memory.save_what_is_good
 
@@ -99,7 +106,9 @@ def test_a_failed_step_has_let_go_before_the_state_is_saved(
         large = torch.ones(4, 4)
         held.append(ref(large))
         if len(held) == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 20.00 MiB"
+            )
         return loss(*given)
 
     def saving(*given: Any) -> str:

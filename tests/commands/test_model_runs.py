@@ -16,7 +16,13 @@ from tests.support.clips import write_image
 from tests.support.command_line import Bases, Patch, Printed, sample, train
 from tests.support.run_parts import open_run, prepare
 from tests.support.run_processes import KILLED, Make, Work, resume, start
-from tests.support.run_results import assert_same_run, of_kind, state, steps_of, warnings_of
+from tests.support.run_results import (
+    assert_same_run,
+    of_kind,
+    state,
+    steps_of,
+    warnings_of,
+)
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Lora
 from videotune.data.decode import decode
@@ -56,7 +62,9 @@ def test_the_expert_schedule_has_the_share_in_runs(share: float, period: int) ->
 
 
 def test_each_step_draws_inside_its_expert_s_noise_levels(work: Work) -> None:
-    """By the boundary of the checkpoint, 0.875; and together the draws are those of the whole distribution."""
+    """By the boundary of the checkpoint, 0.875; and together the draws are those of the
+    whole distribution.
+    """
     settings = work.overrides(
         "steps=40", "batch_size=4", "expert_period=1", "expert_share=0.5", base=BASE
     )
@@ -75,18 +83,32 @@ def test_each_step_draws_inside_its_expert_s_noise_levels(work: Work) -> None:
 
 def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(work: Work) -> None:
     job = open_run(
-        work.overrides("steps=6", "learning_rate_low=0.002", *HALVES, base=BASE), work.run, None
+        work.overrides("steps=6", "learning_rate_low=0.002", *HALVES, base=BASE),
+        work.run,
+        None,
     ).job
     trainer = prepare(job, work.run, False)
     records = step_records(trainer)
     for expert in ("high", "high", "low", "low", "high", "high"):
-        before = {name: value.detach().clone() for name, value in trainer.parameters.items()}
+        before = {
+            name: value.detach().clone() for name, value in trainer.parameters.items()
+        }
         line = next(records).read()
         now = trainer.parameters
-        moved = {name.split(".")[0] for name in now if not torch.equal(now[name], before[name])}
-        assert (moved, line["expert"], trainer.pool.current) == ({expert}, expert, expert)
+        moved = {
+            name.split(".")[0]
+            for name in now
+            if not torch.equal(now[name], before[name])
+        }
+        assert (moved, line["expert"], trainer.pool.current) == (
+            {expert},
+            expert,
+            expert,
+        )
         assert line["lr"] == {expert: 0.01 if expert == "high" else 0.002}
-        folder = job.base.folder / ("transformer" if expert == "high" else "transformer_2")
+        folder = job.base.folder / (
+            "transformer" if expert == "high" else "transformer_2"
+        )
         on_disk = load_file(folder / "diffusion_pytorch_model.safetensors")
         assert torch.equal(
             trainer.net.blocks[0].attn1.to_q.base_layer.weight,
@@ -96,7 +118,9 @@ def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(work: Work) -> N
 
 
 def test_killed_in_any_expert_and_resumed_is_one_run(server: None, work: Work) -> None:
-    """With previews and validation, which need both experts in between; the kill falls into step 7, a low one."""
+    """With previews and validation, which need both experts in between; the kill falls
+    into step 7, a low one.
+    """
     often = (
         "save_every=3",
         "validate_every=4",
@@ -126,7 +150,9 @@ def test_killed_in_any_expert_and_resumed_is_one_run(server: None, work: Work) -
 def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
     work: Work, tiny_bases: Bases
 ) -> None:
-    """diffusers' own pipeline with the two files samples what the run's preview computed with; `sample RUN` too."""
+    """diffusers' own pipeline with the two files samples what the run's preview
+    computed with; `sample RUN` too.
+    """
     from diffusers import WanPipeline
 
     run, forms = work.run, 'output_model_format=["diffusers", "comfyui"]'
@@ -149,13 +175,18 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
             "num_frames": 5,
             "num_inference_steps": 4,
         }
-        return pipe("a red circle", **shape, generator=noise, output_type="latent").frames
+        return pipe(
+            "a red circle", **shape, generator=noise, output_type="latent"
+        ).frames
 
     samples = [draw()]
     pipe.load_lora_weights(run / "export", weight_name=files[2], adapter_name="high")
     samples.append(draw())
     pipe.load_lora_weights(
-        run / "export", weight_name=files[3], adapter_name="low", load_into_transformer_2=True
+        run / "export",
+        weight_name=files[3],
+        adapter_name="low",
+        load_into_transformer_2=True,
     )
     samples.append(draw())
     assert not any(
@@ -174,7 +205,10 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
 @pytest.mark.parametrize(
     ("sets", "named"),
     [
-        (("training_method=FINE_TUNE",), "FINE_TUNE changes every weight of one expert"),
+        (
+            ("training_method=FINE_TUNE",),
+            "FINE_TUNE changes every weight of one expert",
+        ),
         (("experts=high", "expert_share=0.5"), "expert_share: only high trains"),
     ],
 )
@@ -191,10 +225,15 @@ def test_what_two_experts_do_not_allow_is_refused(
 def test_the_plan_says_what_each_expert_trains(
     sets: tuple[str, ...], high: int, overrides: Make
 ) -> None:
-    """By default the share of its noise levels among the draws, in runs of 50: at shift 5 the expert above
-    0.875 has 37 % of a thousand steps, eight runs."""
+    """By default the share of its noise levels among the draws, in runs of 50: at shift
+    5 the expert above 0.875 has 37 % of a thousand steps, eight runs.
+    """
     plan = make_plan(
-        open_job(*resolve_config(overrides("steps=1000", "expert_period=50", *sets, base=BASE)))
+        open_job(
+            *resolve_config(
+                overrides("steps=1000", "expert_period=50", *sets, base=BASE)
+            )
+        )
     )
     each = {expert["name"]: expert["steps"] for expert in plan["experts"]["each"]}
     assert abs(each["high"] - high) <= 50
@@ -216,7 +255,12 @@ def test_an_expert_without_a_step_gets_no_file_and_a_warning(
     assert "has had no step" in (run / "report.html").read_text()
 
 
-SIZE = ("sample.frames=9", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=2")
+SIZE = (
+    "sample.frames=9",
+    "sample.resolution=32x32",
+    "sample.steps=2",
+    "sample.guidance=2",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +279,9 @@ def picture(path: Path, seed: int) -> Path:
 
 def job_of(overrides: Make, variant: str, *sets: str) -> Job:
     return open_job(
-        *resolve_config(overrides("video_config.frames=9", *sets, base=("wan", variant)))
+        *resolve_config(
+            overrides("video_config.frames=9", *sets, base=("wan", variant))
+        )
     )
 
 
@@ -274,9 +320,19 @@ def test_a_preview_of_a_shape_that_no_window_has_is_refused_before_the_work(
 
 
 @pytest.mark.parametrize("variant", ["i2v", "ti2v"])
-def test_previews_begin_with_the_first_frames_of_clips(variant: str, work: Work) -> None:
-    """And `sample` of the run, given that clip's first frame as a picture, makes the same."""
-    sets = (*IMAGE_SETS, "samples=1", "sample_after=1", "sample.steps=2", "sample.guidance=1")
+def test_previews_begin_with_the_first_frames_of_clips(
+    variant: str, work: Work
+) -> None:
+    """And `sample` of the run, given that clip's first frame as a picture, makes the
+    same.
+    """
+    sets = (
+        *IMAGE_SETS,
+        "samples=1",
+        "sample_after=1",
+        "sample.steps=2",
+        "sample.guidance=1",
+    )
     run = work.finished(*sets, base=("wan", variant))
     assert warnings_of(run) == []
     _, last = of_kind(run, "sample")
@@ -295,8 +351,13 @@ def test_previews_begin_with_the_first_frames_of_clips(variant: str, work: Work)
         return film(next((work.tmp / name).glob("*.mp4")))
 
     preview = film(run / last["path"])
-    assert np.array_equal(preview, sampled("again", write_image(work.tmp / "first.png", first)))
-    assert np.abs(preview - sampled("other", picture(work.tmp / "other.png", 1))).mean() > 0.5
+    assert np.array_equal(
+        preview, sampled("again", write_image(work.tmp / "first.png", first))
+    )
+    assert (
+        np.abs(preview - sampled("other", picture(work.tmp / "other.png", 1))).mean()
+        > 0.5
+    )
 
 
 def film(path: Path) -> np.ndarray:
@@ -317,7 +378,9 @@ def test_the_picture_is_cropped_to_the_shape_and_each_prompt_may_have_its_own(
         assert sample(settings, tmp_path / out) == DONE
         return [
             film(path)
-            for path in sorted((tmp_path / out).glob("*.mp4"), key=lambda path: path.name[-5])
+            for path in sorted(
+                (tmp_path / out).glob("*.mp4"), key=lambda path: path.name[-5]
+            )
         ]
 
     family = find("wan")(Path(base), torch.device("cpu"), torch.float32)
@@ -333,7 +396,10 @@ def test_the_picture_is_cropped_to_the_shape_and_each_prompt_may_have_its_own(
         torch.from_numpy(crop.copy()).permute(2, 0, 1)[:, None].float() / 127.5 - 1
     )
     start = (
-        ((family.decode(moments.mean)[:, 0] / 2 + 0.5) * 255).round().permute(1, 2, 0).numpy()
+        ((family.decode(moments.mean)[:, 0] / 2 + 0.5) * 255)
+        .round()
+        .permute(1, 2, 0)
+        .numpy()
     )
     assert np.abs(both[0][0] - start).mean() < 12, (
         "the video begins with what the VAE keeps of the crop"
@@ -353,7 +419,8 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(
         base = str(tiny_bases("wan", variant))
         with pytest.raises(VideotuneError, match=match):
             sample(
-                SampleOptions(("a",) * prompts, 1, base=base, sets=SIZE, **options), tmp_path
+                SampleOptions(("a",) * prompts, 1, base=base, sets=SIZE, **options),
+                tmp_path,
             )
 
     refused("takes no image", "t2v", images=(image,))
@@ -397,6 +464,8 @@ def test_the_base_with_two_experts_is_sampled_and_its_files_find_their_experts(
         sampled("c", files["low"], files["high"]),
     )
     low = sampled("d", files["low"])
-    assert np.array_equal(both, swapped), "their names say whose they are, not their order"
+    assert np.array_equal(both, swapped), (
+        "their names say whose they are, not their order"
+    )
     assert np.abs(alone - low).mean() > 0.3
     assert np.abs(both - low).mean() > 0.3

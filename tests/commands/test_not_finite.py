@@ -1,4 +1,6 @@
-"""A step that is not finite, or does not fit: not applied, told with its clips or remedies, and the way on from there."""
+"""A step that is not finite, or does not fit: not applied, told with its clips or
+remedies, and the way on from there.
+"""
 
 import re
 import resource
@@ -54,13 +56,19 @@ METHODS = pytest.mark.parametrize(
 def spoil_clip(
     monkeypatch: Patch, stem: str, when: Callable[[int], bool] = lambda _: True
 ) -> None:
-    """The latents of a clip are NaN at these steps, as a VAE in half precision leaves them."""
+    """The latents of a clip are NaN at these steps, as a VAE in half precision leaves
+    them.
+    """
     sample = BatchSource.sample
 
-    def spoilt(self: BatchSource, window: Any, variant: int, *name: Any) -> LatentDistribution:
+    def spoilt(
+        self: BatchSource, window: Any, variant: int, *name: Any
+    ) -> LatentDistribution:
         moments = sample(self, window, variant, *name)
         clip = self.clips[window.clip_id]
-        bad = Path(clip.path).stem == stem and isinstance(name[0], int) and when(name[0])
+        bad = (
+            Path(clip.path).stem == stem and isinstance(name[0], int) and when(name[0])
+        )
         return (
             replace(moments, mean=torch.full_like(moments.mean, float("nan")))
             if bad
@@ -87,11 +95,16 @@ def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
 def test_a_clip_that_is_not_finite_is_named_and_its_steps_are_not_applied(
     method: tuple[str, ...], work: Work, small_clips: Path, monkeypatch: Patch
 ) -> None:
-    """Weights, moments and average are bit for bit as before; the step counters of the optimizer too."""
+    """Weights, moments and average are bit for bit as before; the step counters of the
+    optimizer too.
+    """
     run, stem = work.run, sorted((small_clips / "videos").iterdir())[2].stem
     spoil_clip(monkeypatch, stem)
     assert (
-        train(work.overrides("steps=9", "save_every=1", "learning_rate=0.001", *method), run)
+        train(
+            work.overrides("steps=9", "save_every=1", "learning_rate=0.001", *method),
+            run,
+        )
         == DONE
     )
     ids = {
@@ -100,15 +113,17 @@ def test_a_clip_that_is_not_finite_is_named_and_its_steps_are_not_applied(
     }
     skipped = [line["step"] for line in steps_of(run) if line.get("skipped")]
     assert skipped == [
-        line["step"] for line in steps_of(run) if ids[line["window_ids"][0][:12]] == stem
+        line["step"]
+        for line in steps_of(run)
+        if ids[line["window_ids"][0][:12]] == stem
     ]
     assert 1 <= len(skipped) < 5
     for step in range(2, 10):
         same = same_tensors(state(run, step), state(run, step - 1))
         assert same == (step in skipped), f"step {step}"
-    assert [line["loss"] for line in steps_of(run) if line["step"] in skipped] == [None] * len(
-        skipped
-    )
+    assert [line["loss"] for line in steps_of(run) if line["step"] in skipped] == [
+        None
+    ] * len(skipped)
     named = {line["step"]: line["text"] for line in of_kind(run, "warning")}
     assert list(named) == skipped
     for text in named.values():
@@ -123,7 +138,12 @@ def test_a_gradient_alone_that_is_not_finite_is_not_applied(
     """From the first step on, where the optimizer has no state yet."""
     spoil_gradient(monkeypatch, {1, 3}, value)
     run = work.train("steps=4", "save_every=1", "batch_size=2", "ema.decay=0.9")
-    assert [bool(line.get("skipped")) for line in steps_of(run)] == [True, False, True, False]
+    assert [bool(line.get("skipped")) for line in steps_of(run)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
     assert all(isinstance(line["loss"], float) for line in steps_of(run))
     assert not same_tensors(state(run, 2), state(run, 1))
     assert same_tensors(state(run, 3), state(run, 2))
@@ -135,7 +155,9 @@ def test_a_gradient_alone_that_is_not_finite_is_not_applied(
     )
     for line in (line for line in steps_of(run) if line.get("skipped")):
         (text,) = [
-            one["text"] for one in of_kind(run, "warning") if one["step"] == line["step"]
+            one["text"]
+            for one in of_kind(run, "warning")
+            if one["step"] == line["step"]
         ]
         assert all(name in text for name in line["window_ids"]), (
             "which of them it was cannot be known: all are named"
@@ -178,10 +200,17 @@ def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
     ]
     assert complete(run) == [3]
     assert resume(run, "steps=4") == DONE, "the gradients are finite again"
-    assert [bool(line.get("skipped")) for line in steps_of(run)] == [False, True, False, False]
+    assert [bool(line.get("skipped")) for line in steps_of(run)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
-def test_four_before_a_resume_and_one_after_it_are_five(work: Work, monkeypatch: Patch) -> None:
+def test_four_before_a_resume_and_one_after_it_are_five(
+    work: Work, monkeypatch: Patch
+) -> None:
     run = work.run
     with monkeypatch.context() as patch:
         spoil_gradient(patch, {2, 3, 4, 5}, float("nan"))
@@ -244,7 +273,8 @@ def test_a_validation_loss_that_is_not_finite_ends_nothing(
     losses = of_kind(run, "validation")
     assert [line["step"] for line in losses] == [0, 1, 2]
     assert all(
-        line["train"]["mean"] is None and line["train"]["normalised"] is None for line in losses
+        line["train"]["mean"] is None and line["train"]["normalised"] is None
+        for line in losses
     )
 
 
@@ -291,8 +321,12 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
     assert line["changes"] == ["micro_batch_size: 4 -> 1"]
 
 
-def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: Patch) -> None:
-    """The optimizer ran out of memory in the middle of its update: only what was saved before is good."""
+def test_a_state_that_may_be_half_updated_is_not_saved(
+    work: Work, monkeypatch: Patch
+) -> None:
+    """The optimizer ran out of memory in the middle of its update: only what was saved
+    before is good.
+    """
     run, updates, apply = work.run, [], step_module.step_if_finite
 
     def half(optimizer: Any, good: Any) -> None:
@@ -304,7 +338,9 @@ def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: 
         apply(optimizer, good)
 
     monkeypatch.setattr(step_module, "step_if_finite", half)
-    with pytest.raises(DoesNotFit, match="complete are those of the steps 2; resume with"):
+    with pytest.raises(
+        DoesNotFit, match="complete are those of the steps 2; resume with"
+    ):
         train(work.overrides("steps=6", "save_every=2"), run)
     assert complete(run) == [2]
 
@@ -319,7 +355,9 @@ def test_another_error_is_raised_as_it_is(work: Work) -> None:
 
 
 def test_out_of_memory_on_the_host(server: None, work: Work) -> None:
-    """The process has no more address space: torch's CPU allocator raises its own error."""
+    """The process has no more address space: torch's CPU allocator raises its own
+    error.
+    """
     run, settings = work.run, ("steps=4", "save_every=0")
     running = start(work.overrides(*settings), run, first=narrow, given=(3,))
     assert running.ended() == SKIPPED
@@ -331,23 +369,28 @@ def test_out_of_memory_on_the_host(server: None, work: Work) -> None:
 
 
 def narrow(step: int) -> None:
-    """From this step on the process has 64 MB more than it holds, and the step wants 256."""
+    """From this step on the process has 64 MB more than it holds, and the step wants
+    256.
+    """
     loss, passes = step_module.denoising_loss, []
 
     def greedy(*given: Any) -> Any:
         passes.append(1)
         if len(passes) == step:
-            held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (held + (64 << 20), resource.RLIM_INFINITY))
+            held = (
+                int(Path("/proc/self/statm").read_text().split()[0])
+                * resource.getpagesize()
+            )
+            resource.setrlimit(
+                resource.RLIMIT_AS, (held + (64 << 20), resource.RLIM_INFINITY)
+            )
             torch.empty(256 << 20, dtype=torch.uint8).fill_(1)
         return loss(*given)
 
     step_module.denoising_loss = greedy  # type: ignore[attr-defined]
 
 
-ON_THE_HOST = (
-    "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
-)
+ON_THE_HOST = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
 
 
 @pytest.mark.parametrize(
@@ -374,7 +417,9 @@ ON_THE_HOST = (
         (KeyboardInterrupt(), False),
     ],
 )
-def test_which_errors_say_that_there_was_no_room(error: BaseException, is_memory: bool) -> None:
+def test_which_errors_say_that_there_was_no_room(
+    error: BaseException, is_memory: bool
+) -> None:
     assert is_out_of_memory(error) == is_memory
 
 
@@ -385,7 +430,11 @@ def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> No
         "optimizer": {"name": "ADAMW_8BIT"},
         "lora": {"rank": 4},
     }
-    smaller = ("weight_dtype=FLOAT_8", "a smaller resolution", "fewer video_config.frames")
+    smaller = (
+        "weight_dtype=FLOAT_8",
+        "a smaller resolution",
+        "fewer video_config.frames",
+    )
     new = [f"a new run with {what}" for what in smaller]
     assert [line.split(":")[0] for line in remedies(parse(small), gpu=False)] == new
     assert [line.split(":")[0] for line in remedies(parse(small))] == [
@@ -393,17 +442,24 @@ def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> No
         "--resume --set layer_offload_fraction=0.5",
         *new,
     ]
-    assert "weight_dtype" not in " ".join(remedies(parse(small | {"weight_dtype": "INT_8"}))), (
-        "they are rounded"
-    )
+    assert "weight_dtype" not in " ".join(
+        remedies(parse(small | {"weight_dtype": "INT_8"}))
+    ), "they are rounded"
     full = remedies(
-        parse(small | {"training_method": "FINE_TUNE", "micro_batch_size": 1, "batch_size": 4})
+        parse(
+            small
+            | {"training_method": "FINE_TUNE", "micro_batch_size": 1, "batch_size": 4}
+        )
     )
     for key in ("layer_offload_fraction", "weight_dtype", "micro_batch_size"):
         assert key not in " ".join(full)
     lines = remedies(
         parse(
-            {"batch_size": 2, "gradient_accumulation_steps": 3, "gradient_checkpointing": "OFF"}
+            {
+                "batch_size": 2,
+                "gradient_accumulation_steps": 3,
+                "gradient_checkpointing": "OFF",
+            }
         )
     )
     resumes = [line.startswith("--resume") for line in lines]
@@ -416,7 +472,9 @@ def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> No
 def test_another_split_is_refused_where_videos_among_images_would_be_other_samples(
     work: Work, clips: Path
 ) -> None:
-    """There the samples of a step follow from batch_size alone, not from its product with the accumulation."""
+    """There the samples of a step follow from batch_size alone, not from its product
+    with the accumulation.
+    """
     from PIL import Image
 
     for number in range(4):
@@ -433,7 +491,8 @@ def test_another_split_is_refused_where_videos_among_images_would_be_other_sampl
     words = work.overrides(*sets, data=clips)
     assert train(words, work.run, allow_skips="all") == DONE
     with pytest.raises(
-        VideotuneError, match=r"batch_size: images and videos are mixed .*Leave it as it was"
+        VideotuneError,
+        match=r"batch_size: images and videos are mixed .*Leave it as it was",
     ):
         resume(work.run, "batch_size=1", "gradient_accumulation_steps=4", "steps=3")
     assert resume(work.run, "steps=3") == DONE

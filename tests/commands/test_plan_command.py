@@ -1,5 +1,6 @@
-"""What is planned and chosen before a run: memory settings, noise levels, published models without a network; and runs with
-blocks and inputs on the host, which are the plain run, line by line and bit for bit.
+"""What is planned and chosen before a run: memory settings, noise levels, published
+models without a network; and runs with blocks and inputs on the host, which are the
+plain run, line by line and bit for bit.
 """
 
 import os
@@ -106,26 +107,40 @@ def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
     assert read_run_config(run)["origins"]["micro_batch_size"] == "user"
 
 
-def test_a_plan_for_a_card_begins_with_its_verdict(overrides: Make, capsys: Printed) -> None:
+def test_a_plan_for_a_card_begins_with_its_verdict(
+    overrides: Make, capsys: Printed
+) -> None:
     settings = overrides("steps=10", "batch_size=2")
     assert plan(settings, card="rtx 3060 12gb") == DONE
     printed = capsys.readouterr().out
     assert printed.startswith("it fits RTX 3060 12GB: ")
     assert "hours" in printed.splitlines()[0]
-    for text in ("memory of the device, calculated", "host memory:", "calculated for RTX 3060"):
+    for text in (
+        "memory of the device, calculated",
+        "host memory:",
+        "calculated for RTX 3060",
+    ):
         assert text in printed, text
     assert plan(settings, vram=1.0) == SKIPPED, "a card must have a GiB for CUDA itself"
     assert capsys.readouterr().out.startswith("it does not fit 1 GB: ")
     assert plan(settings, card="t4") == DONE
-    assert "hours" not in capsys.readouterr().out.splitlines()[0], "no rate is known of it"
+    assert "hours" not in capsys.readouterr().out.splitlines()[0], (
+        "no rate is known of it"
+    )
     with pytest.raises(VideotuneError, match="read from its base model"):
-        plan(Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)), vram=8)
+        plan(
+            Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)),
+            vram=8,
+        )
 
 
 @pytest.mark.parametrize(
     ("sets", "forced"),
     [
-        (("optimizer.name=LION", "optimizer.step_in_backward=true"), Constraints(4, None, 0)),
+        (
+            ("optimizer.name=LION", "optimizer.step_in_backward=true"),
+            Constraints(4, None, 0),
+        ),
         (("optimizer.name=LION",), Constraints(None, None, 0)),
         (("training_method=LORA", "optimizer.name=LION"), Constraints()),
         ((), Constraints()),
@@ -134,7 +149,9 @@ def test_a_plan_for_a_card_begins_with_its_verdict(overrides: Make, capsys: Prin
 def test_a_plan_chooses_nothing_that_the_run_would_refuse(
     overrides: Make, sets: tuple[str, ...], forced: Constraints
 ) -> None:
-    job = opened(overrides("steps=1", "batch_size=4", "training_method=FINE_TUNE", *sets))
+    job = opened(
+        overrides("steps=1", "batch_size=4", "training_method=FINE_TUNE", *sets)
+    )
     assert config_constraints(job.config, 2, 4) == forced
     found = fit(job, "FLOAT_32", 10**6, None)
     assert not found.fits, "so that all that may be chosen was chosen"
@@ -143,7 +160,9 @@ def test_a_plan_chooses_nothing_that_the_run_would_refuse(
 
 def test_tiles_are_read_only_where_nothing_else_fits(overrides: Make) -> None:
     job = opened(
-        overrides("steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9")
+        overrides(
+            "steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9"
+        )
     )
     roomy = fit(job, "FLOAT_32", 1 << 40, None)
     assert roomy.phases["preview"][0] == UNCHANGED
@@ -153,7 +172,11 @@ def test_tiles_are_read_only_where_nothing_else_fits(overrides: Make) -> None:
 
 
 def test_what_does_not_fit_is_reported_with_remedies(overrides: Make) -> None:
-    named = ("gradient_checkpointing=OFF", "layer_offload_fraction=0", "micro_batch_size=4")
+    named = (
+        "gradient_checkpointing=OFF",
+        "layer_offload_fraction=0",
+        "micro_batch_size=4",
+    )
     job = opened(overrides("steps=10", "batch_size=4", *named))
     whole = fit(job, "FLOAT_32", None, None)
     assert whole.fits is None
@@ -165,7 +188,8 @@ def test_what_does_not_fit_is_reported_with_remedies(overrides: Make) -> None:
         "layer_offload_fraction": 0.0,
     }
     assert any(
-        "the settings that need least (micro_batch_size=1 " in line for line in short.remedies
+        "the settings that need least (micro_batch_size=1 " in line
+        for line in short.remedies
     )
     facts = to_json(short, job, "FLOAT_32")
     assert facts["device"]["phase"] in facts["device"]["phases"]
@@ -180,16 +204,21 @@ def test_quantized_weights_are_named_with_what_they_save_and_never_chosen(
     small: Any, overrides: Make
 ) -> None:
     short = fit(small, "FLOAT_32", 2**30, None)
-    (line,) = (line for line in short.remedies if line.startswith("weight_dtype=FLOAT_8"))
+    (line,) = (
+        line for line in short.remedies if line.startswith("weight_dtype=FLOAT_8")
+    )
     net = open_models(small.spec, small.base, small.config).denoiser()
     numbers = sum(
         m.weight.numel() for m in net.blocks.modules() if isinstance(m, torch.nn.Linear)
     )
-    assert f"the denoiser's take {size(round(numbers * (4 - 1 - 4 / 128)))} less" in line
+    assert (
+        f"the denoiser's take {size(round(numbers * (4 - 1 - 4 / 128)))} less" in line
+    )
     assert "weight_dtype" not in short.chosen
     rounded = opened(overrides("steps=10", "batch_size=2", "weight_dtype=NFLOAT_4"))
     assert not any(
-        "weight_dtype" in line for line in fit(rounded, "FLOAT_32", 2**30, None).remedies
+        "weight_dtype" in line
+        for line in fit(rounded, "FLOAT_32", 2**30, None).remedies
     )
     saved = [
         fit(one, "FLOAT_32", None, None).training.device["end"]["weights"]
@@ -204,10 +233,18 @@ def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
     """As on a CUDA machine whose card has so many bytes."""
     monkeypatch.setattr(settings, "local_device", lambda: torch.device("cuda", 0))
     monkeypatch.setattr(settings, "dtype_name", lambda config: "FLOAT_32")
-    monkeypatch.setattr(settings, "requested_card", lambda vram, name: (80 * 10**9, None))
-    assert [getattr(fit_settings(small).config, key) for key in MEMORY_KEYS] == [2, "OFF", 0.0]
+    monkeypatch.setattr(
+        settings, "requested_card", lambda vram, name: (80 * 10**9, None)
+    )
+    assert [getattr(fit_settings(small).config, key) for key in MEMORY_KEYS] == [
+        2,
+        "OFF",
+        0.0,
+    ]
     monkeypatch.setattr(settings, "requested_card", lambda vram, name: (10**6, None))
-    with pytest.raises(DoesNotFit, match=r"this run needs .* and the card has 1\.0 MB:\n"):
+    with pytest.raises(
+        DoesNotFit, match=r"this run needs .* and the card has 1\.0 MB:\n"
+    ):
         fit_settings(small)
 
 
@@ -233,9 +270,13 @@ def test_the_plan_is_for_the_card_in_use_and_what_is_free_of_it(
             {1: answer},
             torch.cuda if asked == "get_device_name" else torch.accelerator,
         )
-        monkeypatch.setattr(owner, asked, lambda device, answers=answers: answers[device.index])
+        monkeypatch.setattr(
+            owner, asked, lambda device, answers=answers: answers[device.index]
+        )
     monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+        torch.accelerator,
+        "current_accelerator",
+        lambda check_available: torch.device("cuda"),
     )
     monkeypatch.setenv("LOCAL_RANK", "1")
     memory, card = fitting.requested_card(None, None)
@@ -264,7 +305,10 @@ def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
         run = work.tmp / f"run{most}"
         assert (
             train(
-                work.overrides("steps=2", "sample_after=1", "samples=1", "sample.steps=1"), run
+                work.overrides(
+                    "steps=2", "sample_after=1", "samples=1", "sample.steps=1"
+                ),
+                run,
             )
             == DONE
         )
@@ -280,7 +324,12 @@ def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
 def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
     work: Work, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    fill, met, plain, run = cache_filling.fill, nth(1), work.finished("steps=2"), work.run
+    fill, met, plain, run = (
+        cache_filling.fill,
+        nth(1),
+        work.finished("steps=2"),
+        work.run,
+    )
 
     def short(family: Any, *more: Any, **named: Any) -> Any:
         if met():
@@ -289,22 +338,31 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
         return fill(family, *more, **named)
 
     monkeypatch.setattr(cache_filling, "fill", short)
-    assert train(work.overrides("steps=2", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
+    assert (
+        train(work.overrides("steps=2", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
+    )
     assert (
         "the blocks of the text encoder are now streamed from host memory"
         in capsys.readouterr().err
     )
     assert_same_run(run, plain, 2)
-    assert read_json(plain / "config.json")["data"] == read_json(run / "config.json")["data"]
+    assert (
+        read_json(plain / "config.json")["data"]
+        == read_json(run / "config.json")["data"]
+    )
 
 
 @pytest.mark.parametrize("family", ["wan", "cogvideox"])
 def test_without_a_fake_step_the_bound_on_activations_holds(
     family: str, overrides: Make
 ) -> None:
-    """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""
+    """Of what a step really keeps, OFF, by its reading: at least so much is set aside
+    for it.
+    """
     job = opened(
-        overrides("steps=1", "batch_size=2", "video_config.target_fps=16", base=(family,))
+        overrides(
+            "steps=1", "batch_size=2", "video_config.target_fps=16", base=(family,)
+        )
     )
     seen = FakeRun(open_models(job.spec, job.base, job.config), job.config)
     depths = tuple(seen.depths.items())
@@ -354,7 +412,9 @@ def test_of_two_experts_each_has_its_share(tiny_bases: Bases, capsys: Printed) -
 def test_a_shift_by_resolution_has_a_curve_for_each_bucket() -> None:
     resolved, spec, _ = resolve_config(Overrides(family="wan"))
     spec = replace(spec, shift_by_tokens=(100, 0.5, 1000, 1.5))
-    facts = levels(spec, resolved.config, {"5x32x32": (100, 0.25), "9x64x64": (1000, 0.75)})
+    facts = levels(
+        spec, resolved.config, {"5x32x32": (100, 0.25), "9x64x64": (1000, 0.75)}
+    )
     small, large = facts["distributions"]
     assert (small["bucket"], small["share_of_steps"], small["shift"]) == (
         "5x32x32",
@@ -368,7 +428,11 @@ def test_a_shift_by_resolution_has_a_curve_for_each_bucket() -> None:
 def test_the_curve_is_as_high_as_the_density() -> None:
     lines = curve([0.0, 1.0, 2.0])
     assert len(lines) == ROWS
-    assert [sum(line[i] == "█" for line in lines) for i in range(3)] == [0, ROWS // 2, ROWS]
+    assert [sum(line[i] == "█" for line in lines) for i in range(3)] == [
+        0,
+        ROWS // 2,
+        ROWS,
+    ]
 
 
 def offline(tmp_path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
@@ -382,7 +446,9 @@ def offline(tmp_path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def film(tmp_path: Path) -> Path:
-    return write_dataset(tmp_path / "clips", {"a.mp4": noise(40, 96, 160, seed=1)}, {}, fps=16)
+    return write_dataset(
+        tmp_path / "clips", {"a.mp4": noise(40, 96, 160, seed=1)}, {}, fps=16
+    )
 
 
 def test_check_and_plan_answer_for_a_preset(tmp_path: Path, film: Path) -> None:
@@ -408,7 +474,11 @@ def test_a_model_that_is_not_here_is_named(
     words: tuple[str, ...], named: str, tmp_path: Path, film: Path
 ) -> None:
     done = offline(
-        tmp_path, words[0], *(("--data",) if words[0] == "train" else ()), str(film), *words[1:]
+        tmp_path,
+        words[0],
+        *(("--data",) if words[0] == "train" else ()),
+        str(film),
+        *words[1:],
     )
     assert done.returncode == 1
     assert named in done.stderr
@@ -422,7 +492,9 @@ def test_a_model_that_is_not_here_is_named(
 def deep(
     small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
 ) -> Make:
-    """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
+    """Words of a run of four steps on a tiny base of six blocks; everything that a run
+    does happens in it.
+    """
     folder = tmp_path_factory.mktemp("deep")
     bases = {
         variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4)
@@ -436,7 +508,8 @@ def deep(
 
     def make(*sets: str, variant: str = "t2v") -> Overrides:
         return Overrides(
-            data=str(small_clips), sets=(*fixed, f"base_model_name={bases[variant]}", *sets)
+            data=str(small_clips),
+            sets=(*fixed, f"base_model_name={bases[variant]}", *sets),
         )
 
     return make
@@ -444,7 +517,9 @@ def deep(
 
 @pytest.fixture
 def decoded(monkeypatch: Patch) -> list[torch.Tensor]:
-    """The latents of every preview, in order: the encoder of the files themselves does not give the same bits twice."""
+    """The latents of every preview, in order: the encoder of the files themselves does
+    not give the same bits twice.
+    """
     seen: list[torch.Tensor] = []
 
     def keep(family: Any, latents: list[torch.Tensor], tiled: bool) -> Any:

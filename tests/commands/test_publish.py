@@ -1,4 +1,6 @@
-"""``card`` and ``publish``, against a local server that speaks the Hub's upload protocol."""
+"""``card`` and ``publish``, against a local server that speaks the Hub's upload
+protocol.
+"""
 
 import json
 import os
@@ -51,10 +53,14 @@ def edit(run: Path, base: str, **settings: Any) -> None:
     """Another base model and other settings in a run's config.json."""
     config = read_json(run / "config.json")
     config["base"]["name"] = base
-    write_json(run / "config.json", config | {"settings": config["settings"] | settings})
+    write_json(
+        run / "config.json", config | {"settings": config["settings"] | settings}
+    )
 
 
-def test_the_card_says_what_was_trained_and_how_it_is_used(run: Path, tmp_path: Path) -> None:
+def test_the_card_says_what_was_trained_and_how_it_is_used(
+    run: Path, tmp_path: Path
+) -> None:
     datasets = read_json(run / "config.json")["settings"]["datasets"]
     edit(run, "someone/a-base", datasets=[datasets[0] | {"trigger": "<mytoken>"}])
     assert shell("card", run, out=tmp_path / "README.md") == DONE
@@ -66,9 +72,15 @@ def test_the_card_says_what_was_trained_and_how_it_is_used(run: Path, tmp_path: 
         "apache-2.0",
     )
     assert (data.base_model, data.base_model_relation) == ("someone/a-base", "adapter")
-    assert ({"videotune", "lora"} < set(data.tags), data.instance_prompt) == (True, "<mytoken>")
+    assert ({"videotune", "lora"} < set(data.tags), data.instance_prompt) == (
+        True,
+        "<mytoken>",
+    )
     (sample,) = data.to_dict()["widget"]
-    assert (sample["text"], (run / sample["output"]["url"]).is_file()) == ("a cat", True)
+    assert (sample["text"], (run / sample["output"]["url"]).is_file()) == (
+        "a cat",
+        True,
+    )
     for text in (
         "6 clips",
         "load_lora_weights('run-step-2.safetensors')",
@@ -89,7 +101,9 @@ def test_the_card_has_the_verdicts_figures_and_the_bases_own_licence(
         "turned": False,
     }
     with (run / "journal.jsonl").open("a") as journal:
-        journal.write(json.dumps({"kind": "verdict", "time": 1.0, "step": 2} | verdict) + "\n")
+        journal.write(
+            json.dumps({"kind": "verdict", "time": 1.0, "step": 2} | verdict) + "\n"
+        )
     (tmp_path / "README.md").write_text(
         "---\nlicense: other\nlicense_name: Their Own Licence\n---\n"
     )
@@ -101,7 +115,9 @@ def test_the_card_has_the_verdicts_figures_and_the_bases_own_licence(
     assert "base_model" not in made.data.to_dict()
 
 
-def test_a_card_says_nothing_of_this_machine(work: Work, clips: Path, tmp_path: Path) -> None:
+def test_a_card_says_nothing_of_this_machine(
+    work: Work, clips: Path, tmp_path: Path
+) -> None:
     """Folders and clips of telling names, in the run's every setting that takes a path."""
     secret = clips.rename(tmp_path / "clips-of-bob")
     for path in [*secret.glob("*/*")]:
@@ -117,13 +133,16 @@ def test_a_card_says_nothing_of_this_machine(work: Work, clips: Path, tmp_path: 
     ] == []
 
 
-def test_what_is_published_is_what_was_exported_and_is_sent_once(run: Path, hub: Any) -> None:
+def test_what_is_published_is_what_was_exported_and_is_sent_once(
+    run: Path, hub: Any
+) -> None:
     assert shell("publish", run, dry_run=True, repo="user/run") == DONE
     assert hub.asked == []
     assert publish(run)["url"] == f"{hub.url}/user/run"
     assert hub.private is True
     expected = {
-        Path(line["path"]).name: run / line["path"] for line in read_json(run / "exports.json")
+        Path(line["path"]).name: run / line["path"]
+        for line in read_json(run / "exports.json")
     }
     expected |= {
         f"samples/{path.name}": path for path in (run / "samples").glob("step-000002*")
@@ -178,10 +197,22 @@ def test_without_a_token_a_network_or_exports_it_is_a_sentence(
     assert hub.asked == []
 
 
-def test_an_upload_that_broke_or_was_killed_goes_on(run: Path, hub: Any, work: Work) -> None:
-    """A connection that drops is tried again; of a process that was killed the files that had come are not sent again."""
+def test_an_upload_that_broke_or_was_killed_goes_on(
+    run: Path, hub: Any, work: Work
+) -> None:
+    """A connection that drops is tried again; of a process that was killed the files
+    that had come are not sent again.
+    """
     hub.cut, hub.hold = 1, 3
-    command = [sys.executable, "-m", "videotune", "publish", str(run), "--repo", "user/run"]
+    command = [
+        sys.executable,
+        "-m",
+        "videotune",
+        "publish",
+        str(run),
+        "--repo",
+        "user/run",
+    ]
     env = {
         "HF_ENDPOINT": hub.url,
         "HF_HUB_DISABLE_XET": "1",

@@ -58,7 +58,9 @@ def filled(tmp_path: Path) -> Queue:
 def ended(
     home: Path, name: str, code: int | None, started: float | None = None, **env: str
 ) -> None:
-    """A process of an entry as the runner leaves it; without a code the machine went off under it."""
+    """A process of an entry as the runner leaves it; without a code the machine went
+    off under it.
+    """
     number = len(list((home / "jobs").glob("*"))) + 1 if (home / "jobs").is_dir() else 1
     folder = home / "jobs" / f"{number:06d}-train"
     folder.mkdir(parents=True)
@@ -80,7 +82,9 @@ def states(home: Path) -> dict[str, str]:
     return {one.name: one.state for one in entries(home)}
 
 
-def test_the_highest_priority_is_first_and_then_what_was_added_first(filled: Queue) -> None:
+def test_the_highest_priority_is_first_and_then_what_was_added_first(
+    filled: Queue,
+) -> None:
     home = filled(a=0, b=5, c=0)
     (home / "by-hand.yaml").write_text(
         "steps: 1  # a file that was put there is an entry too\n"
@@ -104,7 +108,9 @@ def test_a_failure_is_tried_once_more_and_a_power_cut_as_often_as_it_comes(
     assert (find_entry(home, "a").state, find_entry(home, "a").tries) == (state, tries)
 
 
-def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_card_has_one_training(
+    filled: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, started = filled(a=3, b=2, c=1), []
     monkeypatch.setattr(
         worker, "start", lambda _, entry, card: started.append((entry.name, card))
@@ -123,14 +129,20 @@ def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPat
     assert started == [("b", "0")]
 
 
-@pytest.mark.parametrize("name", ["../out", "a/b", "", ".hidden", "queue", "x" * 200, "a b"])
-def test_a_name_that_is_no_file_of_the_queue_is_refused(filled: Queue, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["../out", "a/b", "", ".hidden", "queue", "x" * 200, "a b"]
+)
+def test_a_name_that_is_no_file_of_the_queue_is_refused(
+    filled: Queue, name: str
+) -> None:
     with pytest.raises(VideotuneError):
         add(filled(a=0), name, {})
 
 
 @pytest.mark.parametrize("skips", ["2", "all"])
-def test_an_entry_keeps_its_run_folder_and_its_skips(skips: str, tmp_path: Path) -> None:
+def test_an_entry_keeps_its_run_folder_and_its_skips(
+    skips: str, tmp_path: Path
+) -> None:
     add(tmp_path / "queue", "a", {"steps": 1}, tmp_path / "runs" / "a", skips=skips)
     found = find_entry(tmp_path / "queue", "a")
     assert (found.run, found.skips) == (tmp_path / "runs" / "a", skips)
@@ -195,14 +207,18 @@ def test_what_is_no_config_of_its_own_is_left_out_or_refused(filled: Queue) -> N
 
 @pytest.mark.parametrize("gpus", ["all", "-1", "0,x", "[0]"])
 def test_gpus_that_are_no_numbers_are_refused(gpus: str, filled: Queue) -> None:
-    """CUDA would hide all cards behind such a name, and the training would run on the CPU."""
+    """CUDA would hide all cards behind such a name, and the training would run on the
+    CPU.
+    """
     home = filled(a=0)
     with pytest.raises(VideotuneError):
         run("queue", "run", queue=home, gpus=gpus)
     assert states(home) == {"a": "waiting"}
 
 
-def test_a_wrong_setting_is_refused_when_it_is_added(overrides: Make, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_refused_when_it_is_added(
+    overrides: Make, tmp_path: Path
+) -> None:
     words = options_of(overrides("steps=2"))
     with pytest.raises(VideotuneError):
         run(
@@ -220,7 +236,9 @@ def test_entries_run_in_the_order_that_was_given_whatever_their_priorities(
 ) -> None:
     home = filled(a=0, b=5, c=0, d=0)
     reorder(home, ["d", "a", "b", "nothing"])
-    assert [one.name for one in entries(home)] == ["d", "a", "c", "b"], "c keeps its place"
+    assert [one.name for one in entries(home)] == ["d", "a", "c", "b"], (
+        "c keeps its place"
+    )
     reorder(home, ["c", "b", "a", "d"])
     assert [one.name for one in entries(home)] == ["c", "b", "a", "d"]
 
@@ -230,10 +248,18 @@ def ran(home: Path) -> list[list[str]]:
     return [list(job.arguments) for job in reversed(jobs.all_jobs(home))]
 
 
-def test_an_entry_of_another_command_runs_that_command_and_fails_once(tmp_path: Path) -> None:
+def test_an_entry_of_another_command_runs_that_command_and_fails_once(
+    tmp_path: Path,
+) -> None:
     home, run_folder = tmp_path / "queue", tmp_path / "run"
     for name in ("a--sample-1", "a--sample-2"):
-        add(home, name, {}, run_folder, arguments=["sample", str(run_folder), "--nonsense"])
+        add(
+            home,
+            name,
+            {},
+            run_folder,
+            arguments=["sample", str(run_folder), "--nonsense"],
+        )
     assert find_entry(home, "a--sample-1").kind == "sample"
     assert run_queue(home, report=lambda _: None) == FAILED
     assert states(home) == {"a--sample-1": "failed", "a--sample-2": "failed"}
@@ -255,7 +281,14 @@ def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_a
     requeue(
         home,
         "a",
-        resumed := ["train", "--out", str(tmp_path / "run a"), "--resume", "--from", "20"],
+        resumed := [
+            "train",
+            "--out",
+            str(tmp_path / "run a"),
+            "--resume",
+            "--from",
+            "20",
+        ],
     )
     entry = find_entry(home, "a")
     assert (entry.state, entry.tries) == ("waiting", 0), "its tries count anew"
@@ -268,7 +301,9 @@ def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_a
     assert started == [resumed, ["train", "--out", str(tmp_path / "run a"), "--resume"]]
 
 
-def test_what_a_person_has_stopped_stays_so_until_it_is_queued_again(filled: Queue) -> None:
+def test_what_a_person_has_stopped_stays_so_until_it_is_queued_again(
+    filled: Queue,
+) -> None:
     home, begun = filled(a=0, b=0, c=0), time.time()
     ended(home, "a", INTERRUPTED)
     ended(home, "b", INTERRUPTED)
@@ -289,7 +324,9 @@ def test_a_running_command_is_paused_goes_on_and_can_be_stopped_while_paused(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "queue").mkdir()
-    job = jobs.start(tmp_path / "queue", "wait", ["wait", str(tmp_path), "--timeout", "120"])
+    job = jobs.start(
+        tmp_path / "queue", "wait", ["wait", str(tmp_path), "--timeout", "120"]
+    )
     wait_until(lambda: (job.folder / "pid.json").is_file())
     assert jobs.pause(job)
     wait_until(lambda: jobs.read_job(job.folder).state == "paused")
@@ -310,11 +347,15 @@ def command(*words: Any) -> subprocess.Popen[bytes]:
 def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     overrides: Make, finished: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The worker is killed, then the training that outlived it; the next worker resumes that, and runs what waits."""
+    """The worker is killed, then the training that outlived it; the next worker resumes
+    that, and runs what waits.
+    """
     home, sets = tmp_path / "queue", ("steps=60", "save_every=20")
     words = options_of(overrides(*sets))
     assert run("queue", "add", **words, name="first", queue=home, priority=1) == DONE
-    (home / "second.json").write_text('{"steps": 3, "base_model_name": "nowhere-at-all"}')
+    (home / "second.json").write_text(
+        '{"steps": 3, "base_model_name": "nowhere-at-all"}'
+    )
     worker = command("queue", "run", "--queue", home)
     first = home / "runs" / "first"
     wait_until(lambda: (first / "checkpoints").is_dir() and complete(first))
@@ -379,10 +420,15 @@ def test_combinations_of_values() -> None:
             combinations(wrong)
 
 
-def test_a_sweep_trains_each_value_and_compares_them(overrides: Make, tmp_path: Path) -> None:
+def test_a_sweep_trains_each_value_and_compares_them(
+    overrides: Make, tmp_path: Path
+) -> None:
     words = options_of(
         overrides(
-            "steps=2", "validation_fraction=0.3", "validate_every=1", "validation_windows=3"
+            "steps=2",
+            "validation_fraction=0.3",
+            "validate_every=1",
+            "validation_windows=3",
         )
     )
     out = tmp_path / "sweep"

@@ -1,7 +1,8 @@
 """What may differ on a resume: safe, allowed by name, or refused, and always reported.
 
-After public threads of other trainers too: musubi-tuner #497 (the rate of a resume is 0), diffusion-pipe #278 (another rate
-is taken for the old one), OneTrainer #132 (a run that is done resumes to nothing, and nothing says so).
+After public threads of other trainers too: musubi-tuner #497 (the rate of a resume is
+0), diffusion-pipe #278 (another rate is taken for the old one), OneTrainer #132 (a run
+that is done resumes to nothing, and nothing says so).
 """
 
 import json
@@ -43,7 +44,9 @@ def rename_clip(data: Path, clip: str, folder: Path, name: str = "") -> None:
     """Move a clip and its caption into another folder, or under another name."""
     for part, ending in (("videos", ".mp4"), ("captions", ".txt")):
         (folder / part).mkdir(parents=True, exist_ok=True)
-        (data / part / f"{clip}{ending}").rename(folder / part / f"{name or clip}{ending}")
+        (data / part / f"{clip}{ending}").rename(
+            folder / part / f"{name or clip}{ending}"
+        )
 
 
 @pytest.fixture
@@ -66,9 +69,16 @@ def test_safe_keys_apply_at_once_and_are_reported(
     )
     assert_same_run(run, finished("steps=8", "save_every=2"), 8)
     (line,) = of_kind(run, "resume")
-    assert line["changes"] == ["steps: 4 -> 8 (the rate is constant)", "save_every: 2 -> 3"]
+    assert line["changes"] == [
+        "steps: 4 -> 8 (the rate is constant)",
+        "save_every: 2 -> 3",
+    ]
     kept = read_run_config(run)
-    assert (kept["settings"]["save_every"], kept["steps"], kept["origins"]["save_every"]) == (
+    assert (
+        kept["settings"]["save_every"],
+        kept["steps"],
+        kept["origins"]["save_every"],
+    ) == (
         3,
         8,
         "user",
@@ -116,7 +126,11 @@ ALLOWED = {"override": True, "data_change": True}
             ALLOWED,
             ("training_method: 'LORA' -> 'FINE_TUNE'", LEAVE),
         ),
-        (("batch_size=2",), ALLOWED, ("a step would have 2 samples instead of 1", LEAVE)),
+        (
+            ("batch_size=2",),
+            ALLOWED,
+            ("a step would have 2 samples instead of 1", LEAVE),
+        ),
         (
             ("train_dtype=BFLOAT_16",),
             ALLOWED,
@@ -125,7 +139,10 @@ ALLOWED = {"override": True, "data_change": True}
     ],
 )
 def test_what_the_saved_state_does_not_fit_is_refused_with_the_reason(
-    changes: tuple[str, ...], allowed: dict[str, bool], named: tuple[str, ...], begun: Begun
+    changes: tuple[str, ...],
+    allowed: dict[str, bool],
+    named: tuple[str, ...],
+    begun: Begun,
 ) -> None:
     """Only what must be allowed is named."""
     text = refusal(begun(), "steps=6", *changes, **allowed)
@@ -133,7 +150,9 @@ def test_what_the_saved_state_does_not_fit_is_refused_with_the_reason(
     assert "save_every" not in text
 
 
-def test_an_override_applies_at_the_very_next_step(begun: Begun, finished: Finished) -> None:
+def test_an_override_applies_at_the_very_next_step(
+    begun: Begun, finished: Finished
+) -> None:
     run, straight = begun(), finished("steps=6", "save_every=2")
     saved = {step: state(run, step) for step in (2, 4)}
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
@@ -143,12 +162,17 @@ def test_an_override_applies_at_the_very_next_step(begun: Begun, finished: Finis
     assert [line["window_ids"] for line in steps_of(run)] == [
         line["window_ids"] for line in steps_of(straight)
     ]
-    # AdamW's update is the rate times what the moments say, which are those of the checkpoint
+    # AdamW's update is the rate times what the moments say, which are those of the
+    # checkpoint
     ours, theirs, before = (
         state(folder, step) for folder, step in ((run, 6), (straight, 6), (run, 4))
     )
-    name = next(name for name in ours if name.startswith("weights/") and "lora_B" in name)
-    moved = [float((after[name] - before[name]).abs().mean()) for after in (ours, theirs)]
+    name = next(
+        name for name in ours if name.startswith("weights/") and "lora_B" in name
+    )
+    moved = [
+        float((after[name] - before[name]).abs().mean()) for after in (ours, theirs)
+    ]
     assert moved[0] / moved[1] == pytest.approx(2, rel=0.2)
 
 
@@ -171,7 +195,9 @@ def test_each_kind_of_override_has_an_effect(
     assert same_tensors(state(run, 4), state(plain, 4))
 
 
-def test_an_average_that_is_asked_for_later_begins_at_the_weights_of_then(begun: Begun) -> None:
+def test_an_average_that_is_asked_for_later_begins_at_the_weights_of_then(
+    begun: Begun,
+) -> None:
     run = begun()
     assert resume(run, "ema.decay=0.5", "steps=5", override=True) == DONE
     ours, before = state(run, 5), state(run, 4)
@@ -211,7 +237,9 @@ def test_another_split_of_a_step_agrees_to_rounding(work: Work) -> None:
         shutil.copytree(work.finished("steps=3", *settings), work.run),
         work.finished("steps=6", *settings),
     )
-    assert resume(run, "steps=6", "batch_size=2", "gradient_accumulation_steps=2") == DONE
+    assert (
+        resume(run, "steps=6", "batch_size=2", "gradient_accumulation_steps=2") == DONE
+    )
     assert 0 <= largest_weight_difference(state(run, 6), state(straight, 6)) < 1e-3
     assert [line["window_ids"] for line in steps_of(run)] == [
         line["window_ids"] for line in steps_of(straight)
@@ -227,10 +255,14 @@ def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Begun) -> None:
     del kept["digest"]
     write_json(run / "config.json", kept | {"digest": digest(kept)})
     assert resume(run, "steps=5") == DONE
-    assert of_kind(run, "resume")[0]["changes"] == ["steps: 4 -> 5 (the rate is constant)"]
+    assert of_kind(run, "resume")[0]["changes"] == [
+        "steps: 4 -> 5 (the rate is constant)"
+    ]
 
 
-def test_a_changed_validation_set_is_reported_once_and_measured_at_once(begun: Begun) -> None:
+def test_a_changed_validation_set_is_reported_once_and_measured_at_once(
+    begun: Begun,
+) -> None:
     run = begun("validate_every=2")
     names = [line["validation"] for line in of_kind(run, "validation")]
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
@@ -286,7 +318,10 @@ def test_a_base_model_may_move_and_not_change(work: Work) -> None:
     shutil.copytree(read_run_config(straight)["settings"]["base_model_name"], here)
     assert (
         train(
-            Overrides(data=settings.data, sets=(*settings.sets, f"base_model_name={here}")), run
+            Overrides(
+                data=settings.data, sets=(*settings.sets, f"base_model_name={here}")
+            ),
+            run,
         )
         == DONE
     )
@@ -336,7 +371,9 @@ def edit(data: Path, what: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def nine(small_clips: Path, overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nine(
+    small_clips: Path, overrides: Make, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A run of nine steps, on clips that lie beside it."""
     home = tmp_path_factory.mktemp("nine")
     data = shutil.copytree(
@@ -344,7 +381,8 @@ def nine(small_clips: Path, overrides: Make, tmp_path_factory: pytest.TempPathFa
     )
     assert (
         train(
-            overrides("steps=9", "save_every=3", "caption_dropout=0", data=data), home / "run"
+            overrides("steps=9", "save_every=3", "caption_dropout=0", data=data),
+            home / "run",
         )
         == DONE
     )
@@ -385,7 +423,9 @@ def test_changed_clips_are_named_and_refused_unless_allowed(
 
 
 def counts_agree(run: Path, steps: int) -> None:
-    """Views that the account promised are those that the journal counts: what had been, and the new stream."""
+    """Views that the account promised are those that the journal counts: what had been,
+    and the new stream.
+    """
     shown = Counter(name for line in steps_of(run) for name in line["window_ids"])
     assert sum(shown.values()) == steps
     job = open_run(Overrides(), run, Resume()).job
@@ -407,17 +447,25 @@ def counts_agree(run: Path, steps: int) -> None:
     assert job.views_at(steps) == pytest.approx(sum(views.values()) / len(now), abs=1)
     page = (run / "report.html").read_text(encoding="utf-8")
     assert all(
-        Path(clip["path"]).name in page for clip in read_json(run / "check.json")["clips"]
+        Path(clip["path"]).name in page
+        for clip in read_json(run / "check.json")["clips"]
     )
 
 
-def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(clips: Path, work: Work) -> None:
+def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(
+    clips: Path, work: Work
+) -> None:
     run, straight, moved = work.run, work.tmp / "straight", work.tmp / "moved"
-    assert train(work.overrides("steps=8", "save_every=4", data=clips), straight) == DONE
+    assert (
+        train(work.overrides("steps=8", "save_every=4", data=clips), straight) == DONE
+    )
     assert train(work.overrides("steps=4", "save_every=4", data=clips), run) == DONE
     clips.rename(moved)
     assert "data" in refusal(run, "steps=8")
-    assert train(Overrides(data=str(moved), sets=("steps=8",)), run, resume=Resume()) == DONE
+    assert (
+        train(Overrides(data=str(moved), sets=("steps=8",)), run, resume=Resume())
+        == DONE
+    )
     assert_same_run(run, straight, 8)
     assert read_run_config(run)["data"] == read_run_config(straight)["data"]
     named = edit(moved, "caption")
@@ -426,7 +474,9 @@ def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(clips: Path, work:
     assert f"since it started: {named}. Restore it" in str(caught.value)
 
 
-def test_a_key_of_the_data_is_judged_by_what_it_changes(clips: Path, work: Work) -> None:
+def test_a_key_of_the_data_is_judged_by_what_it_changes(
+    clips: Path, work: Work
+) -> None:
     head = ("video_config.windows=head", "video_config.frames=9")
     run = work.train("steps=2", data=clips)
     assert "clips, their windows or how they are shown differ" in refusal(
@@ -440,8 +490,12 @@ def test_a_key_of_the_data_is_judged_by_what_it_changes(clips: Path, work: Work)
     counts_agree(run, 12)
 
 
-def test_data_that_changes_twice_with_a_rollback_between(clips: Path, work: Work) -> None:
-    """What was seen before each change is counted from the journal; a rollback forgets the later change."""
+def test_data_that_changes_twice_with_a_rollback_between(
+    clips: Path, work: Work
+) -> None:
+    """What was seen before each change is counted from the journal; a rollback forgets
+    the later change.
+    """
     run = work.train("steps=6", "save_every=3", "caption_dropout=0", data=clips)
     for what, steps in (("removed", 12), ("added", 18)):
         edit(clips, what)
@@ -457,7 +511,9 @@ def test_data_that_changes_twice_with_a_rollback_between(clips: Path, work: Work
 def test_the_first_command_with_resume_added_changes_nothing(
     work: Work, capsys: Printed
 ) -> None:
-    """A preset, clips and settings that are the run's own are no change, also where they were left open and then frozen."""
+    """A preset, clips and settings that are the run's own are no change, also where
+    they were left open and then frozen.
+    """
     run, plain = work.run, work.overrides("steps=2")
     sets = (
         *(text for text in plain.sets if not text.startswith("base_model_name")),
@@ -498,6 +554,10 @@ def test_the_first_command_resumes_also_when_it_began_with_a_file(
     assert "changed:" not in running.stderr
     assert same_tensors(state(work.run, 2), before)
     other = start(
-        settings, work.run, "--init-from", str(work.tmp / "other.safetensors"), "--resume"
+        settings,
+        work.run,
+        "--init-from",
+        str(work.tmp / "other.safetensors"),
+        "--resume",
     )
     assert other.ended() == FAILED

@@ -1,7 +1,9 @@
-"""--resume --from N: what came after is kept whole in a folder of its own, whatever the disk or a kill does meanwhile.
+"""--resume --from N: what came after is kept whole in a folder of its own, whatever the
+disk or a kill does meanwhile.
 
-After public threads of other trainers too: musubi-tuner #927 (a resume counts from 0 again), diffusion-pipe #263 (there is
-no way back to an earlier step), SimpleTuner #2613 (a damaged checkpoint is loaded).
+After public threads of other trainers too: musubi-tuner #927 (a resume counts from 0
+again), diffusion-pipe #263 (there is no way back to an earlier step), SimpleTuner #2613
+(a damaged checkpoint is loaded).
 """
 
 import json
@@ -42,7 +44,9 @@ def entry(path: str) -> dict[str, str]:
 
 
 def made(run: Path) -> Path:
-    """A run of 12 steps as it lies on the disk, changed at steps 3, 9 and 11, exported at the end, here and elsewhere."""
+    """A run of 12 steps as it lies on the disk, changed at steps 3, 9 and 11, exported
+    at the end, here and elsewhere.
+    """
     run.mkdir(parents=True)
     for name in NAMES:
         write_json(run / f"{name}.json", {"what": f"{name} now"}, durable=False)
@@ -55,9 +59,13 @@ def made(run: Path) -> Path:
     for step in range(1, 13):
         journal.write(step_line(step, loss=1 / step))
         if step % 3 == 0:
-            save_checkpoint(run, step, {"weights": {"w": torch.full((3,), float(step))}}, {})
+            save_checkpoint(
+                run, step, {"weights": {"w": torch.full((3,), float(step))}}, {}
+            )
             journal.event("save", step=step, path=f"checkpoints/step-{step}")
-            (run / "samples" / f"step-{step:06d}-0123abcd-seed42.mp4").write_bytes(b"%d" % step)
+            (run / "samples" / f"step-{step:06d}-0123abcd-seed42.mp4").write_bytes(
+                b"%d" % step
+            )
     (run / "export").mkdir()
     elsewhere = run.with_name(f"{run.name}-elsewhere")
     elsewhere.mkdir(exist_ok=True)
@@ -71,12 +79,15 @@ def made(run: Path) -> Path:
         durable=False,
     )
     with (run / "journal.jsonl").open("ab") as file:
-        file.write('{"kind": "sample", "prompt": "Würf'.encode()[:-1])  # torn inside a letter
+        # torn inside a letter
+        file.write('{"kind": "sample", "prompt": "Würf'.encode()[:-1])
     return run
 
 
 def nothing_is_lost(run: Path) -> None:
-    """Wherever it was stopped: each checkpoint and sample is there once, whole; each line of the journal somewhere."""
+    """Wherever it was stopped: each checkpoint and sample is there once, whole; each
+    line of the journal somewhere.
+    """
     for step in (3, 6, 9, 12):
         (folder,) = [path for path in run.rglob(f"step-{step}") if path.is_dir()]
         (one,) = [c for c in complete_checkpoints(folder.parents[1]) if c.step == step]
@@ -84,13 +95,19 @@ def nothing_is_lost(run: Path) -> None:
         (sample,) = run.rglob(f"step-{step:06d}-*.mp4")
         assert sample.read_bytes() == b"%d" % step
     for step in (6, 12):
-        assert next(run.rglob(f"run-step-{step}.safetensors")).read_bytes() == b"%d" % step
+        assert (
+            next(run.rglob(f"run-step-{step}.safetensors")).read_bytes() == b"%d" % step
+        )
     assert max(len(steps_of(path.parent)) for path in run.rglob("journal.jsonl")) == 12
     found = {
-        read_json(path)["what"] for path in run.rglob("*.json") if path.name.startswith(NAMES)
+        read_json(path)["what"]
+        for path in run.rglob("*.json")
+        if path.name.startswith(NAMES)
     }
     assert found >= {
-        f"{name} {when}" for name in NAMES for when in ("now", "until 3", "until 9", "until 11")
+        f"{name} {when}"
+        for name in NAMES
+        for when in ("now", "until 3", "until 9", "until 11")
     }
 
 
@@ -98,7 +115,9 @@ def is_set_aside(run: Path) -> None:
     """It is at step 6, and what came after it lies in one folder."""
     nothing_is_lost(run)
     (branch,) = [
-        path for path in (run / "branches").iterdir() if (path / "journal.jsonl").is_file()
+        path
+        for path in (run / "branches").iterdir()
+        if (path / "journal.jsonl").is_file()
     ]
     assert {path.name for path in (branch / "checkpoints").iterdir()} == LATER
     assert complete(run) == [3, 6]
@@ -149,7 +168,9 @@ def test_an_export_that_lies_elsewhere_is_copied_before_its_name_is_used_again(
     run = made(tmp_path / "run")
     (run / "export" / "run-step-12.safetensors").unlink()
     archive_steps(run, 6, History(run).newest)
-    assert (run / "branches" / "1" / "export" / "run-step-12.safetensors").read_bytes() == b"12"
+    assert (
+        run / "branches" / "1" / "export" / "run-step-12.safetensors"
+    ).read_bytes() == b"12"
     assert (tmp_path / "run-elsewhere" / "run-step-12.safetensors").is_file()
 
 
@@ -185,7 +206,8 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
         nothing_is_lost(run)
         if [one.step for one in complete_checkpoints(run)] != [3, 6, 9, 12]:
             with pytest.raises(
-                VideotuneError, match=r"the newest checkpoint .*, step 12, is not complete"
+                VideotuneError,
+                match=r"the newest checkpoint .*, step 12, is not complete",
             ):
                 checkpoint_of(
                     run, None, History(run)
@@ -201,9 +223,13 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
 def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(
     work: Work, capfd: Printed
 ) -> None:
-    """Bit for bit: weights, moments, average, losses and windows; and the first run can itself be resumed."""
+    """Bit for bit: weights, moments, average, losses and windows; and the first run can
+    itself be resumed.
+    """
     preview = ("sample_after=6", "samples=1", "sample.steps=1", "sample.frames=5")
-    run = work.train("steps=6", "save_every=2", "lora.dropout=0.1", "ema.decay=0.9", *preview)
+    run = work.train(
+        "steps=6", "save_every=2", "lora.dropout=0.1", "ema.decay=0.9", *preview
+    )
     first = {step: state(run, step) for step in (2, 4, 6)}
     facts, journal = facts_of(run), (run / "journal.jsonl").read_bytes()
     files = {
@@ -222,7 +248,9 @@ def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(
         for folder in ("samples", "export")
         for path in (branch / folder).iterdir()
     }
-    assert {name for name in files if "step-000006" in name or "step-6" in name} == set(later)
+    assert {name for name in files if "step-000006" in name or "step-6" in name} == set(
+        later
+    )
     assert len(later) == 2
     assert all(later[name] == files[name] for name in later)
     assert facts_of(run) == facts
@@ -235,13 +263,18 @@ def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(
         for line in read_journal(branch)
         if not (line["kind"] == "save" and line["step"] == 6)
     ]
-    (branch / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (branch / "journal.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     assert resume(branch) == DONE
     assert same_tensors(state(branch, 6), first[6])
 
 
 def test_a_rollback_to_before_a_change_restores_the_config_of_then(work: Work) -> None:
-    """Not the rate that a later resume has set: the config belongs to the step. What is kept of a step stays."""
+    """Not the rate that a later resume has set: the config belongs to the step.
+
+    What is kept of a step stays.
+    """
     run = work.copy("steps=4", "save_every=2")
     straight, branch = work.finished("steps=6", "save_every=2"), run / "branches" / "1"
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
@@ -252,18 +285,31 @@ def test_a_rollback_to_before_a_change_restores_the_config_of_then(work: Work) -
     assert read_json(run / "config.json")["settings"]["learning_rate"] == 0.01
     assert read_json(branch / "config.json")["settings"]["learning_rate"] == 0.02
     for rate in (0.03, 0.04):
-        assert resume(run, f"learning_rate={rate}", "steps=4", step=2, override=True) == DONE
+        assert (
+            resume(run, f"learning_rate={rate}", "steps=4", step=2, override=True)
+            == DONE
+        )
     assert (
-        read_json(run / "before" / "config-until-step-2.json")["settings"]["learning_rate"]
+        read_json(run / "before" / "config-until-step-2.json")["settings"][
+            "learning_rate"
+        ]
         == 0.01
     )
     assert (
-        read_json(run / "branches" / "3" / "config.json")["settings"]["learning_rate"] == 0.03
+        read_json(run / "branches" / "3" / "config.json")["settings"]["learning_rate"]
+        == 0.03
     )
-    assert [line["lr"]["transformer"] for line in steps_of(run)] == [0.01, 0.01, 0.04, 0.04]
+    assert [line["lr"]["transformer"] for line in steps_of(run)] == [
+        0.01,
+        0.01,
+        0.04,
+        0.04,
+    ]
 
 
-def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(work: Work) -> None:
+def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(
+    work: Work,
+) -> None:
     run = work.copy("steps=6", "save_every=2")
     before = sorted(str(path) for path in run.rglob("*"))
     for step in (3, 7):

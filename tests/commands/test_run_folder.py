@@ -1,4 +1,6 @@
-"""What a run leaves in its folder: nothing is written over, and what is damaged is named in a sentence."""
+"""What a run leaves in its folder: nothing is written over, and what is damaged is
+named in a sentence.
+"""
 
 import errno
 import json
@@ -13,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_line import Bases, Patch, Printed, check, compare, export, train
+from tests.support.command_line import (
+    Bases,
+    Patch,
+    Printed,
+    check,
+    compare,
+    export,
+    train,
+)
 from tests.support.kill_points import kill_points, killed_at
 from tests.support.run_parts import open_run
 from tests.support.run_processes import Make, Work, refusal, resume
@@ -62,7 +72,9 @@ def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
     often = ("save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1")
     there = {
         path.name
-        for path in work.train("steps=2", *often, 'trackers=["tensorboard","mlflow"]').iterdir()
+        for path in work.train(
+            "steps=2", *often, 'trackers=["tensorboard","mlflow"]'
+        ).iterdir()
     }
     assert there - {".lock", "heartbeat.json"} <= set(OWN)
 
@@ -78,7 +90,9 @@ def test_an_older_run_without_its_config_is_not_trained_over(work: Work) -> None
     assert listing(run) == before
 
 
-def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: Work) -> None:
+def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(
+    work: Work,
+) -> None:
     job = open_run(work.overrides("steps=1"), work.run, None).job
     cache_pictures(job)
 
@@ -101,7 +115,9 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: 
         assert len(list((run / "pictures").iterdir())) == len(job.library.clips)
 
 
-def test_an_out_that_cannot_be_used_is_refused_before_any_clip_is_read(work: Work) -> None:
+def test_an_out_that_cannot_be_used_is_refused_before_any_clip_is_read(
+    work: Work,
+) -> None:
     (work.tmp / "file").write_text("")
     for out in (
         work.tmp / ("x" * 255),
@@ -165,7 +181,10 @@ def test_skipped_clips_stop_a_run_unless_allowed(
         )
     assert not run.exists()
     assert train(settings, run, allow_skips="all") == DONE
-    assert "2 clips are left out, 1 of them without a usable caption" in capsys.readouterr().err
+    assert (
+        "2 clips are left out, 1 of them without a usable caption"
+        in capsys.readouterr().err
+    )
     assert resume(run) == DONE
     assert check(settings, allow_skips="all") == DONE
 
@@ -194,11 +213,16 @@ def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> No
 def straight(
     overrides: Make, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A run of eight steps with checkpoints at 4 and 8, on its own copy of the base model."""
+    """A run of eight steps with checkpoints at 4 and 8, on its own copy of the base
+    model.
+    """
     home = tmp_path_factory.mktemp("straight")
     base = shutil.copytree(tiny_bases("wan"), home / "base")
     assert (
-        train(overrides("steps=8", "save_every=4", f"base_model_name={base}"), home / "run")
+        train(
+            overrides("steps=8", "save_every=4", f"base_model_name={base}"),
+            home / "run",
+        )
         == DONE
     )
     return home / "run"
@@ -232,7 +256,9 @@ def refused(run: Path, text: str) -> None:
 # ---- checkpoints
 
 
-def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_under_another_step_s_name_is_refused(
+    run: Path, tmp_path: Path
+) -> None:
     renamed, copied = (
         Path(shutil.copytree(run, tmp_path / name)) / "checkpoints"
         for name in ("renamed", "copied")
@@ -243,15 +269,21 @@ def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: 
         renamed.parent,
         "step 8, is not complete: it is the checkpoint of step 4 under another name",
     )
-    with pytest.raises(VideotuneError, match="the checkpoint of step 4 under another name"):
+    with pytest.raises(
+        VideotuneError, match="the checkpoint of step 4 under another name"
+    ):
         export(renamed.parent)
     shutil.copytree(copied / "step-8", copied / "step-12")
-    refused(copied.parent, "step 12, is not complete: it is the checkpoint of step 8.*--from 8")
+    refused(
+        copied.parent,
+        "step 12, is not complete: it is the checkpoint of step 8.*--from 8",
+    )
     assert resume(copied.parent, step=8) == DONE
 
 
 @pytest.mark.parametrize(
-    "name", ["weights.safetensors", "optimizer.safetensors", "state.json", "another step's"]
+    "name",
+    ["weights.safetensors", "optimizer.safetensors", "state.json", "another step's"],
 )
 def test_a_flipped_bit_in_a_checkpoint_is_found_before_it_is_used(
     name: str, run: Path, straight: Path
@@ -306,7 +338,9 @@ DAMAGED: dict[str, Callable[[str], bytes]] = {
         ],
     ],
 )
-def test_damaged_json_is_one_sentence_everywhere(name: str, how: str, run: Path) -> None:
+def test_damaged_json_is_one_sentence_everywhere(
+    name: str, how: str, run: Path
+) -> None:
     (run / name).write_bytes(DAMAGED[how]((run / name).read_text()))
     refused(run, rf"{name}")
     readers: list[Callable[[], object]] = [lambda: diagnose(run)]
@@ -328,7 +362,9 @@ def test_a_config_that_was_edited_by_hand_is_refused_unless_allowed(run: Path) -
     (run / "config.json").write_text(json.dumps(config))
     refused(run, r"edited by hand.*--set KEY=VALUE --override")
     assert resume(run, "steps=9", override=True) == DONE
-    assert any("edited by hand" in str(line.get("changes")) for line in read_journal(run))
+    assert any(
+        "edited by hand" in str(line.get("changes")) for line in read_journal(run)
+    )
     assert resume(run, "steps=10") == DONE
 
 
@@ -370,7 +406,9 @@ def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_removed(
 ) -> None:
     path = run / "journal.jsonl"
     lines = path.read_text().splitlines()
-    number = next(i for i, line in enumerate(lines) if '"kind": "step", "step": 3' in line)
+    number = next(
+        i for i, line in enumerate(lines) if '"kind": "step", "step": 3' in line
+    )
     lines[number] = damage(lines[number])
     path.write_text("\n".join(lines) + "\n")
     refused(run, rf"line {number + 1} is damaged.*--repair-journal")
@@ -409,8 +447,12 @@ def test_the_journal_is_parsed_once_in_a_resume(run: Path, monkeypatch: Patch) -
     )
 
 
-def test_steps_go_on_while_a_checkpoint_is_written(work: Work, monkeypatch: Patch) -> None:
-    """The disk takes none of step 2 until step 4 is done; what it then gets is the state after step 2."""
+def test_steps_go_on_while_a_checkpoint_is_written(
+    work: Work, monkeypatch: Patch
+) -> None:
+    """The disk takes none of step 2 until step 4 is done; what it then gets is the
+    state after step 2.
+    """
     settings, order, later = ("steps=5", "save_every=2"), list[Any](), Event()
     step, sync = loop.train_step, checkpoint_writer.sync_file
 
@@ -441,7 +483,9 @@ def test_what_the_thread_meets_ends_the_run(work: Work, monkeypatch: Patch) -> N
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(checkpoint_writer, "sync_file", broken)
-    with pytest.raises(VideotuneError, match=r"step 2 cannot be saved in .*Input/output error"):
+    with pytest.raises(
+        VideotuneError, match=r"step 2 cannot be saved in .*Input/output error"
+    ):
         work.train("steps=5", "save_every=2")
     assert complete(work.run) == []
 

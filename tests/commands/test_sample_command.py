@@ -1,4 +1,6 @@
-"""sample and compare: from a run, from a LoRA file, from the base; one prompt at every checkpoint."""
+"""sample and compare: from a run, from a LoRA file, from the base; one prompt at every
+checkpoint.
+"""
 
 import os
 import re
@@ -12,7 +14,15 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from tests.support.command_line import Bases, Patch, Printed, compare, export, sample, train
+from tests.support.command_line import (
+    Bases,
+    Patch,
+    Printed,
+    compare,
+    export,
+    sample,
+    train,
+)
 from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import of_kind
 from videotune.commands.compare import is_drawn
@@ -32,7 +42,12 @@ from videotune.runs.journal import read_journal
 from videotune.runs.run_dir import refuse_samples_in_data
 
 NO_TEXT = ("a\0b", "a\x1b[31m", "a \ud800", "a" * 10**7)
-SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=3", "sample.guidance=1")
+SIZE = (
+    "sample.frames=5",
+    "sample.resolution=32x32",
+    "sample.steps=3",
+    "sample.guidance=1",
+)
 
 
 @pytest.fixture
@@ -52,7 +67,9 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
     base, prompts = str(tiny_bases("wan")), ("a red circle",)
     family = find("wan")(tiny_bases("wan"), torch.device("cpu"), torch.float32)
     state = last_checkpoint(a_run).load("weights")
-    file = export_lora(family, "comfyui", state, 1.0, tmp_path / "lora.safetensors", {}).path
+    file = export_lora(
+        family, "comfyui", state, 1.0, tmp_path / "lora.safetensors", {}
+    ).path
     from_run = sampled(SampleOptions(prompts, 3, run=a_run), tmp_path / "a")
     from_file = sampled(
         SampleOptions(prompts, 3, base=base, loras=(file,), sets=SIZE), tmp_path / "b"
@@ -72,7 +89,11 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
     [
         ({"prompts": ("a",)}, "sample needs a RUN folder"),
         (
-            {"prompts": ("a",), "base": "asset:toy", "loras": (Path("none.safetensors"),)},
+            {
+                "prompts": ("a",),
+                "base": "asset:toy",
+                "loras": (Path("none.safetensors"),),
+            },
             "--lora: no such file",
         ),
         *[
@@ -80,7 +101,14 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
             for seed in (2**63, 10**30, -1)
         ],
         *[
-            ({"prompts": ("a",), "base": "asset:toy", "sets": (f"sample.seed={seed}",)}, "seed")
+            (
+                {
+                    "prompts": ("a",),
+                    "base": "asset:toy",
+                    "sets": (f"sample.seed={seed}",),
+                },
+                "seed",
+            )
             for seed in (2**63, -1)
         ],
         *[({"prompts": (text,), "base": "asset:toy"}, "--prompt") for text in NO_TEXT],
@@ -95,7 +123,9 @@ def test_options_that_make_no_sample_are_refused(
         sample(SampleOptions(**options), tmp_path)
 
 
-def test_samples_do_not_go_into_the_run_s_own_dataset(a_run: Path, small_clips: Path) -> None:
+def test_samples_do_not_go_into_the_run_s_own_dataset(
+    a_run: Path, small_clips: Path
+) -> None:
     """They would be clips of it; a folder above the dataset is none of it."""
     for write in (
         lambda out: sample(SampleOptions(("a",), run=a_run), out),
@@ -107,7 +137,10 @@ def test_samples_do_not_go_into_the_run_s_own_dataset(a_run: Path, small_clips: 
 
 
 def test_options_that_contradict_a_run_are_refused(a_run: Path, tmp_path: Path) -> None:
-    for options in (SampleOptions((), run=a_run), SampleOptions(("a",), run=a_run, base="x")):
+    for options in (
+        SampleOptions((), run=a_run),
+        SampleOptions(("a",), run=a_run, base="x"),
+    ):
         with pytest.raises(VideotuneError):
             sample(options, tmp_path)
     with pytest.raises(
@@ -122,7 +155,10 @@ def test_of_two_experts_files_a_sample_is_named_by_what_both_begin_with() -> Non
 
     files = (Path("mine_high_noise.safetensors"), Path("mine_low_noise.safetensors"))
     assert adapter_name(SampleOptions(("a",), base="x", loras=files)) == "mine-"
-    assert adapter_name(SampleOptions(("a",), base="x", loras=files[:1])) == "mine_high_noise-"
+    assert (
+        adapter_name(SampleOptions(("a",), base="x", loras=files[:1]))
+        == "mine_high_noise-"
+    )
     assert (
         adapter_name(SampleOptions(("a",), base="x", loras=files, strength=0.5))
         == "mine-strength-0.5-"
@@ -143,7 +179,9 @@ def test_a_sample_is_named_by_its_prompt_too() -> None:
 def test_a_lora_of_another_base_is_reported(
     a_run: Path, tiny_bases: Bases, tmp_path: Path, capsys: Printed
 ) -> None:
-    """By the fingerprints in its header; nothing is said over the base that it was trained on."""
+    """By the fingerprints in its header; nothing is said over the base that it was
+    trained on.
+    """
     assert export(a_run, ["diffusers"], out=tmp_path) == DONE
     (file,) = tmp_path.glob("*.safetensors")
     other = find("wan").tiny(tmp_path / "other", seed=5)
@@ -157,12 +195,19 @@ def test_a_lora_of_another_base_is_reported(
 
 
 PROMPT = "a red circle moves left"
-SMALL = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=1")
+SMALL = (
+    "sample.frames=5",
+    "sample.resolution=32x32",
+    "sample.steps=2",
+    "sample.guidance=1",
+)
 
 
 @pytest.fixture(scope="module")
 def compared(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints at steps 10 and 20; made in two processes, as far as its time is concerned."""
+    """Checkpoints at steps 10 and 20; made in two processes, as far as its time is
+    concerned.
+    """
     folder = tmp_path_factory.mktemp("compared")
     settings = overrides(
         "steps=10",
@@ -188,15 +233,23 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
     schema = Path(__file__).parents[2] / "docs" / "schemas" / "compare.schema.json"
     assert list(Draft202012Validator(read_json(schema)).iter_errors([entry])) == []
     assert (entry["prompt"], entry["seed"], entry["steps"]) == (PROMPT, 3, [0, 10, 20])
-    assert [(compared / entry[name]).is_file() for name in ("video", "sheet")] == [True, True]
+    assert [(compared / entry[name]).is_file() for name in ("video", "sheet")] == [
+        True,
+        True,
+    ]
     frames, _ = read_video(compared / entry["video"], 512)
     assert (len(frames), frames[0].shape) == (5, (18 + 32, 3 * 32 + 2 * 4, 3))
     # the same as each alone, as sample draws it
     shown = []
     for place, step in enumerate((0, 20)):
-        assert sample(SampleOptions((PROMPT,), 3, compared, step), tmp_path / str(step)) == DONE
+        assert (
+            sample(SampleOptions((PROMPT,), 3, compared, step), tmp_path / str(step))
+            == DONE
+        )
         path = next((compared / "compare").glob(f"*-step-{step:06d}.mp4"))
-        assert path.read_bytes() == next((tmp_path / str(step)).glob("*.mp4")).read_bytes()
+        assert (
+            path.read_bytes() == next((tmp_path / str(step)).glob("*.mp4")).read_bytes()
+        )
         kept = read_video(path, 512)[0][2].astype(int)
         left = 36 * (0, 2)[place]
         assert (
@@ -205,7 +258,9 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
         shown.append(kept)
     assert np.abs(shown[0] - shown[1]).mean() > 4
     page = (compared / "report.html").read_text(encoding="utf-8")
-    assert "In rows, from the left: base, step 10, step 20." in re.sub(r"<[^>]+>", "", page)
+    assert "In rows, from the left: base, step 10, step 20." in re.sub(
+        r"<[^>]+>", "", page
+    )
 
 
 def test_samples_that_exist_are_not_made_again(
@@ -270,7 +325,9 @@ def test_the_phases_sum_to_the_wall_time_over_all_processes(compared: Path) -> N
     assert steps <= end["seconds"]["training"]
 
 
-def test_each_clip_has_a_picture_that_the_page_shows(compared: Path, small_clips: Path) -> None:
+def test_each_clip_has_a_picture_that_the_page_shows(
+    compared: Path, small_clips: Path
+) -> None:
     from PIL import Image
 
     rows = read_json(compared / "check.json")["clips"]
@@ -281,20 +338,26 @@ def test_each_clip_has_a_picture_that_the_page_shows(compared: Path, small_clips
         assert image.shape == (32, 96, 3)
         colour = Path(row["path"]).stem.split("-")[0]
         strongest = {"red": 0, "green": 1, "blue": 2}.get(colour)
-        if strongest is not None:  # the shape is of that colour in each of the three frames
+        # the shape is of that colour in each of the three frames
+        if strongest is not None:
             for column in range(3):
                 part = image[:, 32 * column : 32 * column + 32].reshape(-1, 3)
                 vivid = part[np.ptp(part, axis=1).argmax()]
                 assert vivid.argmax() == strongest, (picture, column)
-    assert (compared / "report.html").read_text(encoding="utf-8").count("data:image/jpeg") == 6
+    assert (compared / "report.html").read_text(encoding="utf-8").count(
+        "data:image/jpeg"
+    ) == 6
 
 
-def test_of_many_clips_the_first_have_thumbnails(work: Work, monkeypatch: Patch) -> None:
+def test_of_many_clips_the_first_have_thumbnails(
+    work: Work, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(contact_sheet, "MOST", 2)
     job = open_job(*resolve_config(work.overrides(f"cache_dir={work.tmp / 'cache'}")))
     contact_sheet.cache_pictures(job)
     made = {
-        path: path.stat().st_mtime_ns for path in (work.tmp / "cache" / "pictures").iterdir()
+        path: path.stat().st_mtime_ns
+        for path in (work.tmp / "cache" / "pictures").iterdir()
     }
     assert len(made) == 2
     contact_sheet.cache_pictures(job)

@@ -1,4 +1,6 @@
-"""New tokens and text encoders that train: whole runs, what they leave on the disk, and who reads it."""
+"""New tokens and text encoders that train: whole runs, what they leave on the disk, and
+who reads it.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,23 +43,31 @@ SHORT = ("steps=3", "sample.steps=1", "samples=1", "gradient_checkpointing=OFF")
 @pytest.fixture
 def run(finished: Finished) -> Path:
     """A run whose new tokens are exported in both forms, over a cache of its own."""
-    return finished(*SHORT, *TOKENS, "ema=0.5", 'output_model_format=["diffusers", "comfyui"]')
+    return finished(
+        *SHORT, *TOKENS, "ema=0.5", 'output_model_format=["diffusers", "comfyui"]'
+    )
 
 
 def exported(run: Path) -> list[Path]:
     return [run / line["path"] for line in read_json(run / "exports.json")]
 
 
-def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(work: Work) -> None:
+def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(
+    work: Work,
+) -> None:
     run = work.finished(*SHORT, *TOKENS, "ema=0.5", f"cache_dir={work.tmp / 'cache'}")
     weights = state(run, 3)
     assert {name for name in weights if name.startswith("weights/")} == {NAME}
     assert weights[NAME].shape == (2, 16)
     assert not torch.equal(weights[NAME], weights[NAME.replace("weights", "ema")])
     assert [line["lr"] for line in steps_of(run)] == [{"embedding": 0.05}] * 3
-    assert {entry.kind for entry in LatentCache(work.tmp / "cache").entries()} == {"latents"}
+    assert {entry.kind for entry in LatentCache(work.tmp / "cache").entries()} == {
+        "latents"
+    }
     notes = of_kind(run, "start")[0]["notes"]
-    assert f"6 of 6 captions do not contain '{TOKEN}': it is put in front of them" in notes
+    assert (
+        f"6 of 6 captions do not contain '{TOKEN}': it is put in front of them" in notes
+    )
     for key in ("embedding.token=<y>", 'text_encoder.layers=["shared"]'):
         with pytest.raises(VideotuneError, match=key.partition("=")[0]):
             resume(run, key)
@@ -66,7 +76,9 @@ def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(work: Work
 def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
     run: Path, tiny_bases: Bases, tiny_family: Callable[..., Any]
 ) -> None:
-    """By its own loader, beside a pipeline that has none; and so does transformers by hand, as its documentation shows."""
+    """By its own loader, beside a pipeline that has none; and so does transformers by
+    hand, as its documentation shows.
+    """
     from diffusers import WanPipeline
     from diffusers.loaders import TextualInversionLoaderMixin
 
@@ -119,13 +131,20 @@ def film(path: Path) -> torch.Tensor:
 
 
 def sampled(out: Path, **words: Any) -> torch.Tensor:
-    sets = ("sample.steps=1", "sample.guidance=1", "sample.frames=5", "sample.resolution=32x32")
+    sets = (
+        "sample.steps=1",
+        "sample.guidance=1",
+        "sample.frames=5",
+        "sample.resolution=32x32",
+    )
     assert sample(SampleOptions((f"a {TOKEN}",), 1, sets=sets, **words), out) == DONE
     (path,) = out.glob("*.mp4")
     return film(path)
 
 
-def test_a_run_and_its_files_sample_alike(run: Path, tiny_bases: Bases, tmp_path: Path) -> None:
+def test_a_run_and_its_files_sample_alike(
+    run: Path, tiny_bases: Bases, tmp_path: Path
+) -> None:
     base = str(tiny_bases("wan"))
     file, comfy = exported(run)
     plain = tmp_path / "emb" / f"{TOKEN}.safetensors"
@@ -164,8 +183,17 @@ def test_a_run_begins_with_the_tokens_of_another(
 
 
 def test_both_experts_train_the_same_tokens(work: Work) -> None:
-    """The tokens are the run's: every step moves them, whichever expert it is of, and there is one file."""
-    sets = (*SHORT, *TOKENS, "expert_period=1", "expert_share=0.5", "steps=4", "save_every=1")
+    """The tokens are the run's: every step moves them, whichever expert it is of, and
+    there is one file.
+    """
+    sets = (
+        *SHORT,
+        *TOKENS,
+        "expert_period=1",
+        "expert_share=0.5",
+        "steps=4",
+        "save_every=1",
+    )
     run = work.finished(*sets, base=("wan", "t2v-a14b"))
     assert {line["expert"] for line in steps_of(run)} == {"high", "low"}
     rows = [state(run, step)[NAME] for step in (1, 2, 3, 4)]
@@ -175,7 +203,9 @@ def test_both_experts_train_the_same_tokens(work: Work) -> None:
     assert sampled(work.tmp / "out", run=run).shape[0] == 5
 
 
-def test_a_model_conditioned_on_images_trains_new_tokens_too(finished: Finished) -> None:
+def test_a_model_conditioned_on_images_trains_new_tokens_too(
+    finished: Finished,
+) -> None:
     run = finished(*SHORT, *TOKENS, base=("wan", "i2v"))
     assert all(line["grad_norm"] > 0 for line in steps_of(run))
     assert load_file(exported(run)[0])[TOKEN].shape == (2, 16)
@@ -196,9 +226,13 @@ def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(
         for name, value in weights.items()
         if name.startswith("weights/text_encoder.")
     }
-    held = dict(UMT5EncoderModel.from_pretrained(folder / "text_encoder").named_parameters())
+    held = dict(
+        UMT5EncoderModel.from_pretrained(folder / "text_encoder").named_parameters()
+    )
     base = dict(
-        UMT5EncoderModel.from_pretrained(tiny_bases("wan") / "text_encoder").named_parameters()
+        UMT5EncoderModel.from_pretrained(
+            tiny_bases("wan") / "text_encoder"
+        ).named_parameters()
     )
     assert set(trained) == {f"weights/text_encoder.{name}" for name in held}
     for name, value in held.items():
@@ -206,9 +240,13 @@ def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(
         assert not torch.equal(value, base[name]), name
         assert torch.equal(value, pipe.text_encoder.get_parameter(name))
     table = pipe.text_encoder.encoder.embed_tokens.weight
-    assert torch.equal(table, pipe.text_encoder.shared.weight), "T5's two tables are one"
+    assert torch.equal(table, pipe.text_encoder.shared.weight), (
+        "T5's two tables are one"
+    )
     assert [set(line["lr"].values()) for line in steps_of(run)] == [{0.001, 0.01}] * 3
-    assert not any("text_encoder" in str(line.get("text")) for line in of_kind(run, "warning"))
+    assert not any(
+        "text_encoder" in str(line.get("text")) for line in of_kind(run, "warning")
+    )
 
 
 def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
@@ -219,7 +257,9 @@ def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
     )
     names = {name for name in state(run, 3) if name.startswith("weights/")}
     assert names
-    assert all(name.startswith("weights/text_encoder.encoder.block.0.") for name in names)
+    assert all(
+        name.startswith("weights/text_encoder.encoder.block.0.") for name in names
+    )
     (folder,) = exported(run)
     before = {path: path.stat().st_ino for path in folder.rglob("*.safetensors")}
     assert before[folder / "transformer" / "diffusion_pytorch_model.safetensors"] == (
@@ -241,15 +281,24 @@ def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
 def test_a_planted_row_is_found_again_through_the_frozen_denoiser(
     tiny_family: Callable[..., Any],
 ) -> None:
-    """What the denoiser says under a planted row is the target; from another beginning the row is found again."""
-    family, settings, spell = tiny_family("wan"), Embedding(token="<x>"), LiveText(("<x>",))
+    """What the denoiser says under a planted row is the target; from another beginning
+    the row is found again.
+    """
+    family, settings, spell = (
+        tiny_family("wan"),
+        Embedding(token="<x>"),
+        LiveText(("<x>",)),
+    )
     net, family.spec = (
         family.denoiser(),
         replace(family.spec, text_tokens=16),
     )  # padding to 512 takes most of the time
     (rows,) = add_rows(family.text_parts(), settings, seed=5).values()
     generator = torch.Generator().manual_seed(0)
-    x_t, t = torch.randn(3, 4, 1, 4, 4, generator=generator), torch.tensor([0.2, 0.5, 0.9])
+    x_t, t = (
+        torch.randn(3, 4, 1, 4, 4, generator=generator),
+        torch.tensor([0.2, 0.5, 0.9]),
+    )
     captions = ("a <x> b", "red <x>", "<x>")
     text = family.condition(family.encode_text(captions))
     batch = Batch.of(x_t, text, captions=captions)
@@ -263,7 +312,12 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(
         rows.normal_(std=planted.std().item(), generator=generator)
     cosine = torch.nn.functional.cosine_similarity
     assert cosine(rows.detach(), planted).item() < 0.5
-    numbers = {"max_iter": 60, "max_eval": 60, "history_size": 20, "tolerance_change": 1e-18}
+    numbers = {
+        "max_iter": 60,
+        "max_eval": 60,
+        "history_size": 20,
+        "tolerance_change": 1e-18,
+    }
     optimizer = torch.optim.LBFGS([rows], **numbers, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:

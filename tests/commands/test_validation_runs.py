@@ -1,5 +1,6 @@
-"""What a whole run says of itself (validation, times seen, the verdict, samples that are measured), and how much of its time
-that takes: by default 8 %, planned as it happens.
+"""What a whole run says of itself (validation, times seen, the verdict, samples that
+are measured), and how much of its time that takes: by default 8 %, planned as it
+happens.
 """
 
 import json
@@ -43,8 +44,17 @@ from videotune.trainer.trainer import Trainer, due, times
 from videotune.types import ClipShape, VideoRules
 from videotune.validation import embeddings
 from videotune.validation import sample_metrics as probes
-from videotune.validation.overhead import overhead, plan_overhead, share_of_run, total_share
-from videotune.validation.selection import metric_prompts, metric_shape, sample_metrics_plan
+from videotune.validation.overhead import (
+    overhead,
+    plan_overhead,
+    share_of_run,
+    total_share,
+)
+from videotune.validation.selection import (
+    metric_prompts,
+    metric_shape,
+    sample_metrics_plan,
+)
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -56,7 +66,9 @@ def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def settings(work: Work, small_clips: Path) -> Make:
-    """A run on four clips that is measured on two others, with an average of its weights."""
+    """A run on four clips that is measured on two others, with an average of its
+    weights.
+    """
     for part in ("videos", "captions"):
         for number, path in enumerate(sorted((small_clips / part).iterdir())):
             place = work.tmp / ("own" if number < 4 else "others") / part
@@ -83,7 +95,9 @@ def settings(work: Work, small_clips: Path) -> Make:
 def test_a_killed_and_resumed_run_measures_the_same_bits(
     settings: Make, tmp_path: Path
 ) -> None:
-    """Readings, views and verdicts, of the average and of the weights; the first half ends as a kill would leave it."""
+    """Readings, views and verdicts, of the average and of the weights; the first half
+    ends as a kill would leave it.
+    """
     straight, run = tmp_path / "straight", tmp_path / "run"
     assert train(settings(), straight) == DONE
     assert train(settings("steps=2"), run) == DONE
@@ -97,8 +111,12 @@ def test_a_killed_and_resumed_run_measures_the_same_bits(
     assert without_times(of_kind(run, "validation")) == without_times(
         of_kind(straight, "validation")
     )
-    seen, wanted = (without_times(of_kind(folder, "views")) for folder in (run, straight))
-    plans = [[line.pop("by_the_end")["max"] for line in lines] for lines in (seen, wanted)]
+    seen, wanted = (
+        without_times(of_kind(folder, "views")) for folder in (run, straight)
+    )
+    plans = [
+        [line.pop("by_the_end")["max"] for line in lines] for lines in (seen, wanted)
+    ]
     assert seen == wanted
     most = [
         read_json(folder / "plan.json")["views"]["per_window"]["max"]
@@ -126,7 +144,9 @@ def test_a_killed_and_resumed_run_measures_the_same_bits(
     assert [line["step"] for line in views] == [0, 1, 2, 3, 4], (
         "once, where a reading and a save meet"
     )
-    assert views[-1]["clips"] == {name: shown.count(name) for name in views[-1]["clips"]}
+    assert views[-1]["clips"] == {
+        name: shown.count(name) for name in views[-1]["clips"]
+    }
     assert of_kind(run, "verdict")[-1]["step"] == 4
     assert of_kind(run, "end")[-1]["take"]["step"] in (2, 4)
 
@@ -139,11 +159,16 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(
     frozen = read_json(run / "validation.json")
     assert of_kind(run, "validation")[0]["validation"] == frozen["name"]
     assert [len(frozen[part]) for part in ("held_out", "train", "levels")] == [2, 2, 9]
-    assert len({row["latents"] for part in ("held_out", "train") for row in frozen[part]}) == 4
+    assert (
+        len({row["latents"] for part in ("held_out", "train") for row in frozen[part]})
+        == 4
+    )
     caption = next((tmp_path / "others" / "captions").glob("*.txt"))
     caption.write_text("quite another caption")
     assert resume(run, "steps=2", data_change=True) == DONE
-    (warning,) = [text for text in warnings_of(run) if "the validation set changed" in text]
+    (warning,) = [
+        text for text in warnings_of(run) if "the validation set changed" in text
+    ]
     assert "the text of its held-out clips differ" in warning
     assert frozen["mean"] == "clips, each at a third of the levels"
     assert (
@@ -154,8 +179,13 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(
     kept = read_json(run / "validation.json")
     write_json(run / "validation.json", kept | {"seed": 5})
     assert resume(run, "steps=3") == DONE
-    assert read_json(run / "validation.json") == kept, "a file that was changed gives way"
-    assert len([text for text in warnings_of(run) if "the validation set changed" in text]) == 1
+    assert read_json(run / "validation.json") == kept, (
+        "a file that was changed gives way"
+    )
+    assert (
+        len([text for text in warnings_of(run) if "the validation set changed" in text])
+        == 1
+    )
     older = {
         key: value for key, value in kept.items() if key not in ("name", "mean")
     }  # it averaged over windows
@@ -175,7 +205,9 @@ def test_the_plan_has_the_steps_for_a_number_of_times_seen(
         capsys.readouterr()
         assert (
             plan(
-                overrides("batch_size=2", "video_config.frames=9", *sets), as_json=True, **more
+                overrides("batch_size=2", "video_config.frames=9", *sets),
+                as_json=True,
+                **more,
             )
             == DONE
         )
@@ -215,7 +247,9 @@ PROBED = (
 def two(
     overrides: Make, finished: Finished, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """The same run with sample metrics, stopped after its second step and resumed, and without, in one go."""
+    """The same run with sample metrics, stopped after its second step and resumed, and
+    without, in one go.
+    """
     run = tmp_path_factory.mktemp("probed") / "run"
     run.mkdir()
     (run / "control.json").write_text('{"stop": true}')
@@ -232,7 +266,9 @@ def test_sample_metrics_change_nothing_of_the_training(two: tuple[Path, Path]) -
     assert not (quiet / "sample_metrics").exists()
 
 
-def test_metrics_at_each_checkpoint_and_before_the_first_step(two: tuple[Path, Path]) -> None:
+def test_metrics_at_each_checkpoint_and_before_the_first_step(
+    two: tuple[Path, Path],
+) -> None:
     run, _ = two
     lines = of_kind(run, "sample_metrics")
     assert [line["step"] for line in lines] == [0, 2, 4]
@@ -240,7 +276,8 @@ def test_metrics_at_each_checkpoint_and_before_the_first_step(two: tuple[Path, P
     assert len({line["sample_metrics"] for line in lines}) == 1
     paths = {sample["path"] for line in lines for sample in line["samples"]}
     assert paths == {
-        path.relative_to(run).as_posix() for path in (run / "sample_metrics").glob("*.mp4")
+        path.relative_to(run).as_posix()
+        for path in (run / "sample_metrics").glob("*.mp4")
     }
     assert len(paths) == 12
     known = {clip["path"] for clip in read_json(run / "check.json")["clips"]}
@@ -270,7 +307,9 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_is_trained_is_measured(kind: str, work: Work) -> None:
-    """Of two experts, and of captions encoded in the step: what was learnt is seen, and nothing of the training moves."""
+    """Of two experts, and of captions encoded in the step: what was learnt is seen, and
+    nothing of the training moves.
+    """
     variant, more = KINDS[kind]
     sets, run = ("steps=4", "save_every=2", *more), work.run
     assert train(work.overrides(*sets, *PROBED, base=("wan", variant)), run) == DONE
@@ -300,7 +339,9 @@ def test_other_settings_than_the_base_s_are_not_measured(
 def test_another_encoder_on_a_resume_compares_the_base_s_samples_anew(
     two: tuple[Path, Path], tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """They lie there as pixels, so the last measurement compares with them by the new encoder."""
+    """They lie there as pixels, so the last measurement compares with them by the new
+    encoder.
+    """
     run = shutil.copytree(two[0], tmp_path / "run")
     other = replace(embeddings.default_embedding(), name="edges-0")
     monkeypatch.setattr(probes, "default_embedding", lambda: other)
@@ -333,21 +374,32 @@ def test_samples_have_the_smallest_shape_of_the_model() -> None:
         spatial_stride=8,
         temporal_stride=4,
     )
-    assert metric_shape(ClipShape(17, 480, 832, 16.0), rules) == ClipShape(5, 240, 416, 16.0)
-    assert metric_shape(ClipShape(17, 16, 48, 16.0), rules) == ClipShape(5, 16, 16, 16.0)
+    assert metric_shape(ClipShape(17, 480, 832, 16.0), rules) == ClipShape(
+        5, 240, 416, 16.0
+    )
+    assert metric_shape(ClipShape(17, 16, 48, 16.0), rules) == ClipShape(
+        5, 16, 16, 16.0
+    )
     assert metric_shape(ClipShape(1, 64, 64, 16.0), rules) == ClipShape(1, 32, 32, 16.0)
     only = VideoRules(0, 49, 16, 8, 8, 4, most_frames=49, size=(480, 720))
-    assert metric_shape(ClipShape(49, 480, 720, 8.0), only) == ClipShape(49, 480, 720, 8.0)
+    assert metric_shape(ClipShape(49, 480, 720, 8.0), only) == ClipShape(
+        49, 480, 720, 8.0
+    )
 
 
 def test_what_is_sampled_and_its_share_of_the_run(overrides: Make) -> None:
-    """The captions of clips, the same seeds for each; twice the steps of the run halve the share."""
+    """The captions of clips, the same seeds for each; twice the steps of the run halve
+    the share.
+    """
 
     def job_of(*sets: str) -> Any:
         return open_job(*resolve_config(overrides("sample_metrics.budget=0.05", *sets)))
 
     job = job_of(
-        "steps=100", "sample_metrics.samples=6", "sample_metrics.steps=3", "sample.guidance=2"
+        "steps=100",
+        "sample_metrics.samples=6",
+        "sample_metrics.steps=3",
+        "sample.guidance=2",
     )
     plan = sample_metrics_plan(job)
     assert plan is not None
@@ -355,7 +407,9 @@ def test_what_is_sampled_and_its_share_of_the_run(overrides: Make) -> None:
     assert len(plan.prompts) == 2
     assert set(plan.prompts) <= captions
     assert plan.pairs == [(0, 42), (1, 42), (0, 43), (1, 43), (0, 44), (1, 44)]
-    assert share_of_run(plan, job_of("steps=200")) == pytest.approx(share_of_run(plan, job) / 2)
+    assert share_of_run(plan, job_of("steps=200")) == pytest.approx(
+        share_of_run(plan, job) / 2
+    )
     tokens = job.spec.tokens(plan.settings.shape)
     windows = [job.spec.tokens(window.shape) for window in job.training_windows]
     assert share_of_run(plan, job) == pytest.approx(
@@ -365,7 +419,9 @@ def test_what_is_sampled_and_its_share_of_the_run(overrides: Make) -> None:
 
 
 def test_first_frames_of_samples_are_those_of_clips(overrides: Make) -> None:
-    """Where none is held out, of training clips; in the windows' own shape, since that is what is cached."""
+    """Where none is held out, of training clips; in the windows' own shape, since that
+    is what is cached.
+    """
     job = open_job(
         *resolve_config(overrides("sample_metrics.budget=0.05", base=("wan", "i2v")))
     )
@@ -383,7 +439,13 @@ def test_first_frames_of_samples_are_those_of_clips(overrides: Make) -> None:
 # ---- the time that it takes
 
 
-LOOKS = ("validate_every=2", "sample_after=3", "samples=1", "sample.steps=2", "save_every=2")
+LOOKS = (
+    "validate_every=2",
+    "sample_after=3",
+    "samples=1",
+    "sample.steps=2",
+    "save_every=2",
+)
 OFTEN = ("steps=5", *LOOKS, "sample_metrics.budget=0")
 
 
@@ -422,7 +484,9 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
 def test_the_plan_knows_how_often_and_how_many_passes(
     family: str, more: tuple[str, ...], work: Work
 ) -> None:
-    """Against the calls of the network: what passes through it in a validation and a preview, and how many there were."""
+    """Against the calls of the network: what passes through it in a validation and a
+    preview, and how many there were.
+    """
     run = work.run
     job = open_run(work.overrides(*OFTEN, *more, base=(family,)), run).job
     trainer, planned = prepare(job, run, False), make_plan(job)["beside"]
@@ -446,15 +510,19 @@ def test_the_plan_knows_how_often_and_how_many_passes(
 
 
 def test_the_share_is_that_of_the_tokens(work: Work) -> None:
-    """By hand: 4 validations of 9 passes, beside 5 steps of 2 samples that count threefold; all of one shape. With twice the
-    processes the same: as many steps have twice the samples in the same time."""
+    """By hand: 4 validations of 9 passes, beside 5 steps of 2 samples that count
+    threefold; all of one shape. With twice the processes the same: as many steps have
+    twice the samples in the same time.
+    """
 
     def found(*sets: str, processes: int = 1) -> dict[str, Any]:
         settings = work.overrides("batch_size=2", "video_config.frames=5", *sets)
         return make_plan(open_run(settings, work.run, None, processes).job)["beside"]
 
     facts = found(*OFTEN)
-    windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
+    windows = (
+        facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
+    )
     assert facts["readings"]["passes"] == 9
     assert facts["readings"]["share"] == pytest.approx(4 * 9 / (3 * 2 * 5), rel=0.01)
     assert facts["previews"]["share"] == pytest.approx(
@@ -473,13 +541,17 @@ def test_the_share_is_that_of_the_tokens(work: Work) -> None:
 def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
     """By the window that is seen most, step by step as the exposure has it."""
     trainer = prepare(
-        open_run(work.overrides("steps=200", "batch_size=6"), work.run).job, work.run, False
+        open_run(work.overrides("steps=200", "batch_size=6"), work.run).job,
+        work.run,
+        False,
     )
     trainer.journal.close()
     bands = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
     assert len(set(bands.values())) == 4
     assert {step: trainer.band_at(step) for step in bands} == bands
-    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"times, {bands[120]}")
+    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(
+        f"times, {bands[120]}"
+    )
 
 
 def test_the_time_left_counts_what_is_done_between_steps(work: Work) -> None:
@@ -513,7 +585,9 @@ BIG = ("family=wan", "resolution=480x832", "allow_crop=true")
 
 
 def open_planned(clips: Path, *sets: str) -> Job:
-    return plan_overhead(open_job(*resolve_config(Overrides(data=str(clips), sets=sets))))
+    return plan_overhead(
+        open_job(*resolve_config(Overrides(data=str(clips), sets=sets)))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -524,7 +598,8 @@ def forty_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "key", ["seed=0", "batch_size=4", "ema.decay=0.99", "sample.guidance=1", "save_every=100"]
+    "key",
+    ["seed=0", "batch_size=4", "ema.decay=0.99", "sample.guidance=1", "save_every=100"],
 )
 @pytest.mark.parametrize("family", ["wan", "ltx_video"])
 def test_from_500_steps_on_all_of_it_takes_8_percent(
@@ -541,7 +616,9 @@ def test_from_500_steps_on_all_of_it_takes_8_percent(
             assert found["readings"]["count"] >= 3, "a verdict takes three"
 
 
-def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips: Path) -> None:
+def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(
+    forty_clips: Path,
+) -> None:
     named = ("validate_every=10", "sample_after=20", "validation_windows=9")
     job = open_planned(forty_clips, *BIG, "steps=500", *named)
     assert (
@@ -551,7 +628,9 @@ def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips
     ) == (10, 20, 9)
     assert job.config.samples == 2
     assert job.config.sample.steps == job.spec.sample_steps
-    short, long = (open_planned(forty_clips, *BIG, f"steps={steps}") for steps in (500, 8000))
+    short, long = (
+        open_planned(forty_clips, *BIG, f"steps={steps}") for steps in (500, 8000)
+    )
     assert (
         short.resolved.origins["validate_every"]
         == short.resolved.origins["sample.steps"]
@@ -559,7 +638,9 @@ def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips
     )
     counts = [overhead(job)["readings"]["count"] for job in (short, long)]
     assert counts[0] < counts[1]
-    assert short.config.sample.steps < long.config.sample.steps == long.spec.sample_steps
+    assert (
+        short.config.sample.steps < long.config.sample.steps == long.spec.sample_steps
+    )
     assert short.config.samples == 1
 
 

@@ -1,4 +1,6 @@
-"""``wait`` blocks until a run is where it is asked for, and says so when it will not come."""
+"""``wait`` blocks until a run is where it is asked for, and says so when it will not
+come.
+"""
 
 import subprocess
 import sys

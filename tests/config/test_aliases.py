@@ -1,4 +1,6 @@
-"""Keys of earlier versions are read under their old names, with a warning, and mean what they meant."""
+"""Keys of earlier versions are read under their old names, with a warning, and mean
+what they meant.
+"""
 
 import json
 from pathlib import Path
@@ -35,7 +37,11 @@ def test_the_target_of_regularization(tmp_path: Path, target: str, kept: bool) -
     path = tmp_path / "config.json"
     path.write_text(
         json.dumps(
-            {"datasets": [row | {"target": target}], "probe": {"steps": 2}, "probe_budget": 0.1}
+            {
+                "datasets": [row | {"target": target}],
+                "probe": {"steps": 2},
+                "probe_budget": 0.1,
+            }
         )
     )
     metrics = {"steps": 2, "budget": 0.1}
@@ -47,7 +53,11 @@ def test_the_target_of_regularization(tmp_path: Path, target: str, kept: bool) -
 
 def test_a_run_of_an_earlier_version_has_todays_names_and_a_digest_that_holds() -> None:
     origins = {"ruler_after": "user", "seed": "default"}
-    old: dict[str, Any] = {"settings": {"ruler_after": 5}, "origins": origins, "steps": 1}
+    old: dict[str, Any] = {
+        "settings": {"ruler_after": 5},
+        "origins": origins,
+        "steps": 1,
+    }
     new = renamed_run(old | {"digest": digest(old)})
     assert (new["settings"], new["origins"]) == (
         {"validate_every": 5},
@@ -60,5 +70,9 @@ def test_a_run_of_an_earlier_version_has_todays_names_and_a_digest_that_holds() 
 
 
 def test_what_is_new_stays_as_it_is() -> None:
-    layer = {"validate_every": 1, "datasets": "a folder", "sample_metrics": {"budget": 0}}
+    layer = {
+        "validate_every": 1,
+        "datasets": "a folder",
+        "sample_metrics": {"budget": 0},
+    }
     assert renamed(layer, "here", pytest.fail) == layer

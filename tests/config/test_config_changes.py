@@ -1,4 +1,6 @@
-"""Each key of the config is in one class of what a resume does with it, and what differs is judged by it."""
+"""Each key of the config is in one class of what a resume does with it, and what
+differs is judged by it.
+"""
 
 from typing import Any
 
@@ -12,7 +14,9 @@ from videotune.config.schema import leaves
 
 def whole(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """A config as config.json keeps it."""
-    return parse(merge({"family": "wan", "steps": 100}, changes or {})).model_dump(mode="json")
+    return parse(merge({"family": "wan", "steps": 100}, changes or {})).model_dump(
+        mode="json"
+    )
 
 
 def changed(key: str, value: Any, before: dict[str, Any] | None = None) -> Change:
@@ -73,7 +77,9 @@ def test_a_change_is_of_the_class_of_its_key(kind: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["steps", "epochs"])
-def test_the_number_of_steps_is_safe_where_the_rate_does_not_follow_from_it(key: str) -> None:
+def test_the_number_of_steps_is_safe_where_the_rate_does_not_follow_from_it(
+    key: str,
+) -> None:
     assert changed(key, 200).kind == "safe"
     for decay in ("COSINE", "LINEAR"):
         change = changed(key, 200, {"learning_rate_scheduler": decay})
@@ -82,12 +88,18 @@ def test_the_number_of_steps_is_safe_where_the_rate_does_not_follow_from_it(key:
 
 
 def test_epochs_decide_the_steps_whatever_stands_there() -> None:
-    """config.json freezes the steps; who gives epochs instead is not told of steps that nobody set."""
+    """config.json freezes the steps; who gives epochs instead is not told of steps that
+    nobody set.
+    """
     changes = drift(whole(), whole({"epochs": 2, "steps": 7}))
-    assert [str(change) for change in changes] == ["epochs: None -> 2.0 (the rate is constant)"]
+    assert [str(change) for change in changes] == [
+        "epochs: None -> 2.0 (the rate is constant)"
+    ]
 
 
-@pytest.mark.parametrize(("batch", "accumulation"), [(2, 2), (1, 4), (2, 4), (4, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("batch", "accumulation"), [(2, 2), (1, 4), (2, 4), (4, 2), (1, 1)]
+)
 def test_another_split_of_a_step_is_safe_and_another_size_fatal(
     batch: int, accumulation: int
 ) -> None:
@@ -105,8 +117,13 @@ def test_another_split_of_a_step_is_safe_and_another_size_fatal(
 def test_changed_datasets_are_told_key_by_key_and_dataset_by_dataset() -> None:
     two = whole({"datasets": [{"path": "/a"}, {"path": "/b", "repeats": 2}]})
     (change,) = drift(
-        two, whole({"datasets": [{"path": "/a", "trigger": "x"}, {"path": "/c", "repeats": 2}]})
+        two,
+        whole(
+            {"datasets": [{"path": "/a", "trigger": "x"}, {"path": "/c", "repeats": 2}]}
+        ),
     )
-    assert str(change) == "datasets.0.trigger: None -> 'x'; datasets.1.path: '/b' -> '/c'"
+    assert (
+        str(change) == "datasets.0.trigger: None -> 'x'; datasets.1.path: '/b' -> '/c'"
+    )
     (change,) = drift(two, whole({"datasets": [{"path": "/a"}]}))
     assert str(change) == "datasets.1: '/b' -> None"

@@ -43,7 +43,9 @@ def test_every_key_is_explained_with_its_values_and_default() -> None:
 
 
 @pytest.mark.parametrize("key", OF_THE_GUIDE)
-def test_the_guide_s_advice_and_our_reading_are_told_of_each_of_its_keys(key: str) -> None:
+def test_the_guide_s_advice_and_our_reading_are_told_of_each_of_its_keys(
+    key: str,
+) -> None:
     facts = dict(explain(f"video_config.{key}"))
     assert "docs/documents.md" in facts["the guide"]
     assert facts["our reading"]
@@ -54,7 +56,9 @@ def test_a_key_is_told_with_its_unit_bounds_and_the_reason_of_its_default() -> N
     assert facts["unit"] == "seconds"
     assert facts["values"] == "number, > 0"
     assert facts["default"] == "10.0: the guide's"
-    assert dict(explain("timestep_alpha"))["goes with"].startswith("timestep_distribution BETA")
+    assert dict(explain("timestep_alpha"))["goes with"].startswith(
+        "timestep_distribution BETA"
+    )
     assert "may not change" in dict(explain("lora.rank"))["on a resume"]
 
 
@@ -65,7 +69,9 @@ def test_every_named_set_of_modules_is_named() -> None:
 
 def test_a_section_lists_its_keys_and_a_wrong_one_the_nearest() -> None:
     assert [name for name, _ in explain("ema")] == ["ema.decay", "ema.device"]
-    with pytest.raises(VideotuneError, match=r"no key 'rank'; did you mean 'lora\.rank'"):
+    with pytest.raises(
+        VideotuneError, match=r"no key 'rank'; did you mean 'lora\.rank'"
+    ):
         explain("rank")
     with pytest.raises(VideotuneError, match="did you mean 'learning_rate'"):
         explain("learning_rat")
@@ -78,10 +84,14 @@ def test_presets_and_the_guide_s_example_fit_the_schema_and_nonsense_does_not() 
     for name in preset_names():
         assert list(fits.iter_errors(read_preset(name))) == [], name
     assert fits.is_valid(LORA)
-    assert fits.is_valid({"optimizer": "ADAMW", "ema": 0.99, "timestep_shift": "resolution"})
+    assert fits.is_valid(
+        {"optimizer": "ADAMW", "ema": 0.99, "timestep_shift": "resolution"}
+    )
     assert fits.is_valid(
         json.loads(
-            json.dumps(resolve({"family": "wan"}, {}, None).config.model_dump(mode="json"))
+            json.dumps(
+                resolve({"family": "wan"}, {}, None).config.model_dump(mode="json")
+            )
         )
     )
     nonsense = (
@@ -99,14 +109,19 @@ def test_the_commands_print_both(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = {}
-    for words in (("explain", "lora.rank", "--json"), ("explain", "lora.rank"), ("schema",)):
+    for words in (
+        ("explain", "lora.rank", "--json"),
+        ("explain", "lora.rank"),
+        ("schema",),
+    ):
         monkeypatch.setattr(sys, "argv", ["videotune", "config", *words])
         with pytest.raises(SystemExit) as left:
             main()
         assert left.value.code == 0
         said[words] = capsys.readouterr().out
     assert (
-        json.loads(said["explain", "lora.rank", "--json"])["values"] == "integer, ≥ 1, ≤ 8192"
+        json.loads(said["explain", "lora.rank", "--json"])["values"]
+        == "integer, ≥ 1, ≤ 8192"
     )
     assert "  meaning      rank of the low-rank update" in said["explain", "lora.rank"]
     assert json.loads(said["schema",]) == json_schema()

@@ -1,4 +1,6 @@
-"""Damaged, hostile and foreign configs and --set words: one sentence, never a hang or a traceback."""
+"""Damaged, hostile and foreign configs and --set words: one sentence, never a hang or a
+traceback.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +15,9 @@ from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, user_keys, with_sets
 
 LETTERS = zip("abcdefgh", "bcdefghi", strict=True)
-BOMB = "a: &a [x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in LETTERS)
+BOMB = "a: &a [x, x, x]\n" + "".join(
+    f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in LETTERS
+)
 
 HOSTILE = {
     "bomb.yaml": BOMB,
@@ -48,7 +52,9 @@ def test_a_config_that_cannot_be_used_is_refused_in_a_short_sentence(
     tmp_path: Path, name: str
 ) -> None:
     content = HOSTILE[name]
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
     with pytest.raises(VideotuneError) as told:
         read_config(tmp_path / name)
     assert name in str(told.value)
@@ -64,7 +70,9 @@ LONG = [
 
 
 @pytest.mark.parametrize("word", [*LONG, 'cache_dir="\\ud800"'])
-def test_a_set_word_that_cannot_be_used_is_refused_in_a_short_sentence(word: str) -> None:
+def test_a_set_word_that_cannot_be_used_is_refused_in_a_short_sentence(
+    word: str,
+) -> None:
     with pytest.raises(VideotuneError) as told:
         parse_sets([word])
     assert len(str(told.value)) < 600
@@ -194,7 +202,9 @@ def test_a_key_of_the_only_dataset_is_set_by_its_name() -> None:
     user = user_keys(
         Overrides(data="clips", sets=("datasets.trigger=ohwx", "datasets.repeats=3"))
     )
-    assert [(row["trigger"], row["repeats"]) for row in user["datasets"]] == [("ohwx", 3)]
+    assert [(row["trigger"], row["repeats"]) for row in user["datasets"]] == [
+        ("ohwx", 3)
+    ]
     two = {"datasets": [{"path": "a"}, {"path": "b"}]}
     changed = with_sets(two, parse_sets(["datasets.1.trigger=x"]))
     assert changed["datasets"] == [{"path": "a"}, {"path": "b", "trigger": "x"}]

@@ -16,7 +16,9 @@ THE_GUIDES = {"wan 2.2 LoRA": 12, "wan 2.2 Finetune": 180, "wan 2.2 Embedding": 
 def test_each_value_of_a_preset_has_its_reason(name: str) -> None:
     values, reasons = load.flatten(load.read_preset(name)), load.preset_reasons(name)
     assert set(values) == set(reasons)
-    assert all(len(reason) > 10 and not reason.endswith(".") for reason in reasons.values())
+    assert all(
+        len(reason) > 10 and not reason.endswith(".") for reason in reasons.values()
+    )
 
 
 @pytest.mark.parametrize("name", load.preset_names())

@@ -28,7 +28,8 @@ def test_a_line_is_read_as_musubi_tuner_writes_it(line: str, prompt: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "line", ["a --quality film", "a --w 640", "a --s many", "a --i cat.png", "a --s", "--s 3"]
+    "line",
+    ["a --quality film", "a --w 640", "a --s many", "a --i cat.png", "a --s", "--s 3"],
 )
 def test_a_line_that_says_something_else_is_refused(line: str) -> None:
     with pytest.raises(VideotuneError, match=r"^prompts\.txt:3: "):
@@ -39,7 +40,9 @@ def test_a_file_of_prompts_is_read_once_into_the_config(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("# two prompts\n\na cat --s 3\na dog\n")
     (tmp_path / "a.yaml").write_text("- prompt: a cat\n  steps: 3\n- a dog\n")
     for name in ("a.txt", "a.yaml"):
-        words = Overrides(preset="toy", data="clips", sets=(f"samples={tmp_path / name}",))
+        words = Overrides(
+            preset="toy", data="clips", sets=(f"samples={tmp_path / name}",)
+        )
         cat, dog = resolve_config(words)[0].config.samples
         assert (cat.prompt, cat.steps, dog) == ("a cat", 3, "a dog")
 
@@ -48,8 +51,12 @@ def test_a_file_of_prompts_is_read_once_into_the_config(tmp_path: Path) -> None:
     ("name", "text"),
     [("a.txt", ""), ("a.json", '{"a": 1}'), ("b.txt", "a --x"), ("c.json", "[")],
 )
-def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, text: str) -> None:
+def test_a_file_without_prompts_is_refused(
+    tmp_path: Path, name: str, text: str
+) -> None:
     (tmp_path / name).write_text(text)
     for path in (tmp_path / name, tmp_path / "missing.txt"):
         with pytest.raises(VideotuneError):
-            resolve_config(Overrides(preset="toy", data="clips", sets=(f"samples={path}",)))
+            resolve_config(
+                Overrides(preset="toy", data="clips", sets=(f"samples={path}",))
+            )

@@ -19,7 +19,9 @@ PRESETS = [
 
 
 @pytest.mark.parametrize("purpose", recipes())
-def test_a_recipe_resolves_over_every_preset_of_a_lora(tmp_path: Path, purpose: str) -> None:
+def test_a_recipe_resolves_over_every_preset_of_a_lora(
+    tmp_path: Path, purpose: str
+) -> None:
     for preset in PRESETS:
         path = tmp_path / "config.yaml"
         path.write_text(config_of(purpose, preset, "clips", 5, "ohwx: a\n#word"))
@@ -52,17 +54,26 @@ def test_purposes_and_sizes_differ_in_what_they_set(tmp_path: Path) -> None:
                 str(
                     {
                         key: read.get(key)
-                        for key in ("epochs", "lora", "timestep_mean", "caption_dropout")
+                        for key in (
+                            "epochs",
+                            "lora",
+                            "timestep_mean",
+                            "caption_dropout",
+                        )
                     }
                 )
             )
     assert len(found) == 2 * len(recipes())
 
 
-def test_prior_preservation_is_a_dataset_whose_target_is_the_base(tmp_path: Path) -> None:
+def test_prior_preservation_is_a_dataset_whose_target_is_the_base(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
-        config_of("character", "wan 2.2 LoRA", "clips", 5, "ohwx", str(tmp_path / "dogs"))
+        config_of(
+            "character", "wan 2.2 LoRA", "clips", 5, "ohwx", str(tmp_path / "dogs")
+        )
     )
     config = resolve_config(Overrides(config=path), planning=True)[0].config
     assert [(one.path, one.kind) for one in config.datasets][1:] == [
@@ -110,7 +121,13 @@ def test_init_writes_a_config_that_trains_and_never_writes_over_one(
     base = [f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}"]
     made = tmp_path / "a" / "config.yaml"
     assert (
-        run("train", config=made, set=[*small, *base], out=tmp_path / "run", allow_skips=1)
+        run(
+            "train",
+            config=made,
+            set=[*small, *base],
+            out=tmp_path / "run",
+            allow_skips=1,
+        )
         == DONE
     )
     assert steps_of(tmp_path / "run")

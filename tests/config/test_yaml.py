@@ -11,17 +11,25 @@ from videotune.errors import VideotuneError
 
 def test_yaml_is_json_with_comments(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    numbers = "# a run\nlearning_rate: 1e-4  # slow\nresolution: 64x64\nlora:\n  rank: 8\n"
+    numbers = (
+        "# a run\nlearning_rate: 1e-4  # slow\nresolution: 64x64\nlora:\n  rank: 8\n"
+    )
     path.write_text(numbers + "samples: [a cat, 1e3 dogs]\n")
     config = resolve(read_config(path), {}, None).config
-    assert (config.learning_rate, config.resolution, config.lora.rank) == (1e-4, "64x64", 8)
+    assert (config.learning_rate, config.resolution, config.lora.rank) == (
+        1e-4,
+        "64x64",
+        8,
+    )
     assert config.samples == ["a cat", "1e3 dogs"]
 
 
 @pytest.mark.parametrize(
     "text", ["017", "1:30", "1_000", "0x10", "0b11", "on", "2026-11-22", "2026-13-45"]
 )
-def test_words_that_yaml_1_1_takes_for_numbers_are_refused(tmp_path: Path, text: str) -> None:
+def test_words_that_yaml_1_1_takes_for_numbers_are_refused(
+    tmp_path: Path, text: str
+) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"steps: {text}\n")
     with pytest.raises(VideotuneError, match=text):

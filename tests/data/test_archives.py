@@ -50,15 +50,24 @@ def write_zip(path: Path, members: Mapping[str, bytes], **about: Any) -> Path:
 
 
 def write_tar(
-    path: Path, members: Mapping[str, bytes | tarfile.TarInfo], mode: str = "w:", **kind: Any
+    path: Path,
+    members: Mapping[str, bytes | tarfile.TarInfo],
+    mode: str = "w:",
+    **kind: Any,
 ) -> Path:
     with tarfile.open(path, mode, **kind) as archive:  # type: ignore[call-overload]
         for name, content in members.items():
-            info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info = (
+                content
+                if isinstance(content, tarfile.TarInfo)
+                else tarfile.TarInfo(name)
+            )
             info.name = name
             if isinstance(content, bytes):
                 info.size = len(content)
-            archive.addfile(info, io.BytesIO(content) if isinstance(content, bytes) else None)
+            archive.addfile(
+                info, io.BytesIO(content) if isinstance(content, bytes) else None
+            )
     return path
 
 
@@ -80,7 +89,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def nothing_stays(cache: Path) -> bool:
     home = cache / "archives"
-    return {path.name for path in home.iterdir()} <= {".lock"} if home.exists() else True
+    return (
+        {path.name for path in home.iterdir()} <= {".lock"} if home.exists() else True
+    )
 
 
 def refused(path: Path, words: str) -> None:
@@ -110,7 +121,9 @@ def test_every_kind_is_unpacked_as_it_was_once(tmp_path: Path, suffix: str) -> N
         f"unpacking {name}" for name in FILES for _ in range(2)
     ]
     assert all(0 <= done <= total == 1 for done, total, _ in calls)
-    assert unpack(path, tmp_path / "cache", lambda *_: pytest.fail("it is there")) == found
+    assert (
+        unpack(path, tmp_path / "cache", lambda *_: pytest.fail("it is there")) == found
+    )
     write_zip(path, {"c.mp4": b"c"})
     assert (contents(unpack(path, tmp_path / "cache")), contents(found)) == (
         {"c.mp4": b"c"},
@@ -119,7 +132,9 @@ def test_every_kind_is_unpacked_as_it_was_once(tmp_path: Path, suffix: str) -> N
 
 
 @pytest.mark.parametrize("damage", ["gone", "shorter", "sizes", "file"])
-def test_files_that_were_changed_are_unpacked_again(tmp_path: Path, damage: str) -> None:
+def test_files_that_were_changed_are_unpacked_again(
+    tmp_path: Path, damage: str
+) -> None:
     path = write_zip(tmp_path / "a.zip", FILES)
     folder = unpack(path, tmp_path / "cache")
     if damage == "gone":
@@ -138,7 +153,13 @@ OUT = ("../evil.mp4", "videos/../../evil.mp4", "a/..", "..\\evil.mp4", "/etc/evi
        "C:\\evil.mp4", "c:evil.mp4", ".hidden/../../evil.mp4")  # fmt: skip
 TWICE = ({"a.mp4": b"1", "./a.mp4": b"2"}, {"a\\b.mp4": b"1", "a/b.mp4": b"2"}, {"a": b"1", "a/b.mp4": b"2"},
          {"a/b.mp4": b"2", "a": b"1"})  # fmt: skip
-KINDS = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
+KINDS = (
+    tarfile.SYMTYPE,
+    tarfile.LNKTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.FIFOTYPE,
+)
 
 
 @pytest.mark.parametrize("write", [write_zip, write_tar])
@@ -146,7 +167,9 @@ def test_names_that_lead_out_or_come_twice_refuse_the_whole(
     tmp_path: Path, write: Callable[..., Path]
 ) -> None:
     for name in OUT:
-        refused(write(tmp_path / "a", {**FILES, name: b"evil"}), "leads out of its folder")
+        refused(
+            write(tmp_path / "a", {**FILES, name: b"evil"}), "leads out of its folder"
+        )
     for clash in TWICE if write is write_tar else ():
         refused(write(tmp_path / "a", clash), "occurs twice, or is a file and a folder")
 
@@ -155,13 +178,20 @@ def test_links_and_devices_refuse_the_whole(tmp_path: Path) -> None:
     (
         tmp_path / "target"
     ).mkdir()  # the classic: a link to a folder outside, then a file below the link
-    evil = [{"dir": member(tarfile.SYMTYPE, str(tmp_path / "target")), "dir/evil.mp4": b"evil"}]
+    evil = [
+        {
+            "dir": member(tarfile.SYMTYPE, str(tmp_path / "target")),
+            "dir/evil.mp4": b"evil",
+        }
+    ]
     for link in ("/etc/passwd", "../../out", "videos/a.mp4"):
         evil += [{**FILES, "links/x.mp4": member(kind, link)} for kind in KINDS]
     for members in evil:
         refused(write_tar(tmp_path / "a.tar", members), "is a link or a device")
     for mode in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO):
-        about = {"link.mp4": {"create_system": 3, "external_attr": (mode | 0o777) << 16}}
+        about = {
+            "link.mp4": {"create_system": 3, "external_attr": (mode | 0o777) << 16}
+        }
         refused(
             write_zip(tmp_path / "a.zip", {"link.mp4": b"videos/a.mp4"}, **about),
             "is a link or a device",
@@ -228,11 +258,17 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         *(
             []
             if ZSTD
-            else [(b"\x28\xb5\x2f\xfd" + bytes(100), r"is a zst file.*from Python 3\.14 on")]
+            else [
+                (
+                    b"\x28\xb5\x2f\xfd" + bytes(100),
+                    r"is a zst file.*from Python 3\.14 on",
+                )
+            ]
         ),
         (b"hello", "is not an archive"),
         (b"", "is not an archive"),
-        # tarfile takes a damaged header and a missing end for the archive's end (python/cpython#120740)
+        # tarfile takes a damaged header and a missing end for the archive's end
+        # (python/cpython#120740)
         (tar[:second] + b"X" + tar[second + 1 :], "damaged or cut short"),
         *((tar[: second + more], "damaged or cut short") for more in (0, 100, 700)),
         (tar[:second] + b"\xff" * 512, "damaged or cut short"),
@@ -272,7 +308,9 @@ def raw_zip(path: Path, name: bytes) -> Path:
     """A zip whose member has these bytes as its name, without declaring what they are."""
     placeholder = "0" * (len(name) - 4) + ".mp4"
     path.write_bytes(
-        write_zip(path, {placeholder: b"x"}).read_bytes().replace(placeholder.encode(), name)
+        write_zip(path, {placeholder: b"x"})
+        .read_bytes()
+        .replace(placeholder.encode(), name)
     )
     return path
 
@@ -291,7 +329,10 @@ def test_names_in_other_encodings(tmp_path: Path) -> None:
     ]:
         assert contents(unpack(path, tmp_path / "cache")) == {name: b"x"}, path
     latin = write_tar(
-        tmp_path / "5.tar", {"Bär.mp4": b"x"}, encoding="latin-1", format=tarfile.GNU_FORMAT
+        tmp_path / "5.tar",
+        {"Bär.mp4": b"x"},
+        encoding="latin-1",
+        format=tarfile.GNU_FORMAT,
     )
     for path, words in [
         (latin, "is not UTF-8"),
@@ -317,7 +358,9 @@ def start(path: Path, cache: Path, pause: float = 0) -> subprocess.Popen[str]:
         print(unpack(Path({str(path)!r}), Path({str(cache)!r}), progress))
     """
     words = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL there")
@@ -335,7 +378,9 @@ def test_killed_and_run_again_it_is_whole(tmp_path: Path) -> None:
     (left / "99.mp4").write_bytes(b"must not be used")
     assert contents(unpack(path, cache)) == members
     assert sorted(
-        path.name for path in (cache / "archives").iterdir() if path.name.startswith(".")
+        path.name
+        for path in (cache / "archives").iterdir()
+        if path.name.startswith(".")
     ) == [".lock"]
 
 

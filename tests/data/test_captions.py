@@ -9,7 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from videotune.data.captions import lint_caption, lint_captions, read_caption, with_trigger
+from videotune.data.captions import (
+    lint_caption,
+    lint_captions,
+    read_caption,
+    with_trigger,
+)
 from videotune.data.file_checks import ClipProblem
 from videotune.data.metadata_files import read_metadata
 from videotune.errors import VideotuneError
@@ -34,12 +39,23 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
             "byte 5.*Windows-1252.*; save it as UTF-8",
         ),
         ("e", "a cat".encode("utf-16"), "undecodable_caption", "looks like UTF-16"),
-        ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "contains a NUL .*UTF-16"),
+        (
+            "f",
+            "a cat".encode("utf-16-le"),
+            "undecodable_caption",
+            "contains a NUL .*UTF-16",
+        ),
         ("h", "a cat".encode("utf-32"), "undecodable_caption", "UTF-32"),
         ("i", b"a cat\0", "undecodable_caption", "NUL .byte 5.; .*no text"),
-        ("j", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "undecodable_caption", "byte 0.*no text"),
+        (
+            "j",
+            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+            "undecodable_caption",
+            "byte 0.*no text",
+        ),
         ("k", "猫がいる".encode("shift-jis"), "undecodable_caption", "Shift-JIS"),
-        ("pipe", None, "missing_caption", "is not a regular file"),  # and is not waited for
+        # and is not waited for
+        ("pipe", None, "missing_caption", "is not a regular file"),
     ]:
         if name == "pipe":
             os.mkfifo(tmp_path / name)
@@ -61,7 +77,9 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
         ("a cat", None, "a cat"),
     ],
 )
-def test_the_trigger_word_comes_once(caption: str, trigger: str | None, with_it: str) -> None:
+def test_the_trigger_word_comes_once(
+    caption: str, trigger: str | None, with_it: str
+) -> None:
     assert with_trigger(caption, trigger) == with_it
 
 
@@ -79,7 +97,11 @@ PLACEHOLDERS = (
 @pytest.mark.parametrize(
     ("caption", "name", "hint"),
     [
-        ("A person walking through a forest with sunlight filtering through trees", "a", ""),
+        (
+            "A person walking through a forest with sunlight filtering through trees",
+            "a",
+            "",
+        ),
         (
             "First he sits, then he stands",
             "a",
@@ -94,7 +116,8 @@ PLACEHOLDERS = (
         ("the video shows a cat", "video", ""),
         ("a\u200b cat\ufffd", "a", "U+200B, U+FFFD"),
         ("a\u0007 cat", "a", "U+0007"),
-        ("ein Bär, 猫, می‌خواهم, 👩‍👩‍👧", "a", ""),  # joiners belong to Persian and to emoji
+        # joiners belong to Persian and to emoji
+        ("ein Bär, 猫, می‌خواهم, 👩‍👩‍👧", "a", ""),
     ],
 )
 def test_hints(caption: str, name: str | None, hint: str) -> None:
@@ -114,7 +137,8 @@ def test_one_caption_for_most_clips_is_told() -> None:
         lint_captions({**same, "y.mp4": ("bird",), "z.mp4": ("cow",)}) == []
     )  # half is not more than half
     assert (
-        lint_captions({name: texts for name, texts in same.items() if name != "x0.mp4"}) == []
+        lint_captions({name: texts for name, texts in same.items() if name != "x0.mp4"})
+        == []
     )  # seven are too few
     assert (
         lint_captions(
@@ -132,7 +156,8 @@ def rows(path: Path, content: str | bytes) -> list[tuple[str, tuple[str, ...], i
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     listed, _ = read_metadata(path)
     return [
-        (row.file_name, row.captions, int(row.position.rpartition(":")[2])) for row in listed
+        (row.file_name, row.captions, int(row.position.rpartition(":")[2]))
+        for row in listed
     ]
 
 
@@ -148,11 +173,16 @@ def test_csv_as_people_write_it(tmp_path: Path) -> None:
     assert rows(file, comma.replace("\n", "\r\n")) == plain
     assert rows(file, "\ufeff" + comma) == plain
     assert (
-        rows(file, 'file_name;text\na.mp4;a cat, a dog\nsub/b.mp4;"one\n\ntwo"\nc.mp4;\n')
+        rows(
+            file, 'file_name;text\na.mp4;a cat, a dog\nsub/b.mp4;"one\n\ntwo"\nc.mp4;\n'
+        )
         == plain
     )
     assert (
-        rows(file, 'file_name\ttext\na.mp4\ta cat, a dog\nsub/b.mp4\t"one\n\ntwo"\nc.mp4\t\n')
+        rows(
+            file,
+            'file_name\ttext\na.mp4\ta cat, a dog\nsub/b.mp4\t"one\n\ntwo"\nc.mp4\t\n',
+        )
         == plain
     )
     assert rows(file, 'fps, file_name, text,\n\n24, a.mp4, "a ""big"" cat",,\n') == [
@@ -163,7 +193,10 @@ def test_csv_as_people_write_it(tmp_path: Path) -> None:
 def test_jsonl_as_people_write_it(tmp_path: Path) -> None:
     file = tmp_path / "metadata.jsonl"
     whole = '\ufeff{"file_name": "a.mp4", "text": "a cat"}\r\n\n{"text": ["x", "y\\nz"], "file_name": "b.mp4"}'
-    assert rows(file, whole) == [("a.mp4", ("a cat",), 1), ("b.mp4", ("x", "y", "z"), 3)]
+    assert rows(file, whole) == [
+        ("a.mp4", ("a cat",), 1),
+        ("b.mp4", ("x", "y", "z"), 3),
+    ]
     empty = '{"file_name": "a.mp4", "text": null}\n{"file_name": "b.mp4"}'
     assert rows(file, empty) == [("a.mp4", (), 1), ("b.mp4", (), 2)]
 
@@ -175,7 +208,9 @@ def test_the_text_column(tmp_path: Path) -> None:
     file.write_text("caption,file_name,text\nno,a.mp4,yes\n")
     listed, notes = read_metadata(file)
     assert listed[0].captions == ("yes",)
-    assert notes[0].endswith("captions are taken from the column text, not from caption")
+    assert notes[0].endswith(
+        "captions are taken from the column text, not from caption"
+    )
 
 
 def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
@@ -220,7 +255,11 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
             "file_name,text\na.mp4,a cat, a dog\n",
             r"metadata\.csv:2 has 3 columns, the header has 2",
         ),
-        ("metadata.csv", "file_name,text\na.mp4,x\nb.mp4\n", r"metadata\.csv:3 has 1 columns"),
+        (
+            "metadata.csv",
+            "file_name,text\na.mp4,x\nb.mp4\n",
+            r"metadata\.csv:3 has 1 columns",
+        ),
         (
             "metadata.csv",
             'file_name,text\na.mp4,"x\ny"\nb.mp4,"never closed\nc.mp4,x\n',
@@ -231,7 +270,11 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
             'file_name,text\na.mp4,"a "big" cat"\n',
             r"metadata\.csv:2 is not valid CSV",
         ),
-        ("metadata.csv", "file_name,text\n,a cat\n", r"metadata\.csv:2 has no file_name"),
+        (
+            "metadata.csv",
+            "file_name,text\n,a cat\n",
+            r"metadata\.csv:2 has no file_name",
+        ),
         (
             "metadata.csv",
             "file_name,text,text\na,b,c\n",
@@ -244,7 +287,11 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
             "file_name,text\na.mp4,Bär\n".encode("latin-1"),
             "is not UTF-8 text .*save it as UTF-8",
         ),
-        ("metadata.csv", "file_name,text\na.mp4,x\n".encode("utf-16"), "looks like UTF-16"),
+        (
+            "metadata.csv",
+            "file_name,text\na.mp4,x\n".encode("utf-16"),
+            "looks like UTF-16",
+        ),
         (
             "metadata.csv",
             "file_name,text\na.mp4," + "x" * 200_000,
@@ -282,13 +329,17 @@ def test_bad_metadata_names_the_file_and_line(
 
 
 WORDS = st.text(
-    st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters="\ufeff"),
+    st.characters(
+        exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters="\ufeff"
+    ),
     max_size=20,
 )
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     texts=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=5),
@@ -297,12 +348,16 @@ WORDS = st.text(
 def test_what_a_csv_or_json_writer_wrote_is_read(
     tmp_path: Path, texts: list[list[str]], delimiter: str
 ) -> None:
-    wanted = [tuple(text.strip() for text in variants if text.strip()) for variants in texts]
+    wanted = [
+        tuple(text.strip() for text in variants if text.strip()) for variants in texts
+    ]
     file = tmp_path / "metadata.csv"
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, delimiter=delimiter)
         writer.writerow(["file_name", "text"])
-        writer.writerows([f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts))
+        writer.writerows(
+            [f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts)
+        )
     assert [row.captions for row in read_metadata(file)[0]] == wanted
     lines = [
         json.dumps({"file_name": str(i), "text": each}, ensure_ascii=False)

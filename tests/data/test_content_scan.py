@@ -1,6 +1,8 @@
-"""A content scan: frozen, black, cuts, jitter, damage; what is none of these; and that it is small and repeatable.
+"""A content scan: frozen, black, cuts, jitter, damage; what is none of these; and that
+it is small and repeatable.
 
-And which clips come from one video (by names with evidence, by frames that nearly agree), and which are held out.
+And which clips come from one video (by names with evidence, by frames that nearly
+agree), and which are held out.
 """
 
 import base64
@@ -29,7 +31,9 @@ def seen(path: Path, frames: np.ndarray, **how: Any) -> ContentScan:
 
 
 def breathing(count: int, fps: float = 24) -> np.ndarray:
-    """A picture of which a part rises and falls by 1.5 pixels in 3.5 s, as a chest does before a tripod."""
+    """A picture of which a part rises and falls by 1.5 pixels in 3.5 s, as a chest does
+    before a tripod.
+    """
     still = landscape(3, 240, 320).astype(np.float32)
     rows, columns = np.mgrid[:240, :320]
     bump = np.exp(-(((columns - 160) / 60) ** 2 + ((rows - 120) / 60) ** 2))
@@ -58,7 +62,9 @@ def test_a_still_with_codec_noise_is_frozen(
 
 
 @pytest.mark.parametrize("crf", ["18", "35"])
-def test_a_breathing_person_before_a_tripod_is_not_frozen(tmp_path: Path, crf: str) -> None:
+def test_a_breathing_person_before_a_tripod_is_not_frozen(
+    tmp_path: Path, crf: str
+) -> None:
     assert seen(tmp_path / "a.mp4", breathing(96), options={"crf": crf}).frozen < 0.6
 
 
@@ -83,8 +89,12 @@ def test_a_cut_is_the_timestamp_of_the_first_frame_after_it(
     tmp_path: Path, name: str, fps: float, crf: str
 ) -> None:
     options = {} if name.endswith(".avi") else {"crf": crf}
-    info = probe(write_clip(tmp_path / name, shots([1, 2, 3, 4], 20), fps, options=options))
-    assert scan_content(info, 99).cuts == tuple(info.timestamps[i] for i in (20, 40, 60))
+    info = probe(
+        write_clip(tmp_path / name, shots([1, 2, 3, 4], 20), fps, options=options)
+    )
+    assert scan_content(info, 99).cuts == tuple(
+        info.timestamps[i] for i in (20, 40, 60)
+    )
 
 
 def test_a_higher_ratio_finds_fewer_cuts(tmp_path: Path) -> None:
@@ -93,7 +103,9 @@ def test_a_higher_ratio_finds_fewer_cuts(tmp_path: Path) -> None:
     assert scan_content(info, 99, 300.0).cuts == ()
 
 
-def changed(where: Any, change: Callable[[np.ndarray], Any], of: np.ndarray) -> np.ndarray:
+def changed(
+    where: Any, change: Callable[[np.ndarray], Any], of: np.ndarray
+) -> np.ndarray:
     of[where] = change(of[where])
     return of
 
@@ -147,12 +159,18 @@ def test_what_a_scan_finds(tmp_path: Path, name: str) -> None:
         ), field
 
 
-def test_only_the_first_seconds_are_scanned_and_the_very_last_frame(tmp_path: Path) -> None:
-    info = probe(write_clip(tmp_path / "a.mp4", shots([1, 2, 3], 24), options={"g": "24"}))
+def test_only_the_first_seconds_are_scanned_and_the_very_last_frame(
+    tmp_path: Path,
+) -> None:
+    info = probe(
+        write_clip(tmp_path / "a.mp4", shots([1, 2, 3], 24), options={"g": "24"})
+    )
     first, whole = scan_content(info, 0.5), scan_content(info, 10.0)
     assert first.cuts == ()
     assert whole.cuts == (1.0, 2.0)
-    assert [a == b for a, b in zip(first.signatures, whole.signatures, strict=True)] == [
+    assert [
+        a == b for a, b in zip(first.signatures, whole.signatures, strict=True)
+    ] == [
         True,
         False,
         True,
@@ -160,7 +178,9 @@ def test_only_the_first_seconds_are_scanned_and_the_very_last_frame(tmp_path: Pa
 
 
 def test_damage_late_in_a_file_is_told_and_condemns_nothing(tmp_path: Path) -> None:
-    path = write_clip(tmp_path / "a.mp4", shots([1, 2], 48), options={"g": "12", "bf": "0"})
+    path = write_clip(
+        tmp_path / "a.mp4", shots([1, 2], 48), options={"g": "12", "bf": "0"}
+    )
     content = bytearray(path.read_bytes())
     at = content.index(b"mdat")
     size = int.from_bytes(content[at - 4 : at], "big")
@@ -177,7 +197,8 @@ def test_a_rotated_file_has_the_signatures_of_an_upright_one(tmp_path: Path) -> 
     upright = seen(tmp_path / "a.mp4", frames)
     turned = seen(tmp_path / "b.mp4", np.rot90(frames, -1, (1, 2)), rotation=90)
     cells = [
-        np.frombuffer(base64.b64decode(x.signatures[0]), np.uint8) for x in (upright, turned)
+        np.frombuffer(base64.b64decode(x.signatures[0]), np.uint8)
+        for x in (upright, turned)
     ]
     assert np.abs(cells[0].astype(int) - cells[1]).max() <= 3
 
@@ -219,7 +240,9 @@ def clips_of(*files: str) -> list[SourceClip]:
 def scanned(path: Path) -> SourceClip:
     info = probe(path)
     return SourceClip(
-        PurePosixPath("set", path.name), info.seconds, scan_content(info, 10.0).signatures
+        PurePosixPath("set", path.name),
+        info.seconds,
+        scan_content(info, 10.0).signatures,
     )
 
 
@@ -230,7 +253,10 @@ def filmed(path: Path, frames: np.ndarray, fps: float = 24, **how: Any) -> Sourc
 @pytest.mark.parametrize(
     ("files", "sources"),
     [
-        *(([f"film{mark}", "film", "other"], ["film", "film", "other"]) for mark in MARKS),
+        *(
+            ([f"film{mark}", "film", "other"], ["film", "film", "other"])
+            for mark in MARKS
+        ),
         (["film-part2_scene003", "film-part1_scene001"], ["film", "film"]),
         (
             ["IMG_0001-scene-001", "IMG_0001-scene-002", "IMG_0002-scene-001"],
@@ -251,7 +277,13 @@ def test_names_join_cuts_of_one_video(files: list[str], sources: list[str]) -> N
 @pytest.mark.parametrize("first", CAMERAS)
 def test_numbers_of_cameras_and_dates_are_no_cuts(first: str) -> None:
     assert (
-        len(set(names(first, first[:-1] + "7", "film_01", "film_02", "play_01", "play_02")))
+        len(
+            set(
+                names(
+                    first, first[:-1] + "7", "film_01", "film_02", "play_01", "play_02"
+                )
+            )
+        )
         == 4
     )
 
@@ -312,8 +344,12 @@ def test_what_many_videos_have_in_common_does_not_join_them(
 
 
 def test_unrelated_clips_are_never_joined(tmp_path: Path) -> None:
-    """66 pairs of landscapes and 630 of toy clips: a lone shape on a flat ground says nothing of its source."""
-    clips = [filmed(tmp_path / f"{'abcdefghijkl'[i]}.mp4", shots([i], 12)) for i in range(12)]
+    """66 pairs of landscapes and 630 of toy clips: a lone shape on a flat ground says
+    nothing of its source.
+    """
+    clips = [
+        filmed(tmp_path / f"{'abcdefghijkl'[i]}.mp4", shots([i], 12)) for i in range(12)
+    ]
     for path in write_dataset(tmp_path / "toy", concept_clips=18, reminder_clips=18):
         clips.append(scanned(path))
     by_name, _ = group_by_source([replace(clip, signatures=()) for clip in clips])
@@ -325,20 +361,30 @@ def signatures(rng: np.random.Generator, count: int) -> np.ndarray:
     """Made-up signatures of unrelated pictures: smooth noise. uint8 (count, 150)."""
     rows, columns = np.fft.fftfreq(10)[:, None], np.fft.rfftfreq(10)[None]
     scale = np.maximum(np.hypot(rows, columns), 0.1) ** 1.2
-    light = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(count, 10, 10))) / scale, (10, 10))
+    light = np.fft.irfft2(
+        np.fft.rfft2(rng.normal(size=(count, 10, 10))) / scale, (10, 10)
+    )
     light *= rng.uniform(15, 50, (count, 1, 1)) / light.std((1, 2), keepdims=True)
     light += rng.uniform(80, 170, (count, 1, 1)) - light.mean((1, 2), keepdims=True)
     colour = np.repeat(128 + rng.normal(0, 8, (count, 2)), 25, axis=1)
-    return np.concatenate([light.reshape(count, 100), colour], 1).clip(0, 255).astype(np.uint8)
+    return (
+        np.concatenate([light.reshape(count, 100), colour], 1)
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
 
 
 def named(rows: np.ndarray) -> list[SourceClip]:
     texts = [base64.b64encode(row.tobytes()).decode() for row in rows]
     stems = [
-        "".join(chr(97 + i // 26**k % 26) for k in (3, 2, 1, 0)) for i in range(len(rows) // 3)
+        "".join(chr(97 + i // 26**k % 26) for k in (3, 2, 1, 0))
+        for i in range(len(rows) // 3)
     ]
     threes = zip(stems, zip(*[iter(texts)] * 3, strict=True), strict=True)
-    return [SourceClip(PurePosixPath(f"set/{stem}.mp4"), 5.0, three) for stem, three in threes]
+    return [
+        SourceClip(PurePosixPath(f"set/{stem}.mp4"), 5.0, three)
+        for stem, three in threes
+    ]
 
 
 def test_a_thousand_unrelated_clips_stay_apart() -> None:
@@ -422,4 +468,7 @@ def test_datasets_of_other_kinds_and_the_split() -> None:
         videos(20) * 2, ["train"] * 20 + ["regularization"] * 20, 0.5, seed=0
     )
     assert (sum(held), any(held[20:]), len(notes)) == (10, False, 10)
-    assert hold_out(videos(20), ["regularization"] * 20, 0.5, seed=0) == ([False] * 20, [])
+    assert hold_out(videos(20), ["regularization"] * 20, 0.5, seed=0) == (
+        [False] * 20,
+        [],
+    )

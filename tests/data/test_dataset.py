@@ -1,6 +1,8 @@
-"""Folders become a library: every file accounted for, the split, captions, what the account says and warns about.
+"""Folders become a library: every file accounted for, the split, captions, what the
+account says and warns about.
 
-Also of generated datasets under random settings: no file unaccounted for, planned frames decoded, nothing dropped.
+Also of generated datasets under random settings: no file unaccounted for, planned
+frames decoded, nothing dropped.
 """
 
 import os
@@ -46,7 +48,9 @@ def dataset(
     files: dict[str, str],
     captions: dict[str, bytes | None] | None = None,
 ) -> Path:
-    """Copy {name: kind} into the guide's layout, with a caption each unless ``captions`` says otherwise."""
+    """Copy {name: kind} into the guide's layout, with a caption each unless
+    ``captions`` says otherwise.
+    """
     for name, kind in files.items():
         target = folder / "videos" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,14 +82,26 @@ def test_clips_windows_and_accounts(made: Path, tmp_path: Path) -> None:
     account = library.accounts[1]
     facts = {"used": True, "held_out": False, "windows": 2, "frames": 34}
     assert (
-        account | facts | {"source_frames": 51, "width": 96, "height": 64, "shape": "17x48x80"}
+        account
+        | facts
+        | {"source_frames": 51, "width": 96, "height": 64, "shape": "17x48x80"}
         == account
     )
     assert totals(library) == {"found": 2, "used": 2, "held_out": 0, "skipped": 0}
 
 
 def test_every_reason(made: Path, tmp_path: Path) -> None:
-    kinds = ["good0", "tiny", "one", "empty", "text", "headless", "good1", "good2", "good3"]
+    kinds = [
+        "good0",
+        "tiny",
+        "one",
+        "empty",
+        "text",
+        "headless",
+        "good1",
+        "good2",
+        "good3",
+    ]
     files = {f"{kind}.mp4": kind for kind in kinds} | {"good0_again.mp4": "good0"}
     captions = {"good1.mp4": None, "good2.mp4": b"\n", "good3.mp4": b"\xff\xfe"}
     library = scanned(dataset(made, tmp_path, files, captions), missing_caption="skip")
@@ -106,7 +122,9 @@ def test_every_reason(made: Path, tmp_path: Path) -> None:
     assert totals(library) == {"found": 10, "used": 1, "held_out": 0, "skipped": 9}
 
 
-def test_a_missing_caption_is_an_error_that_lists_the_clips(made: Path, tmp_path: Path) -> None:
+def test_a_missing_caption_is_an_error_that_lists_the_clips(
+    made: Path, tmp_path: Path
+) -> None:
     files = {f"n{i}.mp4": f"good{i}" for i in range(4)}
     dataset(made, tmp_path, files, {"n0.mp4": None, "n1.mp4": b"", "n2.mp4": b"\xff"})
     with pytest.raises(VideotuneError) as caught:
@@ -114,7 +132,15 @@ def test_a_missing_caption_is_an_error_that_lists_the_clips(made: Path, tmp_path
     text = str(caught.value)
     assert all(
         name in text
-        for name in ("3 clips", "n0.mp4", "n1.mp4", "n2.mp4", '"skip"', '"empty"', "UTF-8")
+        for name in (
+            "3 clips",
+            "n0.mp4",
+            "n1.mp4",
+            "n2.mp4",
+            '"skip"',
+            '"empty"',
+            "UTF-8",
+        )
     )
     assert "n3.mp4" not in text
     with pytest.raises(
@@ -136,7 +162,9 @@ def test_a_missing_caption_is_an_error_that_lists_the_clips(made: Path, tmp_path
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 source videos, four of which are cut in two."""
     folder = tmp_path_factory.mktemp("many") / "many"
-    names = [f"v{i}" for i in range(20)] + [f"w{i}_part{k}" for i in range(4) for k in (1, 2)]
+    names = [f"v{i}" for i in range(20)] + [
+        f"w{i}_part{k}" for i in range(4) for k in (1, 2)
+    ]
     for seed, name in enumerate(names):
         write_clip(folder / f"{name}.mp4", noise(20, 32, 32, seed=seed))
     return folder
@@ -166,10 +194,14 @@ def test_held_out_by_source(many: Path) -> None:
     assert not any("validation" in note for note in library.notes)
 
 
-def test_the_split_depends_on_the_seed_and_on_names_alone(many: Path, tmp_path: Path) -> None:
+def test_the_split_depends_on_the_seed_and_on_names_alone(
+    many: Path, tmp_path: Path
+) -> None:
     def held(folder: Path, **changes: Any) -> set[str]:
         return {
-            Path(clip.path).stem for clip in scanned(folder, **changes).clips if clip.held_out
+            Path(clip.path).stem
+            for clip in scanned(folder, **changes).clips
+            if clip.held_out
         }
 
     assert held(many) == {"v11", "v13"}, "as in all versions: validation losses compare"
@@ -179,7 +211,8 @@ def test_the_split_depends_on_the_seed_and_on_names_alone(many: Path, tmp_path: 
     assert any(held(many, seed=s) != first for s in (2, 3))
     assert len({s.split("_")[0] for s in held(many, validation_fraction=0.01)}) == 2
     assert held(many, validation_fraction=0.0) == set()
-    copy = tmp_path / many.name  # the same folder elsewhere, with a clip that is skipped
+    # the same folder elsewhere, with a clip that is skipped
+    copy = tmp_path / many.name
     shutil.copytree(many, copy)
     (copy / "a_broken.mp4").touch()
     assert held(copy, seed=1) == first
@@ -197,7 +230,9 @@ def test_notes_on_frames_and_rate(made: Path, tmp_path: Path) -> None:
 
 def test_buckets_come_largest_first(made: Path, tmp_path: Path) -> None:
     dataset(
-        made, tmp_path, {"a.mp4": "tiny", "b.mp4": "good0", "c.mp4": "good7", "d.mp4": "good3"}
+        made,
+        tmp_path,
+        {"a.mp4": "tiny", "b.mp4": "good0", "c.mp4": "good7", "d.mp4": "good3"},
     )
     library = scanned(tmp_path, video={"frames": 33, "min_frames": 1})
     found = buckets(library)
@@ -235,14 +270,20 @@ def test_folders_that_begin_with_a_number_repeat_their_clips(tmp_path: Path) -> 
         for clip in library.clips
     }
     assert found == wanted
-    assert any("10_ohwx horse 10" in note and "2024" not in note for note in library.notes)
+    assert any(
+        "10_ohwx horse 10" in note and "2024" not in note for note in library.notes
+    )
     assert [clip.repeats for clip in scanned(root / "10_x" / "2_y").clips] == [2]
     held = scanned({"path": str(root / "10_x"), "kind": "validation"}, root / "1_b")
     assert {clip.repeats for clip in held.clips} == {1}
 
 
 def hints(
-    tmp_path: Path, frames: np.ndarray, fps: float, caption: str = "a cat", **changes: Any
+    tmp_path: Path,
+    frames: np.ndarray,
+    fps: float,
+    caption: str = "a cat",
+    **changes: Any,
 ) -> tuple[str, ...]:
     """The warnings and notes on one clip."""
     path = write_clip(tmp_path / "set" / "a.mp4", frames, fps)
@@ -261,7 +302,12 @@ LONG = {"video": {"frames": 33}}
     ("frames", "fps", "changes", "said"),
     [
         (noise(17), 16, {}, ""),
-        (noise(17), 16, {"resolution": "128x192"}, "upscaled 2x: 96x64 pixels to 192x128"),
+        (
+            noise(17),
+            16,
+            {"resolution": "128x192"},
+            "upscaled 2x: 96x64 pixels to 192x128",
+        ),
         (
             noise(17),
             8,
@@ -301,8 +347,18 @@ LONG = {"video": {"frames": 33}}
             "distorted: 48x96 becomes 48x32",
         ),
         (noise(17, 96, 48), 16, {"resolution": ["32x48", "64x32"]}, ""),
-        (np.zeros((34, 64, 96, 3), np.uint8), 16, {}, "100% of it is black or one flat colour"),
-        (noise(1).repeat(34, 0), 16, {}, "100% of it is frozen: the picture does not change"),
+        (
+            np.zeros((34, 64, 96, 3), np.uint8),
+            16,
+            {},
+            "100% of it is black or one flat colour",
+        ),
+        (
+            noise(1).repeat(34, 0),
+            16,
+            {},
+            "100% of it is frozen: the picture does not change",
+        ),
     ],
 )
 def test_what_an_account_warns_of(
@@ -311,22 +367,33 @@ def test_what_an_account_warns_of(
     assert hints(tmp_path, frames, fps, **changes) == ((said,) if said else ())
 
 
-def test_cuts_inside_windows_and_caption_hints_are_warned_of_once(tmp_path: Path) -> None:
-    (warning,) = hints(tmp_path, noise(17), 16, caption="a cat, then a dog\na dog, then a cat")
+def test_cuts_inside_windows_and_caption_hints_are_warned_of_once(
+    tmp_path: Path,
+) -> None:
+    (warning,) = hints(
+        tmp_path, noise(17), 16, caption="a cat, then a dog\na dog, then a cat"
+    )
     assert "sequence" in warning
-    scenes = np.concatenate([noise(1, seed=1).repeat(20, 0), noise(1, seed=2).repeat(14, 0)])
+    scenes = np.concatenate(
+        [noise(1, seed=1).repeat(20, 0), noise(1, seed=2).repeat(14, 0)]
+    )
     assert any(
         text.startswith("1 cut inside the windows (at 1.25 s)")
         for text in hints(tmp_path, scenes, 16)
     )
     video = {"frame_sample_strategy": "keyframe", "keyframe_source": "scenes"}
-    assert not any("cut inside" in text for text in hints(tmp_path, scenes, 16, video=video))
+    assert not any(
+        "cut inside" in text for text in hints(tmp_path, scenes, 16, video=video)
+    )
 
 
 def test_near_duplicates_are_named(tmp_path: Path) -> None:
     for name, crf in (("a", "18"), ("b", "24")):
         write_clip(
-            tmp_path / f"{name}.mp4", noise(20, 128, 192, seed=5), 16, options={"crf": crf}
+            tmp_path / f"{name}.mp4",
+            noise(20, 128, 192, seed=5),
+            16,
+            options={"crf": crf},
         )
     library = scanned(tmp_path)
     said = [
@@ -348,8 +415,12 @@ def test_mixed_frame_rates_are_noted_of_the_whole(tmp_path: Path) -> None:
         for note in notes
     )
     write_clip(tmp_path / "slow" / "a.mp4", noise(20), 8)
-    assert any("slower than the 16 fps" in note for note in scanned(tmp_path / "slow").notes)
-    write_clip(tmp_path / "clear" / "a.mov", noise(20), 16, codec="qtrle", pix_fmt="argb")
+    assert any(
+        "slower than the 16 fps" in note for note in scanned(tmp_path / "slow").notes
+    )
+    write_clip(
+        tmp_path / "clear" / "a.mov", noise(20), 16, codec="qtrle", pix_fmt="argb"
+    )
     assert any(
         "transparency is ignored" in warning
         for warning in scanned(tmp_path / "clear").accounts[0]["warnings"]
@@ -367,7 +438,9 @@ MODELS = [
 def mixed(made: Path) -> Path:
     """Real files of many kinds, and junk."""
     folder, rng = made.with_name("mixed"), random.Random(0)
-    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("good[1-7].mp4", "tiny.mp4"))
+    shutil.copytree(
+        made, folder, ignore=shutil.ignore_patterns("good[1-7].mp4", "tiny.mp4")
+    )
     for i, fps in enumerate([8, 12, 16, 23.976, 24, 25, 29.97, 30, 50, 60] * 2):
         high, wide = rng.choice([(64, 96), (96, 64), (64, 64), (48, 128)])
         suffix = rng.choice([".mp4", ".mkv", ".avi", ".webm", ".mov"])
@@ -402,7 +475,9 @@ def some_settings(rng: random.Random) -> dict[str, Any]:
             "temporal_compression_ratio": rng.choice([None, None, 8]),
             "spatial_compression_ratio": 16 if shrink else None,
         },
-        "resolution": 64 if shrink else rng.choice([32, 64, "32x48", ["48x32", "32x48", 48]]),
+        "resolution": 64
+        if shrink
+        else rng.choice([32, 64, "32x48", ["48x32", "32x48", 48]]),
         "resize": rng.choice(["center", "random", "pad", "stretch"]),
         "missing_caption": "skip",
         "validation_fraction": rng.choice([0.0, 0.2]),
@@ -424,13 +499,17 @@ def generate(
                 caption = rng.choice([b"a cat\na dog", b"a clip", b"", b"\xff"])
                 (inside / name).with_suffix(".txt").write_bytes(caption)
         kind = rng.choice(["train", "train", "regularization"])
-        datasets.append({"path": str(inside), "repeats": rng.choice([1, 1, 3]), "kind": kind})
+        datasets.append(
+            {"path": str(inside), "repeats": rng.choice([1, 1, 3]), "kind": kind}
+        )
     return datasets
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(6))
-def test_generated_datasets_keep_every_promise(mixed: Path, tmp_path: Path, block: int) -> None:
+def test_generated_datasets_keep_every_promise(
+    mixed: Path, tmp_path: Path, block: int
+) -> None:
     """Twenty-five datasets a block."""
     files = sorted(path.name for path in mixed.iterdir())
     index = tmp_path / "index.json"
@@ -450,7 +529,11 @@ def test_generated_datasets_keep_every_promise(mixed: Path, tmp_path: Path, bloc
 
 def every_file_is_accounted_for(library: Library, found: int) -> None:
     counts = totals(library)
-    assert counts["found"] == found == counts["used"] + counts["held_out"] + counts["skipped"]
+    assert (
+        counts["found"]
+        == found
+        == counts["used"] + counts["held_out"] + counts["skipped"]
+    )
     assert {reason for _, reason, _ in library.skipped} <= set(REASONS)
     assert all(detail for _, _, detail in library.skipped)
     assert {w.clip_id for w in library.windows} == {
@@ -461,12 +544,14 @@ def every_file_is_accounted_for(library: Library, found: int) -> None:
     }
     held = {clip.source for clip in library.clips if clip.held_out}
     assert not held & {
-        clip.source for clip in library.clips if not clip.held_out and clip.kind == "train"
+        clip.source
+        for clip in library.clips
+        if not clip.held_out and clip.kind == "train"
     }
     account = to_json(library)
-    assert sum(clip["windows"] for clip in account["clips"]) == len(library.windows) + len(
-        library.held_out_windows
-    )
+    assert sum(clip["windows"] for clip in account["clips"]) == len(
+        library.windows
+    ) + len(library.held_out_windows)
 
 
 def planned_frames_are_decoded(
@@ -486,5 +571,7 @@ def planned_frames_are_decoded(
 def buckets_hold_every_window(library: Library) -> None:
     """As often as its clip is repeated."""
     repeats = {clip.id: clip.repeats for clip in library.clips}
-    entries = Counter(window.id for bucket in buckets(library).values() for window in bucket)
+    entries = Counter(
+        window.id for bucket in buckets(library).values() for window in bucket
+    )
     assert entries == {window.id: repeats[window.clip_id] for window in library.windows}

@@ -1,4 +1,6 @@
-"""Decoded frames are exactly the ones asked for, upright, in the asked size, in the colours that were filmed."""
+"""Decoded frames are exactly the ones asked for, upright, in the asked size, in the
+colours that were filmed.
+"""
 
 import json
 import random
@@ -31,7 +33,10 @@ FILES: dict[str, dict[str, Any]] = {
         "options": {"g": "12"},
         "container_options": {"movflags": "frag_keyframe+empty_moov"},
     },
-    "hevc.mp4": {"codec": "libx265", "options": {"x265-params": "log-level=none:keyint=12"}},
+    "hevc.mp4": {
+        "codec": "libx265",
+        "options": {"x265-params": "log-level=none:keyint=12"},
+    },
     "ten_bit.mp4": {"pix_fmt": "yuv420p10le"},
     "a.mov": {"options": {"bf": "2", "g": "10"}},
     "a.mkv": {"options": {"bf": "3", "g": "12"}},
@@ -40,16 +45,23 @@ FILES: dict[str, dict[str, Any]] = {
     "h264.avi": {"codec": "libx264", "options": {"bf": "2"}},
     "mpeg4_bframes.avi": {"options": {"bf": "2", "g": "12"}},
     "variable.mp4": {"times": UNEVEN, "options": {"bf": "2"}},
-} | {name: {"fps": 25, "codec": codec, "options": {"g": "12"}} for name, codec in RARER.items()}
+} | {
+    name: {"fps": 25, "codec": codec, "options": {"g": "12"}}
+    for name, codec in RARER.items()
+}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_exactly_the_frames_asked_for(tmp_path: Path, name: str) -> None:
-    """Of every container and codec, at their own times, in any order, whatever the count of threads."""
+    """Of every container and codec, at their own times, in any order, whatever the
+    count of threads.
+    """
     info = filmed(tmp_path / name, numbered(60), **FILES[name])
     how = FILES[name]
     times = how.get("times", [i / how.get("fps", 24) for i in range(60)])
-    assert info.timestamps == pytest.approx([time - times[0] for time in times], abs=1e-3)
+    assert info.timestamps == pytest.approx(
+        [time - times[0] for time in times], abs=1e-3
+    )
     assert (info.width, info.height, info.unusable, info.counted) == (
         96,
         64,
@@ -72,7 +84,8 @@ def test_exactly_the_frames_asked_for(tmp_path: Path, name: str) -> None:
         assert (frames.dtype, frames.shape) == (np.uint8, (len(wish), 64, 96, 3))
         assert read_numbers(frames) == wish
     one, two, four = (
-        decode(info, info.timestamps[34:], 48, 80, threads=threads) for threads in (1, 2, 4)
+        decode(info, info.timestamps[34:], 48, 80, threads=threads)
+        for threads in (1, 2, 4)
     )
     assert np.array_equal(one, two)
     assert np.array_equal(one, four)
@@ -100,20 +113,24 @@ def test_sound_between_the_frames_changes_nothing(tmp_path: Path) -> None:
 def test_wide_pixels_are_made_square(tmp_path: Path, aspect: Fraction) -> None:
     """A circle stored squeezed is round again, and one that was turned stands upright."""
     rows, columns = np.mgrid[:64, :64]
-    disc = ((rows - 32) ** 2 + ((columns - 32) * aspect) ** 2 < 24**2)[..., None].repeat(
-        3, 2
-    ) * np.uint8(255)
+    disc = ((rows - 32) ** 2 + ((columns - 32) * aspect) ** 2 < 24**2)[
+        ..., None
+    ].repeat(3, 2) * np.uint8(255)
     info = filmed(tmp_path / "a.mp4", np.stack([disc] * 3), aspect=aspect)
     wide = round(64 * aspect)
     assert (info.width, info.height) == (wide, 64)
     light = decode(info, [0.0], 64, wide)[0].mean(2) > 127
     assert abs(int(light.any(1).sum()) - int(light.any(0).sum())) <= 3
-    turned = filmed(tmp_path / "b.mp4", np.stack([disc] * 3), aspect=aspect, rotation=90)
+    turned = filmed(
+        tmp_path / "b.mp4", np.stack([disc] * 3), aspect=aspect, rotation=90
+    )
     assert (turned.width, turned.height) == (64, wide)
 
 
 def test_downscaling_is_antialiased(tmp_path: Path) -> None:
-    """One-pixel stripes become grey at a quarter of the size, and not a moiré of black and white."""
+    """One-pixel stripes become grey at a quarter of the size, and not a moiré of black
+    and white.
+    """
     frames = np.zeros((3, 128, 256, 3), np.uint8)
     frames[:, :, ::2] = 255
     info = filmed(tmp_path / "a.mp4", frames, options={"crf": "1"})
@@ -149,7 +166,11 @@ COLOUR = np.array([200, 60, 30], np.uint8)
         ("grey_sixteen.mkv", {"codec": "ffv1", "pix_fmt": "gray16le"}),
         (
             "alpha_vp9.webm",
-            {"codec": "libvpx-vp9", "pix_fmt": "yuva420p", "options": {"cpu-used": "8"}},
+            {
+                "codec": "libvpx-vp9",
+                "pix_fmt": "yuva420p",
+                "options": {"cpu-used": "8"},
+            },
         ),
         (
             "hevc.mp4",
@@ -161,12 +182,17 @@ COLOUR = np.array([200, 60, 30], np.uint8)
         ),
         (
             "av1.mp4",
-            {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}},
+            {
+                "codec": "libsvtav1",
+                "options": {"preset": "12", "svtav1-params": "lp=1"},
+            },
         ),
         ("raw.avi", {"codec": "rawvideo", "pix_fmt": "bgr24"}),
     ],
 )
-def test_colours_of_every_pixel_format(tmp_path: Path, name: str, how: dict[str, Any]) -> None:
+def test_colours_of_every_pixel_format(
+    tmp_path: Path, name: str, how: dict[str, Any]
+) -> None:
     colour = np.full(3, 100, np.uint8) if "grey" in name else COLOUR
     info = filmed(tmp_path / name, np.broadcast_to(colour, (3, 64, 64, 3)), **how)
     assert np.abs(decode(info, [0.0], 64, 64)[0].astype(int) - colour).max() <= 4
@@ -186,9 +212,13 @@ def test_hd_without_a_declared_matrix_is_bt709(tmp_path: Path) -> None:
 def test_a_trimmed_clip_shows_what_its_edit_list_leaves(
     tmp_path: Path, first: int, count: int
 ) -> None:
-    """Phones trim by an edit list: the frames cut away are still in the file, and are neither counted nor decoded."""
+    """Phones trim by an edit list: the frames cut away are still in the file, and are
+    neither counted nor decoded.
+    """
     path = write_clip(
-        tmp_path / "a.mp4", numbered(48), options={"bf": "2", "g": "12", "sc_threshold": "0"}
+        tmp_path / "a.mp4",
+        numbered(48),
+        options={"bf": "2", "g": "12", "sc_threshold": "0"},
     )
     data = bytearray(path.read_bytes())
     entry = (
@@ -213,7 +243,9 @@ def test_a_trimmed_clip_shows_what_its_edit_list_leaves(
 
 def test_damage_inside_is_an_error_that_names_the_frame(tmp_path: Path) -> None:
     path = write_clip(
-        tmp_path / "a.mp4", noise(40), options={"g": "40", "bf": "0", "sc_threshold": "0"}
+        tmp_path / "a.mp4",
+        noise(40),
+        options={"g": "40", "bf": "0", "sc_threshold": "0"},
     )
     info = probe(path)
     raw = bytearray(path.read_bytes())
@@ -231,9 +263,9 @@ def test_frames_that_are_not_there_are_an_error(tmp_path: Path) -> None:
     with closing(Reader(info)) as reader:
         with pytest.raises(ClipProblem, match="frame 20 of 30 is not there"):
             list(reader.frames(range(10, 30)))
-        assert [index for index, _ in reader.frames(range(5, 15))] == list(range(5, 15)), (
-            "the reader survives it"
-        )
+        assert [index for index, _ in reader.frames(range(5, 15))] == list(
+            range(5, 15)
+        ), "the reader survives it"
     (tmp_path / "a.mp4").unlink()
     with pytest.raises(ClipProblem, match="No such file"):
         decode(info, [0.0], 64, 96)
@@ -260,14 +292,18 @@ def test_a_crop_lies_at_its_place(
 ) -> None:
     whole = gradient(64, 128)
     info = filmed(tmp_path / "a.mov", np.stack([whole] * 2), **LOSSLESS)
-    shown = decode(info, [0.0], height, width, resize=resize, crop_position=place)[0].astype(
-        float
-    )
+    shown = decode(info, [0.0], height, width, resize=resize, crop_position=place)[
+        0
+    ].astype(float)
     scale = max(height / 64, width / 128)
     room = round(64 * scale) - height, round(128 * scale) - width
     left, top = shown[height // 2, :4, 0].mean(), shown[:4, width // 2, 1].mean()
-    assert left == pytest.approx(255 * (place[1] * room[1] + 1.5) / (128 * scale - 1), abs=3)
-    assert top == pytest.approx(255 * (place[0] * room[0] + 1.5) / (64 * scale - 1), abs=4.5)
+    assert left == pytest.approx(
+        255 * (place[1] * room[1] + 1.5) / (128 * scale - 1), abs=3
+    )
+    assert top == pytest.approx(
+        255 * (place[0] * room[0] + 1.5) / (64 * scale - 1), abs=4.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +317,11 @@ def test_pad_shows_all_of_it_on_black(tmp_path: Path, height: int, width: int) -
     high, wide = round(64 * scale), round(128 * scale)
     light = shown[1, :, :, 0] == 255
     assert (shown[1, :, :, 0][~light] == 0).all()
-    assert (light.any(1).sum(), light.any(0).sum(), light.sum()) == (high, wide, high * wide)
+    assert (light.any(1).sum(), light.any(0).sum(), light.sum()) == (
+        high,
+        wide,
+        high * wide,
+    )
     assert np.argmax(light.any(1)) == (height - high) // 2
     assert np.argmax(light.any(0)) == (width - wide) // 2
 
@@ -294,11 +334,17 @@ def test_a_turned_picture_is_shown_upright(
 ) -> None:
     upright, how = (
         gradient(64, 128),
-        LOSSLESS if suffix == ".mov" else {"options": {"crf": "4"}, "pix_fmt": "yuv444p"},
+        LOSSLESS
+        if suffix == ".mov"
+        else {"options": {"crf": "4"}, "pix_fmt": "yuv444p"},
     )
-    stored = np.stack([np.rot90(np.fliplr(upright) if hflip else upright, -rotation // 90)] * 2)
+    stored = np.stack(
+        [np.rot90(np.fliplr(upright) if hflip else upright, -rotation // 90)] * 2
+    )
     plain = filmed(tmp_path / f"plain{suffix}", np.stack([upright] * 2), **how)
-    turned = filmed(tmp_path / f"turned{suffix}", stored, rotation=rotation, hflip=hflip, **how)
+    turned = filmed(
+        tmp_path / f"turned{suffix}", stored, rotation=rotation, hflip=hflip, **how
+    )
     assert (turned.width, turned.height) == (128, 64)
     for resize in ("center", "pad", "stretch"):
         both = (
@@ -311,7 +357,9 @@ def test_a_turned_picture_is_shown_upright(
 
 
 class Counting:
-    """Stands between the reader and the decoder and counts the frames that are decoded; the frames are real."""
+    """Stands between the reader and the decoder and counts the frames that are decoded;
+    the frames are real.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames, self.starts = 0, []
@@ -342,7 +390,9 @@ def test_frames_far_apart_are_reached_by_seeking(
     info = filmed(tmp_path / name, numbered(400, 32, 48), options={"g": "20", **fast})
     count = Counting(monkeypatch)
     wish = [395, 2, 121, 128, 250]
-    assert read_numbers(decode(info, [info.timestamps[i] for i in wish], 32, 48)) == wish
+    assert (
+        read_numbers(decode(info, [info.timestamps[i] for i in wish], 32, 48)) == wish
+    )
     if info.counted:  # nothing else tells its frames apart
         assert (count.starts, count.frames) == ([0], 396)
         return
@@ -356,7 +406,9 @@ def test_frames_far_apart_are_reached_by_seeking(
 def test_a_reader_goes_on_from_the_last_window(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows one after the other cost one pass, also where the next begins with the frame that the last ended with."""
+    """Windows one after the other cost one pass, also where the next begins with the
+    frame that the last ended with.
+    """
     info = filmed(tmp_path / name, numbered(90, 32, 48), options={"g": "90"})
     count = Counting(monkeypatch)
     reader = Reader(info, threads=1)
@@ -374,16 +426,24 @@ def test_a_reader_goes_on_from_the_last_window(
 
 
 def test_an_index_that_leads_past_the_keyframe_is_no_obstacle(tmp_path: Path) -> None:
-    """Facts that call every frame a keyframe: decoding from there shows nothing or rubbish, the whole way is right."""
+    """Facts that call every frame a keyframe: decoding from there shows nothing or
+    rubbish, the whole way is right.
+    """
     info = filmed(tmp_path / "a.mp4", numbered(60), options={"g": "60", "bf": "0"})
     misled = replace(info, keyframes=tuple(range(60)))
-    assert read_numbers(decode(misled, info.timestamps[40:45], 64, 96)) == list(range(40, 45))
+    assert read_numbers(decode(misled, info.timestamps[40:45], 64, 96)) == list(
+        range(40, 45)
+    )
 
 
 @pytest.mark.parametrize("limited", [True, False])
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv420p10le", "yuv444p12le"])
-def test_a_declared_range_is_followed(tmp_path: Path, pix_fmt: str, limited: bool) -> None:
-    """The levels of a grey picture, written as they are and declared as limited or full."""
+def test_a_declared_range_is_followed(
+    tmp_path: Path, pix_fmt: str, limited: bool
+) -> None:
+    """The levels of a grey picture, written as they are and declared as limited or
+    full.
+    """
     bits = 12 if "12" in pix_fmt else 10 if "10" in pix_fmt else 8
     with av.open(str(tmp_path / "a.mkv"), "w") as container:
         stream = container.add_stream("ffv1", rate=24)
@@ -395,17 +455,23 @@ def test_a_declared_range_is_followed(tmp_path: Path, pix_fmt: str, limited: boo
                 words = np.full(
                     plane.buffer_size // (1 if bits == 8 else 2), level << (bits - 8)
                 )
-                plane.update(words.astype(np.uint8 if bits == 8 else np.uint16).tobytes())
+                plane.update(
+                    words.astype(np.uint8 if bits == 8 else np.uint16).tobytes()
+                )
             frame.pts, frame.color_range = i, 1 if limited else 2
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-    expected = (126 - 16) * 255 / 219 if limited else 126 * (256 / 255 if bits > 8 else 1)
+    expected = (
+        (126 - 16) * 255 / 219 if limited else 126 * (256 / 255 if bits > 8 else 1)
+    )
     shown = decode(probe(tmp_path / "a.mkv"), [0.0], 48, 64)
     assert np.abs(shown.astype(float) - expected).max() <= 1.5
 
 
 def test_colour_is_interpolated_between_its_samples(tmp_path: Path) -> None:
-    """A slow ramp of colour in 4:2:0 comes back as a ramp at its own size, and not as pairs of equal columns."""
+    """A slow ramp of colour in 4:2:0 comes back as a ramp at its own size, and not as
+    pairs of equal columns.
+    """
     ramp = np.zeros((2, 64, 128, 3), np.uint8)
     ramp[..., 0], ramp[..., 2] = np.linspace(40, 220, 128), np.linspace(220, 40, 128)
     info = filmed(tmp_path / "a.mkv", ramp, codec="ffv1")

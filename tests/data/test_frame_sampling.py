@@ -1,6 +1,8 @@
-"""Frame counts that models take, windows laid over clips, and the frames that samples of them show.
+"""Frame counts that models take, windows laid over clips, and the frames that samples
+of them show.
 
-And sizes: about the asked area, multiples of the model's side, the clip's own aspect, no silent upscaling.
+And sizes: about the asked area, multiples of the model's side, the clip's own aspect,
+no silent upscaling.
 """
 
 import math
@@ -14,7 +16,12 @@ from hypothesis import strategies as st
 
 from tests.support.datasets import RULES, info_of
 from videotune.config.data_schema import VideoConfig
-from videotune.data.buckets import choose_size, padded_box, parse_resolution, upscale_factor
+from videotune.data.buckets import (
+    choose_size,
+    padded_box,
+    parse_resolution,
+    upscale_factor,
+)
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import planned_frames, snap_frames
 from videotune.data.frame_sampling import (
@@ -73,17 +80,24 @@ def test_a_changed_count_is_reported_and_strict_forbids_it() -> None:
     with pytest.raises(VideotuneError, match="temporal_compression_ratio"):
         sampled(info_of(34, 16), temporal_compression_ratio=6)
     with pytest.raises(VideotuneError, match="stretch"):
-        planned_frames(VideoConfig(stretch=True, frame_sample_strategy="keyframe"), RULES)
+        planned_frames(
+            VideoConfig(stretch=True, frame_sample_strategy="keyframe"), RULES
+        )
 
 
 def test_a_short_clip_takes_the_largest_window_that_it_fills_or_none() -> None:
     laid = sampled(info_of(20, 24), max_frames=33)  # 13 frames at 16 fps
     assert [w.shape.frames for w in laid.windows] == [13]
     assert laid.seconds_cut == pytest.approx(20 / 24 - 13 / 16)
-    assert too_short(info_of(6, 24)) == "has 4 frames at 16 fps; the smallest window is 5"
+    assert (
+        too_short(info_of(6, 24)) == "has 4 frames at 16 fps; the smallest window is 5"
+    )
     assert too_short(info_of(20, 24), min_frames=17, max_frames=33)
     assert sampled(info_of(6, 24), min_frames=1).windows[0].shape.frames == 1
-    assert sampled(info_of(60, 24), min_frames=17, max_frames=33).windows[0].shape.frames == 33
+    assert (
+        sampled(info_of(60, 24), min_frames=17, max_frames=33).windows[0].shape.frames
+        == 33
+    )
 
 
 RATES = st.sampled_from([8, 12, 16, 23.976, 24, 25, 30, 60])
@@ -103,20 +117,31 @@ def test_used_and_cut_seconds_are_the_clip(
 
 
 def test_random_windows_share_the_clip_among_them() -> None:
-    """40 frames hold two windows of 17; their starts are random in the two halves of the 23 that are possible."""
+    """40 frames hold two windows of 17; their starts are random in the two halves of
+    the 23 that are possible.
+    """
     first, second = sampled(info_of(40, 16), frame_sample_strategy="random").windows
     for variant in range(50):
-        a, b = sample_window(first, variant, seed=3), sample_window(second, variant, seed=3)
+        a, b = (
+            sample_window(first, variant, seed=3),
+            sample_window(second, variant, seed=3),
+        )
         assert 0 <= a.times[0] <= 11.5 / 16 <= b.times[0] <= 23 / 16
         assert [y - x for x, y in pairwise(a.times)] == pytest.approx([1 / 16] * 16)
         assert b.times[-1] < 40 / 16
     assert len({sample_window(first, variant, 3).times for variant in range(50)}) == 50
     assert (
-        sample_window(first, 1, 3) == sample_window(first, 1, 3) != sample_window(first, 1, 4)
+        sample_window(first, 1, 3)
+        == sample_window(first, 1, 3)
+        != sample_window(first, 1, 4)
     )
     assert times(first)[0] == pytest.approx(5.75 / 16)
     assert (
-        len(sampled(info_of(40, 16), frame_sample_strategy="random", windows="head").windows)
+        len(
+            sampled(
+                info_of(40, 16), frame_sample_strategy="random", windows="head"
+            ).windows
+        )
         == 1
     )
     (exact,) = sampled(info_of(17, 16), frame_sample_strategy="random").windows
@@ -124,9 +149,9 @@ def test_random_windows_share_the_clip_among_them() -> None:
     plain = without_randomness(
         VideoConfig(frame_sample_strategy="random", temporal_augmentation=True)
     )
-    assert {w.sampling for w in sample_frames(info_of(40, 16), plain, RULES).windows} == {
-        "even"
-    }
+    assert {
+        w.sampling for w in sample_frames(info_of(40, 16), plain, RULES).windows
+    } == {"even"}
 
 
 def test_no_window_crosses_a_scene_cut() -> None:
@@ -134,16 +159,22 @@ def test_no_window_crosses_a_scene_cut() -> None:
     laid = sampled(info_of(100, 16), cuts=(20 / 16, 24 / 16, 60 / 16), **how)
     assert [w.start * 16 for w in laid.windows] == [0, 24, 41, 60, 77]
     assert laid.seconds_cut == pytest.approx(15 / 16)
-    assert "none of its 3 scenes" in too_short(info_of(12, 16), cuts=(4 / 16, 8 / 16), **how)
+    assert "none of its 3 scenes" in too_short(
+        info_of(12, 16), cuts=(4 / 16, 8 / 16), **how
+    )
 
 
 def test_stretch_squeezes_the_whole_clip_into_one_window() -> None:
     laid = sampled(info_of(68, 16), stretch=True)
     (window,) = laid.windows
-    assert [time * 16 for time in times(window)] == pytest.approx([4 * i for i in range(17)])
+    assert [time * 16 for time in times(window)] == pytest.approx(
+        [4 * i for i in range(17)]
+    )
     assert (laid.speed, laid.seconds_cut) == (pytest.approx(4), 0)
     assert sampled(info_of(17, 16), stretch=True).speed == 1
-    (random,) = sampled(info_of(68, 16), stretch=True, frame_sample_strategy="random").windows
+    (random,) = sampled(
+        info_of(68, 16), stretch=True, frame_sample_strategy="random"
+    ).windows
     some, other = (sample_window(random, variant, 0).times for variant in (0, 1))
     assert 0 <= some[0] <= some[-1] < 68 / 16
     assert (list(some), some == other) == (sorted(set(some)), False)
@@ -203,7 +234,11 @@ def test_every_sample_of_every_window_lies_inside_the_clip(
         return
     for window in windows:
         for some in (sample_window(window, variant, 1).times, times(window)):
-            assert len(some) == window.shape.frames == snap_frames(window.shape.frames, RULES)
+            assert (
+                len(some)
+                == window.shape.frames
+                == snap_frames(window.shape.frames, RULES)
+            )
             clip.frames_at(some)
     assert len({window.id for window in windows}) == len(windows)
 
@@ -243,7 +278,9 @@ def test_integer_sizes_are_near_in_area_and_aspect(
 def test_an_exact_size() -> None:
     assert size(1920, 1080, "480x832") == (480, 832)
     assert size(100, 100, "480 X 832") == (480, 832)
-    with pytest.raises(VideotuneError, match=r'multiples of 32. The nearest is "512x960"'):
+    with pytest.raises(
+        VideotuneError, match=r'multiples of 32. The nearest is "512x960"'
+    ):
         size(1920, 1080, "500x950", 32)
 
 

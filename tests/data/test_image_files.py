@@ -1,4 +1,6 @@
-"""Images are clips of one frame: upright, in sRGB, whole, and resized as a video's frames are."""
+"""Images are clips of one frame: upright, in sRGB, whole, and resized as a video's
+frames are.
+"""
 
 import struct
 import zlib
@@ -32,7 +34,9 @@ def picture(height: int = 64, width: int = 96) -> np.ndarray:
 def test_every_format_is_one_still_frame(tmp_path: Path, suffix: str) -> None:
     lossy = suffix in (".jpg", ".JPEG", ".webp")
     info = probe(
-        write_image(tmp_path / f"a{suffix}", picture(), **({"quality": 95} if lossy else {}))
+        write_image(
+            tmp_path / f"a{suffix}", picture(), **({"quality": 95} if lossy else {})
+        )
     )
     codec = {".jpg": "jpeg", ".JPEG": "jpeg", ".tif": "tiff"}.get(suffix, suffix[1:])
     assert (info.codec, info.container, info.still) == (codec, "image", True)
@@ -96,7 +100,8 @@ GREY = Image.new("L", (64, 48), 100)
         ("palette.bmp", PALETTE, {}, COLOUR),
         ("cmyk.tif", FLAT.convert("CMYK"), {}, COLOUR),
         ("cmyk.jpg", FLAT.convert("CMYK"), {}, COLOUR),
-        # Pillow 12.3 cannot read the uncompressed YCbCr TIFF that it writes; scanners write compressed ones
+        # Pillow 12.3 cannot read the uncompressed YCbCr TIFF that it writes; scanners
+        # write compressed ones
         ("ycbcr.tif", FLAT.convert("YCbCr"), {"compression": "tiff_lzw"}, COLOUR),
         ("grey.png", GREY, {}, 100),
         ("grey.jpg", GREY, {}, 100),
@@ -113,7 +118,9 @@ GREY = Image.new("L", (64, 48), 100)
 def test_colours_of_every_mode(
     tmp_path: Path, name: str, made: Image.Image, how: dict[str, Any], colour: Any
 ) -> None:
-    """By an ICC profile, in sRGB; an alpha channel is left out, as a video's is: the colours below it are shown."""
+    """By an ICC profile, in sRGB; an alpha channel is left out, as a video's is: the
+    colours below it are shown.
+    """
     made.save(tmp_path / name, **how)
     shown = decode(probe(tmp_path / name), [0.0], 48, 64)[0].astype(int)
     assert np.abs(shown - colour).max() <= (6 if name.startswith("profile") else 4)
@@ -121,7 +128,9 @@ def test_colours_of_every_mode(
 
 @pytest.mark.parametrize("name", ["deep.png", "deep.tif"])
 def test_sixteen_bits_keep_their_brightness(tmp_path: Path, name: str) -> None:
-    """Cutting to 8 bits by saturation, which is what a plain conversion does, would make all of it white."""
+    """Cutting to 8 bits by saturation, which is what a plain conversion does, would
+    make all of it white.
+    """
     ramp = np.tile(np.linspace(0, 65535, 96).astype(np.uint16), (64, 1))
     Image.fromarray(ramp).save(tmp_path / name)
     shown = decode(probe(tmp_path / name), [0.0], 64, 96)[0].astype(int)
@@ -147,7 +156,11 @@ def test_pictures_that_are_not_opaque_are_said_to_be_so(tmp_path: Path) -> None:
         "palette.png": (palette, {}, False),
         "palette_key.png": (palette, {"transparency": key}, True),
         "palette_key.gif": (palette, {"transparency": key}, True),
-        "palette_bytes.png": (palette, {"transparency": bytes([255, 255, 255, 255])}, False),
+        "palette_bytes.png": (
+            palette,
+            {"transparency": bytes([255, 255, 255, 255])},
+            False,
+        ),
         "key.png": (solid, {"transparency": (200, 0, 0)}, True),
         "other_key.png": (solid, {"transparency": (1, 2, 3)}, False),
         "grey_key.png": (grey, {"transparency": 30000}, True),
@@ -160,14 +173,18 @@ def test_pictures_that_are_not_opaque_are_said_to_be_so(tmp_path: Path) -> None:
         name: want for name, (_, _, want) in how.items()
     }
     assert all(
-        MediaInfo.from_json(one.to_json()) == one and one.hdr is None for one in info.values()
+        MediaInfo.from_json(one.to_json()) == one and one.hdr is None
+        for one in info.values()
     )
 
 
 def test_an_animated_gif_is_a_video_with_its_own_times(tmp_path: Path) -> None:
     pages = [Image.fromarray(frame) for frame in numbered(8, 48, 48)]
     pages[0].save(
-        tmp_path / "a.gif", save_all=True, append_images=pages[1:], duration=[100, 200] * 4
+        tmp_path / "a.gif",
+        save_all=True,
+        append_images=pages[1:],
+        duration=[100, 200] * 4,
     )
     info = probe(tmp_path / "a.gif")
     assert (info.still, info.codec, info.transparent, len(info.timestamps)) == (
@@ -178,7 +195,13 @@ def test_an_animated_gif_is_a_video_with_its_own_times(tmp_path: Path) -> None:
     )
     assert info.timestamps[:4] == pytest.approx((0, 0.1, 0.3, 0.4))
     assert info.seconds == pytest.approx(1.2)
-    assert read_numbers(decode(info, [0.05, 0.2, 0.35, 1.1, 0.0], 48, 48)) == [0, 1, 2, 7, 0]
+    assert read_numbers(decode(info, [0.05, 0.2, 0.35, 1.1, 0.0], 48, 48)) == [
+        0,
+        1,
+        2,
+        7,
+        0,
+    ]
     cut = tmp_path / "cut.gif"
     cut.write_bytes((tmp_path / "a.gif").read_bytes()[:40])
     assert problem_of(cut).reason in ("decode_error", "unreadable", "not_a_video")
@@ -202,9 +225,17 @@ def header_of(whole: bytes, side: int) -> bytes:
 
 
 def test_junk_has_reason_codes(tmp_path: Path) -> None:
-    """Bombs, before a pixel is decoded; several pictures, of which none is silently the one; files that are cut short."""
-    pages, whole = noise(3, seed=3), write_image(tmp_path / "a.png", picture()).read_bytes()
-    several = {"save_all": True, "append_images": [Image.fromarray(page) for page in pages[1:]]}
+    """Bombs, before a pixel is decoded; several pictures, of which none is silently the
+    one; files that are cut short.
+    """
+    pages, whole = (
+        noise(3, seed=3),
+        write_image(tmp_path / "a.png", picture()).read_bytes(),
+    )
+    several = {
+        "save_all": True,
+        "append_images": [Image.fromarray(page) for page in pages[1:]],
+    }
     Image.fromarray(np.ones((48, 64), np.float32)).save(tmp_path / "deep.tif")
     for suffix in (".webp", ".png", ".tif"):
         write_image(tmp_path / f"several{suffix}", pages[0], **several)
@@ -217,7 +248,12 @@ def test_junk_has_reason_codes(tmp_path: Path) -> None:
             "not_a_video",
             "rename it to .mp4",
         ),
-        ("script.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not_a_video", ""),
+        (
+            "script.jpg",
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "not_a_video",
+            "",
+        ),
         ("absent.png", None, "missing_file", ""),
         ("bomb.png", header_of(whole, 12_000), "unreadable", "12000 × 12000"),
         ("larger.png", header_of(whole, 60_000), "unreadable", "134 million"),
@@ -247,7 +283,9 @@ def test_an_image_that_changed_is_an_error(tmp_path: Path) -> None:
         decode(info, [0.0], 64, 96)
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 96), (32, 48), (40, 100), (128, 192)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(64, 96), (32, 48), (40, 100), (128, 192)]
+)
 def test_a_still_is_resized_as_a_videos_frame_is(
     tmp_path: Path, height: int, width: int
 ) -> None:
@@ -257,5 +295,7 @@ def test_a_still_is_resized_as_a_videos_frame_is(
     a, b = decode(still, [0.0], height, width), decode(video, [0.0], height, width)
     assert np.array_equal(a, b)
     if (height, width) in ((32, 48), (128, 192)):
-        filtered = Image.fromarray(pixels[0]).resize((width, height), Image.Resampling.BICUBIC)
+        filtered = Image.fromarray(pixels[0]).resize(
+            (width, height), Image.Resampling.BICUBIC
+        )
         assert np.abs(a[0].astype(int) - np.asarray(filtered)).mean() < 2.5

@@ -1,4 +1,6 @@
-"""Folders in every layout, metadata that lists clips, archives and Hub datasets as datasets."""
+"""Folders in every layout, metadata that lists clips, archives and Hub datasets as
+datasets.
+"""
 
 import json
 import os
@@ -40,7 +42,9 @@ def table(folder: Path, *rows: tuple[str, str], name: str = "metadata.jsonl") ->
 
 
 def by_name(root: Path) -> dict[str, ClipFile]:
-    return {clip.path.relative_to(root).as_posix(): clip for clip in read_folder(root)[0]}
+    return {
+        clip.path.relative_to(root).as_posix(): clip for clip in read_folder(root)[0]
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,13 +80,16 @@ def test_clips_have_their_captions_in_every_layout(
         assert (clip.missing_detail == f"{clip.expected_caption} does not exist") == (
             clip.caption_file is None
         )
-    if (tmp_path / "videos").is_dir():  # given without its parent it has the same captions
+    # given without its parent it has the same captions
+    if (tmp_path / "videos").is_dir():
         inside = [
             caption and tmp_path / caption
             for clip, caption in expected
             if clip.startswith("videos/")
         ]
-        assert [clip.caption_file for clip in read_folder(tmp_path / "videos")[0]] == inside
+        assert [
+            clip.caption_file for clip in read_folder(tmp_path / "videos")[0]
+        ] == inside
 
 
 def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
@@ -118,8 +125,16 @@ NOTES = [
         (("a.mp4", "from the row"),),
         [".txt files of 1 clips", "since metadata.jsonl"],
     ),
-    ("Clip.mp4", (("clip.mp4", "x"),), ["lists clip.mp4, which does not exist; Clip.mp4 does"]),
-    ("a.mp4 a.txt a.jpg", (), ["1 images have the name of a video next to them (a.jpg)"]),
+    (
+        "Clip.mp4",
+        (("clip.mp4", "x"),),
+        ["lists clip.mp4, which does not exist; Clip.mp4 does"],
+    ),
+    (
+        "a.mp4 a.txt a.jpg",
+        (),
+        ["1 images have the name of a video next to them (a.jpg)"],
+    ),
     ("a.mp4 more.zip", (), ["1 archives are not unpacked", "(more.zip)"]),
 ]
 
@@ -139,7 +154,11 @@ def test_what_is_not_used_is_reported(
 @pytest.mark.parametrize(
     ("files", "place", "words"),
     [
-        ("a.txt b.txt c.psd d", "", r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 "),
+        (
+            "a.txt b.txt c.psd d",
+            "",
+            r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 ",
+        ),
         ("x.heic", "", r"found 1 \.heic\. .* of type \.heic are not read: convert"),
         ("a.txt", "nowhere", "does not exist"),
         ("a.txt", "a.txt", "is a file"),
@@ -159,19 +178,26 @@ def test_a_folder_without_clips_says_what_was_there(
 def test_a_clip_is_listed_once(tmp_path: Path) -> None:
     """From a folder above or beside; and in one metadata file of a folder."""
     touch(tmp_path, "videos/a.mp4", "videos/b.mp4")
-    table(tmp_path / "meta", ("../videos/a.mp4", "up"), ("..\\videos\\b.mp4", "from Windows"))
+    table(
+        tmp_path / "meta",
+        ("../videos/a.mp4", "up"),
+        ("..\\videos\\b.mp4", "from Windows"),
+    )
     assert [clip.metadata_captions for clip in read_folder(tmp_path)[0]] == [
         ("up",),
         ("from Windows",),
     ]
     table(tmp_path / "videos", ("a.mp4", "y"))
     with pytest.raises(
-        VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*\.jsonl:1 lists already"
+        VideotuneError,
+        match=r"metadata\.jsonl:1 lists a\.mp4, which .*\.jsonl:1 lists already",
     ):
         read_folder(tmp_path)
     table(tmp_path / "meta", ("../videos/b.mp4", "x"))
     (tmp_path / "videos" / "metadata.csv").write_text("file_name,text\na.mp4,x\n")
-    with pytest.raises(VideotuneError, match=r"has both metadata\.csv and metadata\.jsonl"):
+    with pytest.raises(
+        VideotuneError, match=r"has both metadata\.csv and metadata\.jsonl"
+    ):
         read_folder(tmp_path)
 
 
@@ -186,7 +212,8 @@ def test_a_metadata_file_gives_captions(tmp_path: Path) -> None:
     )
     clips = by_name(tmp_path)
     assert {
-        name: (clip.metadata_captions, clip.metadata_row) for name, clip in clips.items()
+        name: (clip.metadata_captions, clip.metadata_row)
+        for name, clip in clips.items()
     } == {
         "a.mp4": (("one", "two"), "metadata.csv:2"),
         "train/b.mp4": (("b",), "train/metadata.jsonl:1"),
@@ -232,7 +259,9 @@ def test_a_relative_root_changes_nothing(
     assert clips[3].missing_detail.startswith("metadata.jsonl does not list it, and ")
 
 
-def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path: Path) -> None:
+def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(
+    tmp_path: Path,
+) -> None:
     touch(
         tmp_path,
         "here.mp4",
@@ -245,11 +274,14 @@ def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path:
     clips = by_name(tmp_path)
     assert (clips["gone.mp4"].exists, clips["gone.mp4"].path.exists()) == (False, False)
     assert (
-        clips["gone.mp4"].missing_detail == "metadata.jsonl:2 lists it, and it does not exist"
+        clips["gone.mp4"].missing_detail
+        == "metadata.jsonl:2 lists it, and it does not exist"
     )
     why = f"metadata.jsonl does not list it, and {tmp_path}/unlisted.txt does not exist"
     assert clips["unlisted.mp4"].missing_detail == why
-    assert "metadata.jsonl does not list it" in clips["sub/deep/none.mp4"].missing_detail
+    assert (
+        "metadata.jsonl does not list it" in clips["sub/deep/none.mp4"].missing_detail
+    )
     assert clips["sub/side.mp4"].caption_file == tmp_path / "sub/side.txt"
     assert clips["sub/side.mp4"].metadata_row is None
 
@@ -270,7 +302,9 @@ def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path:
         (".hidden.mp4", r"a link to .*secret\.mp4, outside"),
     ],
 )
-def test_metadata_reaches_nothing_outside(tmp_path: Path, name: str, words: str) -> None:
+def test_metadata_reaches_nothing_outside(
+    tmp_path: Path, name: str, words: str
+) -> None:
     touch(tmp_path, "secret.mp4", "set/a.mp4", "set/sub/b.mp4")
     os.symlink(tmp_path / "secret.mp4", tmp_path / "set" / "link.mp4")
     os.symlink(tmp_path / "secret.mp4", tmp_path / "set" / ".hidden.mp4")
@@ -298,7 +332,9 @@ def test_a_zip_is_a_dataset_with_the_same_clips(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Path:
-    """A Hub cache as the hub's own library leaves it, with two repositories: clips, and an archive of clips."""
+    """A Hub cache as the hub's own library leaves it, with two repositories: clips, and
+    an archive of clips.
+    """
     repo = tmp_path / "hub" / "datasets--user--clips"
     files = {
         "data/a.mp4": b"video a",
@@ -329,7 +365,9 @@ def cached(repo: Path, files: dict[str, bytes]) -> None:
 
 
 def opened(path: str, folder: Path, **env: str) -> Any:
-    """The layout of a Hub dataset, or the error, from a fresh process: the hub's library reads its settings once."""
+    """The layout of a Hub dataset, or the error, from a fresh process: the hub's
+    library reads its settings once.
+    """
     code = f"""
         import json
         from pathlib import Path
@@ -378,7 +416,9 @@ def test_a_hub_dataset_is_found_offline(hub: Path, tmp_path: Path, path: str) ->
 
 
 def test_other_hub_datasets_offline(hub: Path, tmp_path: Path) -> None:
-    """One that is an archive; one that is not there; one without clips; a link that leads out of its repository."""
+    """One that is an archive; one that is not there; one without clips; a link that
+    leads out of its repository.
+    """
     _, clips, notes = opened("user/packed", tmp_path, HF_HUB_OFFLINE="1")
     assert notes[0].endswith(f" is hf://datasets/user/packed@{COMMIT}/data.zip")
     assert clips == [["c.mp4", "c", None, "a cow"]]
@@ -409,7 +449,9 @@ def test_a_slip_in_a_local_path_asks_no_network(
         str(tmp_path / "nowhere"),
         "nowhere",
     ):
-        with pytest.raises(VideotuneError, match=r"The dataset folder .* does not exist"):
+        with pytest.raises(
+            VideotuneError, match=r"The dataset folder .* does not exist"
+        ):
             open_location(path, tmp_path / "cache")
     with pytest.raises(VideotuneError, match="is not a Hub dataset"):
         open_location("hf://user", tmp_path / "cache")
@@ -427,7 +469,10 @@ def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> No
         assert notes[1:] == ["user/good: 1 archives are not fetched (more.zip)"]
         assert not any(name in path for _, path, *_ in server.asked for name in unused)
         shutil.rmtree(
-            next((tmp_path / "hub").glob("datasets--*")) / "snapshots" / COMMIT / "clips"
+            next((tmp_path / "hub").glob("datasets--*"))
+            / "snapshots"
+            / COMMIT
+            / "clips"
         )
         assert "is not complete in" in opened("user/good", tmp_path, HF_HUB_OFFLINE="1")
         for path, words in [
@@ -436,11 +481,16 @@ def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> No
             ("user/good@nope", "has no such revision"),
         ]:
             said = opened(
-                f"hf://datasets/{path}", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0"
+                f"hf://datasets/{path}",
+                tmp_path,
+                HF_ENDPOINT=server.url,
+                HF_HUB_OFFLINE="0",
             )
             assert words in said
             assert path.split("@")[0] in said
-    said = opened("user/x", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    said = opened(
+        "user/x", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0"
+    )
     assert "check the network" in said
 
 

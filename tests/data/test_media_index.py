@@ -1,4 +1,6 @@
-"""The index: what is known of files and contents, remembered, dropped, repaired, and never wrong for good."""
+"""The index: what is known of files and contents, remembered, dropped, repaired, and
+never wrong for good.
+"""
 
 import json
 import os
@@ -50,12 +52,19 @@ Known = dict[str, tuple[str, MediaInfo | str | None, ContentScan | None]]
 def identified(
     folder: Path, index: Path | None, told: Any = silent, until: float = 10.0
 ) -> tuple[Known, list[str]]:
-    """By name the id, the media info or the problem's text, and the content scan; and the notes."""
+    """By name the id, the media info or the problem's text, and the content scan; and
+    the notes.
+    """
     paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
     media = MediaIndex(index, told)
     known = media.examine(paths, [folder], until)
-    plain = [(one.id, str(one.problem) if one.problem else one.info, one.scan) for one in known]
-    return {path.name: what for path, what in zip(paths, plain, strict=True)}, media.notes
+    plain = [
+        (one.id, str(one.problem) if one.problem else one.info, one.scan)
+        for one in known
+    ]
+    return {
+        path.name: what for path, what in zip(paths, plain, strict=True)
+    }, media.notes
 
 
 def scan(folder: Path, index: Path | None, *how: Any) -> Known:
@@ -70,7 +79,9 @@ def expected(path: Path, until: float = 10.0) -> tuple[str, MediaInfo, ContentSc
 
 def codecs(known: Known) -> dict[str, str]:
     return {
-        name: info.codec for name, (_, info, _) in known.items() if isinstance(info, MediaInfo)
+        name: info.codec
+        for name, (_, info, _) in known.items()
+        if isinstance(info, MediaInfo)
     }
 
 
@@ -176,23 +187,31 @@ def inside(place: str) -> Callable[[Any], Any]:
 
 
 DAMAGE: dict[str, Callable[[Any], Any]] = {
-    **{text: lambda _, text=text: text for text in ("{", '{"version": 2, "av": ', "\udcff")},
     **{
-        text: lambda _, text=text: json.loads(text) for text in ("[]", "null", '{"version": 1}')
+        text: lambda _, text=text: text
+        for text in ("{", '{"version": 2, "av": ', "\udcff")
+    },
+    **{
+        text: lambda _, text=text: json.loads(text)
+        for text in ("[]", "null", '{"version": 1}')
     },
     "no contents": lambda value: value | {"contents": {}},
     "no size": lambda value: (
-        value | {"files": {name: {"id": row["id"]} for name, row in value["files"].items()}}
+        value
+        | {"files": {name: {"id": row["id"]} for name, row in value["files"].items()}}
     ),
     "no width": lambda value: (
-        [row.get("info", {}).pop("width", 0) for row in value["contents"].values()] and value
+        [row.get("info", {}).pop("width", 0) for row in value["contents"].values()]
+        and value
     ),
     **{place: inside(place) for place in ("info", "problem", "scan")},
 }
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_index_is_reported_and_mended(folder: Path, tmp_path: Path, how: str) -> None:
+def test_a_damaged_index_is_reported_and_mended(
+    folder: Path, tmp_path: Path, how: str
+) -> None:
     """Also for a copy of a file whose content it had."""
     index = tmp_path / "index.json"
     good = scan(folder, index)
@@ -250,8 +269,12 @@ def test_a_hang_is_reported_and_not_remembered(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
-def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: Path) -> None:
-    """Pipes, devices, links to nowhere, folders and files that are gone are not waited for; damaged pictures are content."""
+def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(
+    tmp_path: Path,
+) -> None:
+    """Pipes, devices, links to nowhere, folders and files that are gone are not waited
+    for; damaged pictures are content.
+    """
     folder, index = tmp_path / "set", tmp_path / "index.json"
     path = write_clip(folder / "damaged.mp4", noise(12), options={"bf": "0"})
     data = bytearray(path.read_bytes())
@@ -268,10 +291,13 @@ def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: 
         media = MediaIndex(index)
         known = {
             one.name: found
-            for one, found in zip(paths, media.examine(paths, [folder], 10.0), strict=True)
+            for one, found in zip(
+                paths, media.examine(paths, [folder], 10.0), strict=True
+            )
         }
         assert {
-            name: found.problem and found.problem.reason for name, found in known.items()
+            name: found.problem and found.problem.reason
+            for name, found in known.items()
         } == {
             "damaged.mp4": "decode_error",
             "damaged.png": "not_a_video",
@@ -285,11 +311,16 @@ def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: 
         assert names(index) == {"damaged.mp4", "damaged.png"}
 
 
-def test_a_content_scan_is_of_the_seconds_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_a_content_scan_is_of_the_seconds_asked_for(
+    folder: Path, tmp_path: Path
+) -> None:
     index = tmp_path / "index.json"
     calls: list[tuple[int, int, str]] = []
     first = scan(
-        folder, index, lambda done, total, name: calls.append((done, total, name[-5:])), 0.5
+        folder,
+        index,
+        lambda done, total, name: calls.append((done, total, name[-5:])),
+        0.5,
     )
     assert calls == [(0, 3, "a.mp4"), (1, 3, "b.mp4"), (2, 3, "c.mp4"), (3, 3, "")]
     assert first["a.mp4"] == expected(folder / "a.mp4", 0.5)
@@ -297,4 +328,6 @@ def test_a_content_scan_is_of_the_seconds_asked_for(folder: Path, tmp_path: Path
     found = scan(folder, index, silent, 0.5)["a.mp4"][2]
     assert found.jitter == 0.125
     for other in (0.25, 0.75):  # what another run asked for decides nothing
-        assert scan(folder, index, silent, other)["a.mp4"] == expected(folder / "a.mp4", other)
+        assert scan(folder, index, silent, other)["a.mp4"] == expected(
+            folder / "a.mp4", other
+        )

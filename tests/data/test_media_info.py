@@ -1,6 +1,8 @@
-"""MediaInfo of real files: timestamps, sizes, rotation, and a reason code for everything that is no clip.
+"""MediaInfo of real files: timestamps, sizes, rotation, and a reason code for
+everything that is no clip.
 
-And clips of high dynamic range, as telephones record them: tone-mapped to BT.709, and nothing else changes.
+And clips of high dynamic range, as telephones record them: tone-mapped to BT.709, and
+nothing else changes.
 """
 
 import json
@@ -13,7 +15,14 @@ import av
 import numpy as np
 import pytest
 
-from tests.support.clips import RATES, noise, numbered, read_numbers, write_clip, write_image
+from tests.support.clips import (
+    RATES,
+    noise,
+    numbered,
+    read_numbers,
+    write_clip,
+    write_image,
+)
 from tests.support.datasets import filmed, problem_of, scanned, silence
 from videotune.data import probe as probe_module
 from videotune.data.decode import decode
@@ -25,12 +34,17 @@ from videotune.files import hash_file
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv", ".webm", ".avi"])
 def test_every_usual_rate(tmp_path: Path, suffix: str) -> None:
-    """The clip plays frames over rate; Matroska rounds times to a millisecond, and no more."""
+    """The clip plays frames over rate; Matroska rounds times to a millisecond, and no
+    more.
+    """
     how = {"deadline": "realtime", "cpu-used": "8"} if suffix == ".webm" else {}
     for fps in (8, 12, 15, 23.976, 24, 25, 29.97, 30, 50, 59.94, 60):
         rate = float(RATES.get(fps, Fraction(fps)))
         info = filmed(
-            tmp_path / f"{fps}{suffix}", numbered(40, 32, 48), fps, options={"g": "7", **how}
+            tmp_path / f"{fps}{suffix}",
+            numbered(40, 32, 48),
+            fps,
+            options={"g": "7", **how},
         )
         assert len(info.timestamps) == 40
         assert np.abs(np.array(info.timestamps) - np.arange(40) / rate).max() <= 5.1e-4
@@ -41,7 +55,9 @@ def test_every_usual_rate(tmp_path: Path, suffix: str) -> None:
 
 
 def test_junk_has_reason_codes(tmp_path: Path) -> None:
-    """Whatever a name says: a video under an image's, an image under a video's, a playlist, text, sound, half a file."""
+    """Whatever a name says: a video under an image's, an image under a video's, a
+    playlist, text, sound, half a file.
+    """
     whole = write_clip(tmp_path / "whole.mp4", noise(30)).read_bytes()
     picture = write_image(tmp_path / "b.png", numbered(1)[0]).read_bytes()
     with av.open(str(tmp_path / "sound.mp4"), "w") as container:
@@ -60,7 +76,10 @@ def test_junk_has_reason_codes(tmp_path: Path) -> None:
         ("a.ts", b"Get the G of it\n" * 40, "not_a_video"),
         ("b.m2ts", b"The Great\n" * 40, "not_a_video"),
         ("a.png", whole, "not_a_video"),
-        *((f"a{suffix}", picture, "not_a_video") for suffix in (".mp4", ".mov", ".webm")),
+        *(
+            (f"a{suffix}", picture, "not_a_video")
+            for suffix in (".mp4", ".mov", ".webm")
+        ),
         ("no_header.mp4", whole[: len(whole) // 2], "unreadable"),
         (
             "short.mkv",
@@ -77,7 +96,9 @@ def test_junk_has_reason_codes(tmp_path: Path) -> None:
         assert problem_of(tmp_path / name).reason == reason, name
     for suffix in (".mp4", ".mkv", ".avi"):
         path = write_clip(
-            tmp_path / f"w{suffix}", noise(40), container_options={"movflags": "faststart"}
+            tmp_path / f"w{suffix}",
+            noise(40),
+            container_options={"movflags": "faststart"},
         )
         path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
         assert "cut short" in problem_of(path).detail
@@ -120,7 +141,9 @@ def test_times_count_from_the_first_frame_wherever_the_clock_starts(
 
 
 def test_frames_that_cannot_be_shown_are_not_counted(tmp_path: Path) -> None:
-    """A VP8 packet whose show bit is off (an "alternate reference"); frames before the first keyframe."""
+    """A VP8 packet whose show bit is off (an "alternate reference"); frames before the
+    first keyframe.
+    """
 
     def hide(index: int, packet: av.Packet) -> av.Packet:
         data = bytearray(bytes(packet))
@@ -131,14 +154,20 @@ def test_frames_that_cannot_be_shown_are_not_counted(tmp_path: Path) -> None:
         return copy
 
     info = remux(
-        write_clip(tmp_path / "a.webm", numbered(12), codec="libvpx"), tmp_path / "b.webm", hide
+        write_clip(tmp_path / "a.webm", numbered(12), codec="libvpx"),
+        tmp_path / "b.webm",
+        hide,
     )
     with av.open(info.path) as container:
         assert len(info.timestamps) == len(list(container.decode(video=0))) == 11
     path = write_clip(
-        tmp_path / "a.mkv", numbered(20), options={"g": "8", "bf": "0", "sc_threshold": "0"}
+        tmp_path / "a.mkv",
+        numbered(20),
+        options={"g": "8", "bf": "0", "sc_threshold": "0"},
     )
-    info = remux(path, tmp_path / "b.mkv", lambda index, packet: packet if index >= 5 else None)
+    info = remux(
+        path, tmp_path / "b.mkv", lambda index, packet: packet if index >= 5 else None
+    )
     assert (len(info.timestamps), info.unusable, info.keyframes) == (12, 3, (0, 8))
 
 
@@ -167,12 +196,18 @@ def test_the_frame_on_screen() -> None:
 
 
 @pytest.mark.parametrize(
-    "pix_fmt", ["yuv420p", "yuv444p", "yuv420p10le", "yuv444p12le", "gray", "yuva420p", "bgra"]
+    "pix_fmt",
+    ["yuv420p", "yuv444p", "yuv420p10le", "yuv444p12le", "gray", "yuva420p", "bgra"],
 )
 @pytest.mark.parametrize("size", [(63, 97), (64, 96), (2, 3), (1, 1)])
-def test_any_size_and_depth(tmp_path: Path, pix_fmt: str, size: tuple[int, int]) -> None:
+def test_any_size_and_depth(
+    tmp_path: Path, pix_fmt: str, size: tuple[int, int]
+) -> None:
     info = filmed(
-        tmp_path / "a.mkv", np.full((2, *size, 3), 90, np.uint8), codec="ffv1", pix_fmt=pix_fmt
+        tmp_path / "a.mkv",
+        np.full((2, *size, 3), 90, np.uint8),
+        codec="ffv1",
+        pix_fmt=pix_fmt,
     )
     assert (info.height, info.width) == size
     assert np.abs(decode(info, [0.0], 16, 16).astype(int) - 90).max() <= 3
@@ -204,7 +239,11 @@ def of_bt2020(transfer: str) -> dict[str, Any]:
     ],
 )
 def test_hdr_and_an_alpha_channel_are_reported(
-    tmp_path: Path, suffixes: str, how: dict[str, Any], hdr: str | None, transparent: bool
+    tmp_path: Path,
+    suffixes: str,
+    how: dict[str, Any],
+    hdr: str | None,
+    transparent: bool,
 ) -> None:
     for suffix in suffixes.split():
         info = filmed(tmp_path / f"a{suffix}", noise(5), **how)
@@ -217,12 +256,17 @@ def test_hdr_and_an_alpha_channel_are_reported(
 def test_two_fields_in_a_frame_are_said_and_stay_woven(
     tmp_path: Path, name: str, interlaced: bool
 ) -> None:
-    """Odd lines white, even ones black, as two fields of a flashing light: the frame is shown as it is stored."""
+    """Odd lines white, even ones black, as two fields of a flashing light: the frame is
+    shown as it is stored.
+    """
     frames = np.zeros((4, 64, 96, 3), np.uint8)
     frames[:, 1::2] = 255
     how: dict[str, Any] = {
         "h264.mp4": {
-            "options": {"x264-params": "tff=1" if interlaced else "interlaced=0", "crf": "1"}
+            "options": {
+                "x264-params": "tff=1" if interlaced else "interlaced=0",
+                "crf": "1",
+            }
         },
         "prores.mov": {
             "codec": "prores",
@@ -235,7 +279,9 @@ def test_two_fields_in_a_frame_are_said_and_stay_woven(
         },
         "raw.mov": {"codec": "rawvideo", "pix_fmt": "uyvy422"},
     }[name]
-    info = filmed(tmp_path / name, frames, 25, **how, field_order=2 if interlaced else None)
+    info = filmed(
+        tmp_path / name, frames, 25, **how, field_order=2 if interlaced else None
+    )
     assert info.interlaced is interlaced
     assert MediaInfo.from_json(info.to_json()).interlaced is interlaced
     shown = decode(info, [0.0], 64, 96)[0].astype(int)
@@ -278,25 +324,39 @@ def hlg(scene: np.ndarray) -> np.ndarray:
     """The OETF of BT.2100 HLG."""
     a, b, c = 0.17883277, 0.28466892, 0.55991073
     return np.where(
-        scene <= 1 / 12, np.sqrt(3 * scene), a * np.log(np.maximum(12 * scene - b, 1e-9)) + c
+        scene <= 1 / 12,
+        np.sqrt(3 * scene),
+        a * np.log(np.maximum(12 * scene - b, 1e-9)) + c,
     )
 
 
 def write_hdr(path: Path, colours: np.ndarray, transfer: str | None) -> Path:
-    """Five frames of patches 32 wide; ``colours`` (N, 3) are R'G'B' of BT.2020 in 0 … 1."""
+    """Five frames of patches 32 wide; ``colours`` (N, 3) are R'G'B' of BT.2020 in 0 …
+    1.
+    """
     luma = colours @ [0.2627, 0.6780, 0.0593]
     blue, red = (colours[:, 2] - luma) / 1.8814, (colours[:, 0] - luma) / 1.4746
-    planes = [np.round(64 + 876 * luma), np.round(512 + 896 * blue), np.round(512 + 896 * red)]
+    planes = [
+        np.round(64 + 876 * luma),
+        np.round(512 + 896 * blue),
+        np.round(512 + 896 * red),
+    ]
     wide = 32 * len(colours)
     sides = [(64, 32), (32, 16), (32, 16)]  # of a patch, in luma and in chroma
     rows = [
         plane.repeat(across)[None].repeat(high, 0)
         for plane, (high, across) in zip(planes, sides, strict=True)
     ]
-    flat = np.concatenate([row.ravel() for row in rows]).astype(np.uint16).reshape(-1, wide)
+    flat = (
+        np.concatenate([row.ravel() for row in rows])
+        .astype(np.uint16)
+        .reshape(-1, wide)
+    )
     params = f"lossless=1:log-level=none:colorprim=bt2020:colormatrix=bt2020nc:transfer={NAMES[transfer]}"
     with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx265", rate=16, options={"x265-params": params})
+        stream: Any = container.add_stream(
+            "libx265", rate=16, options={"x265-params": params}
+        )
         stream.width, stream.height, stream.pix_fmt = wide, 64, "yuv420p10le"
         stream.codec_context.codec_tag = "hvc1"
         for i in range(5):
@@ -317,7 +377,9 @@ def shown(path: Path) -> np.ndarray:
 def test_greys_are_tone_mapped(tmp_path: Path, transfer: str) -> None:
     hlg_signals = [0.0, 0.1, 0.25, 0.38, 0.5, 0.75, 0.9, 1.0]
     signals = (
-        hlg_signals if transfer == "HLG" else [0.0, *map(pq, (1, 5, 26, 100, 203, 1000, 10000))]
+        hlg_signals
+        if transfer == "HLG"
+        else [0.0, *map(pq, (1, 5, 26, 100, 203, 1000, 10000))]
     )
     got = shown(
         write_hdr(tmp_path / "a.mp4", np.array(signals)[:, None].repeat(3, 1), transfer)
@@ -327,7 +389,9 @@ def test_greys_are_tone_mapped(tmp_path: Path, transfer: str) -> None:
     assert (np.diff(level) > 5).all(), "brighter stays brighter, up to the peak"
     assert level[0] <= 1
     assert level[-1] >= 254
-    assert 0.7 < level[3] / (255 * 0.409) < 1.15, "18 % grey (26 cd/m²) is about BT.709's"
+    assert 0.7 < level[3] / (255 * 0.409) < 1.15, (
+        "18 % grey (26 cd/m²) is about BT.709's"
+    )
     assert 145 < level[5] < 200, "diffuse white (203 cd/m²) leaves room for highlights"
     assert abs(level[3] - 255 * signals[3]) > 3, "it is not shown as stored"
 
@@ -338,7 +402,10 @@ def test_colours_of_bt709_come_back_from_bt2020(tmp_path: Path) -> None:
     )
     got = shown(write_hdr(tmp_path / "a.mp4", hlg(linear @ TO_2020.T / 3), "HLG"))
     light = (got / 255) ** 2.4
-    ratio, wanted = light / light.max(1, keepdims=True), linear / linear.max(1, keepdims=True)
+    ratio, wanted = (
+        light / light.max(1, keepdims=True),
+        linear / linear.max(1, keepdims=True),
+    )
     assert np.abs(ratio - wanted).max() < 0.13
     flat = hlg(linear @ TO_2020.T / 3) ** 2.4  # what no change of primaries would show
     assert np.abs(flat / flat.max(1, keepdims=True) - wanted).max() > 0.13
@@ -347,20 +414,25 @@ def test_colours_of_bt709_come_back_from_bt2020(tmp_path: Path) -> None:
 def test_a_turned_and_padded_hdr_clip_is_black_around_and_the_account_says_how_it_is_shown(
     tmp_path: Path,
 ) -> None:
-    write_hdr(tmp_path / "a.mp4", np.full((4, 3), 0.5), "HLG").with_suffix(".txt").write_text(
-        "a"
-    )
+    write_hdr(tmp_path / "a.mp4", np.full((4, 3), 0.5), "HLG").with_suffix(
+        ".txt"
+    ).write_text("a")
     info = probe(tmp_path / "a.mp4")
     frames = decode(info, [0.0, 0.1], 128, 128, "pad")
     assert frames[:, :20].max() == 0
     assert frames[:, 64].min() > 80
-    write_clip(tmp_path / "b.mp4", noise(5, 64, 128), 16).with_suffix(".txt").write_text("b")
+    write_clip(tmp_path / "b.mp4", noise(5, 64, 128), 16).with_suffix(
+        ".txt"
+    ).write_text("b")
     library = scanned(tmp_path)
     hdr, sdr = library.clips
     assert [
-        any("tone-mapped" in note for note in account["notes"]) for account in library.accounts
+        any("tone-mapped" in note for note in account["notes"])
+        for account in library.accounts
     ] == [True, False]
-    assert sdr.id == hash_file(tmp_path / "b.mp4"), "what is cached of others keeps its name"
+    assert sdr.id == hash_file(tmp_path / "b.mp4"), (
+        "what is cached of others keeps its name"
+    )
     assert hdr.id != hash_file(tmp_path / "a.mp4"), (
         "what was cached of its stored values is not taken"
     )

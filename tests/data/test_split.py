@@ -1,6 +1,8 @@
-"""Splitting into scenes: every frame once and in order, at its time, upright, in its colours; originals as they were.
+"""Splitting into scenes: every frame once and in order, at its time, upright, in its
+colours; originals as they were.
 
-And frames written as a video: at the rate that was asked for, and the same bytes for the same frames.
+And frames written as a video: at the rate that was asked for, and the same bytes for
+the same frames.
 """
 
 import shutil
@@ -40,9 +42,14 @@ def frames_of(path: Path, height: int = 120, width: int = 160) -> np.ndarray:
 
 
 def tagged(seeds: tuple[int, ...], lengths: tuple[int, ...]) -> np.ndarray:
-    """Shots whose frames carry their number over all, in the picture's middle, while the rest is each shot's landscape."""
+    """Shots whose frames carry their number over all, in the picture's middle, while
+    the rest is each shot's landscape.
+    """
     frames = np.concatenate(
-        [np.repeat(landscape(s)[None], n, 0) for s, n in zip(seeds, lengths, strict=True)]
+        [
+            np.repeat(landscape(s)[None], n, 0)
+            for s, n in zip(seeds, lengths, strict=True)
+        ]
     )
     frames[:, 45:75, 60:105] = numbered(len(frames), 30, 45)
     return frames
@@ -52,7 +59,9 @@ def tagged(seeds: tuple[int, ...], lengths: tuple[int, ...]) -> np.ndarray:
     ("name", "fps"),
     [("film.mp4", 24), ("film.mkv", 29.97), ("film.avi", 25), ("film.webm", 60)],
 )
-def test_the_scenes_together_are_the_original(tmp_path: Path, name: str, fps: float) -> None:
+def test_the_scenes_together_are_the_original(
+    tmp_path: Path, name: str, fps: float
+) -> None:
     whole = tagged((1, 2, 3), (40, 33, 47))
     path = write_clip(tmp_path / "in" / name, whole, fps, options={"crf": "10"})
     (result,) = split(path, tmp_path / "out", min_seconds=0.3)
@@ -94,7 +103,9 @@ def test_frames_keep_their_times_at_a_variable_rate(tmp_path: Path) -> None:
 def test_scenes_look_as_the_film_and_declare_it(
     tmp_path: Path, name: str, how: Any, size: tuple[int, int]
 ) -> None:
-    """Colours, range and fields; upright, with even sides: an odd one loses its last line."""
+    """Colours, range and fields; upright, with even sides: an odd one loses its last
+    line.
+    """
     frames = shots((1, 2), SHOT)
     frames = frames[:, :119, :159] if "odd" in name else frames
     frames = np.rot90(frames, -1, (1, 2))[:, :, :118] if "turned" in name else frames
@@ -115,23 +126,36 @@ def test_scenes_look_as_the_film_and_declare_it(
         assert frame.colorspace == how.get("colorspace", frame.colorspace)
 
 
-def test_a_dataset_is_split_with_its_captions_and_stays_as_it_was(tmp_path: Path) -> None:
-    """Captions beside, apart and listed; a film without cuts, one that is short, one of the same stem, a broken one."""
+def test_a_dataset_is_split_with_its_captions_and_stays_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """Captions beside, apart and listed; a film without cuts, one that is short, one of
+    the same stem, a broken one.
+    """
     source, told = tmp_path / "in", list[tuple[int, int, str]]()
     video(source / "videos" / "film.mp4", (1, 2))
     video(source / "videos" / "sub" / "play.mp4", (3, 4))
     video(source / "videos" / "sub" / "play.mkv", (5, 6))
-    write_clip(source / "videos" / "still.webm", pan(5, [float(i) for i in range(SHOT)]))
     write_clip(
-        source / "cut.mp4", np.concatenate([shots((1,), 36), shots((2,), 12), shots((3,), 36)])
+        source / "videos" / "still.webm", pan(5, [float(i) for i in range(SHOT)])
+    )
+    write_clip(
+        source / "cut.mp4",
+        np.concatenate([shots((1,), 36), shots((2,), 12), shots((3,), 36)]),
     )
     (source / "bad.mp4").write_bytes(b"no video at all")
-    (source / "metadata.csv").write_text("file_name,text\ncut.mp4,listed\n", encoding="utf-8")
+    (source / "metadata.csv").write_text(
+        "file_name,text\ncut.mp4,listed\n", encoding="utf-8"
+    )
     (source / "captions" / "sub").mkdir(parents=True)
-    (source / "captions" / "film.txt").write_text("a film\nanother line\n", encoding="utf-8")
+    (source / "captions" / "film.txt").write_text(
+        "a film\nanother line\n", encoding="utf-8"
+    )
     (source / "videos" / "sub" / "play.txt").write_text("a play", encoding="utf-8")
     before, out = hashes(source), tmp_path / "out"
-    every = split(source, out, min_seconds=0.6, progress=lambda *words: told.append(words))
+    every = split(
+        source, out, min_seconds=0.6, progress=lambda *words: told.append(words)
+    )
     results = {result.file.path.name: result for result in every}
     assert hashes(source) == before
     scenes = [
@@ -222,7 +246,9 @@ def test_a_stopped_split_goes_on_where_it_was(
 
 
 def test_scenes_of_a_file_called_like_a_scene_stay(tmp_path: Path) -> None:
-    """film-scene-002.mp4 is a film of its own: its scenes begin with the same letters as those of film.mp4."""
+    """film-scene-002.mp4 is a film of its own: its scenes begin with the same letters
+    as those of film.mp4.
+    """
     out = tmp_path / "out"
     split(video(tmp_path / "one" / "film-scene-002.mp4", (4, 5)), out, min_seconds=0.5)
     (out / "film-scene-001.notes.txt").write_text("mine")
@@ -233,7 +259,11 @@ def test_scenes_of_a_file_called_like_a_scene_stay(tmp_path: Path) -> None:
     split(path, out, min_seconds=0.6, overwrite=True)
     after = hashes(out)
     assert {name: after.get(name) for name in before} == before
-    assert after.keys() - before.keys() == {JOURNAL, "film-scene-001.mp4", "film-scene-002.mp4"}
+    assert after.keys() - before.keys() == {
+        JOURNAL,
+        "film-scene-001.mp4",
+        "film-scene-002.mp4",
+    }
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
@@ -268,7 +298,10 @@ def test_a_sample_is_saved_at_the_familys_rate(fps: float, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("size", [(32, 32), (48, 80), (192, 192), (240, 416)])
 def test_the_same_frames_give_the_same_bytes(size: tuple[int, int]) -> None:
-    """Also while the machine is busy. As it comes, x264 makes several files of these on a processor with AVX-512."""
+    """Also while the machine is busy.
+
+    As it comes, x264 makes several files of these on a processor with AVX-512.
+    """
     coarse = np.random.default_rng(0).integers(
         0, 256, (9, size[0] // 8, size[1] // 8, 3), dtype=np.uint8
     )

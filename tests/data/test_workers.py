@@ -1,4 +1,5 @@
-"""Child processes that open clips: their answers, their crashes and hangs, and that none of them is left over.
+"""Child processes that open clips: their answers, their crashes and hangs, and that
+none of them is left over.
 
 Damaged files of every kind go through them too: each ends in frames or in a reason.
 """
@@ -34,7 +35,9 @@ from videotune.data.probe import probe
 from videotune.data.workers import DecoderCrash, Workers
 from videotune.files import hash_file
 
-posix = pytest.mark.skipif(os.name == "nt", reason="needs pipes with names, and signals")
+posix = pytest.mark.skipif(
+    os.name == "nt", reason="needs pipes with names, and signals"
+)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,9 @@ def _others() -> None:
 
 
 def children() -> set[int]:
-    """This process's children that are workers, but those that were there before the test."""
+    """This process's children that are workers, but those that were there before the
+    test.
+    """
     found = set()
     for child in psutil.Process().children():
         with suppress(psutil.ZombieProcess):  # one that has ended
@@ -91,7 +96,9 @@ def children() -> set[int]:
 
 
 def reading(pipe: Path) -> bool:
-    """Whether a child has opened the pipe; it then waits for it to be closed by this process, which lets go of it last."""
+    """Whether a child has opened the pipe; it then waits for it to be closed by this
+    process, which lets go of it last.
+    """
     try:
         HELD.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:
@@ -137,7 +144,9 @@ def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) 
         assert frames.dtype == np.uint8
         assert frames.flags.writeable
         np.testing.assert_array_equal(frames, wanted)
-    assert workers.submit("decode", {"info": info, **words, "times": []}).result().shape == (
+    assert workers.submit(
+        "decode", {"info": info, **words, "times": []}
+    ).result().shape == (
         0,
         640,
         640,
@@ -145,7 +154,9 @@ def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) 
     )
 
 
-def test_a_clips_problem_is_raised_here(clip: Path, tmp_path: Path, workers: Workers) -> None:
+def test_a_clips_problem_is_raised_here(
+    clip: Path, tmp_path: Path, workers: Workers
+) -> None:
     words = {"info": probe(clip), "times": [99.0], "height": 32, "width": 32}
     with pytest.raises(ClipProblem, match="is outside the clip") as caught:
         workers.submit("decode", words).result()
@@ -166,7 +177,9 @@ def test_a_file_that_the_disk_no_longer_gives_is_no_fact_of_its_content(
     assert ask(workers, path).result()["id"] == ""
 
 
-def test_frames_that_do_not_fit_here_leave_the_pool_sound(clip: Path, workers: Workers) -> None:
+def test_frames_that_do_not_fit_here_leave_the_pool_sound(
+    clip: Path, workers: Workers
+) -> None:
     words = {"info": probe(clip), "times": [0.0], "height": 640, "width": 960}
     full = patch("videotune.data.workers.np.empty", side_effect=MemoryError)
     with full, pytest.raises(DecoderCrash, match="not enough memory"):
@@ -174,7 +187,9 @@ def test_frames_that_do_not_fit_here_leave_the_pool_sound(clip: Path, workers: W
     assert workers.submit("decode", words).result().shape == (1, 640, 960, 3)
 
 
-def test_a_bug_is_raised_with_its_traceback_and_the_clip(clip: Path, workers: Workers) -> None:
+def test_a_bug_is_raised_with_its_traceback_and_the_clip(
+    clip: Path, workers: Workers
+) -> None:
     with pytest.raises(RuntimeError, match="KeyError") as caught:
         workers.submit("no such task", {"path": str(clip)}).result()
     assert str(clip) in str(caught.value)
@@ -183,7 +198,9 @@ def test_a_bug_is_raised_with_its_traceback_and_the_clip(clip: Path, workers: Wo
 
 
 @posix
-@pytest.mark.parametrize(("sign", "limit"), [("SIGSEGV", None), (None, 1.0), ("SIGSTOP", 1.0)])
+@pytest.mark.parametrize(
+    ("sign", "limit"), [("SIGSEGV", None), (None, 1.0), ("SIGSTOP", 1.0)]
+)
 def test_a_crash_or_a_hang_costs_one_clip(
     clip: Path, endless: Path, workers: Workers, sign: Any, limit: Any
 ) -> None:
@@ -205,7 +222,9 @@ def test_a_crash_or_a_hang_costs_one_clip(
 
 
 @posix
-def test_a_child_that_died_between_tasks_is_not_the_next_clips_fault(clip: Path) -> None:
+def test_a_child_that_died_between_tasks_is_not_the_next_clips_fault(
+    clip: Path,
+) -> None:
     with Workers(1) as workers:
         ask(workers, clip).result()
         (pid,) = children()
@@ -225,7 +244,10 @@ def test_ordered_pulls_no_further_than_said(
         for i in range(20):
             pulled.append(i)
             time_asked = 99.0 if i == 7 else i / 24
-            yield "decode", {"info": info, "times": [time_asked], "height": 64, "width": 96}
+            yield (
+                "decode",
+                {"info": info, "times": [time_asked], "height": 64, "width": 96},
+            )
 
     whole = decode(info, [i / 24 for i in range(20)], 64, 96)
     assert pulled == []
@@ -265,7 +287,9 @@ def test_closing_ends_everything_also_when_an_exception_flies(
 def test_a_child_that_cannot_start_says_why(
     clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    monkeypatch.setattr(
+        sys, "path", [path for path in sys.path if "site-packages" not in path]
+    )
     with (
         Workers(1) as workers,
         pytest.raises(RuntimeError, match=r"(?s)could not start.*ModuleNotFoundError"),
@@ -305,8 +329,10 @@ PARENT = """
 def test_a_parent_that_ends_leaves_no_child(
     clip: Path, endless: Path, sign: str, redirect: str, code: int
 ) -> None:
-    """Killed outright, without standard streams, by a Ctrl-C that reaches its whole session; started in a folder with
-    files that are called as libraries are, which are not taken for them."""
+    """Killed outright, without standard streams, by a Ctrl-C that reaches its whole
+    session; started in a folder with files that are called as libraries are, which are
+    not taken for them.
+    """
     (folder := endless.with_name("folder")).mkdir()
     for name in ("av", "numpy", "queue"):
         (folder / f"{name}.py").write_text("raise SystemExit('not this one')")
@@ -366,10 +392,17 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     fast = {"cpu-used": "8", "deadline": "realtime"}
     fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
     files = [
-        write_clip(folder / "a.mp4", frames, options={"g": "5", "bf": "2"}, rotation=90),
-        write_clip(folder / "first.mp4", frames, container_options={"movflags": "faststart"}),
         write_clip(
-            folder / "fragmented.mp4", frames, options={"g": "5"}, container_options=fragments
+            folder / "a.mp4", frames, options={"g": "5", "bf": "2"}, rotation=90
+        ),
+        write_clip(
+            folder / "first.mp4", frames, container_options={"movflags": "faststart"}
+        ),
+        write_clip(
+            folder / "fragmented.mp4",
+            frames,
+            options={"g": "5"},
+            container_options=fragments,
         ),
         write_clip(
             folder / "hevc.mp4",
@@ -391,16 +424,23 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return files + [write_image(folder / f"a.{kind}", frames[0]) for kind in kinds]
 
 
-def test_damaged_files_end_in_frames_or_a_reason(seeds: list[Path], tmp_path: Path) -> None:
-    """Never in another exception, a hang or a crash inside FFmpeg, which would cost one child and name its case."""
+def test_damaged_files_end_in_frames_or_a_reason(
+    seeds: list[Path], tmp_path: Path
+) -> None:
+    """Never in another exception, a hang or a crash inside FFmpeg, which would cost one
+    child and name its case.
+    """
     paths, ends = [], Counter[str]()
     for case in range(140):
         source = seeds[case % len(seeds)]
         paths.append(tmp_path / f"{case}-{source.name}")
         paths[-1].write_bytes(damaged_bytes(source.read_bytes(), random.Random(case)))
-    with Workers(2, limit=20.0) as workers:  # the slowest of thousands takes less than a second
+    # the slowest of thousands takes less than a second
+    with Workers(2, limit=20.0) as workers:
         answers = list(
-            workers.map(("examine", {"path": str(path), "until": 9.0}) for path in paths)
+            workers.map(
+                ("examine", {"path": str(path), "until": 9.0}) for path in paths
+            )
         )
         for path, answer in zip(paths, answers, strict=True):
             assert not isinstance(answer, DecoderCrash), f"{path.name}: {answer}"
@@ -412,7 +452,9 @@ def test_damaged_files_end_in_frames_or_a_reason(seeds: list[Path], tmp_path: Pa
         infos = [answer["info"] for answer in answers if "info" in answer]
         how = {"times": [0.0, 0.0], "height": 32, "width": 48}
         for info, frames in zip(
-            infos, workers.map(("decode", {"info": info} | how) for info in infos), strict=True
+            infos,
+            workers.map(("decode", {"info": info} | how) for info in infos),
+            strict=True,
         ):
             assert not isinstance(frames, DecoderCrash), f"{info['path']}: {frames}"
             ends["frames" if not isinstance(frames, Exception) else frames.reason] += 1

@@ -46,11 +46,17 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def batch_of(size: int = 3, frames: int = 5, side: int = 6) -> Batch:
-    return Batch.of(numbers(size, 4, frames, side, side), Conditioning(torch.zeros(size, 1, 1)))
+    return Batch.of(
+        numbers(size, 4, frames, side, side), Conditioning(torch.zeros(size, 1, 1))
+    )
 
 
-def plain(kind: str = "flow", strength: float = 0.0, weighting: str = "none") -> Objective:
-    return objective(kind, V if kind == "v" else {}, TimestepSampler(), weighting, strength)
+def plain(
+    kind: str = "flow", strength: float = 0.0, weighting: str = "none"
+) -> Objective:
+    return objective(
+        kind, V if kind == "v" else {}, TimestepSampler(), weighting, strength
+    )
 
 
 def conv(seed: int = 0) -> nn.Module:
@@ -102,7 +108,11 @@ def test_low_precision_predictions_are_compared_in_float32() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_given_frames_are_fed_clean_and_dropped_ones_as_noise(kind: str) -> None:
-    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.tensor([0.3, 0.6, 0.8])
+    batch, noise, t = (
+        batch_of(),
+        numbers(3, 4, 5, 6, 6, seed=1),
+        torch.tensor([0.3, 0.6, 0.8]),
+    )
     batch = replace(
         batch,
         conditioning_mask=frame_mask(batch, 0, 0),
@@ -111,7 +121,9 @@ def test_given_frames_are_fed_clean_and_dropped_ones_as_noise(kind: str) -> None
     seen = []
 
     class Listener:
-        def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        def predict(
+            self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch
+        ) -> Tensor:
             seen.append(x_t)
             return x_t
 
@@ -125,7 +137,8 @@ def test_given_frames_are_fed_clean_and_dropped_ones_as_noise(kind: str) -> None
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "layout", ["first frame", "frame between", "all frames", "left half", "frame and half"]
+    "layout",
+    ["first frame", "frame between", "all frames", "left half", "frame and half"],
 )
 def test_what_has_no_weight_counts_nothing(layout: str, strength: float) -> None:
     batch, noise = batch_of(), numbers(3, 4, 5, 6, 6, seed=1)
@@ -143,11 +156,17 @@ def test_what_has_no_weight_counts_nothing(layout: str, strength: float) -> None
     batch = replace(batch, loss_mask=weight)
     error = numbers(3, 4, 5, 6, 6, seed=2)
     t, how = torch.tensor([0.2, 0.5, 0.8]), plain(strength=strength)
-    clean = denoising_loss(with_error(batch, noise, error), conv(), how, batch, t, noise)
+    clean = denoising_loss(
+        with_error(batch, noise, error), conv(), how, batch, t, noise
+    )
     disturbed = error + 100 * numbers(3, 4, 5, 6, 6, seed=3) * (weight == 0)
-    again = denoising_loss(with_error(batch, noise, disturbed), conv(), how, batch, t, noise)
+    again = denoising_loss(
+        with_error(batch, noise, disturbed), conv(), how, batch, t, noise
+    )
     torch.testing.assert_close(again.mse, clean.mse, rtol=2e-5, atol=0)
-    torch.testing.assert_close(again.per_sample_loss, clean.per_sample_loss, rtol=2e-5, atol=0)
+    torch.testing.assert_close(
+        again.per_sample_loss, clean.per_sample_loss, rtol=2e-5, atol=0
+    )
     if layout == "all frames":
         assert clean.mse[1] == 0
         assert clean.per_sample_loss[1] == 0
@@ -170,7 +189,8 @@ def test_weights_are_relative_within_a_clip() -> None:
     )
     torch.testing.assert_close(half.per_sample_loss, whole.per_sample_loss)
     tilted = replace(
-        batch, loss_mask=batch.loss_mask * torch.tensor([1.0, 1, 1, 1, 9]).view(1, 1, 5, 1, 1)
+        batch,
+        loss_mask=batch.loss_mask * torch.tensor([1.0, 1, 1, 1, 9]).view(1, 1, 5, 1, 1),
     )
     assert not torch.allclose(
         denoising_loss(family, conv(), plain(), tilted, t, noise).mse, whole.mse
@@ -194,7 +214,9 @@ def test_weighted_mean() -> None:
 
 
 def test_a_sample_counts_as_much_as_its_scale_says() -> None:
-    """The mean over the samples of scale × loss, so twice the scale is twice the gradient; mse is left alone."""
+    """The mean over the samples of scale × loss, so twice the scale is twice the
+    gradient; mse is left alone.
+    """
     batch, noise, t, how = (
         batch_of(2),
         numbers(2, 4, 5, 6, 6, seed=1),
@@ -221,7 +243,9 @@ def test_a_sample_counts_as_much_as_its_scale_says() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
-    """The base sees them alone: their own x_t, dropped frames and all; the others keep the data's v."""
+    """The base sees them alone: their own x_t, dropped frames and all; the others keep
+    the data's v.
+    """
     batch, noise, t, how = (
         batch_of(4),
         numbers(4, 4, 5, 6, 6, seed=1),
@@ -237,7 +261,9 @@ def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
     base, seen = conv(1), []
 
     class Listener(Wired):
-        def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        def predict(
+            self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch
+        ) -> Tensor:
             seen.append((x_t, t, batch))
             return super().predict(net, x_t, t, batch)
 
@@ -267,7 +293,9 @@ def test_white_error_keeps_the_scale(strength: float, drop: int | None) -> None:
         weight[:, :, drop] = 0
     batch = replace(batch, loss_mask=weight)
     family = with_error(batch, noise, numbers(8, 4, 7, 24, 24, seed=2))
-    out = denoising_loss(family, conv(), plain(strength=strength), batch, torch.rand(8), noise)
+    out = denoising_loss(
+        family, conv(), plain(strength=strength), batch, torch.rand(8), noise
+    )
     assert out.loss.item() == pytest.approx(
         1, abs=0.015
     )  # 129,024 numbers: one standard error is 0.4 to 0.6 %
@@ -285,9 +313,9 @@ def test_temporal_consistency_is_the_published_formula() -> None:
         noise,
     )
     size = error[0].numel()
-    total = error.square().sum((1, 2, 3, 4)) + strength * error.diff(dim=2).square().sum(
-        (1, 2, 3, 4)
-    )
+    total = error.square().sum((1, 2, 3, 4)) + strength * error.diff(
+        dim=2
+    ).square().sum((1, 2, 3, 4))
     expected = total / size / (1 + 2 * strength * (frames - 1) / frames)
     torch.testing.assert_close(out.per_sample_loss, expected)
 
@@ -295,24 +323,30 @@ def test_temporal_consistency_is_the_published_formula() -> None:
 def test_temporal_consistency_is_nothing_for_one_frame() -> None:
     batch, noise, t = batch_of(frames=1), numbers(3, 4, 1, 6, 6, seed=1), torch.rand(3)
     off, on = (
-        denoising_loss(Wired(), conv(), plain(strength=s), batch, t, noise) for s in (0.0, 2.0)
+        denoising_loss(Wired(), conv(), plain(strength=s), batch, t, noise)
+        for s in (0.0, 2.0)
     )
     assert torch.equal(off.loss, on.loss)
 
 
 def test_min_snr_is_the_published_weight() -> None:
     how = plain("v", weighting="min_snr")
-    k = torch.arange(999)  # the last timestep has no signal: its ratio is 0 / 0 in this form
+    # the last timestep has no signal: its ratio is 0 / 0 in this form
+    k = torch.arange(999)
     abar = scaled_linear_alphas_cumprod(0.00085, 0.012, 1000, 3.0, True)[:999]
     snr = abar / (1 - abar)
     expected = snr.clamp(max=5.0) / (snr + 1)
-    torch.testing.assert_close(how.weight(k / 999).double(), expected, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(
+        how.weight(k / 999).double(), expected, rtol=1e-5, atol=1e-9
+    )
     assert how.weight(torch.ones(1)).item() == 0
     assert torch.equal(plain("v").weight(torch.rand(4)), torch.ones(4))
 
 
 def test_objective_gives_the_path_its_grid() -> None:
-    t = plain("v").timesteps.draw(torch.rand(100, generator=torch.Generator().manual_seed(0)))
+    t = plain("v").timesteps.draw(
+        torch.rand(100, generator=torch.Generator().manual_seed(0))
+    )
     assert torch.equal(t, ((t.double() * 999).round() / 999).float())
 
 
@@ -329,13 +363,17 @@ def test_every_constant_of_v_counts(name: str) -> None:
     assert not torch.equal(changed.path(t).alpha, plain("v").path(t).alpha)
     with pytest.raises(VideotuneError, match=name):
         objective(
-            "v", {key: value for key, value in V.items() if key != name}, TimestepSampler()
+            "v",
+            {key: value for key, value in V.items() if key != name},
+            TimestepSampler(),
         )
 
 
 @pytest.mark.parametrize("kind", ["huber", "pseudo_huber"])
 @pytest.mark.parametrize("delta", [0.1, 1.0])
-def test_the_gradient_of_a_robust_loss_is_its_closed_form_s(kind: str, delta: float) -> None:
+def test_the_gradient_of_a_robust_loss_is_its_closed_form_s(
+    kind: str, delta: float
+) -> None:
     """In float64: 2e within δ and 2δ·sign(e) beyond; 2δe/√(e² + δ²)."""
     error = torch.cat(
         [numbers(500).double(), torch.tensor([0.0, delta, -delta, 1e-9, 1e9])]

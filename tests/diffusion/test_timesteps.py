@@ -19,7 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.tiny_networks import no_host_sync
-from videotune.diffusion.loss import flow_path, objective, scaled_linear_alphas_cumprod, v_path
+from videotune.diffusion.loss import (
+    flow_path,
+    objective,
+    scaled_linear_alphas_cumprod,
+    v_path,
+)
 from videotune.diffusion.timesteps import (
     TimestepSampler,
     mode,
@@ -45,7 +50,14 @@ KINDS = [
     TimestepSampler("BETA", alpha=2.0, beta=5.0),
     TimestepSampler("BETA", shift=3.0, alpha=0.6, beta=0.6),
 ]
-RANGES = [(0.0, 1.0), (0.875, 1.0), (0.0, 0.875), (0.9, 1.0), (0.0, 0.9), (0.3, 0.30001)]
+RANGES = [
+    (0.0, 1.0),
+    (0.875, 1.0),
+    (0.0, 0.875),
+    (0.9, 1.0),
+    (0.0, 0.9),
+    (0.3, 0.30001),
+]
 
 
 def known_cdf(ts: TimestepSampler, t: float) -> float:
@@ -59,7 +71,9 @@ def known_cdf(ts: TimestepSampler, t: float) -> float:
     return NormalDist(mean, std).cdf(math.log(t / (1 - t)))
 
 
-@pytest.mark.parametrize("ts", [ts for ts in KINDS if ts.distribution != "MODE"], ids=str)
+@pytest.mark.parametrize(
+    "ts", [ts for ts in KINDS if ts.distribution != "MODE"], ids=str
+)
 def test_cdf_is_the_known_one(ts: TimestepSampler) -> None:
     points = [0.0, 1e-6, 0.01, 0.3, 0.5, 0.875, 0.999, 1.0]
     expected = [known_cdf(ts, t) for t in points]
@@ -76,7 +90,9 @@ def test_mode_is_the_papers() -> None:
         mode(u, scale).sort().values, published.sort().values, rtol=0, atol=1e-12
     )
     # Its mode is the middle, and its density there is 1 / f'(1/2), f' = 1 + s - sπ/2.
-    centre = TimestepSampler("MODE", mode_scale=scale).mass(0.5 - 1e-4, 0.5 + 1e-4) / 2e-4
+    centre = (
+        TimestepSampler("MODE", mode_scale=scale).mass(0.5 - 1e-4, 0.5 + 1e-4) / 2e-4
+    )
     assert centre == pytest.approx(1 / (1 + scale - scale * math.pi / 2), rel=1e-5)
 
 
@@ -86,7 +102,8 @@ def test_cdf_inverts_the_draw(ts: TimestepSampler, bounds: tuple[float, float]) 
     ts = replace(ts, lo=bounds[0], hi=bounds[1])
     u = EVEN[::50]
     t = ts.draw(u).double()
-    # A draw is rounded to float32: u lies between the probabilities of its two neighbours.
+    # A draw is rounded to float32: u lies between the probabilities of its two
+    # neighbours.
     slack = 1.2e-7 * t + 1e-12
     assert (ts.cdf(t - slack) <= u + 1e-9).all()
     assert (ts.cdf(t + slack) >= u - 1e-9).all()
@@ -98,7 +115,9 @@ def test_cdf_inverts_the_draw(ts: TimestepSampler, bounds: tuple[float, float]) 
     st.sampled_from(KINDS),
     st.floats(0, 0.99, allow_subnormal=False),
     st.floats(1e-4, 1, allow_subnormal=False),
-    st.lists(st.floats(0, 1, exclude_max=True, allow_subnormal=False), min_size=1, max_size=8),
+    st.lists(
+        st.floats(0, 1, exclude_max=True, allow_subnormal=False), min_size=1, max_size=8
+    ),
 )
 def test_every_draw_lies_in_its_range(
     ts: TimestepSampler, lo: float, width: float, us: list[float]
@@ -112,17 +131,22 @@ def test_every_draw_lies_in_its_range(
         return
     t = ts.draw(torch.tensor(us, dtype=torch.float64))
     assert t.dtype == torch.float32
-    assert all(float(np.float32(lo)) <= value < hi for value in t.tolist()), "draws are float32"
+    assert all(float(np.float32(lo)) <= value < hi for value in t.tolist()), (
+        "draws are float32"
+    )
     assert ts.draw(torch.tensor(us).float()).isfinite().all()
 
 
 @pytest.mark.parametrize("ts", KINDS, ids=str)
 def test_truncation_keeps_the_shape_inside(ts: TimestepSampler) -> None:
-    # A truncated draw is the whole distribution's draw, given that it fell into the range.
+    # A truncated draw is the whole distribution's draw, given that it fell into the
+    # range.
     lo, hi = 0.875, 0.99
     many = 20_000 if ts.distribution == "BETA" else 400_000
     everything = ts.draw(
-        torch.rand(many, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        torch.rand(
+            many, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
     )
     inside = everything[(everything >= lo) & (everything < hi)].double()
     at = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
@@ -133,7 +157,9 @@ def test_truncation_keeps_the_shape_inside(ts: TimestepSampler) -> None:
 
 def test_masses_of_the_high_noise_expert() -> None:
     shifts = (1.0, 3.0, 5.0, 12.0)
-    t2v = [100 * TimestepSampler("LOGIT_NORMAL", shift=s).mass(0.875, 1) for s in shifts]
+    t2v = [
+        100 * TimestepSampler("LOGIT_NORMAL", shift=s).mass(0.875, 1) for s in shifts
+    ]
     i2v = [100 * TimestepSampler("LOGIT_NORMAL", shift=s).mass(0.9, 1) for s in shifts]
     assert t2v == pytest.approx([2.6, 20, 37, 71], abs=0.6)
     assert i2v == pytest.approx([1.4, 14, 28, 61], abs=0.6)
@@ -148,7 +174,9 @@ def test_quantiles_split_the_mass_evenly(ts: TimestepSampler) -> None:
     nine = ts.quantiles(9)
     assert nine.shape == (9,)
     assert nine.dtype == torch.float32
-    assert ts.cdf(nine).tolist() == pytest.approx([(i + 0.5) / 9 for i in range(9)], abs=2e-6)
+    assert ts.cdf(nine).tolist() == pytest.approx(
+        [(i + 0.5) / 9 for i in range(9)], abs=2e-6
+    )
 
 
 def test_shift_is_the_papers_and_has_an_inverse() -> None:
@@ -188,9 +216,15 @@ def test_grid_truncation_is_the_conditional_distribution() -> None:
     share = (whole.draw(u) * 49).round().long().bincount(minlength=50).double()
     share[:30] = 0
     part = (
-        (replace(whole, lo=30 / 49).draw(u) * 49).round().long().bincount(minlength=50).double()
+        (replace(whole, lo=30 / 49).draw(u) * 49)
+        .round()
+        .long()
+        .bincount(minlength=50)
+        .double()
     )
-    torch.testing.assert_close(part / part.sum(), share / share.sum(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        part / part.sum(), share / share.sum(), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,14 +246,20 @@ def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
         TimestepSampler(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (0.3, 4.0), (30.0, 0.7), (40.0, 60.0)])
+@pytest.mark.parametrize(
+    ("a", "b"), [(2.0, 2.0), (0.3, 4.0), (30.0, 0.7), (40.0, 60.0)]
+)
 def test_beta_draws_have_the_known_distribution(a: float, b: float) -> None:
-    """The density below each draw is the number that it was drawn from, by an independent integral."""
+    """The density below each draw is the number that it was drawn from, by an
+    independent integral.
+    """
     ts, p = (
         TimestepSampler("BETA", alpha=a, beta=b),
         torch.tensor([1e-3, 0.3, 0.5, 0.77, 0.999], dtype=torch.float64),
     )
-    below = [float(mpmath.betainc(a, b, 0, float(x), regularized=True)) for x in ts.draw(p)]
+    below = [
+        float(mpmath.betainc(a, b, 0, float(x), regularized=True)) for x in ts.draw(p)
+    ]
     assert below == pytest.approx(p.tolist(), rel=1e-4)
 
 
@@ -234,8 +274,12 @@ def test_the_shift_by_tokens_is_that_of_the_pipelines_and_the_scheduler() -> Non
     for tokens in (100, 1024, 2000, 4096, 9000):
         mu = calculate_shift(tokens, 1024, 4096, 0.95, 2.05)
         scheduler.set_timesteps(sigmas=sigmas, mu=mu)
-        ours = shifted(torch.tensor(sigmas, dtype=torch.float64), shift_of_tokens(tokens, rule))
-        torch.testing.assert_close(scheduler.sigmas[:3].double(), ours, rtol=1e-5, atol=1e-6)
+        ours = shifted(
+            torch.tensor(sigmas, dtype=torch.float64), shift_of_tokens(tokens, rule)
+        )
+        torch.testing.assert_close(
+            scheduler.sigmas[:3].double(), ours, rtol=1e-5, atol=1e-6
+        )
 
 
 K = 1000
@@ -264,7 +308,9 @@ def paths(t: torch.Tensor) -> list[NoisePath]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(0, 1, width=32, allow_subnormal=False), min_size=1, max_size=6))
+@given(
+    st.lists(st.floats(0, 1, width=32, allow_subnormal=False), min_size=1, max_size=6)
+)
 def test_identities_hold_on_both_paths(ts: list[float]) -> None:
     x0, noise = latents(len(ts))
     for path in paths(torch.tensor(ts)):
@@ -274,7 +320,9 @@ def test_identities_hold_on_both_paths(ts: list[float]) -> None:
         torch.testing.assert_close(one, torch.ones_like(one), rtol=0, atol=5e-7)
         x_t = path.alpha * x0 + path.sigma * noise
         v = path.d_alpha * x0 + path.d_sigma * noise
-        torch.testing.assert_close(path.d_sigma * x_t - path.sigma * v, x0, rtol=0, atol=3e-6)
+        torch.testing.assert_close(
+            path.d_sigma * x_t - path.sigma * v, x0, rtol=0, atol=3e-6
+        )
         torch.testing.assert_close(
             path.alpha * v - path.d_alpha * x_t, noise, rtol=0, atol=3e-6
         )
@@ -284,7 +332,9 @@ def test_ends_are_data_and_noise() -> None:
     x0, noise = latents(2)
     ends = torch.tensor([0.0, 1.0])
     flow, v = flow_path(ends), v_at(ends, table(3.0, True))
-    assert torch.equal(flow.alpha * x0 + flow.sigma * noise, torch.stack([x0[0], noise[1]]))
+    assert torch.equal(
+        flow.alpha * x0 + flow.sigma * noise, torch.stack([x0[0], noise[1]])
+    )
     assert v.alpha[1].item() == 0
     assert v.sigma[1].item() == 1
     assert v_at(ends, table(3.0, False)).alpha[1].item() > 0.03
@@ -299,10 +349,17 @@ def test_flow_derivative_is_the_derivative() -> None:
 
 
 @pytest.mark.parametrize(("shift", "zero_snr"), TABLES)
-@pytest.mark.parametrize("scheduler_class", [CogVideoXDDIMScheduler, CogVideoXDPMScheduler])
-def test_v_path_is_the_schedulers(scheduler_class: type, shift: float, zero_snr: bool) -> None:
+@pytest.mark.parametrize(
+    "scheduler_class", [CogVideoXDDIMScheduler, CogVideoXDPMScheduler]
+)
+def test_v_path_is_the_schedulers(
+    scheduler_class: type, shift: float, zero_snr: bool
+) -> None:
     # The class's own defaults are no checkpoint's: every number is passed.
-    constants = CONSTANTS | {"rescale_betas_zero_snr": zero_snr, "snr_shift_scale": shift}
+    constants = CONSTANTS | {
+        "rescale_betas_zero_snr": zero_snr,
+        "snr_shift_scale": shift,
+    }
     scheduler = scheduler_class(
         **constants, beta_schedule="scaled_linear", prediction_type="v_prediction"
     )
@@ -312,7 +369,9 @@ def test_v_path_is_the_schedulers(scheduler_class: type, shift: float, zero_snr:
     path = v_at(k / (K - 1), table(shift, zero_snr))
     noisy = path.alpha * x0 + path.sigma * noise
     velocity = path.d_alpha * x0 + path.d_sigma * noise
-    torch.testing.assert_close(noisy, scheduler.add_noise(x0, noise, k), rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        noisy, scheduler.add_noise(x0, noise, k), rtol=0, atol=2e-6
+    )
     torch.testing.assert_close(
         velocity, scheduler.get_velocity(x0, noise, k), rtol=0, atol=2e-6
     )
@@ -338,16 +397,19 @@ def test_flow_path_is_the_schedulers(shift: float) -> None:
     path = flow_path(scheduler.sigmas[some])
     noisy = path.alpha * x0 + path.sigma * noise
     torch.testing.assert_close(
-        noisy, scheduler.scale_noise(x0, scheduler.timesteps[some], noise), rtol=0, atol=1e-6
+        noisy,
+        scheduler.scale_noise(x0, scheduler.timesteps[some], noise),
+        rtol=0,
+        atol=1e-6,
     )
 
 
 @pytest.mark.parametrize(("shift", "zero_snr"), TABLES)
 def test_weighted_x0_form_is_plain_v_mse(shift: float, zero_snr: bool) -> None:
     # x̂0 - x0 = -σ(v̂ - v): the published weight 1/(1 - ᾱ) on the error of x0 cancels.
-    alphas_cumprod = table(shift, zero_snr)[torch.tensor([0, 1, 100, 500, 900, 999])].view(
-        -1, 1, 1, 1, 1
-    )
+    alphas_cumprod = table(shift, zero_snr)[
+        torch.tensor([0, 1, 100, 500, 900, 999])
+    ].view(-1, 1, 1, 1, 1)
     alpha, sigma = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
     path = NoisePath(alpha, sigma, -sigma, alpha)
     x0, noise = (x.double() for x in latents(6))
@@ -355,7 +417,9 @@ def test_weighted_x0_form_is_plain_v_mse(shift: float, zero_snr: bool) -> None:
     predicted = v + 0.3 * torch.randn(
         v.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
-    x0_form = (path.d_sigma * x_t - path.sigma * predicted - x0).square() / (1 - alphas_cumprod)
+    x0_form = (path.d_sigma * x_t - path.sigma * predicted - x0).square() / (
+        1 - alphas_cumprod
+    )
     wanted = (predicted - v).square().mean((1, 2, 3, 4))
     torch.testing.assert_close(x0_form.mean((1, 2, 3, 4)), wanted, rtol=1e-9, atol=0)
 
@@ -375,7 +439,10 @@ class Operations(TorchDispatchMode):
 
 
 def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
-    path, t = objective("v", CONSTANTS, TimestepSampler()).path, torch.tensor([0.0, 0.3, 1.0])
+    path, t = (
+        objective("v", CONSTANTS, TimestepSampler()).path,
+        torch.tensor([0.0, 0.3, 1.0]),
+    )
     with FakeTensorMode():  # a plan may come first …
         assert path(torch.rand(3)).alpha.shape == (3, 1, 1, 1, 1)
     with Operations() as first:
@@ -394,7 +461,10 @@ def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
 
 @pytest.mark.cuda
 def test_the_host_does_not_wait_for_the_table() -> None:
-    path, t = objective("v", CONSTANTS, TimestepSampler()).path, torch.rand(3, device="cuda")
+    path, t = (
+        objective("v", CONSTANTS, TimestepSampler()).path,
+        torch.rand(3, device="cuda"),
+    )
     path(t)
     with no_host_sync():
         alpha = path(t).alpha

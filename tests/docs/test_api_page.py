@@ -1,4 +1,6 @@
-"""docs/api.md: its cells run one after the other, as in a notebook, and give what the page says."""
+"""docs/api.md: its cells run one after the other, as in a notebook, and give what the
+page says.
+"""
 
 import re
 from pathlib import Path
@@ -16,11 +18,17 @@ def test_the_cells_run_and_give_what_the_page_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for cell in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S):
+    for cell in re.findall(
+        r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S
+    ):
         exec(compile(cell, str(PAGE), "exec"), names)
     assert [clip["used"] for clip in names["checked"].account["clips"]] == [True] * 4
     assert names["planned"].plan["fits"] is True
-    assert (names["trained"].why, names["trained"].step, names["trained"].exit_code) == (
+    assert (
+        names["trained"].why,
+        names["trained"].step,
+        names["trained"].exit_code,
+    ) == (
         "done",
         4,
         0,

@@ -1,4 +1,6 @@
-"""What lies beside the package: container, workflows, recipe and notebook are what their readers take."""
+"""What lies beside the package: container, workflows, recipe and notebook are what
+their readers take.
+"""
 
 import ast
 import re
@@ -42,7 +44,10 @@ def test_the_dockerfile_is_clean_and_copies_what_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("schema", "files"),
-    [("github-workflows", ["test.yml", "release.yml"]), ("compose-spec", ["compose.yaml"])],
+    [
+        ("github-workflows", ["test.yml", "release.yml"]),
+        ("compose-spec", ["compose.yaml"]),
+    ],
 )
 def test_yaml_files_fit_their_schemas(schema: str, files: list[str]) -> None:
     folder = "" if schema == "compose-spec" else ".github/workflows/"
@@ -58,7 +63,9 @@ def test_the_recipe_calls_options_that_there_are() -> None:
     text = (ROOT / "deploy" / "modal_app.py").read_text()
     ast.parse(text)
     asked = set(re.findall(r'"(--[a-z-]+)"', text))
-    assert {"--resume", "--out"} <= asked <= set(re.findall("--[a-z-]+", command_page()))
+    assert (
+        {"--resume", "--out"} <= asked <= set(re.findall("--[a-z-]+", command_page()))
+    )
 
 
 def test_the_notebook_runs(tmp_path: Path) -> None:
@@ -72,7 +79,10 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     ).execute()
     shown = [output for cell in book.cells for output in cell.get("outputs", [])]
     assert any(
-        "('done', 40" in str(output.get("data", {}).get("text/plain")) for output in shown
+        "('done', 40" in str(output.get("data", {}).get("text/plain"))
+        for output in shown
     )
-    assert any("<video" in str(output.get("data", {}).get("text/html")) for output in shown)
+    assert any(
+        "<video" in str(output.get("data", {}).get("text/html")) for output in shown
+    )
     assert (tmp_path / "videotune-notebook" / "run" / "report.html").is_file()

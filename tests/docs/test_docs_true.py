@@ -63,11 +63,20 @@ def blocks(page: Path) -> list[str]:
 
 
 def missing_paths(spans: list[str]) -> list[str]:
-    """Words that begin with a folder of ours and name nothing; a star stands for anything."""
+    """Words that begin with a folder of ours and name nothing; a star stands for
+    anything.
+    """
     words = [
-        word.strip("().,;:") for span in spans for word in span.split() if word.startswith(OURS)
+        word.strip("().,;:")
+        for span in spans
+        for word in span.split()
+        if word.startswith(OURS)
     ]
-    return [word for word in words if not list(ROOT.glob(word.partition("::")[0].rstrip("/")))]
+    return [
+        word
+        for word in words
+        if not list(ROOT.glob(word.partition("::")[0].rstrip("/")))
+    ]
 
 
 def commands() -> dict[str, set[str]]:
@@ -86,12 +95,21 @@ def commands() -> dict[str, set[str]]:
 
 
 def wrong_command(code: str) -> str | None:
-    """What is wrong about ``videotune …`` in a piece of code, or None; ``python -m videotune.room`` is none of ours."""
+    """What is wrong about ``videotune …`` in a piece of code, or None; ``python -m
+    videotune.room`` is none of ours.
+    """
     known = commands()
-    for said in re.findall(r"(?:^|(?<=[\s/]))videotune((?: +[^#\n]*)?)$", code, re.MULTILINE):
+    for said in re.findall(
+        r"(?:^|(?<=[\s/]))videotune((?: +[^#\n]*)?)$", code, re.MULTILINE
+    ):
         words = said.split()
         name = next(
-            (" ".join(words[:size]) for size in (2, 1) if " ".join(words[:size]) in known), ""
+            (
+                " ".join(words[:size])
+                for size in (2, 1)
+                if " ".join(words[:size]) in known
+            ),
+            "",
         )
         if words and not name and not words[0].startswith("-"):
             return f"there is no command {words[0]!r}"
@@ -106,7 +124,9 @@ def wrong_command(code: str) -> str | None:
 @EACH
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
-    relative = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)]
+    relative = [
+        link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)
+    ]
     missing = [link for link in relative if link and not (page.parent / link).exists()]
     assert set(missing) <= {COMMANDS}
 
@@ -118,7 +138,10 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @EACH
 def test_commands_and_their_options_exist(page: Path) -> None:
-    code = [*(span for span in spans(page) if span.startswith("videotune ")), *blocks(page)]
+    code = [
+        *(span for span in spans(page) if span.startswith("videotune ")),
+        *blocks(page),
+    ]
     assert {piece: wrong for piece in code if (wrong := wrong_command(piece))} == {}
 
 
@@ -139,8 +162,12 @@ def test_each_guarantee_names_a_test_that_exists() -> None:
         for line in (DOCS / "guarantees.md").read_text(encoding="utf-8").splitlines()
         if line.startswith("| ") and line != "| promise | test and command |"
     ]
-    commands = [re.search(r"\| `pytest (tests/\S+\.py)::(test_\w+)` \|$", row) for row in rows]
-    assert [row for row, found in zip(rows, commands, strict=True) if found is None] == []
+    commands = [
+        re.search(r"\| `pytest (tests/\S+\.py)::(test_\w+)` \|$", row) for row in rows
+    ]
+    assert [
+        row for row, found in zip(rows, commands, strict=True) if found is None
+    ] == []
     named = [(found[1], found[2]) for found in commands if found]
     assert len(named) >= 40
     assert len(set(named)) == len(named)
@@ -157,17 +184,25 @@ def test_tests_are_listed_on_the_page_of_guarantees_only(page: Path) -> None:
 
 @EACH
 def test_keys_that_are_named_exist(page: Path) -> None:
-    """A word such as `lora.rank` or `lora.rank=8`, whose first part is a section of the config."""
+    """A word such as `lora.rank` or `lora.rank=8`, whose first part is a section of the
+    config.
+    """
     known = leaves()
-    sections = "|".join(sorted({name.partition(".")[0] for name in known if "." in name}))
+    sections = "|".join(
+        sorted({name.partition(".")[0] for name in known if "." in name})
+    )
     words = {
         word.strip("'\",").partition("=")[0]
         for code in [*spans(page), *blocks(page)]
         for word in code.split()
     }
-    named = {word for word in words if re.fullmatch(rf"(?:{sections})\.[a-z_]\w*", word)}
+    named = {
+        word for word in words if re.fullmatch(rf"(?:{sections})\.[a-z_]\w*", word)
+    }
     assert {
-        word for word in named - set(known) if not word.endswith((".json", ".safetensors"))
+        word
+        for word in named - set(known)
+        if not word.endswith((".json", ".safetensors"))
     } == set()
 
 
@@ -182,7 +217,9 @@ def test_every_package_has_a_page_that_the_map_links_to() -> None:
 
 
 def test_every_preset_and_schema_is_named() -> None:
-    assert [name for name in preset_names() if name not in spans(DOCS / "config.md")] == []
+    assert [
+        name for name in preset_names() if name not in spans(DOCS / "config.md")
+    ] == []
     index = prose(DOCS / "architecture.md")
     assert [
         path.name
@@ -208,7 +245,9 @@ def test_a_wrong_command_is_found(code: str, wrong: str | None) -> None:
 
 def test_a_file_that_is_not_there_is_found() -> None:
     assert (
-        missing_paths(["videotune/types.py", "see tests/conftest.py,", "videotune/data/*.py"])
+        missing_paths(
+            ["videotune/types.py", "see tests/conftest.py,", "videotune/data/*.py"]
+        )
         == []
     )
     nowhere = ["videotune/nowhere.py", "python scripts/none.py"]

@@ -1,4 +1,6 @@
-"""The pages that programs write (options, commands, families, error texts) are current and complete."""
+"""The pages that programs write (options, commands, families, error texts) are current
+and complete.
+"""
 
 import re
 import subprocess
@@ -36,7 +38,9 @@ def test_the_page_of_commands_has_each_command_in_plain_text() -> None:
 
 
 def test_error_texts_are_those_of_the_snapshot(tmp_path: Path) -> None:
-    """The one place that holds wording; other tests hold classes, codes and the keys that an error names."""
+    """The one place that holds wording; other tests hold classes, codes and the keys
+    that an error names.
+    """
     written = ROOT / "tests" / "docs" / "messages.txt"
     script = ROOT / "scripts" / "write_messages.py"
     ran = subprocess.run(
@@ -52,7 +56,9 @@ def test_error_texts_are_those_of_the_snapshot(tmp_path: Path) -> None:
 
 def test_every_key_has_a_row_with_a_meaning() -> None:
     rows = [
-        line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+        line
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
     ]
     cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert {len(row) for row in cells} == {4}

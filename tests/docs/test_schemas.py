@@ -1,4 +1,6 @@
-"""What a run writes is what docs/schemas promises to those who read it, no key more and none less."""
+"""What a run writes is what docs/schemas promises to those who read it, no key more and
+none less.
+"""
 
 import ast
 import json
@@ -27,7 +29,9 @@ from videotune.trainer.resume import Resume
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
-NAMES = sorted(path.name.removesuffix(".schema.json") for path in SCHEMAS.glob("*.json"))
+NAMES = sorted(
+    path.name.removesuffix(".schema.json") for path in SCHEMAS.glob("*.json")
+)
 BAND = {"min": 37, "mean": 37.21, "max": 38, "band": "moderate"}
 SHARES = {"before": 0.0, "after": 0.917, "n": 12}
 DEMO = {
@@ -50,7 +54,9 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def faults(name: str, value: Any) -> list[str]:
-    """What the schema says against a value; for a journal line by the schema of its own kind, so that it says where."""
+    """What the schema says against a value; for a journal line by the schema of its own
+    kind, so that it says where.
+    """
     whole = schema(name)
     if name == "journal" and str(value.get("kind")) in whole["$defs"]:
         whole = {**whole, "oneOf": [{"$ref": f"#/$defs/{value['kind']}"}]}
@@ -85,7 +91,9 @@ def words(
 
 @pytest.fixture(scope="module")
 def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with everything on, stopped after its first step and taken up again; 24 clips, so that some are held out."""
+    """A run with everything on, stopped after its first step and taken up again; 24
+    clips, so that some are held out.
+    """
     folder = tmp_path_factory.mktemp("runs")
     write_dataset(folder / "clips", concept_clips=12, reminder_clips=12)
     (folder / "run").mkdir()
@@ -112,11 +120,14 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def blown_up(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without held-out clips, whose first step throws the weights so far off that nothing after it is finite."""
+    """A run without held-out clips, whose first step throws the weights so far off that
+    nothing after it is finite.
+    """
     folder = tmp_path_factory.mktemp("blown") / "run"
     assert (
         train(
-            words("steps=3", "learning_rate=1e37", "sample_after=0", "warmup_steps=0"), folder
+            words("steps=3", "learning_rate=1e37", "sample_after=0", "warmup_steps=0"),
+            folder,
         )
         == DONE
     )
@@ -129,7 +140,9 @@ def test_schemas_are_schemas_and_closed(name: str) -> None:
     Draft202012Validator.check_schema(whole)
     assert whole["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     closed = [
-        kind for kind in whole.get("$defs", {}).values() if "kind" in kind.get("properties", {})
+        kind
+        for kind in whole.get("$defs", {}).values()
+        if "kind" in kind.get("properties", {})
     ]
     for part in closed or [whole.get("items", whole)]:
         assert part["additionalProperties"] is False
@@ -141,7 +154,9 @@ def test_every_line_of_the_journal(run: Path, blown_up: Path) -> None:
         assert Draft202012Validator(schema("journal")).is_valid(line)
 
 
-def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path) -> None:
+def test_the_journals_kinds_are_those_that_are_written(
+    run: Path, blown_up: Path
+) -> None:
     """By the code, by what the two runs wrote, and by the schema."""
     trees = [
         ast.parse(path.read_text(encoding="utf-8"))
@@ -160,11 +175,15 @@ def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path
     }
     known = {part["$ref"].rsplit("/", 1)[-1] for part in schema("journal")["oneOf"]}
     assert known == said | {"step"}
-    assert known == {line["kind"] for line in [*read_journal(run), *read_journal(blown_up)]}
+    assert known == {
+        line["kind"] for line in [*read_journal(run), *read_journal(blown_up)]
+    }
 
 
 def test_what_the_two_runs_show(run: Path, blown_up: Path) -> None:
-    """They reach the corners of the schema: no held-out clips, a skipped step, null for what is not finite."""
+    """They reach the corners of the schema: no held-out clips, a skipped step, null for
+    what is not finite.
+    """
     for kind, steps in (
         ("validation", [0, 1, 2, 3]),
         ("step", [1, 2, 3]),
@@ -174,7 +193,8 @@ def test_what_the_two_runs_show(run: Path, blown_up: Path) -> None:
     assert all(line["held_out"] is not None for line in of_kind(run, "validation"))
     assert {line["step"] for line in of_kind(run, "sample")} == {0, 2, 3}
     assert all(
-        line["diversity"]["value"] is not None for line in of_kind(run, "sample_metrics")
+        line["diversity"]["value"] is not None
+        for line in of_kind(run, "sample_metrics")
     )
     assert of_kind(blown_up, "sample_metrics")[0]["not_measured"].startswith("budget")
     skipped = [line for line in read_journal(blown_up) if line.get("skipped")]
@@ -261,7 +281,9 @@ def test_what_import_prints(capsys: pytest.CaptureFixture[str]) -> None:
     }
     words = schema("import")["properties"]
     assert words["rows"]["items"]["properties"]["verdict"]["enum"] == sorted(ORDER)
-    assert set(words["trainer"]["enum"]) == {kind["trainer"] for kind in others()["files"]}
+    assert set(words["trainer"]["enum"]) == {
+        kind["trainer"] for kind in others()["files"]
+    }
 
 
 def test_lora_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +340,9 @@ def test_what_other_commands_print(
 
 def test_the_demos_result() -> None:
     assert faults("demo", DEMO) == []
-    tree = ast.parse((ROOT / "videotune" / "commands" / "demo.py").read_text(encoding="utf-8"))
+    tree = ast.parse(
+        (ROOT / "videotune" / "commands" / "demo.py").read_text(encoding="utf-8")
+    )
     measure = next(
         node
         for node in ast.walk(tree)
@@ -326,15 +350,19 @@ def test_the_demos_result() -> None:
     )
     last = next(node.value for node in measure.body if isinstance(node, ast.Return))
     assert isinstance(last, ast.Dict)
-    assert {ast.literal_eval(key) for key in last.keys if key} | {"seconds"} == set(DEMO)
+    assert {ast.literal_eval(key) for key in last.keys if key} | {"seconds"} == set(
+        DEMO
+    )
 
 
 def test_words_of_the_schemas_are_the_codes() -> None:
-    reasons = schema("check")["properties"]["clips"]["items"]["properties"]["reason"]["enum"]
+    reasons = schema("check")["properties"]["clips"]["items"]["properties"]["reason"][
+        "enum"
+    ]
     assert reasons == [*REASONS, None]
-    bands = schema("plan")["properties"]["views"]["properties"]["per_window"]["properties"][
-        "band"
-    ]["enum"]
+    bands = schema("plan")["properties"]["views"]["properties"]["per_window"][
+        "properties"
+    ]["band"]["enum"]
     assert bands == [*(name for _, name in BANDS), "risky"]
     origins = schema("config")["properties"]["origins"]["additionalProperties"]["enum"]
     assert all(origin in str(Resolved.__doc__) for origin in origins)
@@ -342,9 +370,13 @@ def test_words_of_the_schemas_are_the_codes() -> None:
 
 def examples(run: Path, blown_up: Path) -> list[tuple[str, Any]]:
     """One valid value of each schema and of each kind of line."""
-    lines = {line["kind"]: line for line in [*read_journal(blown_up), *read_journal(run)]}
+    lines = {
+        line["kind"]: line for line in [*read_journal(blown_up), *read_journal(run)]
+    }
     found = [("journal", line) for line in lines.values()] + [("demo", DEMO)]
-    found += [(name, read_json(run / f"{name}.json")) for name in ("plan", "check", "config")]
+    found += [
+        (name, read_json(run / f"{name}.json")) for name in ("plan", "check", "config")
+    ]
     return [*found, ("exports", read_json(run / "exports.json"))]
 
 

@@ -1,4 +1,6 @@
-"""The pages of docs/ as a site: every link and anchor leads somewhere, every page is in the navigation."""
+"""The pages of docs/ as a site: every link and anchor leads somewhere, every page is in
+the navigation.
+"""
 
 import re
 import subprocess
@@ -26,15 +28,22 @@ def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
     ]
     ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    pages = sorted(path.name for path in tmp_path.iterdir() if (path / "index.html").is_file())
+    pages = sorted(
+        path.name for path in tmp_path.iterdir() if (path / "index.html").is_file()
+    )
     sources = {
-        page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")
+        page.stem: page.read_text(encoding="utf-8")
+        for page in (ROOT / "docs").glob("*.md")
     } | {"commands": command_page()}
     assert pages == sorted(set(sources) - {"index"})
     listed = re.findall(r"\]\(([^)]+)\)", (tmp_path / "llms.txt").read_text())
-    assert {f"{name}/index.md" for name in pages} | {"index.md", "AGENTS.md"} == set(listed)
+    assert {f"{name}/index.md" for name in pages} | {"index.md", "AGENTS.md"} == set(
+        listed
+    )
     for name in pages:  # programs read the same words as people
-        assert (tmp_path / name / "index.md").read_text(encoding="utf-8") == sources[name]
+        assert (tmp_path / name / "index.md").read_text(encoding="utf-8") == sources[
+            name
+        ]
     for page in tmp_path.rglob("*.html"):
         loads = re.findall(
             r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"?(https?:[^\" >]+)",

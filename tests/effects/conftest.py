@@ -1,4 +1,6 @@
-"""A tiny model and small real clips, made once; every effect test runs on the CPU, where numbers repeat bit for bit."""
+"""A tiny model and small real clips, made once; every effect test runs on the CPU,
+where numbers repeat bit for bit.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -47,13 +49,17 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
             draw_clip(generator_for(0, name), *look, side=32),
             16,
         )
-        (folder / "captions" / f"{name}.txt").write_text(caption(*look), encoding="utf-8")
+        (folder / "captions" / f"{name}.txt").write_text(
+            caption(*look), encoding="utf-8"
+        )
     return folder
 
 
 @pytest.fixture(scope="session")
 def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty clips of 5 frames at 16 fps, each from a video of its own: enough to hold some out."""
+    """Twenty clips of 5 frames at 16 fps, each from a video of its own: enough to hold
+    some out.
+    """
     names = [f"video {letter}" for letter in "abcdefghijklmnopqrst"]
     clips = {f"{name}.mp4": noise(5, 32, 32, seed=i) for i, name in enumerate(names)}
     return write_dataset(tmp_path_factory.mktemp("twenty"), clips, {}, fps=16)
@@ -65,7 +71,9 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lab(tiny_wan: Path, shapes: Path, shared_cache: Path, tmp_path: Path) -> Iterator[Lab]:
+def lab(
+    tiny_wan: Path, shapes: Path, shared_cache: Path, tmp_path: Path
+) -> Iterator[Lab]:
     lab = Lab(tiny_wan, shapes, shared_cache, tmp_path)
     yield lab
     for trainer in lab.open:

@@ -1,4 +1,6 @@
-"""What the keys about clips, frames and captions do to the frames that are encoded and to the batches that are trained."""
+"""What the keys about clips, frames and captions do to the frames that are encoded and
+to the batches that are trained.
+"""
 
 import itertools
 from collections import Counter
@@ -34,18 +36,23 @@ Counted = Callable[..., list[list[int]]]
 
 @pytest.fixture
 def counted(lab: Lab) -> Counted:
-    """A function from a clip's length and rate, and knobs, to the numbers that were painted into each window's frames."""
+    """A function from a clip's length and rate, and knobs, to the numbers that were
+    painted into each window's frames.
+    """
 
     def read(length: int, fps: float = 16, **knobs: Any) -> list[list[int]]:
         folder = lab.tmp / f"{length}@{fps}"
         if not folder.exists():
             write_dataset(folder, {"clip.mp4": numbered(length, 48, 48)}, {}, fps)
         settings = {
-            f"video_config.{name}": value for name, value in ({"frames": None} | knobs).items()
+            f"video_config.{name}": value
+            for name, value in ({"frames": None} | knobs).items()
         }
         return [
             read_numbers(clip)
-            for clip in pixels(job_of(lab, {"resolution": "48x48"} | settings, folder)).values()
+            for clip in pixels(
+                job_of(lab, {"resolution": "48x48"} | settings, folder)
+            ).values()
         ]
 
     return read
@@ -61,7 +68,8 @@ def coloured(folder: Path, channel: int) -> Path:
 @pytest.mark.effect("datasets.path")
 def test_the_clips_are_those_of_the_folders(lab: Lab) -> None:
     rows = [
-        {"path": str(coloured(lab.tmp / f"folder {channel}", channel))} for channel in range(3)
+        {"path": str(coloured(lab.tmp / f"folder {channel}", channel))}
+        for channel in range(3)
     ]
 
     def channels(*chosen: int) -> list[int]:
@@ -76,7 +84,9 @@ def test_the_clips_are_those_of_the_folders(lab: Lab) -> None:
 @pytest.mark.effect("datasets.trigger")
 def test_the_trigger_stands_before_captions_that_lack_it(lab: Lab) -> None:
     for name, caption in (("a", "a cat"), ("b", "the Zorble jumps")):
-        write_clip(lab.tmp / "data" / f"{name}.mp4", noise(9, 32, 32, seed=ord(name)), 16)
+        write_clip(
+            lab.tmp / "data" / f"{name}.mp4", noise(9, 32, 32, seed=ord(name)), 16
+        )
         (lab.tmp / "data" / f"{name}.txt").write_text(caption, encoding="utf-8")
 
     def texts(trigger: str | None) -> torch.Tensor:
@@ -85,7 +95,9 @@ def test_the_trigger_stands_before_captions_that_lack_it(lab: Lab) -> None:
         return prepare(source_of(lab, knobs), 1).batch.conditioning.text
 
     assert torch.equal(texts(None), text_of(lab, "a cat", "the Zorble jumps"))
-    assert torch.equal(texts("zorble"), text_of(lab, "zorble, a cat", "the Zorble jumps"))
+    assert torch.equal(
+        texts("zorble"), text_of(lab, "zorble, a cat", "the Zorble jumps")
+    )
 
 
 @pytest.mark.effect("cache_dir")
@@ -116,8 +128,12 @@ def test_encoded_clips_lie_in_the_cache_folder(lab: Lab) -> None:
 def test_clips_are_encoded_at_the_resolution(
     lab: Lab, resolution: Any, size: tuple[int, int]
 ) -> None:
-    """A 64 x 96 clip: a pair exactly; a number as an area at the clip's aspect; of a list the largest that it fills."""
-    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
+    """A 64 x 96 clip: a pair exactly; a number as an area at the clip's aspect; of a
+    list the largest that it fills.
+    """
+    data = write_dataset(
+        lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16
+    )
     knobs = {"resolution": resolution}
     (frames,) = pixels(job_of(lab, knobs, data)).values()
     assert frames.shape[1:3] == size
@@ -127,7 +143,9 @@ def test_clips_are_encoded_at_the_resolution(
 
 @pytest.mark.effect("width", "height")
 def test_width_and_height_are_a_resolution_whose_sides_are_named(lab: Lab) -> None:
-    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
+    data = write_dataset(
+        lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16
+    )
     for width, height in ((96, 64), (64, 48)):
         (frames,) = pixels(
             job_of(lab, {"resolution": None, "width": width, "height": height}, data)
@@ -137,8 +155,12 @@ def test_width_and_height_are_a_resolution_whose_sides_are_named(lab: Lab) -> No
 
 @pytest.mark.effect("allow_crop")
 def test_a_crop_that_takes_most_of_every_clip_must_be_allowed(lab: Lab) -> None:
-    """Height and width exchanged: of clips 96 wide and 64 high, frames 32 wide and 96 high keep less than a quarter."""
-    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
+    """Height and width exchanged: of clips 96 wide and 64 high, frames 32 wide and 96
+    high keep less than a quarter.
+    """
+    data = write_dataset(
+        lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16
+    )
     for knobs, refused in (
         ({}, True),
         ({"allow_crop": True}, False),
@@ -158,7 +180,8 @@ def chunks(*starts: int, frames: int = 9) -> list[list[int]]:
 
 
 WINDOWS: list[tuple[int, float, dict[str, Any], list[list[int]]]] = [
-    # 4n + 1 frames, the nearest to what was asked, ties upward; ``frames`` wins over ``max_frames``
+    # 4n + 1 frames, the nearest to what was asked, ties upward; ``frames`` wins over
+    # ``max_frames``
     (17, 16, {"frames": 9}, chunks(0)),
     (17, 16, {"frames": 17}, chunks(0, frames=17)),
     (17, 16, {"max_frames": 8}, chunks(0)),
@@ -177,14 +200,21 @@ WINDOWS: list[tuple[int, float, dict[str, Any], list[list[int]]]] = [
     (30, 16, {"frames": 9, "windows": "chunks"}, chunks(0, 9, 18)),
     (30, 16, {"frames": 9, "windows": "head"}, chunks(0)),
     (30, 16, {"frames": 9, "windows": "slide"}, chunks(0, 4, 8, 12, 16, 20)),
-    (30, 16, {"frames": 9, "windows": "slide", "window_stride": 7}, chunks(0, 7, 14, 21)),
+    (
+        30,
+        16,
+        {"frames": 9, "windows": "slide", "window_stride": 7},
+        chunks(0, 7, 14, 21),
+    ),
     (30, 16, {"frames": 9, "windows": "chunks", "window_stride": 7}, chunks(0, 9, 18)),
-    # from 32 frames a second: the model's own 16 show every second one, 8 every fourth, 64 each of them twice
+    # from 32 frames a second: the model's own 16 show every second one, 8 every fourth,
+    # 64 each of them twice
     (40, 32, {"frames": 5, "windows": "head"}, [[0, 2, 4, 6, 8]]),
     (40, 32, {"frames": 5, "windows": "head", "target_fps": 32}, [[0, 1, 2, 3, 4]]),
     (40, 32, {"frames": 5, "windows": "head", "target_fps": 8}, [[0, 4, 8, 12, 16]]),
     (40, 32, {"frames": 5, "windows": "head", "target_fps": 64}, [[0, 0, 1, 1, 2]]),
-    # 2.5 s at 16 fps hold eight windows of 5; 1 s holds three; 0.5 s holds 8 frames, so one
+    # 2.5 s at 16 fps hold eight windows of 5; 1 s holds three; 0.5 s holds 8 frames, so
+    # one
     (40, 16, {"frames": 5}, chunks(*range(0, 40, 5), frames=5)),
     (40, 16, {"frames": 5, "max_duration": 1}, chunks(0, 5, 10, frames=5)),
     (40, 16, {"frames": 9, "max_duration": 0.5}, chunks(0, frames=5)),
@@ -194,7 +224,9 @@ WINDOWS: list[tuple[int, float, dict[str, Any], list[list[int]]]] = [
     (17, 16, {"frames": 17, "temporal_compression_ratio": 4}, chunks(0, frames=17)),
     (17, 16, {"frames": 17, "temporal_compression_ratio": 8}, [list(range(0, 17, 2))]),
 ]
-"""A clip's frames and rate, the keys of video_config, and the numbers of the frames of each window."""
+"""A clip's frames and rate, the keys of video_config, and the numbers of the frames of
+each window.
+"""
 
 
 @pytest.mark.effect(
@@ -204,7 +236,11 @@ WINDOWS: list[tuple[int, float, dict[str, Any], list[list[int]]]] = [
 )  # fmt: skip
 @pytest.mark.parametrize(("length", "fps", "knobs", "wanted"), WINDOWS)
 def test_the_frames_of_each_window(
-    length: int, fps: float, knobs: dict[str, Any], wanted: list[list[int]], counted: Counted
+    length: int,
+    fps: float,
+    knobs: dict[str, Any],
+    wanted: list[list[int]],
+    counted: Counted,
 ) -> None:
     assert counted(length, fps, **knobs) == wanted
 
@@ -227,7 +263,10 @@ def test_several_frame_counts_give_windows_of_each(
     assert [len(window) for window in found] == counts
     for count in set(counts):
         alone = counted(length, 16, frames=count) if count in frames else None
-        assert alone is None or [window for window in found if len(window) == count] == alone
+        assert (
+            alone is None
+            or [window for window in found if len(window) == count] == alone
+        )
 
 
 @pytest.mark.effect("datasets.caption_weights")
@@ -243,7 +282,9 @@ def test_captions_of_a_clip_are_drawn_as_often_as_their_weights_say(lab: Lab) ->
         row = {"path": str(data)} | ({"caption_weights": weights} if weights else {})
         source = source_of(lab, {"datasets": [row], "caption_dropout": 0.0}, data=None)
         seen = Counter(
-            caption for step in range(1, 301) for caption in prepare(source, step).captions
+            caption
+            for step in range(1, 301)
+            for caption in prepare(source, step).captions
         )
         return [seen[name] / seen.total() for name in ("long", "short", "other")]
 
@@ -275,13 +316,23 @@ def test_shorter_clips_are_left_out(
 
 @pytest.mark.effect("video_config.frame_sample_strategy", "video_config.variants")
 def test_random_windows_begin_somewhere_else_in_each_variant(lab: Lab) -> None:
-    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(40, 48, 48)}, {}, fps=16)
-    knobs = {"video_config.frames": 9, "video_config.windows": "head", "resolution": "48x48"}
+    data = write_dataset(
+        lab.tmp / "data", {"clip.mp4": numbered(40, 48, 48)}, {}, fps=16
+    )
+    knobs = {
+        "video_config.frames": 9,
+        "video_config.windows": "head",
+        "resolution": "48x48",
+    }
 
     def starts(strategy: str) -> list[int]:
-        job = job_of(lab, knobs | {"video_config.frame_sample_strategy": strategy}, data)
+        job = job_of(
+            lab, knobs | {"video_config.frame_sample_strategy": strategy}, data
+        )
         shown = [read_numbers(*pixels(job, variant).values()) for variant in range(4)]
-        assert all(b - a == 1 for frames in shown for a, b in itertools.pairwise(frames))
+        assert all(
+            b - a == 1 for frames in shown for a, b in itertools.pairwise(frames)
+        )
         return [frames[0] for frames in shown]
 
     assert starts("uniform") == [0, 0, 0, 0]
@@ -299,7 +350,9 @@ def test_random_windows_begin_somewhere_else_in_each_variant(lab: Lab) -> None:
         )
 
 
-@pytest.mark.effect("video_config.frame_sample_strategy", "video_config.keyframe_source")
+@pytest.mark.effect(
+    "video_config.frame_sample_strategy", "video_config.keyframe_source"
+)
 def test_windows_begin_at_keyframes_or_at_scene_cuts(lab: Lab) -> None:
     """A keyframe every 12 frames; the picture changes for good at frame 20."""
     frames = np.concatenate(
@@ -320,17 +373,26 @@ def test_windows_begin_at_keyframes_or_at_scene_cuts(lab: Lab) -> None:
 
     assert starts() == [0, 9, 18, 27]
     assert starts(frame_sample_strategy="keyframe") == [0, 12, 24]
-    assert starts(frame_sample_strategy="keyframe", keyframe_source="scenes") == [0, 9, 20, 29]
+    assert starts(frame_sample_strategy="keyframe", keyframe_source="scenes") == [
+        0,
+        9,
+        20,
+        29,
+    ]
 
 
 @pytest.mark.effect("video_config.spatial_compression_ratio")
 def test_clips_are_shrunk_before_they_are_encoded(lab: Lab) -> None:
     """The VAE's own ratio is 8."""
-    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
+    data = write_dataset(
+        lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16
+    )
 
     def size(ratio: int | None) -> tuple[int, ...]:
         job = job_of(
-            lab, {"resolution": "64x96", "video_config.spatial_compression_ratio": ratio}, data
+            lab,
+            {"resolution": "64x96", "video_config.spatial_compression_ratio": ratio},
+            data,
         )
         (frames,) = pixels(job).values()
         assert read_numbers(frames) == list(range(9))
@@ -342,7 +404,9 @@ def test_clips_are_shrunk_before_they_are_encoded(lab: Lab) -> None:
 
 @pytest.mark.effect("video_config.temporal_augmentation")
 def test_windows_move_and_neighbouring_frames_swap(lab: Lab) -> None:
-    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(27, 48, 48)}, {}, fps=16)
+    data = write_dataset(
+        lab.tmp / "data", {"clip.mp4": numbered(27, 48, 48)}, {}, fps=16
+    )
 
     def shown(augment: bool) -> list[list[int]]:
         knobs = {
@@ -351,7 +415,9 @@ def test_windows_move_and_neighbouring_frames_swap(lab: Lab) -> None:
             "resolution": "48x48",
         }
         job = job_of(lab, knobs, data)
-        return [read_numbers(list(pixels(job, variant).values())[1]) for variant in range(8)]
+        return [
+            read_numbers(list(pixels(job, variant).values())[1]) for variant in range(8)
+        ]
 
     assert shown(False) == [list(range(9, 18))] * 8
     moved = shown(True)
@@ -364,7 +430,8 @@ def test_windows_move_and_neighbouring_frames_swap(lab: Lab) -> None:
 def test_latent_frames_are_fed_as_noise_and_left_out_of_the_loss(lab: Lab) -> None:
     for probability in (0, 0.3):
         source = source_of(
-            lab, {"video_config.frame_dropout_probability": probability, "batch_size": 4}
+            lab,
+            {"video_config.frame_dropout_probability": probability, "batch_size": 4},
         )
         batches = [prepare(source, step).batch for step in range(1, 31)]
         share = (
@@ -375,7 +442,8 @@ def test_latent_frames_are_fed_as_noise_and_left_out_of_the_loss(lab: Lab) -> No
         )
         assert share == pytest.approx(probability, abs=0.1 * (probability > 0))
         assert all(
-            torch.equal(batch.loss_mask == 0, batch.dropped_frames_mask) for batch in batches
+            torch.equal(batch.loss_mask == 0, batch.dropped_frames_mask)
+            for batch in batches
         )
 
 
@@ -384,7 +452,9 @@ def test_a_clip_without_a_caption_stops_the_run_or_is_left_out_or_has_another_te
     lab: Lab,
 ) -> None:
     clips = {f"{name}.mp4": noise(9, 32, 32, seed=ord(name)) for name in "ab"}
-    data = write_dataset(lab.tmp / "data", clips, {"a.mp4": "a cat", "b.mp4": None}, fps=16)
+    data = write_dataset(
+        lab.tmp / "data", clips, {"a.mp4": "a cat", "b.mp4": None}, fps=16
+    )
 
     def texts(missing: str, **more: str) -> torch.Tensor:
         knobs = {"missing_caption": missing, "batch_size": 2, "shuffle": False, **more}
@@ -404,7 +474,9 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
     empty = text_of(lab, "")[0]
 
     def share(dropout: float) -> float:
-        source = source_of(lab, {"caption_dropout": dropout, "batch_size": 4, "shuffle": False})
+        source = source_of(
+            lab, {"caption_dropout": dropout, "batch_size": 4, "shuffle": False}
+        )
         dropped = [
             torch.equal(text, empty)
             for step in range(1, 26)
@@ -416,7 +488,8 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
     assert share(1) == 1
     assert 0.15 < share(0.3) < 0.45
     captions = [
-        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"
+        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8")
+        for name in "abcd"
     ]
     kept = prepare(source_of(lab, {"batch_size": 4, "shuffle": False}), 1).batch
     assert torch.equal(kept.conditioning.text, text_of(lab, *captions))
@@ -425,10 +498,20 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
 @pytest.mark.effect("validation_fraction", "validation_windows")
 @pytest.mark.parametrize(
     ("fraction", "windows", "held_out", "measured"),
-    [(0, 24, 0, [0, 8]), (0.1, 24, 2, [2, 8]), (0.3, 24, 6, [6, 8]), (0.3, 6, 6, [4, 2])],
+    [
+        (0, 24, 0, [0, 8]),
+        (0.1, 24, 2, [2, 8]),
+        (0.3, 24, 6, [6, 8]),
+        (0.3, 6, 6, [4, 2]),
+    ],
 )
 def test_a_share_of_the_videos_is_measured_and_never_trained(
-    lab: Lab, twenty: Path, fraction: float, windows: int, held_out: int, measured: list[int]
+    lab: Lab,
+    twenty: Path,
+    fraction: float,
+    windows: int,
+    held_out: int,
+    measured: list[int],
 ) -> None:
     """A third of the windows that are measured are of training clips."""
     knobs = {
@@ -454,13 +537,18 @@ def test_a_share_of_the_videos_is_measured_and_never_trained(
 
 
 @pytest.mark.effect("shuffle")
-def test_clips_come_in_path_order_or_in_a_new_order_each_pass(lab: Lab, twenty: Path) -> None:
+def test_clips_come_in_path_order_or_in_a_new_order_each_pass(
+    lab: Lab, twenty: Path
+) -> None:
     def passes(shuffle: bool) -> list[list[str]]:
         knobs = {"shuffle": shuffle, "video_config.frames": 5, "validation_fraction": 0}
         source = source_of(lab, knobs, twenty)
         names = {clip.id: Path(clip.path).stem for clip in source.clips.values()}
         by_window = {window.id: names[window.clip_id] for window in source.buckets[0]}
-        order = [by_window[prepare(source, step).batch.window_ids[0]] for step in range(1, 41)]
+        order = [
+            by_window[prepare(source, step).batch.window_ids[0]]
+            for step in range(1, 41)
+        ]
         return [order[:20], order[20:]]
 
     in_order = sorted(path.stem for path in (twenty / "videos").iterdir())

@@ -1,4 +1,6 @@
-"""What the keys about the base model, its adapter and how frozen weights are kept do to weights, answers and files."""
+"""What the keys about the base model, its adapter and how frozen weights are kept do to
+weights, answers and files.
+"""
 
 import itertools
 import os
@@ -40,7 +42,10 @@ def exported(trainer: Trainer, steps: int = 1) -> Path:
 
 def modules(path: Path) -> set[str]:
     """The modules that a LoRA file changes, in the names of the model."""
-    return {key.removeprefix("transformer.").rsplit(".lora_", 1)[0] for key in load_file(path)}
+    return {
+        key.removeprefix("transformer.").rsplit(".lora_", 1)[0]
+        for key in load_file(path)
+    }
 
 
 @pytest.mark.effect("base_model_name")
@@ -49,7 +54,9 @@ def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
     answers = []
     for folder in (lab.model, other):
         trainer = trainer_of(lab, {"base_model_name": str(folder)})
-        on_disk = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
+        on_disk = load_file(
+            folder / "transformer" / "diffusion_pytorch_model.safetensors"
+        )
         assert torch.equal(
             trainer.net.blocks[0].attn1.to_q.base_layer.weight,
             on_disk["blocks.0.attn1.to_q.weight"],
@@ -62,7 +69,9 @@ def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
 def test_the_file_s_weights_stand_for_the_base_s(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own weights train, under its own fingerprint, with the base's text encoder and VAE; a LoRA of it loads."""
+    """Its own weights train, under its own fingerprint, with the base's text encoder
+    and VAE; a LoRA of it loads.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(lab.tmp / "cache"))
     other = (
         Wan.tiny(lab.tmp / "other", seed=1)
@@ -80,7 +89,9 @@ def test_the_file_s_weights_stand_for_the_base_s(
     assert torch.equal(held, load_file(file)["blocks.0.attn1.to_q.weight"])
     assert not torch.allclose(answers[0], answers[1])
     assert torch.equal(answers[1], answers[2])
-    assert {part for part in prints[0] if prints[0][part] != prints[1][part]} == {"transformer"}
+    assert {part for part in prints[0] if prints[0][part] != prints[1][part]} == {
+        "transformer"
+    }
     job = job_of(lab, {"transformer.file": os.path.relpath(file)})
     assert Path(job.config.transformer.file).is_absolute(), (
         "a resume from another folder would not find it"
@@ -97,14 +108,21 @@ def test_all_but_the_transformer_is_that_of_the_parts(
     monkeypatch.setenv("XDG_CACHE_HOME", str(lab.tmp / "cache"))
     other = Wan.tiny(lab.tmp / "other", seed=1)
     file = str(other / "transformer" / "diffusion_pytorch_model.safetensors")
-    knobs = ({"base_model_name": file, "base_parts": str(base)} for base in (lab.model, other))
+    knobs = (
+        {"base_model_name": file, "base_parts": str(base)}
+        for base in (lab.model, other)
+    )
     one, two = (trainer_of(lab, own).family.fingerprints() for own in knobs)
     assert {part for part in one if one[part] != two[part]} == {"text_encoder", "vae"}
 
 
 @pytest.mark.effect("family")
-def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(lab: Lab) -> None:
-    """Without a base model each family lays the same clips out by its own rules; with one the name is checked."""
+def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(
+    lab: Lab,
+) -> None:
+    """Without a base model each family lays the same clips out by its own rules; with
+    one the name is checked.
+    """
 
     def shapes(family: str | None, base: Path | None = None) -> tuple[Any, list[str]]:
         sets = [
@@ -120,7 +138,11 @@ def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(lab: La
     for name in names():
         spec, laid = shapes(name)
         assert spec.name == name
-        side = spec.default_resolution // spec.rules.side_multiple * spec.rules.side_multiple
+        side = (
+            spec.default_resolution
+            // spec.rules.side_multiple
+            * spec.rules.side_multiple
+        )
         assert laid
         for shape in laid:
             frames, height, width = (int(part) for part in shape.split("x"))
@@ -139,16 +161,25 @@ def test_the_update_has_the_rank(lab: Lab) -> None:
     for rank in (1, 3):
         path = exported(trainer_of(lab, {"lora.rank": rank}))
         tensors = load_file(path)
-        assert {value.shape[0] for key, value in tensors.items() if ".lora_A." in key} == {rank}
-        assert {value.shape[1] for key, value in tensors.items() if ".lora_B." in key} == {rank}
+        assert {
+            value.shape[0] for key, value in tensors.items() if ".lora_A." in key
+        } == {rank}
+        assert {
+            value.shape[1] for key, value in tensors.items() if ".lora_B." in key
+        } == {rank}
         for name in modules(path):
-            a, b = (tensors[f"transformer.{name}.lora_{part}.weight"].double() for part in "AB")
+            a, b = (
+                tensors[f"transformer.{name}.lora_{part}.weight"].double()
+                for part in "AB"
+            )
             assert torch.linalg.matrix_rank(b @ a) == rank
 
 
 @pytest.mark.effect("lora.alpha")
 def test_the_update_is_scaled_by_alpha_over_rank(lab: Lab) -> None:
-    """With the same A and B: in the network that trains, and in the file as diffusers reads it."""
+    """With the same A and B: in the network that trains, and in the file as diffusers
+    reads it.
+    """
     inside: dict[Any, torch.Tensor] = {}
     outside: dict[Any, Mapping[str, torch.Tensor]] = {}
     x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
@@ -161,10 +192,13 @@ def test_the_update_is_scaled_by_alpha_over_rank(lab: Lab) -> None:
             inside[alpha] = layer(x) - layer.base_layer(x)
         outside[alpha] = read_back(trainer.family, written(trainer))
     a, b = (
-        trainer.parameters[f"blocks.0.attn1.to_q.lora_{part}.weight"].detach() for part in "AB"
+        trainer.parameters[f"blocks.0.attn1.to_q.lora_{part}.weight"].detach()
+        for part in "AB"
     )
     for alpha, scale in ((None, 1), (2, 1), (4, 2), (8, 4)):
-        torch.testing.assert_close(inside[alpha], scale * x @ a.T @ b.T, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            inside[alpha], scale * x @ a.T @ b.T, rtol=1e-4, atol=1e-4
+        )
         update = outside[alpha]["blocks.0.attn1.to_q"].detach()
         torch.testing.assert_close(
             update, scale * b.double() @ a.double(), rtol=1e-5, atol=1e-5
@@ -174,7 +208,9 @@ def test_the_update_is_scaled_by_alpha_over_rank(lab: Lab) -> None:
 @pytest.mark.effect("lora.dropout")
 def test_the_adapter_s_input_is_dropped_while_training_and_only_then(lab: Lab) -> None:
     def inputs(dropout: float, training: bool) -> tuple[float, float, float]:
-        """The share of zeros in what A sees, and the mean size of the rest over that of the layer's own input."""
+        """The share of zeros in what A sees, and the mean size of the rest over that of
+        the layer's own input.
+        """
         trainer = trainer_of(lab, {"lora.dropout": dropout})
         layer, seen = trainer.net.blocks[0].attn1.to_q, []
         layer.lora_A["default"].register_forward_pre_hook(
@@ -200,7 +236,9 @@ def test_the_adapter_s_input_is_dropped_while_training_and_only_then(lab: Lab) -
     share, scale, loss = inputs(0.5, True)
     assert 0.4 < share < 0.6
     assert scale == pytest.approx(2)
-    assert inputs(0.5, True) == (share, scale, loss), "the draws are not those of the seed"
+    assert inputs(0.5, True) == (share, scale, loss), (
+        "the draws are not those of the seed"
+    )
     assert inputs(0.5, False)[:2] == (0, 1)
 
 
@@ -214,7 +252,9 @@ def test_the_modules_that_are_named_train(lab: Lab) -> None:
         for name in layers
     }
     forward = {
-        f"blocks.{block}.ffn.{name}" for block in range(2) for name in ("net.0.proj", "net.2")
+        f"blocks.{block}.ffn.{name}"
+        for block in range(2)
+        for name in ("net.0.proj", "net.2")
     }
     queries_and_keys = {"blocks.1.attn1.to_q", "blocks.1.attn1.to_k"}
     for targets, wanted in (
@@ -223,12 +263,16 @@ def test_the_modules_that_are_named_train(lab: Lab) -> None:
         ([r"blocks\.1\.attn1\.to_[qk]"], queries_and_keys),
         (["ffn.net.2"], {"blocks.0.ffn.net.2", "blocks.1.ffn.net.2"}),
     ):
-        assert modules(exported(trainer_of(lab, {"lora.targets": targets}), 2)) == wanted
+        assert (
+            modules(exported(trainer_of(lab, {"lora.targets": targets}), 2)) == wanted
+        )
 
 
 @pytest.mark.effect("lora.variant")
 def test_the_kind_that_is_named_trains_and_is_written(lab: Lab) -> None:
-    """Each variant has its own tensors and parameter count, starts with the same loss, and has another loss after a step."""
+    """Each variant has its own tensors and parameter count, starts with the same loss,
+    and has another loss after a step.
+    """
     counts, losses = {}, {}
     for kind in PARTS:
         knobs = {
@@ -239,15 +283,20 @@ def test_the_kind_that_is_named_trains_and_is_written(lab: Lab) -> None:
         }
         trainer = trainer_of(lab, knobs)
         losses[kind] = [line["loss"] for line in run_steps(trainer, 2)]
-        parts = {place[1] for name in trainer.parameters if (place := parse_param_name(name))}
+        parts = {
+            place[1] for name in trainer.parameters if (place := parse_param_name(name))
+        }
         assert parts == set(PARTS[kind]) & parts
         assert kind == "LOKR" or parts == set(PARTS[kind])
-        counts[kind] = sum(parameter.numel() for parameter in trainer.parameters.values()) // 2
+        counts[kind] = (
+            sum(parameter.numel() for parameter in trainer.parameters.values()) // 2
+        )
         assert trainer.job.config.output_model_format == (
             "peft" if kind in ("LOHA", "LOKR", "OFT") else "diffusers"
         )
         in_file = {
-            key.removesuffix(".weight").rsplit(".", 1)[1] for key in load_file(written(trainer))
+            key.removesuffix(".weight").rsplit(".", 1)[1]
+            for key in load_file(written(trainer))
         }
         assert in_file == parts
     one = 4 * (24 + 24)
@@ -258,20 +307,26 @@ def test_the_kind_that_is_named_trains_and_is_written(lab: Lab) -> None:
         "LOKR": 4 * 4 + 6 * 6,
         "OFT": 24 // 4 * 6,
     }
-    assert len({loss[0] for loss in losses.values()}) == 1, "step 1 is of the base itself"
+    assert len({loss[0] for loss in losses.values()}) == 1, (
+        "step 1 is of the base itself"
+    )
     assert len({loss[1] for loss in losses.values()}) == len(PARTS)
 
 
 def test_a_preset_s_alpha_is_not_held_against_rotations(lab: Lab) -> None:
     trainer = trainer_of(
-        lab, {"lora.variant": "OFT", "lora.rank": 4, "resolution": "32x32"}, preset="toy"
+        lab,
+        {"lora.variant": "OFT", "lora.rank": 4, "resolution": "32x32"},
+        preset="toy",
     )
     assert trainer.job.config.lora.alpha is None
     assert trainer.job.resolved.origins["lora.variant"] == "user"
 
 
 @pytest.mark.effect("transformer.layers")
-def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab) -> None:
+def test_the_layers_that_are_named_train_and_the_model_is_written_whole(
+    lab: Lab,
+) -> None:
     base = load_file(lab.model / "transformer" / "diffusion_pytorch_model.safetensors")
     trained = {}
     for layers in (None, ["blocks.1.attn1"], [r"blocks\.\d+\.ffn", "proj_out.bias"]):
@@ -292,7 +347,9 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
             id(parameter) for parameter in trainer.parameters.values()
         }
         moves = take_steps(trainer, 2).moves
-        assert all(moves[name].any() for name, value in weights(trainer).items() if value.any())
+        assert all(
+            moves[name].any() for name, value in weights(trainer).items() if value.any()
+        )
         saved = load_file(
             written(trainer) / "transformer" / "diffusion_pytorch_model.safetensors"
         )
@@ -313,7 +370,9 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
 
 
 NEAR = {"FLOAT_8": 0.02, "INT_8": 0.005, "NFLOAT_4": 0.05, "BFLOAT_16": 0.005}
-"""How far the losses over rounded weights may lie from those over plain ones, as a share of them."""
+"""How far the losses over rounded weights may lie from those over plain ones, as a
+share of them.
+"""
 
 TEXT_ALONE = {
     "transformer.train": False,
@@ -325,13 +384,19 @@ METHODS: dict[str, dict[str, Any]] = {
     "EMBEDDING": {"training_method": "EMBEDDING"},
     "FINE_TUNE": {"training_method": "FINE_TUNE", **TEXT_ALONE},
 }
-"""What each method trains over frozen weights; FINE_TUNE the text encoder alone, since what trains is not rounded."""
+"""What each method trains over frozen weights; FINE_TUNE the text encoder alone, since
+what trains is not rounded.
+"""
 
 SEEN: dict[tuple[str, str], list[float]] = {}
 
 
 def packed(net: torch.nn.Module) -> set[str]:
-    return {path for path, module in net.named_modules() if isinstance(module, QuantizedLinear)}
+    return {
+        path
+        for path, module in net.named_modules()
+        if isinstance(module, QuantizedLinear)
+    }
 
 
 def bytes_of(trainer: Trainer) -> int:
@@ -359,7 +424,11 @@ def test_the_kind_decides_bytes_and_the_base(lab: Lab) -> None:
         size[kind] = bytes_of(trainer)
         first[kind] = run_steps(trainer, 1)[0]["loss"]
     assert (
-        size["auto"] > size["BFLOAT_16"] > size["FLOAT_8"] == size["INT_8"] > size["NFLOAT_4"]
+        size["auto"]
+        > size["BFLOAT_16"]
+        > size["FLOAT_8"]
+        == size["INT_8"]
+        > size["NFLOAT_4"]
     )
     assert len(set(first.values())) == 5
     for kind, near in NEAR.items():
@@ -379,20 +448,26 @@ def test_the_denoiser_has_a_kind_of_its_own(lab: Lab) -> None:
 
 @pytest.mark.effect("text_encoder.weight_dtype")
 def test_the_text_encoder_has_a_kind_of_its_own(lab: Lab) -> None:
-    """Its states are other ones, and are kept under another name, so that no run is given those of another kind."""
+    """Its states are other ones, and are kept under another name, so that no run is
+    given those of another kind.
+    """
     plain, rounded = (
         first_text(lab, {}),
         first_text(lab, {"text_encoder.weight_dtype": "NFLOAT_4"}),
     )
     assert not torch.equal(plain, rounded)
-    assert torch.equal(first_text(lab, {}), plain), "what the cache has of plain weights stays"
+    assert torch.equal(first_text(lab, {}), plain), (
+        "what the cache has of plain weights stays"
+    )
     off = {"weight_dtype": "NFLOAT_4", "text_encoder.weight_dtype": "FLOAT_32"}
     assert torch.equal(first_text(lab, off), plain)
     assert not packed(trainer_of(lab, {"text_encoder.weight_dtype": "NFLOAT_4"}).net)
 
 
 def expected(lab: Lab, kind: str, method: str) -> list[float]:
-    """The losses of the run that keeps everything on the device; near those of plain weights."""
+    """The losses of the run that keeps everything on the device; near those of plain
+    weights.
+    """
     if (kind, method) not in SEEN:
         knobs = METHODS[method] | {"gradient_checkpointing": "OFF"}
         plain = SEEN.setdefault(("auto", method), losses(lab, knobs))
@@ -417,7 +492,10 @@ ALL = itertools.product(NEAR, METHODS, ("OFF", "ON", "CPU_OFFLOADED"), (0.0, 0.5
 
 @pytest.mark.parametrize(
     ("kind", "method", "mode", "fraction"),
-    [*SOME, *(pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in SOME)],
+    [
+        *SOME,
+        *(pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in SOME),
+    ],
 )
 def test_quantized_weights_train_with_the_same_losses_wherever_they_lie(
     kind: str, method: str, mode: str, fraction: float, lab: Lab
@@ -451,4 +529,7 @@ def test_dtypes_are_not_case_sensitive_and_auto_undoes_a_preset_s(lab: Lab) -> N
         "transformer.weight_dtype=AUTO",
     )
     config = resolve_config(Overrides(sets=sets))[0].config
-    assert (config.weight_dtype, config.transformer.weight_dtype) == ("NFLOAT_4", "auto")
+    assert (config.weight_dtype, config.transformer.weight_dtype) == (
+        "NFLOAT_4",
+        "auto",
+    )

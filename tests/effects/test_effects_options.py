@@ -1,4 +1,6 @@
-"""What the keys about the range of noise levels, the loss, groups of parameters and intervals in epochs do."""
+"""What the keys about the range of noise levels, the loss, groups of parameters and
+intervals in epochs do.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,30 +35,49 @@ from videotune.trainer.saving import Saving, save
 
 
 @pytest.mark.effect("timestep_min", "timestep_max")
-@pytest.mark.parametrize(("lo", "hi"), [(0.0, 1.0), (0.25, 1.0), (0.0, 0.5), (0.25, 0.5)])
+@pytest.mark.parametrize(
+    ("lo", "hi"), [(0.0, 1.0), (0.25, 1.0), (0.0, 0.5), (0.25, 0.5)]
+)
 def test_noise_levels_outside_of_the_range_are_not_drawn(
     lo: float, hi: float, lab: Lab
 ) -> None:
-    """The distribution is truncated, so that the draws within keep their proportions; validation reads it too."""
+    """The distribution is truncated, so that the draws within keep their proportions;
+    validation reads it too.
+    """
     knobs = {"timestep_distribution": "UNIFORM", "timestep_shift": 1}
     source = source_of(lab, knobs | {"timestep_min": lo, "timestep_max": hi})
     for step in range(1, 21):
         wanted = lo + (hi - lo) * generator_for(0, "t", step, 0).random()
         assert prepare(source, step).t.item() == pytest.approx(wanted, abs=1e-6)
     middles = [lo + (hi - lo) * (i + 0.5) / 9 for i in range(9)]
-    assert source.objective.timesteps.quantiles(9).tolist() == pytest.approx(middles, abs=1e-6)
+    assert source.objective.timesteps.quantiles(9).tolist() == pytest.approx(
+        middles, abs=1e-6
+    )
 
 
 @pytest.mark.effect("timestep_min", "timestep_max")
 def test_of_two_experts_each_keeps_to_its_own_part_of_the_range(pair: Lab) -> None:
-    """The tiny model's experts part at 0.875; one that is left without a noise level is refused."""
+    """The tiny model's experts part at 0.875; one that is left without a noise level is
+    refused.
+    """
     trainer = trainer_of(
         pair,
-        {"timestep_min": 0.5, "timestep_max": 0.9, "expert_period": 1, "expert_share": 0.5},
+        {
+            "timestep_min": 0.5,
+            "timestep_max": 0.9,
+            "expert_period": 1,
+            "expert_share": 0.5,
+        },
     )
     levels = [trainer.source.timesteps_of(step) for step in (1, 2)]
-    assert sorted((level.lo, level.hi) for level in levels) == [(0.5, 0.875), (0.875, 0.9)]
-    for knobs, lost in (({"timestep_max": 0.8}, "high"), ({"timestep_min": 0.9}, "low")):
+    assert sorted((level.lo, level.hi) for level in levels) == [
+        (0.5, 0.875),
+        (0.875, 0.9),
+    ]
+    for knobs, lost in (
+        ({"timestep_max": 0.8}, "high"),
+        ({"timestep_min": 0.9}, "low"),
+    ):
         with pytest.raises(VideotuneError, match=f"expert {lost}"):
             trainer_of(pair, knobs)
         trainer_of(pair, knobs | {"experts": "low" if lost == "high" else "high"})
@@ -94,14 +115,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lora.modules": [{"pattern": "nothing"}]}, "lora.modules: 'nothing' matches no"),
     ({"lora.modules": [{"pattern": "to_q", "rank": 0}]}, "lora.modules"),
     ({"lora.modules": [{"pattern": "to_q"}], "lora.variant": "OFT"}, "lora.modules"),
-    ({"lora.learning_rate_ratio": 4, "lora.variant": "LOHA"}, "lora.learning_rate_ratio"),
+    (
+        {"lora.learning_rate_ratio": 4, "lora.variant": "LOHA"},
+        "lora.learning_rate_ratio",
+    ),
     (
         {"lora.learning_rate_ratio": 4, "training_method": "FINE_TUNE"},
         "lora.learning_rate_ratio",
     ),
-    ({"lora.learning_rate_ratio": 4, "optimizer": "PRODIGY"}, "lora.learning_rate_ratio"),
     (
-        {"lora.modules": [{"pattern": "to_q", "learning_rate": 1e-3}], "optimizer": "PRODIGY"},
+        {"lora.learning_rate_ratio": 4, "optimizer": "PRODIGY"},
+        "lora.learning_rate_ratio",
+    ),
+    (
+        {
+            "lora.modules": [{"pattern": "to_q", "learning_rate": 1e-3}],
+            "optimizer": "PRODIGY",
+        },
         "lora.modules",
     ),
     ({"output_dtype": "FLOAT_16", "training_method": "EMBEDDING"}, "output_dtype"),
@@ -117,7 +147,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("knobs", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+    ("knobs", "named"),
+    REFUSED,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_options_that_do_not_apply_are_refused(
     lab: Lab, knobs: dict[str, Any], named: str
@@ -129,16 +161,24 @@ def test_options_that_do_not_apply_are_refused(
 @pytest.mark.effect("lora.learning_rate_ratio")
 @pytest.mark.parametrize("ratio", [1.0, 16.0])
 def test_lora_b_learns_at_its_multiple_of_the_rate(ratio: float, lab: Lab) -> None:
-    """Adam's updates, whatever the size of the gradients; lora_A's is 0 in the first step, as lora_B is."""
+    """Adam's updates, whatever the size of the gradients; lora_A's is 0 in the first
+    step, as lora_B is.
+    """
     trainer = trainer_of(
         lab,
-        {"lora.learning_rate_ratio": ratio, "learning_rate": 1e-3, "optimizer.weight_decay": 0},
+        {
+            "lora.learning_rate_ratio": ratio,
+            "learning_rate": 1e-3,
+            "optimizer.weight_decay": 0,
+        },
     )
     took = take_steps(trainer, 1)
     assert took.lines[0]["lr"] == {"transformer": 1e-3} | (
         {} if ratio == 1 else {"transformer lora_B": 16e-3}
     )
-    assert took.moved("lora_B").abs().max().item() == pytest.approx(1e-3 * ratio, rel=1e-2)
+    assert took.moved("lora_B").abs().max().item() == pytest.approx(
+        1e-3 * ratio, rel=1e-2
+    )
     both = take_steps(
         trainer_of(lab, {"lora.learning_rate_ratio": ratio, "learning_rate": 1e-3}), 2
     )
@@ -156,7 +196,9 @@ RULES = [
 
 
 @pytest.mark.effect("lora.modules")
-def test_the_first_rule_that_names_a_module_gives_its_rank_scale_and_rate(lab: Lab) -> None:
+def test_the_first_rule_that_names_a_module_gives_its_rank_scale_and_rate(
+    lab: Lab,
+) -> None:
     trainer = trainer_of(lab, {"lora.modules": RULES, "learning_rate": 1e-3})
     layers: Any = {
         path: trainer.net.get_submodule(path) for path in by_module(trainer.parameters)
@@ -178,14 +220,21 @@ def test_the_first_rule_that_names_a_module_gives_its_rank_scale_and_rate(lab: L
 
 @pytest.mark.effect("lora.modules")
 @pytest.mark.parametrize("format", ["diffusers", "comfyui"])
-def test_each_export_carries_each_module_s_rank_and_scale(format: str, lab: Lab) -> None:
-    """What PEFT computes in the run's network is what the file's update is; a run that begins from either has it too."""
+def test_each_export_carries_each_module_s_rank_and_scale(
+    format: str, lab: Lab
+) -> None:
+    """What PEFT computes in the run's network is what the file's update is; a run that
+    begins from either has it too.
+    """
     trainer = trainer_of(
-        lab, {"lora.modules": RULES, "learning_rate": 1e-2, "output_model_format": format}
+        lab,
+        {"lora.modules": RULES, "learning_rate": 1e-2, "output_model_format": format},
     )
     run_steps(trainer, 2)
     paths, net = by_module(trainer.parameters), trainer.net
-    wanted = {path: net.get_submodule(path).get_delta_weight("default") for path in paths}
+    wanted = {
+        path: net.get_submodule(path).get_delta_weight("default") for path in paths
+    }
     save(trainer, 2, thread=False)
     (checkpoint,) = complete_checkpoints(trainer.run)
     for source in (written(trainer, 2), checkpoint.folder):
@@ -223,7 +272,9 @@ def schedule_free(
 @pytest.mark.effect("optimizer.name")
 @pytest.mark.parametrize("within", [False, True])
 def test_schedule_free_trains_y_and_gives_away_x(within: bool, lab: Lab) -> None:
-    """Validated, sampled and exported are the weights x; after that the weights that train are there again, to the bit."""
+    """Validated, sampled and exported are the weights x; after that the weights that
+    train are there again, to the bit.
+    """
     knobs = {
         "optimizer": {"name": "SCHEDULE_FREE", "step_in_backward": within},
         "learning_rate": 0.01,
@@ -251,11 +302,16 @@ def test_schedule_free_trains_y_and_gives_away_x(within: bool, lab: Lab) -> None
         torch.testing.assert_close(result[name].double(), x, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(trained[name].double(), y, rtol=1e-4, atol=1e-5)
     with trainer.averaged():
-        assert all(torch.equal(value, result[name]) for name, value in weights(trainer).items())
-    assert all(torch.equal(value, trained[name]) for name, value in weights(trainer).items())
+        assert all(
+            torch.equal(value, result[name]) for name, value in weights(trainer).items()
+        )
+    assert all(
+        torch.equal(value, trained[name]) for name, value in weights(trainer).items()
+    )
     file = load_file(written(trainer, 3))
     assert all(
-        torch.equal(file[f"transformer.{name}"], value) for name, value in result.items()
+        torch.equal(file[f"transformer.{name}"], value)
+        for name, value in result.items()
     )
 
 
@@ -268,7 +324,9 @@ def test_exports_have_the_dtype_and_read_back(
     name: str | None, more: dict[str, Any], lab: Lab
 ) -> None:
     """Weights that float16 cannot hold are refused, and nothing is left behind."""
-    trainer = trainer_of(lab, {"output_dtype": name, "steps": 1, "learning_rate": 1e-2} | more)
+    trainer = trainer_of(
+        lab, {"output_dtype": name, "steps": 1, "learning_rate": 1e-2} | more
+    )
     run_steps(trainer)
     whole = "training_method" in more
     path = written(trainer)
@@ -293,14 +351,20 @@ def test_exports_have_the_dtype_and_read_back(
 @pytest.mark.effect("save_every_epochs", "validate_every_epochs", "sample_after_epochs")
 @pytest.mark.parametrize("epochs", [0.5, 1.0])
 def test_intervals_may_be_passes_over_the_data(epochs: float, lab: Lab) -> None:
-    """Four windows, one a step: half a pass is two steps. A resume takes the steps, whatever was named."""
+    """Four windows, one a step: half a pass is two steps.
+
+    A resume takes the steps, whatever was named.
+    """
     knobs = {
-        f"{key}_epochs": epochs for key in ("save_every", "validate_every", "sample_after")
+        f"{key}_epochs": epochs
+        for key in ("save_every", "validate_every", "sample_after")
     }
     trainer = trainer_of(lab, {"steps": 8} | knobs)
     wanted = round(4 * epochs)
     config = trainer.job.config
-    assert [config.save_every, config.validate_every, config.sample_after] == [wanted] * 3
+    assert [config.save_every, config.validate_every, config.sample_after] == [
+        wanted
+    ] * 3
     (saving,) = [one for one in trainer.callbacks if isinstance(one, Saving)]
     assert [step for step in range(1, 8) if saving.due(trainer, step, ())] == list(
         range(wanted, 8, wanted)
@@ -314,10 +378,15 @@ def test_intervals_may_be_passes_over_the_data(epochs: float, lab: Lab) -> None:
 
 @pytest.mark.effect("prior_preservation")
 def test_prior_preservation_is_a_regularization_dataset(lab: Lab, twenty: Path) -> None:
-    """Before anything is learnt the base model's own prediction is the target of those clips alone: no error there."""
+    """Before anything is learnt the base model's own prediction is the target of those
+    clips alone: no error there.
+    """
     knobs = {"prior_preservation": str(twenty), "missing_caption": "empty"}
     trainer = trainer_of(lab, knobs | {"steps": 30, "learning_rate": 1e-12})
-    assert [one.kind for one in trainer.job.config.datasets] == ["train", "regularization"]
+    assert [one.kind for one in trainer.job.config.datasets] == [
+        "train",
+        "regularization",
+    ]
     kept = {
         window.id
         for window in trainer.job.library.windows
@@ -328,6 +397,8 @@ def test_prior_preservation_is_a_regularization_dataset(lab: Lab, twenty: Path) 
         errors[line["window_ids"][0] in kept].append(line["loss"])
     assert max(errors[True]) < 1e-6 < 0.1 < min(errors[False])
     assert [one.kind for one in trainer_of(lab, {}).job.config.datasets] == ["train"]
-    told, *_, changes = with_overrides(overrides_of(lab, knobs), read_run_config(trainer.run))
+    told, *_, changes = with_overrides(
+        overrides_of(lab, knobs), read_run_config(trainer.run)
+    )
     assert len(told.config.datasets) == 2
     assert not [change for change in changes if "dataset" in change.key]

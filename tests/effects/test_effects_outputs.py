@@ -1,4 +1,6 @@
-"""What the keys about checkpoints, previews, measured samples and exports do to the files of a run."""
+"""What the keys about checkpoints, previews, measured samples and exports do to the
+files of a run.
+"""
 
 import itertools
 import re
@@ -14,7 +16,14 @@ from safetensors.torch import load_file
 
 from tests.support.run_parts import callback, preview, probe
 from tests.support.run_results import film, of_kind
-from tests.support.trainers import Lab, record_calls, run_steps, take_steps, text_of, trainer_of
+from tests.support.trainers import (
+    Lab,
+    record_calls,
+    run_steps,
+    take_steps,
+    text_of,
+    trainer_of,
+)
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.errors import VideotuneError
 from videotune.files import digest
@@ -31,7 +40,9 @@ def steps_of(files: list[Path]) -> list[int]:
 
 
 @pytest.mark.effect("save_every")
-@pytest.mark.parametrize(("every", "steps"), [(0, [5]), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5])])
+@pytest.mark.parametrize(
+    ("every", "steps"), [(0, [5]), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5])]
+)
 def test_checkpoints_come_every_so_many_steps_and_at_the_last(
     lab: Lab, every: int, steps: list[int]
 ) -> None:
@@ -42,17 +53,24 @@ def test_checkpoints_come_every_so_many_steps_and_at_the_last(
     assert all((folder / "COMPLETE").is_file() for folder in folders)
     last = load_file(trainer.run / "checkpoints" / "step-5" / "weights.safetensors")
     assert all(
-        torch.equal(last[name], parameter) for name, parameter in trainer.parameters.items()
+        torch.equal(last[name], parameter)
+        for name, parameter in trainer.parameters.items()
     )
 
 
 @pytest.mark.effect("validate_every", "sample_after")
-@pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [0, 2, 4, 5]), (3, [0, 3, 5])])
+@pytest.mark.parametrize(
+    ("every", "steps"), [(0, []), (2, [0, 2, 4, 5]), (3, [0, 3, 5])]
+)
 def test_validation_and_previews_come_every_so_many_steps(
     lab: Lab, every: int, steps: list[int]
 ) -> None:
-    """Each validation calls the network once for each of the 4 clips, at three of its nine noise levels."""
-    trainer = trainer_of(lab, {"steps": 5, "validate_every": every, "validation_windows": 24})
+    """Each validation calls the network once for each of the 4 clips, at three of its
+    nine noise levels.
+    """
+    trainer = trainer_of(
+        lab, {"steps": 5, "validate_every": every, "validation_windows": 24}
+    )
     with record_calls(trainer.net) as calls:
         train_loop(trainer)
     assert len(calls) == 5 + 4 * len(steps)
@@ -70,7 +88,9 @@ def test_validation_and_previews_come_every_so_many_steps(
 def previews(
     lab: Lab, **knobs: Any
 ) -> tuple[list[np.ndarray], list[dict[str, torch.Tensor]], list[str]]:
-    """The films of a preview in order of their prompts, the network's calls for them, and the films' file names."""
+    """The films of a preview in order of their prompts, the network's calls for them,
+    and the films' file names.
+    """
     settings = {key.replace("__", "."): value for key, value in knobs.items()}
     trainer = trainer_of(lab, {"sample_after": 1000} | settings)
     with record_calls(trainer.net) as calls:
@@ -84,7 +104,8 @@ def previews(
 @pytest.mark.effect("samples")
 def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
     captions = [
-        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"
+        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8")
+        for name in "abcd"
     ]
     own = ["a cat", "a dog", "a cow"]
     for samples, prompts in ((own, own), (2, captions[::2]), (9, captions), (0, [])):
@@ -120,7 +141,9 @@ def test_a_prompt_has_settings_of_its_own_in_the_place_of_the_runs(lab: Lab) -> 
         "seed7.mp4",
         "seed44.mp4",
     }
-    assert any(torch.equal(call["text"][0], text_of(lab, "blurry")[0]) for call in calls)
+    assert any(
+        torch.equal(call["text"][0], text_of(lab, "blurry")[0]) for call in calls
+    )
     alone, _, _ = previews(lab, samples=[{"prompt": "a dog"} | own])
     place = next(i for i, name in enumerate(names) if "seed7" in name)
     assert np.array_equal(alone[0], films[place])
@@ -169,7 +192,9 @@ def test_previews_have_as_many_different_captions_as_asked(lab: Lab) -> None:
         (lab.tmp / "data" / f"{name}.txt").write_text(
             "a dog" if name == "c" else "a cat", encoding="utf-8"
         )
-    assert callback(trainer_of(lab, {"samples": 2}, lab.tmp / "data"), Previews).prompts() == [
+    assert callback(
+        trainer_of(lab, {"samples": 2}, lab.tmp / "data"), Previews
+    ).prompts() == [
         "a cat",
         "a dog",
     ]
@@ -193,9 +218,9 @@ def test_a_preview_on_request_is_made_or_its_failure_a_warning(
     assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == (
         [1] if frames is None else []
     )
-    assert ["sample.frames" in line["text"] for line in of_kind(trainer.run, "warning")] == [
-        True
-    ] * (frames == 6)
+    assert [
+        "sample.frames" in line["text"] for line in of_kind(trainer.run, "warning")
+    ] == [True] * (frames == 6)
 
 
 @pytest.mark.effect("sample.seed")
@@ -235,7 +260,9 @@ def test_the_network_is_called_once_a_denoising_step(lab: Lab) -> None:
 @pytest.mark.effect("sample.shift")
 def test_the_shift_moves_the_noise_levels_of_denoising(lab: Lab) -> None:
     def levels(shift: float | None) -> list[float]:
-        _, calls, _ = previews(lab, samples=["a cat"], sample__steps=5, sample__shift=shift)
+        _, calls, _ = previews(
+            lab, samples=["a cat"], sample__steps=5, sample__shift=shift
+        )
         return [call["t"].item() / 1000 for call in calls]
 
     plain = levels(1)
@@ -273,26 +300,33 @@ def test_the_lora_is_written_where_and_as_the_config_says(lab: Lab) -> None:
     ):
         destination = None if place is None else str(place)
         trainer = trainer_of(
-            lab, {"output_model_format": formats, "output_model_destination": destination}
+            lab,
+            {"output_model_format": formats, "output_model_destination": destination},
         )
         run_steps(trainer, 1)
         done = export_run(
             trainer.run, trainer.family, trainer.parameters, 1, trainer.job.resolved
         )
-        assert [one.path.parent for one in done] == [place or trainer.run / "export"] * len(
-            formats
-        )
+        assert [one.path.parent for one in done] == [
+            place or trainer.run / "export"
+        ] * len(formats)
         for format, one in zip(formats, done, strict=True):
             assert f"{roots[format]}lora_B.weight" in load_file(one.path)
 
 
-PROBED = {"sample_metrics.budget": 1e6, "sample_metrics.steps": 1, "sample_metrics.samples": 2}
+PROBED = {
+    "sample_metrics.budget": 1e6,
+    "sample_metrics.steps": 1,
+    "sample_metrics.samples": 2,
+}
 
 
 def measured(
     lab: Lab, **knobs: Any
 ) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]], Path]:
-    """The journal's line of the base's probe, the network's calls for it, and the run folder."""
+    """The journal's line of the base's probe, the network's calls for it, and the run
+    folder.
+    """
     trainer = trainer_of(
         lab, PROBED | {f"sample_metrics.{key}": value for key, value in knobs.items()}
     )
@@ -304,7 +338,8 @@ def measured(
 
 @pytest.mark.effect("sample_metrics.budget")
 @pytest.mark.parametrize(
-    ("budget", "steps", "not_measured"), [(0, [], []), (0.05, [], [0]), (1e6, [0, 3, 4], [])]
+    ("budget", "steps", "not_measured"),
+    [(0, [], []), (0.05, [], [0]), (1e6, [0, 3, 4], [])],
 )
 def test_what_the_budget_does_not_allow_is_not_measured(
     lab: Lab, budget: float, steps: list[int], not_measured: list[int]
@@ -320,7 +355,9 @@ def test_what_the_budget_does_not_allow_is_not_measured(
     assert len(calls) == 4 + 2 * len(steps)
 
 
-@pytest.mark.effect("sample_metrics.samples", "sample_metrics.steps", "sample_metrics.prompts")
+@pytest.mark.effect(
+    "sample_metrics.samples", "sample_metrics.steps", "sample_metrics.prompts"
+)
 @pytest.mark.parametrize(
     ("samples", "steps", "prompts"),
     [(1, 1, 2), (3, 1, 2), (1, 3, 2), (2, 1, ["a cat", "a dog"])],
@@ -331,9 +368,12 @@ def test_the_number_of_samples_their_steps_and_their_prompts(
     """Prompts are those that are named, or captions."""
     line, calls, run = measured(lab, samples=samples, steps=steps, prompts=prompts)
     captions = [
-        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "ac"
+        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8")
+        for name in "ac"
     ]
-    wanted = [(captions if prompts == 2 else prompts)[place % 2] for place in range(samples)]
+    wanted = [
+        (captions if prompts == 2 else prompts)[place % 2] for place in range(samples)
+    ]
     assert [sample["prompt"] for sample in line["samples"]] == wanted
     assert len(list((run / "sample_metrics").glob("*.mp4"))) == samples
     assert len(calls) == samples * steps
@@ -380,14 +420,22 @@ def kind(lab: Lab, tiny_bases: Callable[..., Path]) -> Callable[[str], Lab]:
 
 
 @pytest.mark.effect("first_frame_probability")
-def test_the_share_has_a_clean_first_frame_at_noise_level_0(kind: Callable[[str], Lab]) -> None:
+def test_the_share_has_a_clean_first_frame_at_noise_level_0(
+    kind: Callable[[str], Lab],
+) -> None:
     for share in (0.0, 1.0, None):
-        trainer = trainer_of(kind("ti2v"), {"first_frame_probability": share, "steps": 3})
+        trainer = trainer_of(
+            kind("ti2v"), {"first_frame_probability": share, "steps": 3}
+        )
         for step, call in enumerate(take_steps(trainer).calls, 1):
             x0 = prepare(trainer.source, step).batch.x0
             clean = torch.equal(call["x_t"][:, :, 0], x0[:, :, 0])
             assert clean == (share == 1.0)
-            zeros = call["t"].view(1, -1).eq(0)[0].tolist() if call["t"].ndim == 2 else [False]
+            zeros = (
+                call["t"].view(1, -1).eq(0)[0].tolist()
+                if call["t"].ndim == 2
+                else [False]
+            )
             assert zeros == ([True, False, False] if share == 1.0 else [False]), (
                 "a token a latent frame"
             )
@@ -430,7 +478,9 @@ def test_frames_attend_to_each_other_or_to_themselves_alone(lab: Lab) -> None:
     assert losses[0] != losses[1]
 
 
-@pytest.mark.effect("sample.use_temporal_attention", "video_config.use_temporal_attention")
+@pytest.mark.effect(
+    "sample.use_temporal_attention", "video_config.use_temporal_attention"
+)
 def test_previews_run_the_model_as_shipped_unless_set_otherwise(lab: Lab) -> None:
     """However the run trains; and afterwards it trains as before."""
     drawn: dict[tuple[bool, bool], np.ndarray] = {}
@@ -456,7 +506,9 @@ def test_previews_run_the_model_as_shipped_unless_set_otherwise(lab: Lab) -> Non
 def test_the_second_expert_has_guidance_of_its_own(
     lab: Lab, tiny_bases: Callable[..., Path]
 ) -> None:
-    """Its first expert alone draws the first half: with one step there is no other, and the key changes nothing."""
+    """Its first expert alone draws the first half: with one step there is no other, and
+    the key changes nothing.
+    """
     base = str(tiny_bases("wan", "t2v-a14b"))
 
     def drawn(steps: int, guidance_2: float | None) -> np.ndarray:
@@ -467,7 +519,9 @@ def test_the_second_expert_has_guidance_of_its_own(
             "sample.guidance=4",
         ]
         sets += [] if guidance_2 is None else [f"sample.guidance_2={guidance_2}"]
-        sampler = open_sampler(SampleOptions(("a cat",), 1, base=base, sets=tuple(sets)))
+        sampler = open_sampler(
+            SampleOptions(("a cat",), 1, base=base, sets=tuple(sets))
+        )
         return render(sampler, ["a cat"], [1])[0].astype(int)
 
     assert np.array_equal(drawn(8, None), drawn(8, 4))

@@ -1,4 +1,6 @@
-"""What the keys about datasets, steps, batches and noise levels do to the samples of a step."""
+"""What the keys about datasets, steps, batches and noise levels do to the samples of a
+step.
+"""
 
 import itertools
 import math
@@ -61,11 +63,20 @@ def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:
 def test_how_often_the_clips_of_a_dataset_are_trained_and_whether_they_are_measured(
     keys: dict[str, Any], seen: dict[str, int], held_out: int, lab: Lab
 ) -> None:
-    rows = [{"path": str(folder(lab, "one"))}, {"path": str(folder(lab, "two")), **keys}]
+    rows = [
+        {"path": str(folder(lab, "one"))},
+        {"path": str(folder(lab, "two")), **keys},
+    ]
     trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "epochs": 1})
-    names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
+    names = {
+        clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips
+    }
     assert (
-        Counter(names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"])
+        Counter(
+            names[name[:12]]
+            for line in run_steps(trainer)
+            for name in line["window_ids"]
+        )
         == seen
     )
     assert max(trainer.job.exposure(trainer.job.steps).windows.values()) == keys.get(
@@ -78,7 +89,9 @@ def test_how_often_the_clips_of_a_dataset_are_trained_and_whether_they_are_measu
 
 @pytest.mark.effect("datasets.kind", "datasets.prior_preservation")
 def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> None:
-    """Before the first step the adapter is nothing: held to the base the loss is exactly 0, held to the clips it is not."""
+    """Before the first step the adapter is nothing: held to the base the loss is
+    exactly 0, held to the clips it is not.
+    """
     one = folder(lab, "one", 1)
 
     def first_loss(row: dict[str, Any]) -> float:
@@ -91,7 +104,10 @@ def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> N
     assert as_training > 0.1
     assert first_loss({"kind": "regularization"}) == 0
     assert first_loss({"kind": "regularization", "prior_preservation": True}) == 0
-    assert first_loss({"kind": "regularization", "prior_preservation": False}) == as_training
+    assert (
+        first_loss({"kind": "regularization", "prior_preservation": False})
+        == as_training
+    )
     alone = [{"path": str(one), "kind": "regularization"}]
     with pytest.raises(VideotuneError, match="would learn nothing"):
         train(overrides_of(lab, {"datasets": alone}), lab.tmp / "nothing")
@@ -103,9 +119,14 @@ def test_a_samples_loss_is_multiplied(lab: Lab) -> None:
 
     def first_gradient(weight: float) -> torch.Tensor:
         rows = [{"path": str(one), "loss_weight": weight}]
-        trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "max_grad_norm": 1e9})
+        trainer = trainer_of(
+            in_cache(lab, "own"), {"datasets": rows, "max_grad_norm": 1e9}
+        )
         return torch.cat(
-            [gradient.flatten() for gradient in take_steps(trainer, 1).gradients[0].values()]
+            [
+                gradient.flatten()
+                for gradient in take_steps(trainer, 1).gradients[0].values()
+            ]
         )
 
     torch.testing.assert_close(
@@ -125,10 +146,12 @@ def test_a_dataset_of_weight_0_is_as_good_as_not_there(lab: Lab) -> None:
             else [{"path": str(other), "kind": "regularization", "loss_weight": weight}]
         )
         trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows + more})
-        losses[weight] = [(line["loss"], line["window_ids"]) for line in run_steps(trainer, 3)]
-        assert any("left out: its loss_weight is 0" in note for note in trainer.job.notes) == (
-            weight == 0
-        )
+        losses[weight] = [
+            (line["loss"], line["window_ids"]) for line in run_steps(trainer, 3)
+        ]
+        assert any(
+            "left out: its loss_weight is 0" in note for note in trainer.job.notes
+        ) == (weight == 0)
     assert losses[None] == losses[0]
     assert losses[None] != losses[1]
 
@@ -181,7 +204,9 @@ def test_frames_are_cropped_padded_or_distorted(lab: Lab) -> None:
 def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
     data = folder(lab, "one", 3)
     for i in range(6):
-        image = write_image(data / f"still{i}.png", np.full((32, 32, 3), 40 * i, np.uint8))
+        image = write_image(
+            data / f"still{i}.png", np.full((32, 32, 3), 40 * i, np.uint8)
+        )
         image.with_suffix(".txt").write_text("a picture", encoding="utf-8")
 
     def batches(multiplier: float) -> dict[int, set[int]]:
@@ -215,23 +240,32 @@ def test_so_many_updates_are_made(lab: Lab) -> None:
         trainer = trainer_of(lab, {"steps": steps})
         run_steps(trainer)
         counts = {
-            int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()
+            int(state["step"])
+            for state in trainer.pool.trainable.optimizer.state.values()
         }
         assert counts == {steps}
 
 
 @pytest.mark.effect("epochs")
 @pytest.mark.parametrize(("epochs", "updates"), [(1, 2), (3, 6), (0.6, 2)])
-def test_epochs_are_passes_over_the_four_windows(lab: Lab, epochs: float, updates: int) -> None:
-    """Batches of two: 4 windows are two updates; the rest of an epoch is one more update."""
+def test_epochs_are_passes_over_the_four_windows(
+    lab: Lab, epochs: float, updates: int
+) -> None:
+    """Batches of two: 4 windows are two updates; the rest of an epoch is one more
+    update.
+    """
     trainer = trainer_of(lab, {"epochs": epochs, "batch_size": 2, "steps": 99})
     lines = run_steps(trainer)
     assert len(lines) == updates
-    views = [line["window_ids"].count(name) for line in lines for name in line["window_ids"]]
+    views = [
+        line["window_ids"].count(name) for line in lines for name in line["window_ids"]
+    ]
     assert set(views) == {1}
     if epochs >= 1:
         seen = [name for line in lines for name in line["window_ids"]]
-        assert {seen.count(window.id) for window in trainer.job.library.windows} == {epochs}
+        assert {seen.count(window.id) for window in trainer.job.library.windows} == {
+            epochs
+        }
 
 
 @pytest.mark.effect("batch_size", "gradient_accumulation_steps")
@@ -240,11 +274,14 @@ def test_a_step_takes_exactly_batch_times_accumulation_samples(
     lab: Lab, batch: int, accumulation: int
 ) -> None:
     trainer = trainer_of(
-        lab, {"batch_size": batch, "gradient_accumulation_steps": accumulation, "steps": 2}
+        lab,
+        {"batch_size": batch, "gradient_accumulation_steps": accumulation, "steps": 2},
     )
     took = take_steps(trainer)
     assert [len(call["x_t"]) for call in took.calls] == [batch] * (2 * accumulation)
-    assert [len(line["window_ids"]) for line in took.lines] == [batch * accumulation] * 2
+    assert [len(line["window_ids"]) for line in took.lines] == [
+        batch * accumulation
+    ] * 2
     assert {
         int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()
     } == {2}
@@ -252,11 +289,15 @@ def test_a_step_takes_exactly_batch_times_accumulation_samples(
 
 @pytest.mark.effect("seed")
 def test_the_seed_names_every_draw(lab: Lab) -> None:
-    """Noise, noise levels, order and the adapter's start: the counted draws of this seed, and others for another."""
+    """Noise, noise levels, order and the adapter's start: the counted draws of this
+    seed, and others for another.
+    """
 
     def first(seed: int) -> tuple[StepBatch, torch.Tensor, list[str]]:
         trainer = trainer_of(lab, {"seed": seed})
-        order = [prepare(trainer.source, step).batch.window_ids[0] for step in range(1, 13)]
+        order = [
+            prepare(trainer.source, step).batch.window_ids[0] for step in range(1, 13)
+        ]
         return (
             prepare(trainer.source, 1),
             weights(trainer)["blocks.0.attn1.to_q.lora_A.weight"],
@@ -264,7 +305,9 @@ def test_the_seed_names_every_draw(lab: Lab) -> None:
         )
 
     one, again, other = first(1), first(1), first(2)
-    wanted = generator_for(1, "noise", 1, 0).standard_normal(one[0].noise.shape[1:], "float32")
+    wanted = generator_for(1, "noise", 1, 0).standard_normal(
+        one[0].noise.shape[1:], "float32"
+    )
     assert np.array_equal(one[0].noise[0].numpy(), wanted)
     assert torch.equal(one[0].noise, again[0].noise)
     assert torch.equal(one[0].t, again[0].t)
@@ -280,7 +323,10 @@ def test_the_seed_names_every_draw(lab: Lab) -> None:
 def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
     def train(threads: int) -> tuple[list[tuple[float, ...]], set[threading.Thread]]:
         """What each step measured, and who read the batches."""
-        trainer, readers = trainer_of(lab, {"dataloader_threads": threads, "steps": 12}), set()
+        trainer, readers = (
+            trainer_of(lab, {"dataloader_threads": threads, "steps": 12}),
+            set(),
+        )
 
         def condition(states: Any) -> Any:
             readers.add(threading.current_thread())
@@ -307,7 +353,9 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
 def test_the_error_may_be_weighed_by_its_change_from_frame_to_frame(
     lab: Lab, weight: float
 ) -> None:
-    """(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), from what the network answered; the plain mse is logged too."""
+    """(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), from what the network answered; the plain
+    mse is logged too.
+    """
     trainer = trainer_of(lab, {"video_config.temporal_consistency_weight": weight})
     took, prepared = take_steps(trainer, 1), prepare(trainer.source, 1)
     (line,) = took.lines
@@ -340,7 +388,11 @@ LEVELS: list[tuple[str | None, dict[str, float], Callable[[float], float]]] = [
     (None, {}, lambda u: logistic(probit(u))),
     ("LOGIT_NORMAL", {}, lambda u: logistic(probit(u))),
     ("LOGIT_NORMAL", {"mean": 0.7}, lambda u: logistic(0.7 + probit(u))),
-    ("LOGIT_NORMAL", {"mean": -0.3, "std": 0.4}, lambda u: logistic(-0.3 + 0.4 * probit(u))),
+    (
+        "LOGIT_NORMAL",
+        {"mean": -0.3, "std": 0.4},
+        lambda u: logistic(-0.3 + 0.4 * probit(u)),
+    ),
     ("SIGMOID", {"scale": 1.0}, lambda u: logistic(probit(u))),
     ("SIGMOID", {"scale": 2.5}, lambda u: logistic(2.5 * probit(u))),
     ("MODE", {}, lambda u: mode(u, 1.29)),
@@ -351,11 +403,18 @@ LEVELS: list[tuple[str | None, dict[str, float], Callable[[float], float]]] = [
 
 
 @pytest.mark.effect(
-    "timestep_mean", "timestep_std", "timestep_scale", "timestep_distribution", "timestep_shift"
+    "timestep_mean",
+    "timestep_std",
+    "timestep_scale",
+    "timestep_distribution",
+    "timestep_shift",
 )
 @pytest.mark.parametrize(("name", "numbers", "inverse"), LEVELS)
 def test_noise_levels_are_the_inverse_cdf_at_the_uniform_draws(
-    name: str | None, numbers: dict[str, float], inverse: Callable[[float], float], lab: Lab
+    name: str | None,
+    numbers: dict[str, float],
+    inverse: Callable[[float], float],
+    lab: Lab,
 ) -> None:
     knobs = {"timestep_shift": 1} | {
         f"timestep_{key}": value or None for key, value in numbers.items()
@@ -363,7 +422,8 @@ def test_noise_levels_are_the_inverse_cdf_at_the_uniform_draws(
     source = source_of(lab, knobs | ({"timestep_distribution": name} if name else {}))
     levels = [prepare(source, step).t.item() for step in range(1, 41)]
     assert levels == pytest.approx(
-        [inverse(generator_for(0, "t", step, 0).random()) for step in range(1, 41)], abs=1e-6
+        [inverse(generator_for(0, "t", step, 0).random()) for step in range(1, 41)],
+        abs=1e-6,
     )
 
 
@@ -378,19 +438,26 @@ def test_noise_levels_of_beta_have_its_cdf(a: float, b: float, lab: Lab) -> None
     }
     source = source_of(lab, knobs)
     for step in range(1, 41):
-        below = float(mpmath.betainc(a, b, 0, prepare(source, step).t.item(), regularized=True))
+        below = float(
+            mpmath.betainc(a, b, 0, prepare(source, step).t.item(), regularized=True)
+        )
         assert below == pytest.approx(generator_for(0, "t", step, 0).random(), abs=1e-6)
 
 
 @pytest.mark.effect("timestep_shift")
 def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
-    """A family that publishes the rule: e^μ, μ linear in the tokens. Another size, another shift, the same validation."""
+    """A family that publishes the rule: e^μ, μ linear in the tokens.
+
+    Another size, another shift, the same validation.
+    """
     shifts = {}
     for size in ("32x32", "64x64"):
         job = job_of(lab, {"resolution": size, "timestep_distribution": "UNIFORM"})
         spec = replace(job.spec, shift_by_tokens=(10, 0.5, 50, 1.5))
         config = job.config.model_copy(update={"timestep_shift": "resolution"})
-        source = source_of(lab, {"resolution": size, "timestep_distribution": "UNIFORM"})
+        source = source_of(
+            lab, {"resolution": size, "timestep_distribution": "UNIFORM"}
+        )
         source = replace(
             source, objective=make_objective(spec, config), spec=spec, config=config
         )
@@ -412,10 +479,15 @@ def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
 
 @pytest.mark.effect("timestep_stratified")
 def test_the_samples_of_a_step_cover_the_distribution_evenly(lab: Lab) -> None:
-    """Of a step's n samples each nth of the distribution has exactly one, whatever way the step is split."""
+    """Of a step's n samples each nth of the distribution has exactly one, whatever way
+    the step is split.
+    """
     for stratified in (False, True):
         drawn = []
-        for split in ({"batch_size": 8}, {"batch_size": 2, "gradient_accumulation_steps": 4}):
+        for split in (
+            {"batch_size": 8},
+            {"batch_size": 2, "gradient_accumulation_steps": 4},
+        ):
             knobs = {
                 "timestep_stratified": stratified,
                 "timestep_distribution": "UNIFORM",
@@ -423,7 +495,10 @@ def test_the_samples_of_a_step_cover_the_distribution_evenly(lab: Lab) -> None:
             }
             source = source_of(lab, knobs | split)
             drawn.append(
-                [sorted((prepare(source, step).t * 8).long().tolist()) for step in range(1, 11)]
+                [
+                    sorted((prepare(source, step).t * 8).long().tolist())
+                    for step in range(1, 11)
+                ]
             )
         assert drawn[0] == drawn[1]
         assert [numbers == list(range(8)) for numbers in drawn[0]] == [stratified] * 10
@@ -433,7 +508,9 @@ def test_the_samples_of_a_step_cover_the_distribution_evenly(lab: Lab) -> None:
 def test_min_snr_prices_each_timestep_that_a_run_draws(
     lab: Lab, tiny_bases: Callable[..., Path]
 ) -> None:
-    """Of a v-prediction model: min(ᾱ, γ(1 - ᾱ)) of the plain error at each whole timestep, γ 5 where none is named."""
+    """Of a v-prediction model: min(ᾱ, γ(1 - ᾱ)) of the plain error at each whole
+    timestep, γ 5 where none is named.
+    """
     cog = replace(lab, model=tiny_bases("cogvideox"), cache=lab.tmp / "cog")
     bars = CogVideoXDDIMScheduler.from_pretrained(
         cog.model, subfolder="scheduler"
@@ -451,11 +528,18 @@ def test_min_snr_prices_each_timestep_that_a_run_draws(
         levels.append([call["t"].item() for call in took.calls])
         moves.append(took.moved("lora_B"))
         for k, line in zip(levels[0], took.lines, strict=True):
-            price = 1 if weighting == "none" else min(bars[k], (gamma or 5) * (1 - bars[k]))
+            price = (
+                1 if weighting == "none" else min(bars[k], (gamma or 5) * (1 - bars[k]))
+            )
             assert line["loss"] == pytest.approx(price * line["mse"], rel=1e-4)
-    assert trainer.source.objective.timesteps.distribution == "UNIFORM", "the family's own"
+    assert trainer.source.objective.timesteps.distribution == "UNIFORM", (
+        "the family's own"
+    )
     assert levels[0] == levels[1] == levels[2]
     assert len(set(levels[0])) > 3
     assert (
-        min((one - other).abs().max() for one, other in itertools.combinations(moves, 2)) > 1e-4
+        min(
+            (one - other).abs().max() for one, other in itertools.combinations(moves, 2)
+        )
+        > 1e-4
     )

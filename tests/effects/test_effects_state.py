@@ -1,4 +1,6 @@
-"""What the keys about methods, averages, checkpoints, the verdict, experts and shards do to a run."""
+"""What the keys about methods, averages, checkpoints, the verdict, experts and shards
+do to a run.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -38,15 +40,21 @@ def stored(run: Path, part: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.effect("training_method")
-def test_an_adapter_leaves_the_model_s_weights_and_fine_tuning_changes_all(lab: Lab) -> None:
+def test_an_adapter_leaves_the_model_s_weights_and_fine_tuning_changes_all(
+    lab: Lab,
+) -> None:
     moved, rates = {}, {}
     for method in ("LORA", "FINE_TUNE"):
         trainer = trainer_of(lab, {"training_method": method})
-        before = {name: value.clone() for name, value in trainer.net.state_dict().items()}
+        before = {
+            name: value.clone() for name, value in trainer.net.state_dict().items()
+        }
         rates[method] = run_steps(trainer, 2)[0]["lr"]["transformer"]
         after = trainer.net.state_dict()
         moved[method] = {
-            name for name, value in before.items() if not torch.equal(value, after[name])
+            name
+            for name, value in before.items()
+            if not torch.equal(value, after[name])
         }
     assert all(".lora_" in name for name in moved["LORA"])
     assert len(moved["LORA"]) == 32
@@ -56,7 +64,9 @@ def test_an_adapter_leaves_the_model_s_weights_and_fine_tuning_changes_all(lab: 
 
 @pytest.mark.effect("training_method")
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
-def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(lab: Lab, dtype: str) -> None:
+def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(
+    lab: Lab, dtype: str
+) -> None:
     from diffusers import WanPipeline, WanTransformer3DModel
 
     knobs = {
@@ -66,7 +76,9 @@ def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(lab: Lab, dtype: st
         "steps": 2,
     }
     trainer = trainer_of(lab, knobs)
-    assert all(parameter.dtype == torch.float32 for parameter in trainer.parameters.values())
+    assert all(
+        parameter.dtype == torch.float32 for parameter in trainer.parameters.values()
+    )
     run_steps(trainer)
     folder = written(trainer, 2)
     opened = WanTransformer3DModel.from_pretrained(
@@ -76,15 +88,21 @@ def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(lab: Lab, dtype: st
         assert torch.equal(opened.state_dict()[name], value), name
     base = load_file(lab.model / "transformer" / "diffusion_pytorch_model.safetensors")
     assert not torch.allclose(
-        opened.state_dict()["proj_out.weight"].float(), base["proj_out.weight"], atol=1e-3
+        opened.state_dict()["proj_out.weight"].float(),
+        base["proj_out.weight"],
+        atol=1e-3,
     )
     assert WanPipeline.from_pretrained(folder).vae is not None
 
 
 @pytest.mark.effect("ema.decay")
 @pytest.mark.parametrize("decay", [0.2, 0.9])
-def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float) -> None:
-    """In float64 from the weights after each step; previews compute with it, and the file that is exported holds it."""
+def test_the_average_is_its_recursion_and_is_what_is_used(
+    lab: Lab, decay: float
+) -> None:
+    """In float64 from the weights after each step; previews compute with it, and the
+    file that is exported holds it.
+    """
     trainer = trainer_of(lab, {"ema": decay, "learning_rate": 0.05, "steps": 4})
     expected = {name: value.double() for name, value in weights(trainer).items()}
     for step in range(1, 5):
@@ -95,12 +113,18 @@ def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float
             expected[name] = share * expected[name] + (1 - share) * value.double()
     live = weights(trainer)
     for name, value in expected.items():
-        torch.testing.assert_close(trainer.result[name].double(), value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(
+            trainer.result[name].double(), value, rtol=1e-5, atol=1e-7
+        )
     assert max((live[name] - trainer.result[name]).abs().max() for name in live) > 1e-3
     with trainer.averaged():
         inside = weights(trainer)
-    assert all(torch.equal(weights(trainer)[name], value) for name, value in live.items())
-    assert all(torch.equal(trainer.result[name], value) for name, value in inside.items())
+    assert all(
+        torch.equal(weights(trainer)[name], value) for name, value in live.items()
+    )
+    assert all(
+        torch.equal(trainer.result[name], value) for name, value in inside.items()
+    )
     name = "blocks.0.attn1.to_q.lora_B.weight"
     assert torch.equal(
         load_file(written(trainer, 4))[f"transformer.{name}"], trainer.result[name]
@@ -114,9 +138,12 @@ def test_a_run_begins_with_the_weights_that_it_is_given(lab: Lab) -> None:
     first = trainer_of(lab, {"learning_rate": 0.05, "steps": 2})
     run_steps(first)
     begun, plain = (
-        weights(trainer_of(lab, {"init_from": one})) for one in (str(written(first, 2)), None)
+        weights(trainer_of(lab, {"init_from": one}))
+        for one in (str(written(first, 2)), None)
     )
-    assert all(torch.equal(begun[name], value) for name, value in weights(first).items())
+    assert all(
+        torch.equal(begun[name], value) for name, value in weights(first).items()
+    )
     assert not any(value.any() for name, value in plain.items() if "lora_B" in name)
 
 
@@ -147,7 +174,9 @@ def test_which_checkpoints_and_backups_stay(
 
 HELD = (1.0, 0.8, 0.6, 0.5, 0.6, 0.7, 0.8, 0.9)
 TRAIN = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""Readings before the first step and after each: held-out clips turn at the third. tests/field has a run that does so."""
+"""Readings before the first step and after each: held-out clips turn at the third.
+tests/field has a run that does so.
+"""
 
 
 @pytest.fixture
@@ -157,7 +186,9 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(
         validation: Any, family: Any, nets: Any, objective: Any, batch_of: Any
     ) -> dict[str, Any]:
-        lora = [value for name, value in nets.net.named_parameters() if "lora_B" in name]
+        lora = [
+            value for name, value in nets.net.named_parameters() if "lora_B" in name
+        ]
         step = planted.seen.setdefault(
             float(lora[0].detach().double().abs().sum()), len(planted.seen)
         )  # type: ignore[attr-defined]
@@ -198,7 +229,9 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
         range(1, last + 1)
     )
     assert (end["kind"], end["why"]) == ("end", "done" if readings is None else "early")
-    verdicts = [(line["step"], line["verdict"]) for line in lines if line["kind"] == "verdict"]
+    verdicts = [
+        (line["step"], line["verdict"]) for line in lines if line["kind"] == "verdict"
+    ]
     words = [
         None,
         None,
@@ -219,7 +252,8 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
     assert end["take"] == {"step": 3, "why": "held-out clips were best there"}
     assert "step-3." in exported["path"]
     best, end = (
-        run / "checkpoints" / f"step-{step}" / "weights.safetensors" for step in (3, last)
+        run / "checkpoints" / f"step-{step}" / "weights.safetensors"
+        for step in (3, last)
     )
     name, value = next(
         (name, value) for name, value in load_file(best).items() if "lora_B" in name
@@ -259,7 +293,9 @@ def test_the_recommended_checkpoint(
     held: tuple[float, ...], train: tuple[float, ...], step: int, why: str,
     lab: Lab, copying: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Where training clips get worse as well it is no copying, but the last state is not the one to take."""
+    """Where training clips get worse as well it is no copying, but the last state is
+    not the one to take.
+    """
     monkeypatch.setattr(sys.modules[__name__], "HELD", held)
     monkeypatch.setattr(sys.modules[__name__], "TRAIN", train)
     end = run_of(lab, steps=7, validate_every=1, save_every=1)[-1]
@@ -289,9 +325,15 @@ def test_the_high_expert_has_its_share_of_the_steps(pair: Lab) -> None:
 
 @pytest.mark.effect("experts")
 def test_the_experts_that_are_named_train(pair: Lab) -> None:
-    for word, moved in (("both", {"high", "low"}), ("high", {"high"}), ("low", {"low"})):
+    for word, moved in (
+        ("both", {"high", "low"}),
+        ("high", {"high"}),
+        ("low", {"low"}),
+    ):
         share = {"expert_share": 0.5} if word == "both" else {}
-        trainer = trainer_of(pair, {"experts": word, "expert_period": 1, "steps": 2} | share)
+        trainer = trainer_of(
+            pair, {"experts": word, "expert_period": 1, "steps": 2} | share
+        )
         before = weights(trainer)
         run_steps(trainer)
         changed = [
@@ -320,10 +362,14 @@ def test_the_low_expert_s_first_update_has_its_own_rate(pair: Lab) -> None:
         }
         trainer = trainer_of(pair, knobs)
         run_steps(trainer)
-        ends = {name: value for name, value in weights(trainer).items() if "lora_B" in name}
+        ends = {
+            name: value for name, value in weights(trainer).items() if "lora_B" in name
+        }
         for expert in ("high", "low"):
             reach[expert, rate] = max(
-                float(v.abs().max()) for name, v in ends.items() if name.startswith(expert)
+                float(v.abs().max())
+                for name, v in ends.items()
+                if name.startswith(expert)
             )
     assert reach["high", None] == reach["high", 0.003] == pytest.approx(0.001, rel=1e-2)
     assert reach["low", None] == pytest.approx(0.001, rel=1e-2)
@@ -332,7 +378,9 @@ def test_the_low_expert_s_first_update_has_its_own_rate(pair: Lab) -> None:
 
 @pytest.fixture
 def one_of_two() -> Iterator[DistributedContext]:
-    """This process as the first of two, of which the other one is not there: nothing is sent."""
+    """This process as the first of two, of which the other one is not there: nothing is
+    sent.
+    """
     torch_dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield DistributedContext(0, 2)
     torch_dist.destroy_process_group()
@@ -351,12 +399,16 @@ def test_sharding_leaves_a_process_its_part_of_the_weights(
             job.spec, job.config, make_objective(job.spec, job.config)
         )
         pool = open_pool(family, job.config, expert_schedule, 4, 1, one_of_two)
-        weights = [p.detach() for name, p in pool.net.named_parameters() if "lora" not in name]
+        weights = [
+            p.detach() for name, p in pool.net.named_parameters() if "lora" not in name
+        ]
         held[value] = sum(
             (w.to_local() if isinstance(w, DTensor) else w).numel() for w in weights
         )
         trained[value] = sum(p.numel() for p in pool.trainable.parameters.values())
-        assert all(type(p.data) is torch.Tensor for p in pool.trainable.parameters.values())
+        assert all(
+            type(p.data) is torch.Tensor for p in pool.trainable.parameters.values()
+        )
     assert 0.5 * held["OFF"] <= held["FULL"] <= 0.55 * held["OFF"]
     if method == "LORA":
         assert trained["FULL"] == trained["OFF"], "the adapter each process has whole"

@@ -1,4 +1,6 @@
-"""What the keys about text encoders and new tokens do; and what is refused by the name of its key before any work."""
+"""What the keys about text encoders and new tokens do; and what is refused by the name
+of its key before any work.
+"""
 
 from typing import Any
 
@@ -28,9 +30,12 @@ def rows(trainer: Trainer) -> torch.Tensor:
 
 
 def changed(trainer: Trainer, count: int = 1) -> dict[str, float]:
-    """How far each trained tensor is moved by so many steps; what does not train is not in it."""
+    """How far each trained tensor is moved by so many steps; what does not train is not
+    in it.
+    """
     return {
-        name: float(move.abs().max()) for name, move in take_steps(trainer, count).moves.items()
+        name: float(move.abs().max())
+        for name, move in take_steps(trainer, count).moves.items()
     }
 
 
@@ -43,7 +48,8 @@ def test_new_tokens_leave_both_networks_as_they_are(lab: Lab) -> None:
         "text": part.encoder.get_input_embeddings().table.state_dict(),
     }
     before = {
-        name: {key: value.clone() for key, value in one.items()} for name, one in frozen.items()
+        name: {key: value.clone() for key, value in one.items()}
+        for name, one in frozen.items()
     }
     assert all(moved > 0 for moved in changed(trainer).values())
     assert all(
@@ -57,21 +63,27 @@ def test_new_tokens_leave_both_networks_as_they_are(lab: Lab) -> None:
 
 @pytest.mark.effect("embedding.token")
 def test_captions_hold_the_token(lab: Lab) -> None:
-    """The rows are read where it stands; every caption gets the word, once; the file is called by it."""
+    """The rows are read where it stands; every caption gets the word, once; the file is
+    called by it.
+    """
     for token in ("<one>", "circle"):
         trainer = trainer_of(lab, NEW | {"embedding.token": token})
-        texts = [caption for clip in trainer.job.library.clips for caption in clip.captions]
+        texts = [
+            caption for clip in trainer.job.library.clips for caption in clip.captions
+        ]
         assert all(text.count(token) == 1 for text in texts)
         led = sum(text.startswith(f"{token}, ") for text in texts)
         assert led == (4 if token == "<one>" else 2), "two circles of four"
         with torch.no_grad():
             before = [
-                trainer.family.encode_in_loop([text]).text for text in (f"a {token}", "a thing")
+                trainer.family.encode_in_loop([text]).text
+                for text in (f"a {token}", "a thing")
             ]
             rows_now = next(iter(trainer.parameters.values()))
             rows_now.add_(1)
             after = [
-                trainer.family.encode_in_loop([text]).text for text in (f"a {token}", "a thing")
+                trainer.family.encode_in_loop([text]).text
+                for text in (f"a {token}", "a thing")
             ]
         assert not torch.equal(before[0], after[0])
         assert torch.equal(before[1], after[1])
@@ -84,7 +96,9 @@ def test_so_many_vectors_are_so_many_rows_and_tokens(lab: Lab) -> None:
     for count in (1, 3):
         trainer = trainer_of(lab, NEW | {"embedding.vectors": count})
         assert rows(trainer).shape == (count, 16)
-        lengths[count] = int((take_steps(trainer, 1).calls[0]["text"][0] != 0).any(1).sum())
+        lengths[count] = int(
+            (take_steps(trainer, 1).calls[0]["text"][0] != 0).any(1).sum()
+        )
     assert lengths[3] == lengths[1] + 2
 
 
@@ -95,7 +109,8 @@ def test_rows_begin_as_the_words_of_the_text(lab: Lab) -> None:
     (part,) = words.family.text_parts().values()
     numbers = part.tokenizer("red", add_special_tokens=False).input_ids
     torch.testing.assert_close(
-        rows(words), part.encoder.get_input_embeddings().weight[numbers].mean(0, keepdim=True)
+        rows(words),
+        part.encoder.get_input_embeddings().weight[numbers].mean(0, keepdim=True),
     )
     assert not torch.equal(rows(words), rows(other))
     assert not torch.equal(rows(words), rows(drawn))
@@ -112,14 +127,19 @@ def test_rows_begin_as_the_words_of_the_text(lab: Lab) -> None:
 def test_new_tokens_and_the_text_encoder_have_a_rate_of_their_own(
     method: dict[str, Any], key: str, own: float, unused: str, lab: Lab
 ) -> None:
-    """Adam's first step moves each number by the rate; a rate that nothing uses is reported."""
+    """Adam's first step moves each number by the rate; a rate that nothing uses is
+    reported.
+    """
     for rate in (None, own):
         knobs = {"learning_rate": 1e-3, "optimizer.weight_decay": 0} | (
             {key: rate} if rate else {}
         )
         trainer = trainer_of(lab, method | knobs)
         replaced = rate is not None and method is NEW
-        assert any("learning_rate is unused" in note for note in trainer.job.notes) == replaced
+        assert (
+            any("learning_rate is unused" in note for note in trainer.job.notes)
+            == replaced
+        )
         moved = changed(trainer)
         text = max(
             far
@@ -143,10 +163,14 @@ def test_a_text_encoder_trains_or_stays_as_it_is(lab: Lab) -> None:
     )
     (part,) = still.family.text_parts().values()
     names = {f"text_encoder.{name}" for name, _ in part.encoder.named_parameters()}
-    moved = {name: far for trainer in (still, live) for name, far in changed(trainer).items()}
+    moved = {
+        name: far for trainer in (still, live) for name, far in changed(trainer).items()
+    }
     assert not names & set(still.parameters)
     assert names < set(live.parameters)
-    assert all(moved[name] > 0 for name in names if not name.endswith("embed_tokens.weight"))
+    assert all(
+        moved[name] > 0 for name in names if not name.endswith("embed_tokens.weight")
+    )
 
 
 @pytest.mark.effect("text_encoder.layers", "transformer.train")
@@ -169,11 +193,15 @@ def test_only_the_named_parts_train(
 
 
 @pytest.mark.effect("caption_dropout")
-def test_a_step_whose_caption_lost_the_token_is_a_step_without_a_gradient(lab: Lab) -> None:
+def test_a_step_whose_caption_lost_the_token_is_a_step_without_a_gradient(
+    lab: Lab,
+) -> None:
     lines = run_steps(trainer_of(lab, NEW | {"steps": 4, "caption_dropout": 1}))
     assert [line["grad_norm"] for line in lines] == [0.0] * 4
     assert all("skipped" not in line for line in lines)
-    assert all(line["grad_norm"] > 0 for line in run_steps(trainer_of(lab, NEW | {"steps": 4})))
+    assert all(
+        line["grad_norm"] > 0 for line in run_steps(trainer_of(lab, NEW | {"steps": 4}))
+    )
 
 
 WHOLE = {"training_method": "FINE_TUNE"}
@@ -196,7 +224,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         OFT | {"output_model_format": "diffusers"},
         "output_model_format: OFT for Wan 2.1 T2V has peft, not 'diffusers'",
     ),
-    ({"output_model_format": ["diffusers", "kohya"]}, r"output_model_format.*'kohya'.*comfyui"),
+    (
+        {"output_model_format": ["diffusers", "kohya"]},
+        r"output_model_format.*'kohya'.*comfyui",
+    ),
     (
         {"transformer.layers": ["blocks.1"]},
         r"transformer\.layers: it is for FINE_TUNE; lora\.targets says",
@@ -210,9 +241,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "transformer.train: LORA trains an adapter of the transformer",
     ),
     (WHOLE | {"transformer.train": False}, "transformer.train: nothing would train"),
-    (TOKENS | {"transformer.train": True}, "transformer.train: EMBEDDING trains new tokens"),
+    (
+        TOKENS | {"transformer.train": True},
+        "transformer.train: EMBEDDING trains new tokens",
+    ),
     ({"text_encoder.train": True}, r"text_encoder.train: .* LORA does not"),
-    (TOKENS | {"text_encoder.train": True}, "text_encoder.train: EMBEDDING trains new tokens"),
+    (
+        TOKENS | {"text_encoder.train": True},
+        "text_encoder.train: EMBEDDING trains new tokens",
+    ),
     (
         WHOLE | TEXT | {"text_encoder.layers": ["none"]},
         "text_encoder.layers: 'none' matches no module",
@@ -232,11 +269,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"weight_dtype": "FLOAT_9"}, "weight_dtype: 'FLOAT_9' is not one of"),
     ({"optimizer": "PAGED_ADAMW_8BIT"}, "PAGED_ADAMW_8BIT pages"),
     ({"optimizer": "PRODIGY", "learning_rate": 3e-4}, "a rate for other optimizers"),
-    ({"optimizer": {"name": "PRODIGY", "step_in_backward": True}}, "PRODIGY finds one rate"),
-    ({"optimizer.name": "ADAFACTOR", "optimizer.beta1": 0.5}, "ADAFACTOR keeps no such mean"),
+    (
+        {"optimizer": {"name": "PRODIGY", "step_in_backward": True}},
+        "PRODIGY finds one rate",
+    ),
+    (
+        {"optimizer.name": "ADAFACTOR", "optimizer.beta1": 0.5},
+        "ADAFACTOR keeps no such mean",
+    ),
     (ROUNDED | {"train_dtype": "BFLOAT_16"}, "an adapter trains, in float32"),
     (ROUNDED | WHOLE | {"train_dtype": "FLOAT_32"}, "they are float32 themselves"),
-    (ROUNDED | WHOLE | {"train_dtype": None}, "train_dtype BFLOAT_16, and here it is FLOAT_32"),
+    (
+        ROUNDED | WHOLE | {"train_dtype": None},
+        "train_dtype BFLOAT_16, and here it is FLOAT_32",
+    ),
     (WITHIN | {"gradient_accumulation_steps": 2}, "cannot be summed over"),
     (WITHIN | {"batch_size": 2, "micro_batch_size": 1}, "passes of micro_batch_size 1"),
     (
@@ -249,12 +295,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (SHARDED | WHOLE | {"optimizer.name": "MUON"}, "optimizer.name: MUON"),
     (SHARDED | WHOLE | {"optimizer.name": "ADAMW_8BIT"}, "optimizer.name: ADAMW_8BIT"),
     ({"learning_rate_cycles": 2}, "it is for COSINE_RESTARTS"),
-    ({"learning_rate_power": 2.0, "learning_rate_scheduler": "COSINE"}, "it is for POLYNOMIAL"),
+    (
+        {"learning_rate_power": 2.0, "learning_rate_scheduler": "COSINE"},
+        "it is for POLYNOMIAL",
+    ),
     (
         {"timestep_mean": 0.5, "timestep_distribution": "UNIFORM"},
         "timestep_mean: timestep_distribution UNIFORM",
     ),
-    ({"timestep_std": 0.5, "timestep_distribution": "SIGMOID"}, "it is for LOGIT_NORMAL"),
+    (
+        {"timestep_std": 0.5, "timestep_distribution": "SIGMOID"},
+        "it is for LOGIT_NORMAL",
+    ),
     ({"timestep_scale": 0.5}, "it is for SIGMOID and MODE"),
     ({"timestep_alpha": 3.0}, "it is for BETA"),
     ({"timestep_beta": 3.0}, "it is for BETA"),
@@ -301,9 +353,13 @@ ROWS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("knobs", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+    ("knobs", "named"),
+    REFUSED,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_nothing_would_use_is_refused(lab: Lab, knobs: dict[str, Any], named: str) -> None:
+def test_what_nothing_would_use_is_refused(
+    lab: Lab, knobs: dict[str, Any], named: str
+) -> None:
     with pytest.raises(VideotuneError, match=named):
         trainer_of(lab, knobs)
 

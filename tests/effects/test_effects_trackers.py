@@ -1,4 +1,6 @@
-"""What ``trackers`` and ``push_to`` write, read back by others' readers; a failure of either costs a run nothing."""
+"""What ``trackers`` and ``push_to`` write, read back by others' readers; a failure of
+either costs a run nothing.
+"""
 
 import json
 import os
@@ -26,7 +28,8 @@ from videotune.runs.tensorboard import FOLDER
 from videotune.runs.trackers import CLIENTS, PACKAGES, TrackedRun, Trackers
 from videotune.trainer.resume import Resume
 
-os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp())  # read when the library is imported
+# read when the library is imported
+os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp())
 
 SHOWN = {
     "steps": 3,
@@ -49,7 +52,9 @@ def _offline(monkeypatch: Patch) -> None:
 
 
 class Found(NamedTuple):
-    """What a tracker has of a run: loss by step, config and verdict as text, and the number of previews."""
+    """What a tracker has of a run: loss by step, config and verdict as text, and the
+    number of previews.
+    """
 
     losses: list[tuple[int, float]]
     config: str
@@ -65,7 +70,9 @@ def run_of(lab: Lab, **knobs: Any) -> Path:
 
 def losses(run: Path) -> list[Any]:
     """What is found where each step was sent once."""
-    return [(line["step"], pytest.approx(line["loss"])) for line in of_kind(run, "step")]
+    return [
+        (line["step"], pytest.approx(line["loss"])) for line in of_kind(run, "step")
+    ]
 
 
 @pytest.mark.effect("trackers")
@@ -88,9 +95,12 @@ def test_tensorboard_has_curves_validation_and_previews(lab: Lab) -> None:
     ):
         found = {event.step: event.value for event in board.Scalars(tag)}
         assert found == {step: pytest.approx(line[key]) for step, line in steps.items()}
-    assert {"validation/train", "views/max_window", "seconds/forward", "lr/transformer"} <= set(
-        tags["scalars"]
-    )
+    assert {
+        "validation/train",
+        "views/max_window",
+        "seconds/forward",
+        "lr/transformer",
+    } <= set(tags["scalars"])
     assert any(tag.startswith("mse_by_t/") for tag in tags["scalars"])
     (preview,) = tags["images"]
     assert (preview, [event.step for event in board.Images(preview)]) == (
@@ -116,8 +126,10 @@ def test_a_missing_package_is_an_error_before_any_work(
 
 
 def records(folder: Path) -> Iterator[Any]:
-    """The records of the offline runs in a folder, oldest first: LevelDB's log format (blocks of 32 KiB; of each part
-    a checksum, its length and its type), with a head of 7 bytes."""
+    """The records of the offline runs in a folder, oldest first: LevelDB's log format
+    (blocks of 32 KiB; of each part a checksum, its length and its type), with a head of
+    7 bytes.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
@@ -126,7 +138,10 @@ def records(folder: Path) -> Iterator[Any]:
             if 32768 - at % 32768 < 7:  # the rest of a block that takes no part
                 at += 32768 - at % 32768
                 continue
-            size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+            size, kind = (
+                int.from_bytes(content[at + 4 : at + 6], "little"),
+                content[at + 6],
+            )
             whole += content[at + 7 : at + 7 + size]
             at += 7 + size
             if kind in (1, 4):  # whole, or the last part
@@ -146,10 +161,15 @@ def read_wandb(run: Path, project: str) -> Found:
             "/".join(item.nested_key) or item.key: json.loads(item.value_json)
             for item in record.history.item
         }
-        found += [(record.history.step.num, row["train/loss"])] if "train/loss" in row else []
+        found += (
+            [(record.history.step.num, row["train/loss"])]
+            if "train/loss" in row
+            else []
+        )
         media += sum("path" in item.nested_key for item in record.history.item)
         results |= {
-            item.key or item.nested_key[0]: item.value_json for item in record.summary.update
+            item.key or item.nested_key[0]: item.value_json
+            for item in record.summary.update
         }
     return Found(
         [*dict(found).items()], config, results["verdict"], media
@@ -194,17 +214,25 @@ READERS = {"wandb": read_wandb, "trackio": read_trackio, "mlflow": read_mlflow}
 def test_a_tracker_has_curves_previews_verdict_and_config_and_goes_on_after_a_resume(
     name: str, lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A resume from step 2 leaves the steps before it once, in the same run; no local path is in the config."""
+    """A resume from step 2 leaves the steps before it once, in the same run; no local
+    path is in the config.
+    """
     project = f"moving-{name}"
     run = run_of(lab, trackers=name, tracker_project=project)
     found = READERS[name](run, project)
     assert found.losses == losses(run)
-    assert (found.media, "no verdict" in found.verdict, lab.clips.name in found.config) == (
+    assert (
+        found.media,
+        "no verdict" in found.verdict,
+        lab.clips.name in found.config,
+    ) == (
         2,
         True,
         True,
     )
-    assert not any(str(folder) in found.config for folder in (lab.tmp.parent, lab.clips.parent))
+    assert not any(
+        str(folder) in found.config for folder in (lab.tmp.parent, lab.clips.parent)
+    )
     assert train(Overrides(sets=("steps=5",)), run, resume=Resume(step=2)) == DONE
     assert READERS[name](run, project).losses == losses(run)
     assert warnings_of(run) == []
@@ -226,7 +254,11 @@ def test_a_server_that_fails_costs_one_warning_and_no_number(
     with upload_hub(monkeypatch) as server:
         server.status = {"": 500}
         uri = server.url.replace("//", f"//me:{secret}@")
-        own = {"WANDB_MODE": "online", "WANDB_BASE_URL": server.url, "WANDB_INIT_TIMEOUT": "2"}
+        own = {
+            "WANDB_MODE": "online",
+            "WANDB_BASE_URL": server.url,
+            "WANDB_INIT_TIMEOUT": "2",
+        }
         own |= {
             "WANDB_API_KEY": secret[:40],
             "MLFLOW_TRACKING_URI": uri,
@@ -243,11 +275,15 @@ def test_a_server_that_fails_costs_one_warning_and_no_number(
     assert facts_of(run) == straight
     assert len(list((run / FOLDER).iterdir())) == 1, "the other tracker has the run"
     assert not any(
-        secret[:40].encode() in path.read_bytes() for path in run.rglob("*") if path.is_file()
+        secret[:40].encode() in path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file()
     )
 
 
-def test_the_first_failure_on_a_line_or_at_the_close_is_the_last(monkeypatch: Patch) -> None:
+def test_the_first_failure_on_a_line_or_at_the_close_is_the_last(
+    monkeypatch: Patch,
+) -> None:
     """A tracker that raises on its second line, and at its close."""
     for lines in (1, 6):
         told: list[str] = []
@@ -280,7 +316,9 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
         (run / "trackio").touch()
         monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", run / "trackio")
     told: list[str] = []
-    trackers = Trackers([name], TrackedRun(run, "0", f"taken-{name}", {}, 1), told.append)
+    trackers = Trackers(
+        [name], TrackedRun(run, "0", f"taken-{name}", {}, 1), told.append
+    )
     trackers.line({"kind": "save", "step": 1, "seconds": 0.1})
     trackers.close()
     assert len(told) == 1

@@ -1,4 +1,6 @@
-"""What the keys about updates, precision and memory do to gradients, weights and activations."""
+"""What the keys about updates, precision and memory do to gradients, weights and
+activations.
+"""
 
 import itertools
 import math
@@ -56,7 +58,9 @@ def adamw(
     b2: float,
     decay: float,
 ) -> Weights:
-    """Loshchilov and Hutter's algorithm 2, in float64: the weights after these gradients."""
+    """Loshchilov and Hutter's algorithm 2, in float64: the weights after these
+    gradients.
+    """
     out = {name: value.double() for name, value in start.items()}
     mean = {name: torch.zeros_like(value) for name, value in out.items()}
     square = {name: torch.zeros_like(value) for name, value in out.items()}
@@ -92,7 +96,9 @@ def test_weights_after_three_steps_are_those_of_adamw_with_the_config_s_numbers(
     given = take_steps(trainer, 3).gradients
     numbers = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01}
     numbers |= {
-        key.rsplit(".", 1)[-1]: value for key, value in knobs.items() if key != "optimizer"
+        key.rsplit(".", 1)[-1]: value
+        for key, value in knobs.items()
+        if key != "optimizer"
     }
     for name, wanted in adamw(start, given, *numbers.values()).items():
         torch.testing.assert_close(
@@ -103,9 +109,14 @@ def test_weights_after_three_steps_are_those_of_adamw_with_the_config_s_numbers(
 @pytest.mark.effect("optimizer.weight_decay")
 def test_the_optimizer_s_name_alone_leaves_the_preset_s_decay(lab: Lab) -> None:
     """The toy preset says weight_decay 0."""
-    for optimizer, decay in (("ADAMW", 0.0), ({"name": "ADAMW", "weight_decay": 0.5}, 0.5)):
+    for optimizer, decay in (
+        ("ADAMW", 0.0),
+        ({"name": "ADAMW", "weight_decay": 0.5}, 0.5),
+    ):
         assert (
-            job_of(lab, {"optimizer": optimizer}, preset="toy").config.optimizer.weight_decay
+            job_of(
+                lab, {"optimizer": optimizer}, preset="toy"
+            ).config.optimizer.weight_decay
             == decay
         )
 
@@ -116,7 +127,10 @@ SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
     ({"learning_rate_scheduler": "LINEAR"}, [1, 0.75, 0.5, 0.25]),
     ({"learning_rate_scheduler": "linear"}, [1, 0.75, 0.5, 0.25]),
     ({"learning_rate_scheduler": "COSINE"}, HALF_WAVE),
-    ({"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 1}, HALF_WAVE),
+    (
+        {"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 1},
+        HALF_WAVE,
+    ),
     (
         {"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 2},
         [1, 0.5, 1, 0.5],
@@ -129,12 +143,16 @@ SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
     ({"warmup_steps": 0}, [1, 1, 1, 1]),
     ({"warmup_steps": 1}, [1 / 2, 1, 1, 1]),
     ({"warmup_steps": 3}, [1 / 4, 2 / 4, 3 / 4, 1]),
-    ({"warmup_steps": None, "steps": 40}, [1 / 3, 2 / 3, 1, 1]),  # a twentieth of the steps
+    # a twentieth of the steps
+    ({"warmup_steps": None, "steps": 40}, [1 / 3, 2 / 3, 1, 1]),
 ]
 
 
 @pytest.mark.effect(
-    "learning_rate_scheduler", "learning_rate_cycles", "learning_rate_power", "warmup_steps"
+    "learning_rate_scheduler",
+    "learning_rate_cycles",
+    "learning_rate_power",
+    "warmup_steps",
 )
 @pytest.mark.parametrize(("knobs", "factors"), SCHEDULES, ids=str)
 def test_the_rate_of_each_step_is_that_of_the_schedule(
@@ -144,7 +162,9 @@ def test_the_rate_of_each_step_is_that_of_the_schedule(
     trainer = trainer_of(lab, {"learning_rate": 0.01} | knobs)
     rates: list[float] = []
     optimizer = trainer.pool.trainable.optimizer
-    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    optimizer.register_step_pre_hook(
+        lambda *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
     lines = run_steps(trainer, 4)
     assert rates == [line["lr"]["transformer"] for line in lines]
     assert rates == pytest.approx([0.01 * factor for factor in factors])
@@ -152,10 +172,14 @@ def test_the_rate_of_each_step_is_that_of_the_schedule(
 
 @pytest.mark.effect("max_grad_norm")
 def test_gradients_are_clipped_to_the_norm_once_a_step(lab: Lab) -> None:
-    """The norm over both forward passes together; the direction stays; a norm below the limit is left alone."""
+    """The norm over both forward passes together; the direction stays; a norm below the
+    limit is left alone.
+    """
     found = {}
     for limit in (1e-3, 1e6):
-        trainer = trainer_of(lab, {"max_grad_norm": limit, "gradient_accumulation_steps": 2})
+        trainer = trainer_of(
+            lab, {"max_grad_norm": limit, "gradient_accumulation_steps": 2}
+        )
         took = take_steps(trainer, 1)
         found[limit] = (
             torch.cat([g.flatten() for g in took.gradients[0].values()]),
@@ -165,7 +189,9 @@ def test_gradients_are_clipped_to_the_norm_once_a_step(lab: Lab) -> None:
     assert before == same == pytest.approx(whole.norm().item(), rel=1e-5)
     assert whole.norm() > 1e-3
     assert small.norm().item() == pytest.approx(1e-3, rel=1e-3)
-    torch.testing.assert_close(small / small.norm(), whole / whole.norm(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        small / small.norm(), whole / whole.norm(), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.effect("train_dtype")
@@ -184,7 +210,9 @@ def test_frozen_weights_and_activations_have_the_train_dtype(lab: Lab) -> None:
             dtype,
             torch.float32,
         ]
-        assert {parameter.dtype for parameter in trainer.parameters.values()} == {torch.float32}
+        assert {parameter.dtype for parameter in trainer.parameters.values()} == {
+            torch.float32
+        }
         losses[name] = took.lines[0]["loss"]
     assert losses[None] == losses["FLOAT_32"]
     assert losses["BFLOAT_16"] != losses["FLOAT_32"]
@@ -198,7 +226,9 @@ def test_a_run_does_not_depend_on_the_dtype_of_an_earlier_run_over_the_same_cach
     alone = trainer_of(in_cache(lab, "alone"), {"train_dtype": "FLOAT_32"})
     trainer_of(in_cache(lab, "both"), {"train_dtype": "BFLOAT_16"})
     after = trainer_of(in_cache(lab, "both"), {"train_dtype": "FLOAT_32"})
-    texts = [prepare(trainer.source, 1).batch.conditioning.text for trainer in (alone, after)]
+    texts = [
+        prepare(trainer.source, 1).batch.conditioning.text for trainer in (alone, after)
+    ]
     assert texts[1].dtype == texts[0].dtype
     assert torch.equal(*texts)
 
@@ -211,7 +241,9 @@ def test_blocks_are_recomputed_in_backward_and_less_is_kept(lab: Lab) -> None:
         kept[mode], seen = kept_by_the_graph(trainer), []
         streams: Any = trainer.pool.streams
         sent = 0 if streams is None else streams.activation_offload.bytes
-        trainer.net.blocks[0].attn1.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        trainer.net.blocks[0].attn1.register_forward_hook(
+            lambda *_, seen=seen: seen.append(1)
+        )
         losses[mode] = [line["loss"] for line in run_steps(trainer, 3)]
         calls[mode] = len(seen)
     assert calls == {"OFF": 3, "ON": 6, "CPU_OFFLOADED": 6}
@@ -220,11 +252,17 @@ def test_blocks_are_recomputed_in_backward_and_less_is_kept(lab: Lab) -> None:
         "3 latent frames of 2 x 2 tokens, 24 numbers each, before each of two blocks"
     )
     assert kept["ON"] - kept["CPU_OFFLOADED"] >= sent
-    assert losses["CPU_OFFLOADED"] == losses["ON"] == pytest.approx(losses["OFF"], rel=1e-6)
+    assert (
+        losses["CPU_OFFLOADED"]
+        == losses["ON"]
+        == pytest.approx(losses["OFF"], rel=1e-6)
+    )
 
 
 def kept_by_the_graph(trainer: Trainer) -> int:
-    """Bytes of the tensors that a forward pass keeps for its backward pass, on the device."""
+    """Bytes of the tensors that a forward pass keeps for its backward pass, on the
+    device.
+    """
     trainer.net.train()
     prepared, saved = prepare(trainer.source, 1), {}
 
@@ -253,7 +291,9 @@ EVERY = (
 
 
 @pytest.mark.effect("optimizer.name")
-def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(lab: Lab) -> None:
+def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(
+    lab: Lab,
+) -> None:
     ways, kept = {}, {}
     for name in EVERY:
         rate = {} if name == "PRODIGY" else {"learning_rate": 1e-3}
@@ -273,7 +313,13 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(la
     assert {"exp_avg_sq_row", "exp_avg_sq_col"} < kept["ADAFACTOR"]
     assert {"p0", "s", "@d~", "@k#"} < kept["PRODIGY"]
     assert {"exp_avg", "exp_avg_res_row"} < kept["CAME"]
-    assert kept["SCHEDULE_FREE"] == {"z", "exp_avg_sq", "@k#", "@lr_max~", "@weight_sum~"}
+    assert kept["SCHEDULE_FREE"] == {
+        "z",
+        "exp_avg_sq",
+        "@k#",
+        "@lr_max~",
+        "@weight_sum~",
+    }
 
 
 @pytest.mark.effect("optimizer.name", "learning_rate")
@@ -293,7 +339,9 @@ def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
 def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_arrive(
     lab: Lab,
 ) -> None:
-    """Both ways the mean of many small updates is the same; what is kept for each weight is 4 bytes less."""
+    """Both ways the mean of many small updates is the same; what is kept for each
+    weight is 4 bytes less.
+    """
     change, kept = {}, {}
     for masters in ("FLOAT_32", "STOCHASTIC_ROUNDING"):
         knobs = {
@@ -312,7 +360,9 @@ def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_
         run_steps(trainer)
         own = trainer.parameters[name]
         change[masters] = (own.detach().float() - before).abs().mean().item()
-        kept[masters] = sum(p.numel() * p.element_size() for p in trainer.parameters.values())
+        kept[masters] = sum(
+            p.numel() * p.element_size() for p in trainer.parameters.values()
+        )
         assert own.dtype == (torch.float32 if masters == "FLOAT_32" else torch.bfloat16)
         assert (own is net[name]) is (masters != "FLOAT_32")
         save(trainer, 3, thread=False)
@@ -323,11 +373,15 @@ def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_
 
 
 @pytest.mark.effect("optimizer.step_in_backward")
-@pytest.mark.parametrize("masters", ["float32 weights", "FLOAT_32", "STOCHASTIC_ROUNDING"])
+@pytest.mark.parametrize(
+    "masters", ["float32 weights", "FLOAT_32", "STOCHASTIC_ROUNDING"]
+)
 def test_updates_within_backward_keep_few_gradients_and_are_the_same(
     lab: Lab, masters: str
 ) -> None:
-    """Without clipping: bit for bit the same weights, and at its peak a small part of the gradients' bytes."""
+    """Without clipping: bit for bit the same weights, and at its peak a small part of
+    the gradients' bytes.
+    """
     peaks, ends = {}, {}
     for within in (False, True):
         knobs = {
@@ -341,9 +395,13 @@ def test_updates_within_backward_keep_few_gradients_and_are_the_same(
             knobs |= FULL | {"optimizer.masters": masters}
         trainer = trainer_of(lab, knobs | {"ema": 0.5})
         net, alive = dict(trainer.net.named_parameters()), []
-        both = {id(p): p for p in (*net.values(), *trainer.parameters.values())}.values()
+        both = {
+            id(p): p for p in (*net.values(), *trainer.parameters.values())
+        }.values()
 
-        def count(_: torch.Tensor, both: object = both, alive: list[int] = alive) -> None:
+        def count(
+            _: torch.Tensor, both: object = both, alive: list[int] = alive
+        ) -> None:
             held = [p.grad for p in both if p.grad is not None]  # type: ignore[attr-defined]
             alive.append(sum(grad.numel() * grad.element_size() for grad in held))
 
@@ -353,12 +411,16 @@ def test_updates_within_backward_keep_few_gradients_and_are_the_same(
         assert all(line["grad_norm"] > 0 and "skipped" not in line for line in lines)
         peaks[within], ends[within] = max(alive), weights(trainer)
     assert peaks[True] < 0.3 * peaks[False]
-    assert all(torch.equal(value, ends[True][name]) for name, value in ends[False].items())
+    assert all(
+        torch.equal(value, ends[True][name]) for name, value in ends[False].items()
+    )
 
 
 @pytest.mark.effect("optimizer.step_in_backward", "max_grad_norm")
 def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) -> None:
-    """LION takes the sign, so clipping shows in the moment: at most the limit times 1 - beta2 for each tensor."""
+    """LION takes the sign, so clipping shows in the moment: at most the limit times 1 -
+    beta2 for each tensor.
+    """
     for limit in (1e-5, 1e9):
         knobs = {
             "optimizer.name": "LION",
@@ -375,14 +437,18 @@ def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) ->
             for key, value in state.items()
             if key.endswith("state1") and value.any()
         ]
-        clipped = [norm for norm in norms if norm == pytest.approx(1e-5 * 0.01, rel=1e-2)]
+        clipped = [
+            norm for norm in norms if norm == pytest.approx(1e-5 * 0.01, rel=1e-2)
+        ]
         assert len(clipped) == (len(norms) if limit == 1e-5 else 0)
         assert len(norms) > 4
 
 
 @pytest.mark.effect("ema.device")
 def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
-    """Here both are the CPU, so that a weight of a CUDA device is only pretended; the values are measured in earnest."""
+    """Here both are the CPU, so that a weight of a CUDA device is only pretended; the
+    values are measured in earnest.
+    """
     found = {}
     for where in ("device", "host"):
         trainer = trainer_of(lab, {"ema": {"decay": 0.5, "device": where}, "steps": 3})
@@ -396,18 +462,29 @@ def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
                 "cuda" if where == "device" else "cpu"
             )
     assert all(
-        torch.equal(value, found["host"][name]) for name, value in found["device"].items()
+        torch.equal(value, found["host"][name])
+        for name, value in found["device"].items()
     )
 
 
 @pytest.mark.effect("layer_offload_fraction")
-def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab) -> None:
-    """The tiny model has two blocks. A slot of the ring stays for each of those that are streamed, two at most."""
+def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(
+    lab: Lab,
+) -> None:
+    """The tiny model has two blocks.
+
+    A slot of the ring stays for each of those that are streamed, two at most.
+    """
     away, loads, losses, after = {}, {}, {}, {}
     for fraction in (0.0, 0.5, 1.0):
-        trainer = trainer_of(lab, {"layer_offload_fraction": fraction, "learning_rate": 0.01})
+        trainer = trainer_of(
+            lab, {"layer_offload_fraction": fraction, "learning_rate": 0.01}
+        )
         lines = run_steps(trainer, 2)
-        losses[fraction], after[fraction] = [line["loss"] for line in lines], weights(trainer)
+        losses[fraction], after[fraction] = (
+            [line["loss"] for line in lines],
+            weights(trainer),
+        )
         own = [p for name, p in trainer.net.named_parameters() if "lora_" not in name]
         away[fraction] = sum(p.numel() * 4 for p in own) - sum(
             p.untyped_storage().nbytes() for p in own
@@ -436,7 +513,9 @@ def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab)
 def test_a_batch_goes_through_in_parts_and_the_step_is_the_same(
     lab: Lab, size: int | None, passes: list[int]
 ) -> None:
-    """Two batches of four a step, of which a part takes its samples one after the other."""
+    """Two batches of four a step, of which a part takes its samples one after the
+    other.
+    """
     knobs = {"batch_size": 4, "gradient_accumulation_steps": 2}
     whole, split = (
         take_steps(trainer_of(lab, knobs | more), 1)
@@ -446,7 +525,9 @@ def test_a_batch_goes_through_in_parts_and_the_step_is_the_same(
     assert split.lines[0]["window_ids"] == whole.lines[0]["window_ids"]
     assert split.lines[0]["loss"] == pytest.approx(whole.lines[0]["loss"], rel=1e-5)
     for name, gradient in whole.gradients[0].items():
-        torch.testing.assert_close(split.gradients[0][name], gradient, rtol=1e-3, atol=1e-7)
+        torch.testing.assert_close(
+            split.gradients[0][name], gradient, rtol=1e-3, atol=1e-7
+        )
 
 
 @pytest.mark.effect("deterministic")
@@ -460,7 +541,8 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
     def with_hook(trainer: Trainer) -> Any:
         def hook(module: Any, given: Any) -> None:
             asked.append(torch.are_deterministic_algorithms_enabled())
-            if unsafe:  # of the few operations that have no deterministic kernel on a CPU
+            # of the few operations that have no deterministic kernel on a CPU
+            if unsafe:
                 torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
 
         trainer.net.register_forward_pre_hook(hook)
@@ -494,13 +576,18 @@ def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def weights(run: str) -> dict[str, torch.Tensor]:
-        return load_file(tmp_path / run / "checkpoints" / "step-4" / "weights.safetensors")
+        return load_file(
+            tmp_path / run / "checkpoints" / "step-4" / "weights.safetensors"
+        )
 
     assert train(overrides_of(lab), tmp_path / "straight") == DONE
     with fail_forward(3), pytest.raises(DoesNotFit, match="out of memory in step 3"):
         train(overrides_of(lab, {"out_of_memory": "stop"}), tmp_path / "stopped")
     with fail_forward(3):
-        assert train(overrides_of(lab, {"out_of_memory": "retry"}), tmp_path / "again") == DONE
+        assert (
+            train(overrides_of(lab, {"out_of_memory": "retry"}), tmp_path / "again")
+            == DONE
+        )
     assert "Trying once more with gradient_checkpointing=ON" in capsys.readouterr().err
     straight, again = weights("straight"), weights("again")
     assert all(torch.equal(again[name], value) for name, value in straight.items())
@@ -518,7 +605,9 @@ def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
 def test_compiled_blocks_take_the_same_steps_with_few_graphs(
     lab: Lab, monkeypatch: Patch
 ) -> None:
-    """Three buckets; with checkpointing and streamed weights too, for which nothing is compiled anew."""
+    """Three buckets; with checkpointing and streamed weights too, for which nothing is
+    compiled anew.
+    """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(lab.tmp / "inductor"))
     clips = {f"{side}.mp4": noise(5, side, 32, seed=side) for side in (32, 48, 64)}
     data = write_dataset(lab.tmp / "data", clips, {}, fps=16)
@@ -544,7 +633,9 @@ def test_compiled_blocks_take_the_same_steps_with_few_graphs(
     assert made[3] == 0
 
 
-def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_compiled_code_is_kept_in_the_users_cache(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Importing torch's compiler names a temporary folder."""
     monkeypatch.setattr(compiling, "user_cache", lambda: tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
@@ -560,7 +651,9 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
     chosen = {}
     for steps in (10, 1000):
         job = job_of(lab, {"steps": steps})
-        assert settings.decide_compile(job).config.compile == "auto", "on a CPU it means off"
+        assert settings.decide_compile(job).config.compile == "auto", (
+            "on a CPU it means off"
+        )
         with monkeypatch.context() as patch:
             patch.setattr(settings, "overlaps", lambda _: True)
             patch.setattr(settings, "no_compiler", lambda: None)
@@ -595,9 +688,9 @@ def test_attention_is_computed_by_the_back_end_of_that_name(lab: Lab) -> None:
         calls[name] = dict(seen)
     assert calls == {"auto": {"native": 8}, "_native_math": {"_native_math": 8}}
     assert losses["auto"] == pytest.approx(losses["_native_math"], rel=1e-5)
-    assert attention_dispatch._AttentionBackendRegistry.get_active_backend()[0] == "native", (
-        "of nobody else"
-    )
+    assert (
+        attention_dispatch._AttentionBackendRegistry.get_active_backend()[0] == "native"
+    ), "of nobody else"
 
 
 @contextmanager
@@ -612,7 +705,9 @@ def patched_dispatch(seen: Counter[str]) -> Iterator[None]:
 
         return counting
 
-    with patch.dict(known, {key: counted(key.value, call) for key, call in known.items()}):
+    with patch.dict(
+        known, {key: counted(key.value, call) for key, call in known.items()}
+    ):
         yield
 
 
@@ -625,7 +720,9 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
     tried: list[str] = []
 
     def seconds(trainer: Trainer, _: Any) -> float:
-        tried.append(str(trainer.net.blocks[0].attn1.processor._attention_backend.value))
+        tried.append(
+            str(trainer.net.blocks[0].attn1.processor._attention_backend.value)
+        )
         return 1.0 if tried[-1] == fastest else 2.0
 
     monkeypatch.setattr(attention, "CANDIDATES", ("native", "flash", "_native_math"))
@@ -663,6 +760,8 @@ def test_the_passes_of_the_measurement_are_those_of_a_step(
         ("flash", "cannot be used here"),
     ],
 )
-def test_an_attention_that_cannot_train_is_refused(name: str, why: str, lab: Lab) -> None:
+def test_an_attention_that_cannot_train_is_refused(
+    name: str, why: str, lab: Lab
+) -> None:
     with pytest.raises(VideotuneError, match=f"attention: .*{why}"):
         trainer_of(lab, {"attention": name})

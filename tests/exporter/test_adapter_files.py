@@ -1,4 +1,6 @@
-"""LoRA files of other programs: read exactly, alpha included, or refused with a sentence; never read wrongly."""
+"""LoRA files of other programs: read exactly, alpha included, or refused with a
+sentence; never read wrongly.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,9 +26,14 @@ RANK = 4
 
 def trained(family: Any, targets: Any = "attention") -> State:
     """A and B of each module, drawn."""
-    state = add_lora(family.denoiser(), family.spec, Lora(rank=RANK, targets=targets), 0)
+    state = add_lora(
+        family.denoiser(), family.spec, Lora(rank=RANK, targets=targets), 0
+    )
     random = torch.Generator().manual_seed(0)
-    return {name: torch.randn(value.shape, generator=random) for name, value in state.items()}
+    return {
+        name: torch.randn(value.shape, generator=random)
+        for name, value in state.items()
+    }
 
 
 def modules(state: State) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -37,11 +44,17 @@ def modules(state: State) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
 
 
 def joined(family: Any, state: State) -> State:
-    """As the authors' code has it: modules that share a name there have one A, and B one below the other."""
+    """As the authors' code has it: modules that share a name there have one A, and B
+    one below the other.
+    """
     rows: dict[str, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
     for path, a, b in modules(state):
         rows.setdefault(family.to_comfyui_name(path), []).append((path, a, b))
-    order = [own for _, group in family.spec.fused_modules.get("comfyui", ()) for own in group]
+    order = [
+        own
+        for _, group in family.spec.fused_modules.get("comfyui", ())
+        for own in group
+    ]
     out = {}
     for name, members in rows.items():
         members.sort(
@@ -79,7 +92,9 @@ FORMS: dict[str, tuple[bool, str, str, Callable[[str], str]]] = {
     "PEFT": (False, "lora_A", "lora_B", "base_model.model.{}".format),
     "an adapter's name": (False, "lora_A.default", "lora_B.default", str),
 }
-"""Whether modules have the authors' names, what A and B are called, and what stands around a module's name."""
+"""Whether modules have the authors' names, what A and B are called, and what stands
+around a module's name.
+"""
 
 
 def effect(family: Any, path: Path) -> State:
@@ -93,7 +108,11 @@ def effect(family: Any, path: Path) -> State:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_form_does_what_it_did_where_it_was_trained(
-    name: str, form: str, tiny_family: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    form: str,
+    tiny_family: Open,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     family = tiny_family(name)
     state = trained(family, "linear")
@@ -121,11 +140,15 @@ def test_every_form_does_what_it_did_where_it_was_trained(
 def test_alpha_may_stand_in_the_header(
     key: str, value: Any, scale: float, family: Any, tmp_path: Path
 ) -> None:
-    """diffusers and finetrainers write it there; no pattern that stands beside it is ever looked at."""
+    """diffusers and finetrainers write it there; no pattern that stands beside it is
+    ever looked at.
+    """
     state = trained(family)
     path = tmp_path / "x.safetensors"
     save_file(
-        {f"transformer.{name}": x for name, x in state.items()}, path, {key: json.dumps(value)}
+        {f"transformer.{name}": x for name, x in state.items()},
+        path,
+        {key: json.dumps(value)},
     )
     wanted, found = updates(state, scale), effect(family, path)
     assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
@@ -134,7 +157,12 @@ def test_alpha_may_stand_in_the_header(
 def test_pefts_own_settings_stand_beside_the_file(family: Any, tmp_path: Path) -> None:
     state = trained(family)
     first = next(modules(state))[0]
-    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2, "alpha_pattern": {first: 4}}
+    settings = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 2,
+        "alpha_pattern": {first: 4},
+    }
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     save_file(
         {f"base_model.model.{name}": x for name, x in state.items()},
@@ -155,14 +183,20 @@ def test_a_file_without_alpha_is_told(
     save_file({f"transformer.{name}": x for name, x in state.items()}, path)
     effect(family, path)
     assert "alpha" in capsys.readouterr().err
-    ours = export_lora(family, "comfyui", state, 2.0, tmp_path / "ours.safetensors", {}).path
+    ours = export_lora(
+        family, "comfyui", state, 2.0, tmp_path / "ours.safetensors", {}
+    ).path
     effect(family, ours)
     assert "alpha" not in capsys.readouterr().err, "in a file of ours it is in B"
 
 
 KEYS = ("lora_adapter_metadata", "lora_config")
 HEADERS: list[dict[str, str]] = [
-    *({key: text} for key in KEYS for text in ("[]", "5", "{", '"x"', "null", '{"a": ' * 5000)),
+    *(
+        {key: text}
+        for key in KEYS
+        for text in ("[]", "5", "{", '"x"', "null", '{"a": ' * 5000)
+    ),
     {"lora_adapter_metadata": '{"transformer.lora_alpha": "(a+)+$"}'},
     {
         "lora_adapter_metadata": '{"transformer.lora_alpha": 2, "transformer.alpha_pattern": {"(a+)+$": 5}}'
@@ -180,7 +214,9 @@ def test_settings_that_are_damaged_or_patterns_are_refused(
     header: dict[str, str], family: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.safetensors"
-    save_file({f"transformer.{name}": x for name, x in trained(family).items()}, path, header)
+    save_file(
+        {f"transformer.{name}": x for name, x in trained(family).items()}, path, header
+    )
     with pytest.raises(VideotuneError, match=r"x\.safetensors"):
         effect(family, path)
 
@@ -234,7 +270,9 @@ def test_damaged_tensors_are_refused(how: str, family: Any, tmp_path: Path) -> N
         effect(family, path)
 
 
-def test_a_file_of_ours_is_held_against_its_own_digest(family: Any, tmp_path: Path) -> None:
+def test_a_file_of_ours_is_held_against_its_own_digest(
+    family: Any, tmp_path: Path
+) -> None:
     path = export_lora(
         family, "diffusers", trained(family), 1.0, tmp_path / "x.safetensors", {}
     ).path
@@ -249,7 +287,9 @@ def test_a_file_of_ours_is_held_against_its_own_digest(family: Any, tmp_path: Pa
 def test_biases_are_sampled_with_and_no_run_begins_with_them(
     family: Any, tmp_path: Path
 ) -> None:
-    """diffusers' converter takes a distilled LoRA's ``diff_b`` for biases; in ours there is no place for them."""
+    """diffusers' converter takes a distilled LoRA's ``diff_b`` for biases; in ours
+    there is no place for them.
+    """
     name, path = "diffusion_model.blocks.0.self_attn.q", tmp_path / "x.safetensors"
     tensors = {
         f"{name}.lora_down.weight": torch.ones(2, 24),
@@ -257,7 +297,10 @@ def test_biases_are_sampled_with_and_no_run_begins_with_them(
     }
     save_file(
         tensors
-        | {f"{name}.diff_b": torch.full((24,), 3.0), f"{name}.alpha": torch.tensor(1.0)},
+        | {
+            f"{name}.diff_b": torch.full((24,), 3.0),
+            f"{name}.alpha": torch.tensor(1.0),
+        },
         path,
     )
     net = family.denoiser()
@@ -293,10 +336,13 @@ def test_cogvideox_in_comfyuis_names(tiny_family: Open, tmp_path: Path) -> None:
 
 def test_weights_of_8_bits_are_read(family: Any, tmp_path: Path) -> None:
     state = {
-        f"transformer.{name}": x.to(torch.float8_e4m3fn) for name, x in trained(family).items()
+        f"transformer.{name}": x.to(torch.float8_e4m3fn)
+        for name, x in trained(family).items()
     }
     save_file(state, tmp_path / "eight.safetensors")
-    save_file({name: x.float() for name, x in state.items()}, tmp_path / "full.safetensors")
+    save_file(
+        {name: x.float() for name, x in state.items()}, tmp_path / "full.safetensors"
+    )
     eight, full = (
         effect(family, tmp_path / f"{name}.safetensors") for name in ("eight", "full")
     )

@@ -1,6 +1,8 @@
-"""DoRA is read by diffusers; LoHa, LoKr and OFT by PEFT, of which the first two have ComfyUI's names.
+"""DoRA is read by diffusers; LoHa, LoKr and OFT by PEFT, of which the first two have
+ComfyUI's names.
 
-And --merge: the base with the adapter in its weights, each rounded once to the dtype that it had.
+And --merge: the base with the adapter in its weights, each rounded once to the dtype
+that it had.
 """
 
 import json
@@ -51,11 +53,18 @@ def test_every_format_is_read_back_and_acts_as_trained(
     wanted = wanted_of(family, state, kind)
     for format in formats_of(family, kind):
         done = export_lora(
-            family, format, state, scale(kind), tmp_path / f"{format}.safetensors", {"step": 1}
+            family,
+            format,
+            state,
+            scale(kind),
+            tmp_path / f"{format}.safetensors",
+            {"step": 1},
         )
         assert done.modules == 20
         assert done.max_error < 1e-6
-        assert done.reader.startswith("diffusers" if kind in ("LORA", "DORA") else "PEFT")
+        assert done.reader.startswith(
+            "diffusers" if kind in ("LORA", "DORA") else "PEFT"
+        )
         net = family.denoiser()
         read_lora(family, net, done.path, ADAPTER)
         torch.testing.assert_close(network_output(net), wanted, rtol=1e-4, atol=1e-5)
@@ -66,7 +75,9 @@ def test_every_format_is_read_back_and_acts_as_trained(
                 network_output(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5
             )
             magnitudes = [
-                name for name in load_file(done.path) if name.endswith("lora_magnitude_vector")
+                name
+                for name in load_file(done.path)
+                if name.endswith("lora_magnitude_vector")
             ]
             assert len(magnitudes) == (20 if kind == "DORA" else 0)
     assert not torch.allclose(wanted, network_output(family.denoiser()), atol=1e-3)
@@ -81,13 +92,17 @@ def test_peft_reads_the_kin_by_what_stands_in_the_file(
     import peft
 
     state = network_with_adapter(family, kind, rank)[1]
-    path = export_lora(family, "peft", state, scale(kind), tmp_path / "l.safetensors", {}).path
+    path = export_lora(
+        family, "peft", state, scale(kind), tmp_path / "l.safetensors", {}
+    ).path
     with safe_open(path, "pt") as file:
         config = peft.get_peft_config(json.loads(file.metadata()[PEFT_CONFIG_KEY]))
     net = family.denoiser()
     net.add_adapter(config)
     told = peft.set_peft_model_state_dict(net, load_file(path))
-    assert not told.unexpected_keys + [key for key in told.missing_keys if "default" in key]
+    assert not told.unexpected_keys + [
+        key for key in told.missing_keys if "default" in key
+    ]
     wanted = wanted_of(family, state, kind)
     torch.testing.assert_close(network_output(net), wanted, rtol=1e-4, atol=1e-5)
 
@@ -97,7 +112,9 @@ def test_peft_reads_the_kin_by_what_stands_in_the_file(
 def test_comfyui_s_formula_over_comfyui_s_names(
     kind: str, rank: int, family: Any, tmp_path: Path
 ) -> None:
-    """As its weight adapters read them: no .alpha, so the products count as they are; LoKr's factors whole or in two."""
+    """As its weight adapters read them: no .alpha, so the products count as they are;
+    LoKr's factors whole or in two.
+    """
     state = network_with_adapter(family, kind, rank)[1]
     tensors = load_file(
         export_lora(family, "comfyui", state, 2.0, tmp_path / "c.safetensors", {}).path
@@ -121,7 +138,11 @@ def test_comfyui_s_formula_over_comfyui_s_names(
             )
         else:
             assert ("lokr_w2" in own) == (rank == 8)
-            second = own["lokr_w2"] if "lokr_w2" in own else own["lokr_w2_a"] @ own["lokr_w2_b"]
+            second = (
+                own["lokr_w2"]
+                if "lokr_w2" in own
+                else own["lokr_w2_a"] @ own["lokr_w2_b"]
+            )
             found = torch.kron(own["lokr_w1"], second)
         torch.testing.assert_close(found, wanted[path], rtol=1e-5, atol=1e-7)
 
@@ -136,7 +157,11 @@ def test_comfyui_s_formula_over_comfyui_s_names(
         ),
         ("LOHA", "diffusers", "has comfyui, peft, not 'diffusers'"),
         ("LOKR", "diffusers", "--merge` works with every program"),
-        ("OFT", "comfyui", "has peft, not 'comfyui': ComfyUI's OFT rotates a weight's outputs"),
+        (
+            "OFT",
+            "comfyui",
+            "has peft, not 'comfyui': ComfyUI's OFT rotates a weight's outputs",
+        ),
         ("LORA", "peft", "has comfyui, diffusers, not 'peft'"),
         ("LORA", "kohya", "has comfyui, diffusers, not 'kohya'"),
     ],
@@ -159,7 +184,8 @@ def test_formats_that_others_would_read_wrongly_are_refused(
 
 @KINDS
 @pytest.mark.parametrize(
-    ("value", "words"), [(None, "is zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")]
+    ("value", "words"),
+    [(None, "is zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")],
 )
 def test_an_adapter_that_helps_nobody_is_not_exported(
     kind: str, value: float | None, words: str, family: Any, tmp_path: Path
@@ -170,13 +196,20 @@ def test_an_adapter_that_helps_nobody_is_not_exported(
         list(state.values())[-1].data.fill_(value)
     with pytest.raises(VideotuneError, match=words):
         export_lora(
-            family, formats_of(family, kind)[-1], state, 1.0, tmp_path / "x.safetensors", {}
+            family,
+            formats_of(family, kind)[-1],
+            state,
+            1.0,
+            tmp_path / "x.safetensors",
+            {},
         )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
-    """A reader that assumes alpha = rank, and one that reads alpha, then apply the same update."""
+    """A reader that assumes alpha = rank, and one that reads alpha, then apply the same
+    update.
+    """
     _, state = network_with_adapter(family)
     path = export_lora(
         family,
@@ -189,7 +222,9 @@ def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
     tensors = load_file(path)
     assert not any("alpha" in name for name in tensors)
     b = tensors["transformer.blocks.0.attn1.to_q.lora_B.weight"]
-    torch.testing.assert_close(b, 2.0 * state["blocks.0.attn1.to_q.lora_B.weight"].detach())
+    torch.testing.assert_close(
+        b, 2.0 * state["blocks.0.attn1.to_q.lora_B.weight"].detach()
+    )
     with safe_open(path, "pt") as file:
         header = file.metadata()
     assert set(header) == {"format", "videotune"}, (
@@ -221,16 +256,25 @@ def test_a_file_that_would_act_otherwise_is_an_error(
     kind: str, family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check can fail, for each tensor of each kind: one changed number is enough."""
-    (_, state), format = network_with_adapter(family, kind), formats_of(family, kind)[-1]
+    (_, state), format = (
+        network_with_adapter(family, kind),
+        formats_of(family, kind)[-1],
+    )
     tensors = bake_adapter(family, format, state, scale(kind))
     for key in [
-        key for key in tensors if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key
+        key
+        for key in tensors
+        if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key
     ]:
         other = {name: value.clone() for name, value in tensors.items()}
         other[key].view(-1)[1] += 0.01
-        monkeypatch.setattr(adapter_export, "bake_adapter", lambda *_, other=other: other)
+        monkeypatch.setattr(
+            adapter_export, "bake_adapter", lambda *_, other=other: other
+        )
         with pytest.raises(VideotuneError, match="ΔW differs"):
-            export_lora(family, format, state, scale(kind), tmp_path / "x.safetensors", {})
+            export_lora(
+                family, format, state, scale(kind), tmp_path / "x.safetensors", {}
+            )
         assert list(tmp_path.iterdir()) == []
 
 
@@ -243,20 +287,34 @@ def test_the_folder_opens_and_acts_as_the_adapter_did(
 ) -> None:
     net, state = network_with_adapter(family, kind)
     done = export_merged(
-        family, {"transformer": state}, scale(kind), family.folder, tmp_path / "m", {"step": 1}
+        family,
+        {"transformer": state},
+        scale(kind),
+        family.folder,
+        tmp_path / "m",
+        {"step": 1},
     )
     pipe = WanPipeline.from_pretrained(done.path)
     torch.testing.assert_close(
-        network_output(pipe.transformer.eval()), network_output(net), rtol=1e-4, atol=1e-5
+        network_output(pipe.transformer.eval()),
+        network_output(net),
+        rtol=1e-4,
+        atol=1e-5,
     )
-    assert not torch.allclose(network_output(net), network_output(family.denoiser()), atol=1e-3)
+    assert not torch.allclose(
+        network_output(net), network_output(family.denoiser()), atol=1e-3
+    )
     assert (done.format, done.modules) == ("merged", 20)
     assert json.loads((done.path / "videotune.json").read_text()) == {"step": 1}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["m"], "nothing is left beside it"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"], (
+        "nothing is left beside it"
+    )
 
 
 def mixed(family: Any, folder: Path) -> Path:
-    """The base with its weights in bfloat16, but for the first block in float32, in two files."""
+    """The base with its weights in bfloat16, but for the first block in float32, in two
+    files.
+    """
     shutil.copytree(family.folder, folder)
     weights = load_file(folder / "transformer" / WEIGHTS)
     (folder / "transformer" / WEIGHTS).unlink()
@@ -351,7 +409,9 @@ def test_a_base_in_its_authors_names_is_merged_as_any_other(
     }
 
 
-def test_what_cannot_be_merged_is_told_and_leaves_nothing(family: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_merged_is_told_and_leaves_nothing(
+    family: Any, tmp_path: Path
+) -> None:
     _, state = network_with_adapter(family, "LORA")
     for value, said in (
         ({f"more.{name}": x for name, x in state.items()}, "no weight called more"),
@@ -360,12 +420,19 @@ def test_what_cannot_be_merged_is_told_and_leaves_nothing(family: Any, tmp_path:
         next(iter(state.values())).data.fill_(float("nan") if value is state else 0.0)
         with pytest.raises(VideotuneError, match=said):
             export_merged(
-                family, {"transformer": value}, 2.0, family.folder, tmp_path / "out" / "m", {}
+                family,
+                {"transformer": value},
+                2.0,
+                family.folder,
+                tmp_path / "out" / "m",
+                {},
             )
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_weights_too_large_for_the_base_s_dtype_are_told(family: Any, tmp_path: Path) -> None:
+def test_weights_too_large_for_the_base_s_dtype_are_told(
+    family: Any, tmp_path: Path
+) -> None:
     _, state = network_with_adapter(family, "LORA")
     base = shutil.copytree(family.folder, tmp_path / "base")
     file = base / "transformer" / WEIGHTS

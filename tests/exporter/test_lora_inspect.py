@@ -1,4 +1,6 @@
-"""``videotune lora inspect``: what is said of files is what they hold, and of a file that is none a sentence."""
+"""``videotune lora inspect``: what is said of files is what they hold, and of a file
+that is none a sentence.
+"""
 
 import json
 import pickle
@@ -26,7 +28,9 @@ Open = Callable[..., Any]
 
 def readers(found: dict[str, Any]) -> dict[str, float | None]:
     """The strength to set in each program that reads a file."""
-    return {own["program"]: own["strength"] for own in found["programs"] if own["scale"]}
+    return {
+        own["program"]: own["strength"] for own in found["programs"] if own["scale"]
+    }
 
 
 @pytest.mark.parametrize("name", lora_files.FAMILIES)
@@ -53,7 +57,9 @@ def test_ranks_scales_and_norms(name: str, tiny_family: Open, tmp_path: Path) ->
             whole += row["norm"] ** 2
         groups = {own["group"]: own["share"] for own in found["groups"]}
         feed = sum(
-            row["norm"] ** 2 for row in found["modules"] if row["group"] == "feed_forward"
+            row["norm"] ** 2
+            for row in found["modules"]
+            if row["group"] == "feed_forward"
         )
         assert groups["feed_forward"] == pytest.approx(feed / whole)
         assert sum(groups.values()) == pytest.approx(1.0)
@@ -61,7 +67,9 @@ def test_ranks_scales_and_norms(name: str, tiny_family: Open, tmp_path: Path) ->
 
 
 def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> None:
-    """By the loaders' sources: ComfyUI goes by the tensor, diffusers by its header, PEFT by its folder."""
+    """By the loaders' sources: ComfyUI goes by the tensor, diffusers by its header,
+    PEFT by its folder.
+    """
     first = tmp_path / "a.safetensors"
     lora_files.peft_file(family, first, 2.0)
     strengths = {}
@@ -87,14 +95,20 @@ def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> Non
         for key, value in pipe.items()
         if not key.endswith(".alpha")
     }
-    # diffusion-pipe, models/wan/wan.py, save_adapter: PEFT's settings beside ComfyUI's names
+    # diffusion-pipe, models/wan/wan.py, save_adapter: PEFT's settings beside ComfyUI's
+    # names
     (tmp_path / "pipe").mkdir()
     save_file(pipe, tmp_path / "pipe" / "adapter_model.safetensors")
     (tmp_path / "pipe" / "adapter_config.json").write_text(
         json.dumps({"r": 4, "lora_alpha": 2})
     )
     found = readers(inspect(tmp_path / "pipe", str(family.folder)))
-    assert found == {"videotune": 1.0, "diffusers": 0.5, "ComfyUI": 0.5, "diffusion-pipe": 0.5}
+    assert found == {
+        "videotune": 1.0,
+        "diffusers": 0.5,
+        "ComfyUI": 0.5,
+        "diffusion-pipe": 0.5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -102,7 +116,9 @@ def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> Non
 )
 def test_published_bases_are_known_by_the_shapes(folder: str, tmp_path: Path) -> None:
     """One block's attention at the published width, under the authors' flat names."""
-    family = of_base(CONFIGS / folder)(CONFIGS / folder, torch.device("cpu"), torch.float32)
+    family = of_base(CONFIGS / folder)(
+        CONFIGS / folder, torch.device("cpu"), torch.float32
+    )
     net, tensors = family.skeleton(), {}
     for path, module in net.named_modules():
         if path.startswith(f"{family.spec.blocks[0]}.0.") and path.endswith(
@@ -116,9 +132,9 @@ def test_published_bases_are_known_by_the_shapes(folder: str, tmp_path: Path) ->
     save_file(tensors, tmp_path / "a.safetensors")
     found = inspect(tmp_path / "a.safetensors")
     index = json.loads((CONFIGS / "index.json").read_text())
-    assert {name for name, own in index.items() if own == folder and "/" in name} <= set(
-        found["fits"]
-    )
+    assert {
+        name for name, own in index.items() if own == folder and "/" in name
+    } <= set(found["fits"])
 
 
 def test_odd_modules_are_named_and_the_table_fits(
@@ -137,7 +153,9 @@ def test_odd_modules_are_named_and_the_table_fits(
         {"ss_base_model_version": "x" * 5000, "odd": "\x1b[31m\n"},
     )
     found = inspect(first, str(family.folder))
-    states = {row["name"]: row["state"] for row in found["modules"] if row["state"] != "ok"}
+    states = {
+        row["name"]: row["state"] for row in found["modules"] if row["state"] != "ok"
+    }
     assert states == {names[0]: "zero", names[1]: "NaN", names[2]: "infinite"}
     assert found["other_tensors"] == ["foo.bias"]
     assert len(found["metadata"]["ss_base_model_version"]) == 200
@@ -148,7 +166,9 @@ def test_odd_modules_are_named_and_the_table_fits(
     assert all(len(line) <= 80 for line in printed.splitlines() if line[:1] in "┃│")
 
 
-def test_a_lora_of_another_model(family: Any, tiny_bases: Bases, tmp_path: Path) -> None:
+def test_a_lora_of_another_model(
+    family: Any, tiny_bases: Bases, tmp_path: Path
+) -> None:
     first = tmp_path / "a.safetensors"
     lora_files.peft_file(family, first)
     other = str(tiny_bases("cogvideox"))
@@ -227,7 +247,9 @@ def test_any_names_shapes_and_headers(
     """Whatever a header says is told, or refused in a sentence."""
     path = tmp_path / "a.safetensors"
     save_file(
-        {".".join(key): torch.ones(shape) for key, shape in tensors.items()}, path, header
+        {".".join(key): torch.ones(shape) for key, shape in tensors.items()},
+        path,
+        header,
     )
     with suppress(VideotuneError):
         inspect(path, str(family.folder))

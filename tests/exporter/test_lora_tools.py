@@ -1,4 +1,6 @@
-"""``videotune lora``: every form of every family, and what is written does what its source did."""
+"""``videotune lora``: every form of every family, and what is written does what its
+source did.
+"""
 
 import json
 import math
@@ -28,12 +30,16 @@ def named(folder: Path, form: str) -> Path:
 
 
 @pytest.mark.parametrize("name", lora_files.FAMILIES)
-def test_every_form_becomes_every_other(name: str, tiny_family: Open, tmp_path: Path) -> None:
+def test_every_form_becomes_every_other(
+    name: str, tiny_family: Open, tmp_path: Path
+) -> None:
     """alpha is half the rank throughout, and not lost on any way."""
     family, first = tiny_family(name), tmp_path / "first.safetensors"
     wanted = lora_files.peft_file(family, first, 2.0)
     forms = [
-        form for form in FORM_KINDS if form != "original" or family.original("") is not None
+        form
+        for form in FORM_KINDS
+        if form != "original" or family.original("") is not None
     ]
     for form in forms:
         one = named(tmp_path, form)
@@ -50,7 +56,9 @@ def test_every_form_becomes_every_other(name: str, tiny_family: Open, tmp_path: 
 def test_diffusers_reads_its_form_with_alpha(
     name: str, tiny_family: Open, tmp_path: Path
 ) -> None:
-    """``load_lora_weights`` itself, the alpha of the header included, ranks that differ too."""
+    """``load_lora_weights`` itself, the alpha of the header included, ranks that differ
+    too.
+    """
     family, first, out = (
         tiny_family(name),
         tmp_path / "a.safetensors",
@@ -68,22 +76,32 @@ def test_peft_reads_its_folder(family: Any, tmp_path: Path) -> None:
 
     wanted = lora_files.peft_file(family, tmp_path / "a.safetensors", 2.0)
     convert(
-        tmp_path / "a.safetensors", lora_files.file_of_form(family, tmp_path / "out", "peft")
+        tmp_path / "a.safetensors",
+        lora_files.file_of_form(family, tmp_path / "out", "peft"),
     )
     net = family.denoiser()
     before = {name: net.get_submodule(name).weight.double() for name in wanted}
-    merged = peft.PeftModel.from_pretrained(net, str(tmp_path / "out")).merge_and_unload()
+    merged = peft.PeftModel.from_pretrained(
+        net, str(tmp_path / "out")
+    ).merge_and_unload()
     lora_files.same_deltas(
-        {name: merged.get_submodule(name).weight.double() - before[name] for name in wanted},
+        {
+            name: merged.get_submodule(name).weight.double() - before[name]
+            for name in wanted
+        },
         wanted,
         1e-5,
     )
 
 
 def lycoris(family: Any, kind: str) -> tuple[lora_files.Tensors, lora_files.Tensors]:
-    """A file as LyCORIS writes it, ``lycoris_`` before flat names of diffusers, alpha half the rank; and its ΔW."""
+    """A file as LyCORIS writes it, ``lycoris_`` before flat names of diffusers, alpha
+    half the rank; and its ΔW.
+    """
     tensors, deltas = {}, {}
-    for seed, (name, (b, a)) in enumerate(lora_files.pairs(family, "attention").items()):
+    for seed, (name, (b, a)) in enumerate(
+        lora_files.pairs(family, "attention").items()
+    ):
         rows, columns, flat = len(b), a.shape[1], f"lycoris_{name.replace('.', '_')}"
         b2, a2 = (
             lora_files.random_tensor(rows, 4, seed=900 + seed),
@@ -111,7 +129,9 @@ def lycoris(family: Any, kind: str) -> tuple[lora_files.Tensors, lora_files.Tens
 def test_lycoris_files_are_converted_where_the_form_has_the_kind(
     kind: str, family: Any, tmp_path: Path
 ) -> None:
-    """A LoKr of whole factors is not scaled, whatever alpha says: so LyCORIS, musubi and ComfyUI have it."""
+    """A LoKr of whole factors is not scaled, whatever alpha says: so LyCORIS, musubi
+    and ComfyUI have it.
+    """
     first = tmp_path / "a.safetensors"
     tensors, wanted = lycoris(family, kind)
     save_file(tensors, first)
@@ -124,7 +144,9 @@ def test_lycoris_files_are_converted_where_the_form_has_the_kind(
     with pytest.raises(VideotuneError, match="diffusers"):
         convert(first, lora_files.file_of_form(family, tmp_path / "d.safetensors"))
     with pytest.raises(VideotuneError, match=kind):
-        resize(first, 2, 0.0, lora_files.file_of_form(family, tmp_path / "d.safetensors"))
+        resize(
+            first, 2, 0.0, lora_files.file_of_form(family, tmp_path / "d.safetensors")
+        )
     assert not (tmp_path / "d.safetensors").exists()
 
 
@@ -139,12 +161,17 @@ def test_dora_of_lycoris_becomes_pefts(family: Any, tmp_path: Path) -> None:
         }
     save_file(tensors, tmp_path / "a.safetensors")
     convert(
-        tmp_path / "a.safetensors", lora_files.file_of_form(family, tmp_path / "out", "peft")
+        tmp_path / "a.safetensors",
+        lora_files.file_of_form(family, tmp_path / "out", "peft"),
     )
     found = load_file(tmp_path / "out" / "adapter_model.safetensors")
-    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["use_dora"]
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())[
+        "use_dora"
+    ]
     name, (b, _) = next(iter(lora_files.pairs(family, "attention").items()))
-    assert torch.equal(found[f"base_model.model.{name}.lora_magnitude_vector"], b.norm(dim=1))
+    assert torch.equal(
+        found[f"base_model.model.{name}.lora_magnitude_vector"], b.norm(dim=1)
+    )
     with pytest.raises(VideotuneError, match="norm"):
         convert(
             tmp_path / "a.safetensors",
@@ -155,7 +182,9 @@ def test_dora_of_lycoris_becomes_pefts(family: Any, tmp_path: Path) -> None:
 def test_musubis_joined_qkv_is_taken_apart_and_joined_again(
     tiny_family: Open, tmp_path: Path
 ) -> None:
-    """musubi's HunyuanVideo names (networks/lora.py, modules MMDoubleStreamBlock): one A for q, k and v."""
+    """musubi's HunyuanVideo names (networks/lora.py, modules MMDoubleStreamBlock): one
+    A for q, k and v.
+    """
     family, tensors = tiny_family("hunyuan_video"), {}
     width, flat = 24, "lora_unet_double_blocks_0_img_attn_qkv"
     a, b = lora_files.random_tensor(4, width), lora_files.random_tensor(3 * width, 4)
@@ -166,7 +195,8 @@ def test_musubis_joined_qkv_is_taken_apart_and_joined_again(
     }
     save_file(tensors, tmp_path / "a.safetensors")
     convert(
-        tmp_path / "a.safetensors", lora_files.file_of_form(family, tmp_path / "b.safetensors")
+        tmp_path / "a.safetensors",
+        lora_files.file_of_form(family, tmp_path / "b.safetensors"),
     )
     found = read_back(family, tmp_path / "b.safetensors")
     for part, rows in zip(("to_q", "to_k", "to_v"), b.split(width), strict=True):
@@ -202,35 +232,55 @@ def test_a_merge_is_the_sum(family: Any, tmp_path: Path) -> None:
         2,
         lora_files.file_of_form(family, tmp_path / "d.safetensors", "kohya"),
     )
-    best = {name: torch.linalg.svdvals(delta)[2:].norm() for name, delta in wanted.items()}
+    best = {
+        name: torch.linalg.svdvals(delta)[2:].norm() for name, delta in wanted.items()
+    }
     found = lora_files.deltas_of(family, tmp_path / "d.safetensors")
     for name, delta in wanted.items():
         torch.testing.assert_close(
             (found[name] - delta).norm(), best[name], rtol=1e-5, atol=1e-6
         )
     whole = sum(delta.square().sum() for delta in wanted.values()) ** 0.5
-    assert f"{float(sum(lost**2 for lost in best.values()) ** 0.5 / whole):.2e}" in " ".join(
-        told
+    assert (
+        f"{float(sum(lost**2 for lost in best.values()) ** 0.5 / whole):.2e}"
+        in " ".join(told)
     )
 
 
 def test_a_resize_is_the_nearest_of_its_rank(family: Any, tmp_path: Path) -> None:
-    """No factors of the rank are nearer than the cut SVD; the bounds hold, and one rank less breaks them."""
+    """No factors of the rank are nearer than the cut SVD; the bounds hold, and one rank
+    less breaks them.
+    """
     first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     wanted = lora_files.peft_file(family, first, 2.0)
     resize(first, 3, 0.0, lora_files.file_of_form(family, out))
     found = lora_files.deltas_of(family, out)
     for name, delta in wanted.items():
         best = torch.linalg.svdvals(delta)[3:].norm()
-        torch.testing.assert_close((found[name] - delta).norm(), best, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            (found[name] - delta).norm(), best, rtol=1e-5, atol=1e-6
+        )
     assert (
-        run("lora", "resize", first, out=out, energy=0.9, base=family.folder, overwrite=True)
+        run(
+            "lora",
+            "resize",
+            first,
+            out=out,
+            energy=0.9,
+            base=family.folder,
+            overwrite=True,
+        )
         == 0
     )
-    ranks = {key: len(value) for key, value in load_file(out).items() if "lora_A" in key}
+    ranks = {
+        key: len(value) for key, value in load_file(out).items() if "lora_A" in key
+    }
     found = lora_files.deltas_of(family, out)
     for name, delta in wanted.items():
-        sigma, rank = torch.linalg.svdvals(delta), ranks[f"transformer.{name}.lora_A.weight"]
+        sigma, rank = (
+            torch.linalg.svdvals(delta),
+            ranks[f"transformer.{name}.lora_A.weight"],
+        )
         assert float((found[name] - delta).norm() / delta.norm()) <= 0.1**0.5 + 1e-6
         assert float(sigma[rank - 1 :].norm() / delta.norm()) > 0.1**0.5
     assert len(set(ranks.values())) > 1
@@ -247,7 +297,9 @@ def test_extraction_finds_what_was_added(family: Any, tmp_path: Path) -> None:
     weights["blocks.0.norm2.weight"] += 10.0
     save_file(weights, file, {"format": "pt"})
     target = lora_files.file_of_form(family, tmp_path / "b.safetensors")
-    told = extract(tuned / "transformer", str(family.folder), lora_files.RANK, None, target)
+    told = extract(
+        tuned / "transformer", str(family.folder), lora_files.RANK, None, target
+    )
     lora_files.same_deltas(
         lora_files.deltas_of(family, tmp_path / "b.safetensors"), wanted, 1e-5
     )
@@ -290,7 +342,9 @@ def test_nothing_is_written_where_something_is_wrong(
         with pytest.raises(VideotuneError):
             convert(first, wrong)
     with pytest.raises(VideotuneError):
-        merge([first, first], [1.0, 2.0, 3.0], None, lora_files.file_of_form(family, out))
+        merge(
+            [first, first], [1.0, 2.0, 3.0], None, lora_files.file_of_form(family, out)
+        )
     with pytest.raises(VideotuneError):
         run("lora", "resize", first, out=out, base=family.folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
@@ -321,11 +375,15 @@ def test_a_sum_of_nothing_is_one_sentence(
     )
     lora_files.peft_file(family, source)
     with pytest.raises(VideotuneError, match=told):
-        merge([source, source], weights, rank, out(family, tmp_path / "out.safetensors"))
+        merge(
+            [source, source], weights, rank, out(family, tmp_path / "out.safetensors")
+        )
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_a_module_that_cancels_out_is_left_out(tiny_family: Open, tmp_path: Path) -> None:
+def test_a_module_that_cancels_out_is_left_out(
+    tiny_family: Open, tmp_path: Path
+) -> None:
     family, one, other = (
         tiny_family("wan"),
         tmp_path / "a.safetensors",
@@ -335,7 +393,12 @@ def test_a_module_that_cancels_out_is_left_out(tiny_family: Open, tmp_path: Path
     tensors = load_file(one)
     first = next(key for key in tensors if "lora_B" in key)
     save_file(tensors | {first: -tensors[first]}, other)
-    merge([one, other], (), None, lora_files.file_of_form(family, tmp_path / "sum.safetensors"))
+    merge(
+        [one, other],
+        (),
+        None,
+        lora_files.file_of_form(family, tmp_path / "sum.safetensors"),
+    )
     gone = first.removeprefix("transformer.").removesuffix(".lora_B.weight")
     lora_files.same_deltas(
         lora_files.deltas_of(family, tmp_path / "sum.safetensors"),
@@ -347,7 +410,11 @@ def test_a_module_that_cancels_out_is_left_out(tiny_family: Open, tmp_path: Path
 def test_a_link_to_itself_as_out_is_no_crash(
     name: str, tiny_family: Open, tmp_path: Path
 ) -> None:
-    family, source, out = tiny_family("wan"), tmp_path / "a.safetensors", tmp_path / name
+    family, source, out = (
+        tiny_family("wan"),
+        tmp_path / "a.safetensors",
+        tmp_path / name,
+    )
     lora_files.peft_file(family, source)
     (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
     if out.parent == tmp_path:
@@ -372,7 +439,9 @@ def test_what_numbers_and_texts_cannot_hold(
     if how == "float64":
         tensors[key] = tensors[key].double() * 1e300
     elif how == "float4":
-        tensors[key] = torch.zeros(4, 12, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+        tensors[key] = torch.zeros(4, 12, dtype=torch.uint8).view(
+            torch.float4_e2m1fn_x2
+        )
     else:
         heads = {"alpha": {"lora_config": f'{{"lora_alpha": {"9" * 400}}}'}}
         head = heads.get(how, {"videotune": r'{"a": "\ud800"}'})
@@ -382,6 +451,7 @@ def test_what_numbers_and_texts_cannot_hold(
         convert(source, target)
         return
     with pytest.raises(
-        VideotuneError, match=r"a\.safetensors.*(not a weight dtype|infinite|finite number)"
+        VideotuneError,
+        match=r"a\.safetensors.*(not a weight dtype|infinite|finite number)",
     ):
         convert(source, target)

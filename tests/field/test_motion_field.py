@@ -1,4 +1,6 @@
-"""Motion and counts, in every container: what other tools play too fast, too slow, or count one frame short."""
+"""Motion and counts, in every container: what other tools play too fast, too slow, or
+count one frame short.
+"""
 
 from fractions import Fraction
 from pathlib import Path
@@ -36,7 +38,10 @@ FILES: dict[str, dict[str, Any]] = {
         "options": {"preset": "ultrafast", "x265-params": "log-level=none"},
     },
     "mpeg4.mp4": {"codec": "mpeg4"},
-    "av1.mp4": {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}},
+    "av1.mp4": {
+        "codec": "libsvtav1",
+        "options": {"preset": "12", "svtav1-params": "lp=1"},
+    },
     "prores.mov": {"codec": "prores_ks", "pix_fmt": "yuv422p10le"},
     "h264.mov": {"options": {"bf": "2", "preset": "ultrafast"}},
     "h264.mkv": {"options": {"bf": "3", "preset": "ultrafast"}},
@@ -47,7 +52,9 @@ FILES: dict[str, dict[str, Any]] = {
 }
 """Every codec and container, each for one of the rates."""
 
-CONSTANT = list(zip([8, 12, 15, 23.976, 24, 25, 29.97, 30, 50, 59.94, 60], FILES, strict=True))
+CONSTANT = list(
+    zip([8, 12, 15, 23.976, 24, 25, 29.97, 30, 50, 59.94, 60], FILES, strict=True)
+)
 TURNED = [
     (fps, name)
     for (fps, _), (_, name) in zip(CONSTANT, CONSTANT[5:] + CONSTANT[:5], strict=True)
@@ -55,7 +62,9 @@ TURNED = [
 
 
 def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
-    """The dot's place in each frame shown at ``target`` fps is that of its time, but for the wait for a source frame."""
+    """The dot's place in each frame shown at ``target`` fps is that of its time, but
+    for the wait for a source frame.
+    """
     times = frame_times(0.0, frames_in(facts.seconds, target), target)
     assert len(times) == int(facts.seconds * target + 1e-6)
     video = VideoConfig(frames=len(times) // 4 * 4 - 3, target_fps=target)
@@ -65,7 +74,8 @@ def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
     )
     seen = dot_places(decode(facts, times, 48, 288))
     lag = 12 + SPEED * np.array(times) - seen
-    assert lag.min() > -0.1 * longest * SPEED - 1  # never ahead by more than the tolerance
+    # never ahead by more than the tolerance
+    assert lag.min() > -0.1 * longest * SPEED - 1
     assert lag.max() < longest * SPEED + 1  # never behind by more than one source frame
     assert np.polyfit(times, seen, 1)[0] == pytest.approx(SPEED, rel=0.03)
     assert (np.diff(seen) > -0.5).all()  # and never backwards
@@ -79,13 +89,17 @@ def test_ai_toolkit_421_motion_keeps_its_speed(
     rate = RATES.get(source, Fraction(source))
     times = [float(i / rate) for i in range(int(SECONDS * rate))]
     facts = probe(
-        write_clip(tmp_path / name, moving_dot(times, SPEED, width=288), source, **FILES[name])
+        write_clip(
+            tmp_path / name, moving_dot(times, SPEED, width=288), source, **FILES[name]
+        )
     )
     check_speed(facts, target, 1 / float(rate))
 
 
 def phone_times() -> list[float]:
-    """A phone in the dusk: 30 fps that falls to 15 fps for a while, with a jitter of 2 ms."""
+    """A phone in the dusk: 30 fps that falls to 15 fps for a while, with a jitter of 2
+    ms.
+    """
     jitter = np.random.default_rng(1).uniform(0, 0.002, 200)
     times, now = [], 0.0
     for extra in jitter:
@@ -95,7 +109,9 @@ def phone_times() -> list[float]:
 
 
 def screen_times() -> list[float]:
-    """A screen recorder that writes a frame when something changes: gaps from 10 to 90 ms."""
+    """A screen recorder that writes a frame when something changes: gaps from 10 to 90
+    ms.
+    """
     gaps = np.random.default_rng(0).uniform(0.01, 0.09, 200)
     times = [0.0, *(float(time) for time in np.cumsum(gaps))]
     return [time for time in times if time < SECONDS]
@@ -109,7 +125,11 @@ def test_ai_toolkit_421_variable_rates_too(
 ) -> None:
     times = filmed()
     path = write_clip(
-        tmp_path / name, moving_dot(times, SPEED, width=288), 24, times=times, **FILES[name]
+        tmp_path / name,
+        moving_dot(times, SPEED, width=288),
+        24,
+        times=times,
+        **FILES[name],
     )
     facts = probe(path)
     assert np.abs(np.array(facts.timestamps) - times).max() <= 1.1e-3
@@ -117,11 +137,17 @@ def test_ai_toolkit_421_variable_rates_too(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_diffusion_pipe_513_49_frames_at_16_fps_are_49(tmp_path: Path, name: str) -> None:
-    """Counts estimated as rate × duration come out one short; here each frame is counted, and each is shown once."""
+def test_diffusion_pipe_513_49_frames_at_16_fps_are_49(
+    tmp_path: Path, name: str
+) -> None:
+    """Counts estimated as rate × duration come out one short; here each frame is
+    counted, and each is shown once.
+    """
     facts = probe(write_clip(tmp_path / name, numbered(49, 64, 96), 16, **FILES[name]))
     assert frames_in(facts.seconds, 16) == 49
-    assert read_numbers(decode(facts, frame_times(0.0, 49, 16), 64, 96)) == list(range(49))
+    assert read_numbers(decode(facts, frame_times(0.0, 49, 16), 64, 96)) == list(
+        range(49)
+    )
 
 
 COUNTS = [
@@ -139,8 +165,12 @@ COUNTS += [(121, 30, 24, 96)]
 def test_diffusion_pipe_391_the_count_is_the_same_in_every_container(
     tmp_path: Path, name: str, count: int, fps: float, target: int, expected: int
 ) -> None:
-    """Rounded timestamps (Matroska) and missing ones (AVI) change no count; every frame planned is one of the file."""
-    facts = probe(write_clip(tmp_path / name, numbered(count, 32, 48), fps, **FILES[name]))
+    """Rounded timestamps (Matroska) and missing ones (AVI) change no count; every frame
+    planned is one of the file.
+    """
+    facts = probe(
+        write_clip(tmp_path / name, numbered(count, 32, 48), fps, **FILES[name])
+    )
     assert len(facts.timestamps) == count
     assert frames_in(facts.seconds, target) == expected
     shown = facts.frames_at(frame_times(0.0, expected, target))

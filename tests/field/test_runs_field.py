@@ -1,13 +1,17 @@
-"""What a run says of its captions, its speed and its end, after public threads of other trainers.
+"""What a run says of its captions, its speed and its end, after public threads of other
+trainers.
 
-Captions: musubi-tuner #209 #434 #990. Speed: diffusion-pipe #152 (which phase is slow?) and #410 (buckets throw the time
-left off; the bar's time left is tested in tests/validation/test_monitor.py), DiffSynth-Studio #658 (the GPU waits for data
-and nothing says so). When to stop and which checkpoint to take: musubi-tuner #218 #477 #635, LTX trainer #37 #61, OneTrainer
-#772, SimpleTuner #2057; the experiment with many seeds is research/verdict.py.
+Captions: musubi-tuner #209 #434 #990. Speed: diffusion-pipe #152 (which phase is slow?)
+and #410 (buckets throw the time left off; the bar's time left is tested in
+tests/validation/test_monitor.py), DiffSynth-Studio #658 (the GPU waits for data and
+nothing says so). When to stop and which checkpoint to take: musubi-tuner #218 #477
+#635, LTX trainer #37 #61, OneTrainer #772, SimpleTuner #2057; the experiment with many
+seeds is research/verdict.py.
 
-Going on with a run (musubi-tuner #927 #497, diffusion-pipe #278 #263, OneTrainer #132, SimpleTuner #2613) is tested in
-tests/commands/test_resume_changes.py and test_rollback_runs.py, a full disk (SimpleTuner #2353) in test_full_disk.py, a
-loss of NaN (finetrainers #135) in test_not_finite.py.
+Going on with a run (musubi-tuner #927 #497, diffusion-pipe #278 #263, OneTrainer #132,
+SimpleTuner #2613) is tested in tests/commands/test_resume_changes.py and
+test_rollback_runs.py, a full disk (SimpleTuner #2353) in test_full_disk.py, a loss of
+NaN (finetrainers #135) in test_not_finite.py.
 """
 
 import json
@@ -35,7 +39,9 @@ Words = Callable[..., Overrides]
 
 @pytest.fixture
 def words(small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> Words:
-    """Settings of a run over the tiny base, without readings, previews or saves unless they are named."""
+    """Settings of a run over the tiny base, without readings, previews or saves unless
+    they are named.
+    """
     fixed = (
         f"base_model_name={tiny_bases('wan')}",
         f"cache_dir={tmp_path / 'cache'}",
@@ -48,7 +54,9 @@ def words(small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> Words:
         "sample_after=0",
         "save_every=0",
     )
-    return lambda *sets, data=small_clips: Overrides(data=str(data), sets=(*fixed, *sets))
+    return lambda *sets, data=small_clips: Overrides(
+        data=str(data), sets=(*fixed, *sets)
+    )
 
 
 def test_musubi_tuner_434_the_exact_text_of_every_step_can_be_recovered(
@@ -82,9 +90,11 @@ def trained(said: Overrides, run: Path) -> float:
 
 
 def test_seconds_by_phase_sum_to_the_wall_time(words: Words, tmp_path: Path) -> None:
-    """Steps by their phases, readings, previews and saves: what is left over is the journal and the looks between steps.
+    """Steps by their phases, readings, previews and saves: what is left over is the
+    journal and the looks between steps.
 
-    The promise is 2 % of a run whose steps take a second; here a step is 30 ms, other programs run, and 20 % are allowed.
+    The promise is 2 % of a run whose steps take a second; here a step is 30 ms, other
+    programs run, and 20 % are allowed.
     """
     sets = (
         "steps=12",
@@ -99,7 +109,15 @@ def test_seconds_by_phase_sum_to_the_wall_time(words: Words, tmp_path: Path) -> 
     for line in read_journal(tmp_path / "run"):
         seconds = line.get("seconds", {})
         parts.update(seconds if isinstance(seconds, dict) else {line["kind"]: seconds})
-    wanted = ("data", "forward", "backward", "optimizer", "validation", "sample", "save")
+    wanted = (
+        "data",
+        "forward",
+        "backward",
+        "optimizer",
+        "validation",
+        "sample",
+        "save",
+    )
     assert all(parts[key] for key in wanted)
     beside = parts.pop("save")  # by a thread, while steps go on
     assert 0.8 * wall <= sum(parts.values()) + beside
@@ -109,7 +127,9 @@ def test_seconds_by_phase_sum_to_the_wall_time(words: Words, tmp_path: Path) -> 
 def test_a_run_that_waits_for_data_says_so(
     words: Words, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Each batch takes 60 ms longer to come than it does; the warning comes once, after twenty steps."""
+    """Each batch takes 60 ms longer to come than it does; the warning comes once, after
+    twenty steps.
+    """
     import videotune.trainer.loop as train
 
     batches = train.stream
@@ -131,7 +151,9 @@ def test_a_run_that_waits_for_data_says_so(
 def test_a_planted_overfit_is_stopped_near_its_minimum_and_the_good_file_is_there(
     tmp_path: Path,
 ) -> None:
-    """Two minutes on an idle core: four clips, and a run that would go on ten times longer than it should."""
+    """Two minutes on an idle core: four clips, and a run that would go on ten times
+    longer than it should.
+    """
     run = tmp_path / "run"
     write_dataset(tmp_path / "own", concept_clips=4, reminder_clips=0)
     write_dataset(tmp_path / "others", concept_clips=8, reminder_clips=0, seed=1)

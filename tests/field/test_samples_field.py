@@ -1,4 +1,6 @@
-"""Motion that dies, flicker, saturation: measured on clips of which is known what they do."""
+"""Motion that dies, flicker, saturation: measured on clips of which is known what they
+do.
+"""
 
 from dataclasses import asdict
 from itertools import pairwise
@@ -23,7 +25,9 @@ def lit(frames: np.ndarray, gain: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_finetrainers_353_static_is_less_than_slow_is_less_than_fast(seed: int) -> None:
-    found = [motion_stats(panned(speed, seed)).energy or 0.0 for speed in (0, 0.5, 1, 2, 4)]
+    found = [
+        motion_stats(panned(speed, seed)).energy or 0.0 for speed in (0, 0.5, 1, 2, 4)
+    ]
     assert found[0] == 0
     assert all(1.2 * slower < faster for slower, faster in pairwise(found))
 
@@ -47,7 +51,9 @@ def test_a_gain_is_no_motion_and_a_fade_is_no_flicker() -> None:
     assert slow is not None
     assert flickering is not None
     assert flickering < slow / 5
-    faded = motion_stats(lit(still, np.linspace(1, 0.6, FRAMES)[:, None, None, None])).flicker
+    faded = motion_stats(
+        lit(still, np.linspace(1, 0.6, FRAMES)[:, None, None, None])
+    ).flicker
     assert faded is not None
     assert faded < 0.003
 
@@ -56,7 +62,9 @@ def test_musubi_52_saturation_grows_with_colour_alone() -> None:
     frames = panned(1).astype(np.float32)
     grey = frames.mean(-1, keepdims=True)
     found = [
-        motion_stats((grey + (frames - grey) * k).clip(0, 255).astype(np.uint8)).saturation
+        motion_stats(
+            (grey + (frames - grey) * k).clip(0, 255).astype(np.uint8)
+        ).saturation
         for k in (0, 0.5, 1, 2)
     ]
     assert found[0] == pytest.approx(0, abs=1e-3)

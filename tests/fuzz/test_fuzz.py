@@ -1,4 +1,5 @@
-"""Thousands of damaged files, of every kind that videotune reads: each is read or refused in a sentence, and none hangs.
+"""Thousands of damaged files, of every kind that videotune reads: each is read or
+refused in a sentence, and none hangs.
 
 More of them: ``VIDEOTUNE_FUZZ=100000 pytest tests/fuzz``.
 """
@@ -48,7 +49,9 @@ samples:
 
 def test_configs(tmp_path: Path) -> None:
     files = []
-    for number, name in enumerate([name for name in preset_names() if name != "toy"][::6]):
+    for number, name in enumerate(
+        [name for name in preset_names() if name != "toy"][::6]
+    ):
         config = read_preset(name) | {
             "base_model_name": "asset:toy",
             "datasets": [{"path": "clips", "trigger": "x"}],
@@ -81,7 +84,9 @@ def test_base_models(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
         assert try_each(files, read, COUNT // 5, seed=len(family))["refused"] > 0
 
 
-def test_weights_of_a_base_model(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+def test_weights_of_a_base_model(
+    tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
     base = Path(shutil.copytree(tiny_bases("wan"), tmp_path / "base"))
     files = [
         path
@@ -99,10 +104,14 @@ def test_weights_of_a_base_model(tiny_bases: Callable[..., Path], tmp_path: Path
 
 def test_adapters(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
     family = tiny_family("wan")
-    files = [tmp_path / f"{kind}.safetensors" for kind in ("diffusers", "kohya", "peft")]
+    files = [
+        tmp_path / f"{kind}.safetensors" for kind in ("diffusers", "kohya", "peft")
+    ]
     linears = family.skeleton().named_modules()
     sizes = {
-        name: module.weight.shape for name, module in linears if name.endswith(("to_q", "to_k"))
+        name: module.weight.shape
+        for name, module in linears
+        if name.endswith(("to_q", "to_k"))
     }
     state, kohya = {}, {}
     for name, (rows, columns) in sizes.items():
@@ -127,9 +136,14 @@ def test_adapters(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
     save_file(
         state,
         files[0],
-        metadata={"format": "pt", "lora_adapter_metadata": json.dumps({"transformer.r": 4})},
+        metadata={
+            "format": "pt",
+            "lora_adapter_metadata": json.dumps({"transformer.r": 4}),
+        },
     )
-    save_file(kohya, files[1], metadata={"ss_network_dim": "4", "ss_network_alpha": "2"})
+    save_file(
+        kohya, files[1], metadata={"ss_network_dim": "4", "ss_network_alpha": "2"}
+    )
     save_file(
         state,
         files[2],
@@ -148,9 +162,13 @@ def test_adapters(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(
-    small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    small_clips: Path,
+    tiny_bases: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """A run that was interrupted after step 4, with readings of validation, previews and an average of its weights."""
+    """A run that was interrupted after step 4, with readings of validation, previews
+    and an average of its weights.
+    """
     home = tmp_path_factory.mktemp("fuzz")
     sets = (
         f"base_model_name={tiny_bases('wan')}", f"cache_dir={home / 'cache'}", "resolution=32x32", "lora.rank=2", "steps=4",
@@ -210,7 +228,8 @@ def test_files_of_a_run(run: Path, tmp_path: Path) -> None:
 def test_checkpoints(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     step = max(
-        (copy / "checkpoints").iterdir(), key=lambda folder: int(folder.name.rpartition("-")[2])
+        (copy / "checkpoints").iterdir(),
+        key=lambda folder: int(folder.name.rpartition("-")[2]),
     )
     files = sorted(path for path in step.iterdir() if path.is_file())
 

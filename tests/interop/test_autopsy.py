@@ -1,4 +1,6 @@
-"""videotune autopsy: what other trainers make of clips, on synthetic clips whose outcome is known and on real ones."""
+"""videotune autopsy: what other trainers make of clips, on synthetic clips whose
+outcome is known and on real ones.
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +28,11 @@ def clip(
     name: str, frames: int, fps: float, size: tuple[int, int] = (832, 480)
 ) -> dict[str, Any]:
     """A row of `videotune check --json`."""
-    source = {"source_frames": frames, "source_fps": fps, "source_seconds": frames / fps}
+    source = {
+        "source_frames": frames,
+        "source_fps": fps,
+        "source_seconds": frames / fps,
+    }
     return {
         "path": name,
         **source,
@@ -41,15 +47,28 @@ def clip(
 
 
 def account(*clips: dict[str, Any]) -> dict[str, Any]:
-    return {"clips": clips, "used": len(clips), "held_out": 0, "skipped": 0, "buckets": []}
+    return {
+        "clips": clips,
+        "used": len(clips),
+        "held_out": 0,
+        "skipped": 0,
+        "buckets": [],
+    }
 
 
 OURS = {"steps_per_epoch": 1.0, "noise": [0.1, 0.3, 0.5, 0.7, 0.9], "scale": 1.0}
 
 
-def result(trainer: str, values: dict[str, Any], *clips: dict[str, Any]) -> dict[str, Any]:
+def result(
+    trainer: str, values: dict[str, Any], *clips: dict[str, Any]
+) -> dict[str, Any]:
     return build_autopsy(
-        trainer, build_trainer_rules(trainer, values, WAN), WAN, account(*clips), OURS, []
+        trainer,
+        build_trainer_rules(trainer, values, WAN),
+        WAN,
+        account(*clips),
+        OURS,
+        [],
     )
 
 
@@ -72,7 +91,9 @@ def test_a_clip_at_another_rate_plays_at_another_speed_unless_it_is_resampled() 
 
 
 def test_short_clips_are_dropped_and_named() -> None:
-    found = result("musubi", MUSUBI, clip("short.mp4", 20, 16.0), clip("long.mp4", 40, 16.0))
+    found = result(
+        "musubi", MUSUBI, clip("short.mp4", 20, 16.0), clip("long.mp4", 40, 16.0)
+    )
     assert (found["theirs"]["used"], found["theirs"]["dropped"]) == (1, 1)
     assert "short.mp4" in next(
         one["text"] for one in found["findings"] if one["kind"] == "dropped"
@@ -107,7 +128,9 @@ def test_a_file_without_alpha_is_read_at_another_scale() -> None:
 
 
 def test_held_frames_stretched_and_cut_pictures_are_named() -> None:
-    held = result("onetrainer", {"frames": 49, "concepts.0.path": "x"}, clip("a.mp4", 25, 16.0))
+    held = result(
+        "onetrainer", {"frames": 49, "concepts.0.path": "x"}, clip("a.mp4", 25, 16.0)
+    )
     assert held["clips"][0]["theirs"][0]["held"] == pytest.approx(1 - 24 / 49)
     wide = {"dataset_config.datasets.0.video_resolution_buckets": [[33, 480, 480]]}
     stretched = result("finetrainers", wide, clip("a.mp4", 33, 16.0))
@@ -127,7 +150,8 @@ def test_held_frames_stretched_and_cut_pictures_are_named() -> None:
 @pytest.mark.parametrize(
     ("trainer", "values", "steps"),
     [
-        ("musubi", MUSUBI | {"dataset_config.datasets.0.batch_size": 4}, 2),  # 3 clips twice, the rest kept
+        # 3 clips twice, the rest kept
+        ("musubi", MUSUBI | {"dataset_config.datasets.0.batch_size": 4}, 2),
         ("diffusion-pipe", {"dataset.directory.0.path": "x", "dataset.frame_buckets": [33], "dataset.num_repeats": 2,
                             "micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}, 1),
         ("ai-toolkit", {"config.process.0.datasets.0.num_frames": 33, "config.process.0.train.batch_size": 2}, 2),
@@ -183,7 +207,9 @@ def test_the_command_prints_and_gives_json(
     found = json.loads(capsys.readouterr().out)
     Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
     assert found["trainer"] == "musubi"
-    assert found["theirs"]["used"] + found["theirs"]["dropped"] == len(found["clips"]) > 0
+    assert (
+        found["theirs"]["used"] + found["theirs"]["dropped"] == len(found["clips"]) > 0
+    )
     assert run("autopsy", *files, data=small_clips) == DONE
     text = capsys.readouterr().out
     assert all(row["path"] in text.replace("\n", "") for row in found["clips"])
@@ -239,7 +265,9 @@ def test_values_that_no_trainer_takes_are_one_sentence(
         )
 
 
-def test_nothing_is_written_where_their_config_says(small_clips: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_where_their_config_says(
+    small_clips: Path, tmp_path: Path
+) -> None:
     script, elsewhere = written(tmp_path)[0], tmp_path / "elsewhere"
     data = script.with_name("data.toml")
     data.write_text(data.read_text() + f'\ncache_directory = "{elsewhere}"')

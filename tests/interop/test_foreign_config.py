@@ -1,4 +1,6 @@
-"""Configs of other trainers are read whole: every leaf, the files that they refer to, and command lines."""
+"""Configs of other trainers are read whole: every leaf, the files that they refer to,
+and command lines.
+"""
 
 import json
 import pickle
@@ -29,7 +31,10 @@ HELD: dict[str, tuple[list[str], dict[str, Any]]] = {
             "dataset_config.datasets.0.target_frames": [1, 17, 30],
         },
     ),
-    "kohya": (["kohya/dataset.toml"], {"dataset_config.datasets.0.subsets.1.is_reg": True}),
+    "kohya": (
+        ["kohya/dataset.toml"],
+        {"dataset_config.datasets.0.subsets.1.is_reg": True},
+    ),
     "diffusion-pipe": (
         ["diffusion-pipe/main.toml"],
         {
@@ -97,7 +102,9 @@ def test_a_referred_file_given_too_is_not_read_twice() -> None:
         CONFIGS / "diffusion-pipe" / "main.toml",
         CONFIGS / "diffusion-pipe" / "data.toml",
     )
-    assert read_foreign_config([data, main]).values == read_foreign_config([main]).values
+    assert (
+        read_foreign_config([data, main]).values == read_foreign_config([main]).values
+    )
     assert read_foreign_config([data]).values == {
         key: value
         for key, value in read_foreign_config([main]).values.items()
@@ -125,7 +132,9 @@ def test_no_line_of_a_script_is_run_and_variables_are_of_the_file_alone(
 ) -> None:
     monkeypatch.setenv("SECRET", "told")
     touch = f"touch {tmp_path}/made"
-    script = f'{touch}\nA=$({touch})\npython x_train.py --dit "$SECRET" --seed `{touch}`\n'
+    script = (
+        f'{touch}\nA=$({touch})\npython x_train.py --dit "$SECRET" --seed `{touch}`\n'
+    )
     found = parse_options(script, Path("x.sh"))
     assert found["dit"] == "$SECRET"
     assert not (tmp_path / "made").exists()
@@ -138,7 +147,11 @@ BAD = {
     "bomb.yaml": b"a: &a [x, x]\nb: &b [*a, *a]\nconfig: {process: [*b]}\n",
     "tag.yaml": b"config: !!python/object/apply:os.system ['true']\n",
     "twice.json": b'{"model_type": 1, "model_type": 2, "training_method": 3}',
-    "deep.json": b'{"config": {"process": ' + b'[{"a":' * 3000 + b"1" + b"}]" * 3000 + b"}}",
+    "deep.json": b'{"config": {"process": '
+    + b'[{"a":' * 3000
+    + b"1"
+    + b"}]" * 3000
+    + b"}}",
     "ours.json": b'{"learning_rate": 1e-4, "lora": {"rank": 8}}',
     "list.json": b"[1, 2, 3]",
     "empty.sh": b"",
@@ -173,7 +186,9 @@ def test_files_of_two_runs_are_refused() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text(alphabet=st.sampled_from("ab=-$\"'{}()[]@\\^`\n %;|#<>. 1é"), max_size=80))
+@given(
+    st.text(alphabet=st.sampled_from("ab=-$\"'{}()[]@\\^`\n %;|#<>. 1é"), max_size=80)
+)
 def test_any_text_is_options_or_one_sentence(text: str) -> None:
     try:
         found = parse_options(text, Path("x.sh"))

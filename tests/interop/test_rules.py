@@ -1,4 +1,6 @@
-"""The rules of other trainers, beside numbers that their own functions gave (tests/interop/results_of_others.json)."""
+"""The rules of other trainers, beside numbers that their own functions gave
+(tests/interop/results_of_others.json).
+"""
 
 import json
 from pathlib import Path
@@ -32,7 +34,11 @@ def test_musubi_frames() -> None:
         found = rules.extract_windows(
             mode, counts, 4, rates, (stride, samples, most), SourceVideo(n, fps, 1, 1)
         )
-        got = [] if isinstance(found, str) else sorted([x[0], x[-1], len(x)] for x in found)
+        got = (
+            []
+            if isinstance(found, str)
+            else sorted([x[0], x[-1], len(x)] for x in found)
+        )
         assert got == sorted(wanted), (n, fps, mode, counts, own, source)
 
 
@@ -71,7 +77,9 @@ def test_diffusion_pipe_size_buckets() -> None:
 
 
 def test_ai_toolkit_frames() -> None:
-    for n, fps, count, rate, shrink, auto, trim, step, wanted in TABLES["ai-toolkit frames"]:
+    for n, fps, count, rate, shrink, auto, trim, step, wanted in TABLES[
+        "ai-toolkit frames"
+    ]:
         assert (
             mark(
                 one(
@@ -93,7 +101,11 @@ def test_finetrainers_frames_and_sizes() -> None:
         indices = one(rules.spread_over_clip(buckets, SourceVideo(n, 24.0, 1, 1)))
         assert mark(indices) == wanted
         assert (
-            list(rules.bucket_by_ratio(buckets, SourceVideo(n, 24.0, width, height), wanted[2]))
+            list(
+                rules.bucket_by_ratio(
+                    buckets, SourceVideo(n, 24.0, width, height), wanted[2]
+                )
+            )
             == size
         )
 
@@ -105,7 +117,10 @@ def test_simpletuner_frames() -> None:
 
 def test_onetrainer_frames() -> None:
     for n, fps, count, wanted in TABLES["onetrainer frames"]:
-        assert mark(one(rules.frames_from_start(count, SourceVideo(n, fps, 1, 1)))) == wanted
+        assert (
+            mark(one(rules.frames_from_start(count, SourceVideo(n, fps, 1, 1))))
+            == wanted
+        )
 
 
 def test_ltx_trainer_frames_and_sizes() -> None:
@@ -116,7 +131,11 @@ def test_ltx_trainer_frames_and_sizes() -> None:
         assert (None if isinstance(found, str) else len(found[0])) == count
         if count is not None:
             assert (
-                list(rules.bucket_by_sides(buckets, SourceVideo(n, fps, width, height), count))
+                list(
+                    rules.bucket_by_sides(
+                        buckets, SourceVideo(n, fps, width, height), count
+                    )
+                )
                 == size
             )
 
@@ -130,23 +149,33 @@ def test_sizes(trainer: str) -> None:
             case "musubi":
                 resolution, clip, *wanted = row
                 found = [
-                    rules.area_buckets(tuple(resolution), 16, SourceVideo(1, 1.0, *clip), 1)
+                    rules.area_buckets(
+                        tuple(resolution), 16, SourceVideo(1, 1.0, *clip), 1
+                    )
                 ]
             case "diffusion-pipe":
                 ratios, side, multiple, clip, *wanted = row
                 found = [
-                    rules.ratio_buckets(side, ratios, multiple, SourceVideo(1, 1.0, *clip), 1)
+                    rules.ratio_buckets(
+                        side, ratios, multiple, SourceVideo(1, 1.0, *clip), 1
+                    )
                 ]
             case "ai-toolkit":
                 side, multiple, clip, *wanted = row
-                found = [rules.within_area(side, multiple, SourceVideo(1, 1.0, *clip), 1)]
+                found = [
+                    rules.within_area(side, multiple, SourceVideo(1, 1.0, *clip), 1)
+                ]
             case "onetrainer":
                 side, multiple, clip, *wanted = row
-                found = [rules.listed_aspects(side, multiple, SourceVideo(1, 1.0, *clip), 1)]
+                found = [
+                    rules.listed_aspects(side, multiple, SourceVideo(1, 1.0, *clip), 1)
+                ]
             case _:
                 clip, side, square, *wanted = row
                 found = [
-                    rules.source_ratio(side, 64, square, edge, SourceVideo(1, 1.0, *clip), 1)
+                    rules.source_ratio(
+                        side, 64, square, edge, SourceVideo(1, 1.0, *clip), 1
+                    )
                     for edge in (False, True)
                 ]
         assert [list(size) for size in found] == wanted, row
@@ -169,7 +198,9 @@ DATASETS: dict[str, dict[str, Any]] = {
     "musubi": {"dataset_config.datasets.0.video_directory": "clips"},
     "diffusion-pipe": {"dataset.directory.0.path": "clips"},
     "ai-toolkit": {"config.process.0.datasets.0.num_frames": 33},
-    "finetrainers": {"dataset_config.datasets.0.video_resolution_buckets": [[49, 480, 832]]},
+    "finetrainers": {
+        "dataset_config.datasets.0.video_resolution_buckets": [[49, 480, 832]]
+    },
     "simpletuner": {"data_backend_config.0.dataset_type": "video"},
     "onetrainer": {"concepts.0.path": "clips"},
     "ltx-trainer": {"resolution_buckets": "768x512x49"},
@@ -180,9 +211,9 @@ DATASETS: dict[str, dict[str, Any]] = {
 def test_noise_levels() -> None:
     """To 0.01: their draws are random, or lie on a table of 1000 steps."""
     for values, bucket, wanted in TABLES["musubi noise"]:
-        assert noise_of("musubi", values, tuple(bucket)) == pytest.approx(wanted, abs=0.01), (
-            values
-        )
+        assert noise_of("musubi", values, tuple(bucket)) == pytest.approx(
+            wanted, abs=0.01
+        ), values
     for values, bucket, wanted in TABLES["diffusion-pipe noise"]:
         flat = {f"model.{key}": value for key, value in values.items()}
         assert noise_of("diffusion-pipe", flat, tuple(bucket)) == pytest.approx(
@@ -191,7 +222,9 @@ def test_noise_levels() -> None:
     for kind, shift, wanted in TABLES["ai-toolkit noise"]:
         if shift != 5.0:  # that of a model whose latents are 16 times smaller
             values = {"config.process.0.train.timestep_type": kind}
-            assert noise_of("ai-toolkit", values) == pytest.approx(wanted, abs=0.01), kind
+            assert noise_of("ai-toolkit", values) == pytest.approx(wanted, abs=0.01), (
+                kind
+            )
     for trainer in ("finetrainers", "simpletuner", "onetrainer"):
         for values, wanted in TABLES[f"{trainer} noise"]:
             assert noise_of(trainer, values) == pytest.approx(wanted, abs=0.01), (
@@ -199,6 +232,6 @@ def test_noise_levels() -> None:
                 values,
             )
     for bucket, wanted in TABLES["ltx-trainer noise"]:
-        assert noise_of("ltx-trainer", {}, tuple(bucket)) == pytest.approx(wanted, abs=0.01), (
-            bucket
-        )
+        assert noise_of("ltx-trainer", {}, tuple(bucket)) == pytest.approx(
+            wanted, abs=0.01
+        ), bucket

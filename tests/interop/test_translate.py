@@ -1,4 +1,6 @@
-"""The rules for configs of other trainers: what becomes of every key, and that videotune takes the result."""
+"""The rules for configs of other trainers: what becomes of every key, and that
+videotune takes the result.
+"""
 
 import json
 import math
@@ -43,11 +45,15 @@ def all_rules(trainer: str) -> list[tuple[str, dict[str, Any]]]:
         for key, some in known.items()
         for rule in (some if isinstance(some, list) else [some])
     )
-    return [(key, {"to": rule} if isinstance(rule, str) else rule) for key, rule in several]
+    return [
+        (key, {"to": rule} if isinstance(rule, str) else rule) for key, rule in several
+    ]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_rules_name_keys_of_ours_and_say_where_surprises_are_known_from(trainer: str) -> None:
+def test_rules_name_keys_of_ours_and_say_where_surprises_are_known_from(
+    trainer: str,
+) -> None:
     table = load_rules(trainer)
     assert table["repository"]
     assert table["read_from"]
@@ -89,14 +95,18 @@ def test_every_key_of_the_published_examples_is_known(example: dict[str, Any]) -
 
 
 EXPECTED = json.loads((CONFIGS / "expected.json").read_text(encoding="utf-8"))
-"""A config -> its files, keys of ours with the values that they come to, and all datasets."""
+"""A config -> its files, keys of ours with the values that they come to, and all
+datasets.
+"""
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_config_in_our_keys(name: str) -> None:
     expected = EXPECTED[name]
     found = imported(*expected["files"])
-    ours = {key: value for key, value in flatten(found.config).items() if key != "datasets"}
+    ours = {
+        key: value for key, value in flatten(found.config).items() if key != "datasets"
+    }
     assert {key: ours.get(key) for key in expected["ours"]} == expected["ours"]
     folder = CONFIGS / Path(expected["files"][0]).parent
     datasets = expected.get("datasets", [])
@@ -138,14 +148,21 @@ def test_verdicts_and_notes() -> None:
     assert not one_for_all.ours
     assert "30" in one_for_all.note
     assert (
-        row(imported(*EXPECTED["videomodelstudio"]["files"]), "params.model_version").verdict
+        row(
+            imported(*EXPECTED["videomodelstudio"]["files"]), "params.model_version"
+        ).verdict
         == "differs"
     )
-    assert row(imported(*EXPECTED["onetrainer"]["files"]), "timestep_distribution").ours == {}
+    assert (
+        row(imported(*EXPECTED["onetrainer"]["files"]), "timestep_distribution").ours
+        == {}
+    )
 
 
 def test_a_value_out_of_bounds_is_a_row() -> None:
-    theirs = read_foreign_config([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
+    theirs = read_foreign_config(
+        [CONFIGS / name for name in EXPECTED["musubi"]["files"]]
+    )
     odd = {
         "learning_rate": -1.0,
         "network_dim": "many",
@@ -155,7 +172,10 @@ def test_a_value_out_of_bounds_is_a_row() -> None:
     }
     found = translate(
         ForeignConfig(
-            theirs.trainer, {**theirs.values, **odd}, theirs.files, (("resume", "gone"),)
+            theirs.trainer,
+            {**theirs.values, **odd},
+            theirs.files,
+            (("resume", "gone"),),
         )
     )
     assert all(row(found, key).verdict == "none" for key in odd)
@@ -192,13 +212,17 @@ ODD = [
 def test_no_value_of_a_key_ends_it(trainer: str) -> None:
     keys = [key.replace(".N", ".0").replace("*", "x") for key, _ in all_rules(trainer)]
     for value in ODD:
-        found = translate(ForeignConfig(trainer, dict.fromkeys(keys, value), (HERE / "x",), ()))
+        found = translate(
+            ForeignConfig(trainer, dict.fromkeys(keys, value), (HERE / "x",), ())
+        )
         assert {row.key for row in found.rows} >= set(keys)
 
 
 @pytest.mark.parametrize("sampling", ["sigma", "shift", "sigmoid", "uniform"])
 def test_what_a_number_means_depends_on_other_keys(sampling: str) -> None:
-    theirs = read_foreign_config([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
+    theirs = read_foreign_config(
+        [CONFIGS / name for name in EXPECTED["musubi"]["files"]]
+    )
     found = translate(
         ForeignConfig(
             "musubi", {**theirs.values, "timestep_sampling": sampling}, theirs.files, ()

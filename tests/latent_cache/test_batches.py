@@ -1,6 +1,8 @@
-"""Batches are a pure function of the step: threads, order of asking and process do not matter.
+"""Batches are a pure function of the step: threads, order of asking and process do not
+matter.
 
-And first frames that samples are told, on channels of their own or in place of noise, and noise drawn onto them.
+And first frames that samples are told, on channels of their own or in place of noise,
+and noise drawn onto them.
 """
 
 import threading
@@ -49,7 +51,9 @@ Make = Callable[..., tuple[Job, Any, BatchSource]]
 
 
 @pytest.fixture
-def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path) -> Make:
+def make(
+    small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path
+) -> Make:
     """A job on a kind of Wan, its family, and its filled source."""
 
     def get(variant: str, *sets: str) -> tuple[Job, Any, BatchSource]:
@@ -103,11 +107,15 @@ def test_threads_change_nothing(threads: int, source: BatchSource) -> None:
 def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
     processes: int, source: BatchSource
 ) -> None:
-    """Together they are the step that one alone has, in order; where there are more of them than samples some have none."""
+    """Together they are the step that one alone has, in order; where there are more of
+    them than samples some have none.
+    """
     for step in (1, 7):
         whole = prepare(source, step)
         parts = [prepare(source, step, (i, processes)) for i in range(processes)]
-        own = [part.batch.window_ids if part.batch is not None else () for part in parts]
+        own = [
+            part.batch.window_ids if part.batch is not None else () for part in parts
+        ]
         assert [name for names in own for name in names] == list(whole.batch.window_ids)
         assert max(map(len, own)) - min(map(len, own)) <= 1
         assert [part.first for part in parts] == [
@@ -126,7 +134,9 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
 
 
 def test_reading_ahead_takes_no_cores_from_the_training(source: BatchSource) -> None:
-    """Torch operations of the reading threads stay in one thread; those of the caller keep theirs, before and after."""
+    """Torch operations of the reading threads stay in one thread; those of the caller
+    keep theirs, before and after.
+    """
     torch.set_num_threads(2)
     try:
         pool = single_threaded_pool(2)
@@ -147,12 +157,17 @@ def test_a_stream_that_is_left_ends_its_threads(source: BatchSource) -> None:
 
 
 def test_latents_with_a_variance_are_drawn_per_view(source: BatchSource) -> None:
-    """x0 = mean + exp(logvar / 2) ε, a new ε for each view, the same one when asked again."""
+    """x0 = mean + exp(logvar / 2) ε, a new ε for each view, the same one when asked
+    again.
+    """
     window = source.buckets[0][0]
     key = source.keys.latents(sample_window(window, 0, 5))
     mean = source.store.get("latents", key)["mean"]
     source.store.put(
-        "latents", key, {"mean": mean, "logvar": torch.full_like(mean, 2 * 0.693147)}, {}
+        "latents",
+        key,
+        {"mean": mean, "logvar": torch.full_like(mean, 2 * 0.693147)},
+        {},
     )
     one, again, other = (
         source.sample(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0))
@@ -166,16 +181,22 @@ SHAPE = ClipShape(9, 32, 48, 16.0)
 
 
 def made(
-    folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip], **words: Any
+    folder: Path,
+    buckets: Sequence[Sequence[Window]],
+    clips: Sequence[Clip],
+    **words: Any,
 ) -> BatchSource:
-    """A source over latents that no encoder made: all cells of a take's are ``number_of`` it."""
+    """A source over latents that no encoder made: all cells of a take's are
+    ``number_of`` it.
+    """
     store, keys = LatentCache(folder), CacheKeys("v", "t", 8, 0)
     for window in {window for bucket in buckets for window in bucket}:
         for variant in (DETERMINISTIC_VARIANT, *range(3)):
             shown = sample_window(window, variant, 0)
             frames = (window.shape.frames - 1) // 4 + 1
             latents = torch.full(
-                (4, frames, window.shape.height // 8, window.shape.width // 8), number_of(shown)
+                (4, frames, window.shape.height // 8, window.shape.width // 8),
+                number_of(shown),
             )
             store.put("latents", keys.latents(shown), {"mean": latents}, {})
     for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
@@ -185,11 +206,15 @@ def made(
         config=config_of(video={"variants": 3}, caption_dropout=0.1),
         store=store,
         keys=keys,
-        condition=lambda states: Conditioning(torch.stack([state["text"] for state in states])),
+        condition=lambda states: Conditioning(
+            torch.stack([state["text"] for state in states])
+        ),
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
         objective=objective("flow", {}, TimestepSampler()),
-        spec=SimpleNamespace(patch=(1, 2, 2), image_conditioning="none", shift_by_tokens=None),
+        spec=SimpleNamespace(
+            patch=(1, 2, 2), image_conditioning="none", shift_by_tokens=None
+        ),
         schedule=Schedule(0, sizes, (2,) * len(sizes)),
         sizes=dict.fromkeys((clip.id for clip in clips), (64, 64)),
     )
@@ -212,12 +237,19 @@ def some_clips(*repeats: int, **facts: Any) -> list[Clip]:
 def entries(clips: Sequence[Clip], **facts: Any) -> list[Window]:
     """A window a clip, all of them, then those with a second copy, and so on."""
     windows = [Window(clip.id, 0.0, 2.0, SHAPE, **facts) for clip in clips]
-    both, most = list(zip(windows, clips, strict=True)), max(clip.repeats for clip in clips)
-    return [window for copy in range(most) for window, clip in both if copy < clip.repeats]
+    both, most = (
+        list(zip(windows, clips, strict=True)),
+        max(clip.repeats for clip in clips),
+    )
+    return [
+        window for copy in range(most) for window, clip in both if copy < clip.repeats
+    ]
 
 
 def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
-    """However many entries a window has: its n-th pass shows views n·r to n·r + r - 1, each once."""
+    """However many entries a window has: its n-th pass shows views n·r to n·r + r - 1,
+    each once.
+    """
     clips = some_clips(1, 3, 2, 1)
     source = made(tmp_path, [entries(clips, sampling="start")], clips)
     seen: dict[str, list[int]] = {clip.id: [] for clip in clips}
@@ -241,7 +273,9 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
         assert Counter(seen[clip.id]) == dict.fromkeys(range(3), 4 * clip.repeats)
 
 
-def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path) -> None:
+def test_without_variants_each_view_is_encoded_anew_one_at_a_time(
+    tmp_path: Path,
+) -> None:
     clips = some_clips(2, 1, 1)
     windows = entries(clips, sampling="start")
     windows[1] = replace(windows[1], sampling="even")  # this one comes from the store
@@ -256,7 +290,9 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
         busy.release()
         return LatentDistribution(torch.full((4, 3, 4, 6), number_of(shown)))
 
-    source = with_config(made(tmp_path, [windows], clips, encode=encode), {"variants": 0})
+    source = with_config(
+        made(tmp_path, [windows], clips, encode=encode), {"variants": 0}
+    )
     batches = [
         one.batch for one in stream(source, 1, 20, 3)
     ]  # 40 samples of 4 entries: 10 passes
@@ -265,7 +301,9 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
     }
     assert {(shown.window.clip_id, shown.variant) for shown in asked} == wanted
     assert len(asked) == len(wanted)
-    assert all(shown == sample_window(shown.window, shown.variant, 0) for shown in asked)
+    assert all(
+        shown == sample_window(shown.window, shown.variant, 0) for shown in asked
+    )
     numbers = Counter(
         number for batch in batches for number in batch.x0[:, 0, 0, 0, 0].tolist()
     )
@@ -276,11 +314,19 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
 
 
 def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
-    """Real clips, cropped at random: view v in the loop is variant v of the cache, bit for bit."""
-    video = ("video_config.variants=2", "video_config.frames=5", "video_config.windows=head")
+    """Real clips, cropped at random: view v in the loop is variant v of the cache, bit
+    for bit.
+    """
+    video = (
+        "video_config.variants=2",
+        "video_config.frames=5",
+        "video_config.windows=head",
+    )
     _, _, cached = make("t2v", "resolution=16x32", "resize=random", *video)
     in_the_loop = with_config(cached, {"variants": 0})
-    first = [source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)]
+    first = [
+        source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)
+    ]
     second = [
         source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean
         for source in (cached, in_the_loop)
@@ -300,13 +346,16 @@ def test_frame_dropout_drops_its_share_and_never_the_first(
     windows = [replace(window, shape=long) for window in entries(clips)]
     without = made(tmp_path, [windows], clips)
     without = replace(
-        without, spec=SimpleNamespace(**vars(without.spec) | {"patch": (patch_frames, 2, 2)})
+        without,
+        spec=SimpleNamespace(**vars(without.spec) | {"patch": (patch_frames, 2, 2)}),
     )
     source = with_config(without, {"frame_dropout_probability": 0.3})
     dropped = []
     for step in range(1, 151):
         one, plain = prepare(source, step), prepare(without, step)
-        assert torch.equal(one.batch.loss_mask, (~one.batch.dropped_frames_mask).float())
+        assert torch.equal(
+            one.batch.loss_mask, (~one.batch.dropped_frames_mask).float()
+        )
         assert not plain.batch.dropped_frames_mask.any()
         assert torch.equal(one.noise, plain.noise), "other draws are as without"
         assert torch.equal(one.t, plain.t)
@@ -326,8 +375,12 @@ def test_frame_dropout_drops_its_share_and_never_the_first(
 
 
 def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
-    """A white film of 64x24 pixels, shown in 32x32: latent cells without a white pixel are those without weight."""
-    path = write_clip(tmp_path / "white.mp4", np.full((9, 24, 64, 3), 255, np.uint8), 16)
+    """A white film of 64x24 pixels, shown in 32x32: latent cells without a white pixel
+    are those without weight.
+    """
+    path = write_clip(
+        tmp_path / "white.mp4", np.full((9, 24, 64, 3), 255, np.uint8), 16
+    )
     facts = probe(path)
     shape = ClipShape(5, 32, 32, 16.0)
     clips = some_clips(1)
@@ -335,7 +388,9 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     shown = sample_window(window, 0, 0)
     frames = decode(facts, shown.times, 32, 32, "pad", shown.place)
     sizes = {clips[0].id: (facts.width, facts.height)}
-    source = made(tmp_path, [[window]], clips, sizes=sizes, schedule=Schedule(0, (1,), (1,)))
+    source = made(
+        tmp_path, [[window]], clips, sizes=sizes, schedule=Schedule(0, (1,), (1,))
+    )
     weight = prepare(source, 1).batch.loss_mask[0, 0]
     white = torch.from_numpy(frames).amax(-1).view(5, 4, 8, 4, 8).amax((0, 2, 4)) > 30
     assert torch.equal(weight, white.float().expand(2, 4, 4))
@@ -343,7 +398,9 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
 
 
 def test_stratified_levels_are_each_uniform_and_together_even() -> None:
-    """The marginal of every sample is exactly uniform; a step's samples are one in each equal part."""
+    """The marginal of every sample is exactly uniform; a step's samples are one in each
+    equal part.
+    """
     whole = torch.stack([uniforms(3, step, 4, True) for step in range(1, 4001)])
     assert ((whole * 4).long().sort(1).values == torch.arange(4)).all()
     for column in whole.T:
@@ -357,13 +414,21 @@ def test_stratified_levels_are_each_uniform_and_together_even() -> None:
 
 
 def told(source: BatchSource, steps: int) -> list[bool]:
-    """Which samples of the first steps are told their frame, by what the network would be fed."""
+    """Which samples of the first steps are told their frame, by what the network would
+    be fed.
+    """
     batches = [prepare(source, step).batch for step in range(1, steps + 1)]
     if source.spec.image_conditioning == "replace":
         return [
-            bool(one) for batch in batches for one in batch.conditioning_mask[:, 0, 0, 0, 0]
+            bool(one)
+            for batch in batches
+            for one in batch.conditioning_mask[:, 0, 0, 0, 0]
         ]
-    return [bool(one.any()) for batch in batches for one in batch.conditioning.extras["image"]]
+    return [
+        bool(one.any())
+        for batch in batches
+        for one in batch.conditioning.extras["image"]
+    ]
 
 
 def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> None:
@@ -373,10 +438,15 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
         batch = prepare(source, step).batch
         for row, name in enumerate(batch.window_ids):
             moments = encode_sample(
-                family, source.keys, source.keys.sample(windows[name], 0), job.library.media
+                family,
+                source.keys,
+                source.keys.sample(windows[name], 0),
+                job.library.media,
             )
             for key in ("image", "clip"):
-                assert torch.equal(batch.conditioning.extras[key][row], moments.extras[key])
+                assert torch.equal(
+                    batch.conditioning.extras[key][row], moments.extras[key]
+                )
             assert torch.equal(batch.x0[row], moments.mean)
         assert not batch.has_conditioning
         assert not batch.conditioning_mask.any()
@@ -390,7 +460,9 @@ def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(
     found = told(source, 60)
     assert sum(found) / len(found) == pytest.approx(0.3, abs=0.08)
     assert found == told(source, 60)
-    smaller = replace(source.schedule, batches=tuple(2 for _ in source.schedule.batches))
+    smaller = replace(
+        source.schedule, batches=tuple(2 for _ in source.schedule.batches)
+    )
     assert told(replace(source, schedule=smaller), 60)[::2] == found[::4]
     for share in (0.0, 1.0):
         assert set(told(with_config(source, first_frame_probability=share), 20)) == {
@@ -398,9 +470,13 @@ def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(
         }
 
 
-def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(make: Make) -> None:
+def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(
+    make: Make,
+) -> None:
     job, family, source = make(
-        "ti2v", "first_frame_probability=0.5", "video_config.frame_dropout_probability=0.3"
+        "ti2v",
+        "first_frame_probability=0.5",
+        "video_config.frame_dropout_probability=0.3",
     )
     net, loss = family.denoiser(), make_objective(job.spec, job.config)
     both = 0
@@ -419,7 +495,9 @@ def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(make:
             assert torch.equal(
                 denoising_loss(family, net, loss, batch, one.t, noise).mse, error
             ), "never fed"
-            other = replace(batch, conditioning_mask=torch.zeros_like(batch.conditioning_mask))
+            other = replace(
+                batch, conditioning_mask=torch.zeros_like(batch.conditioning_mask)
+            )
             both += not torch.equal(
                 denoising_loss(family, net, loss, other, one.t, one.noise).mse, error
             )
@@ -449,15 +527,23 @@ def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
     assert plain_batch(source, source.buckets[0][0]).conditioning.extras == {}
 
 
-def test_an_image_models_latents_have_names_of_their_own(make: Make, tiny_family: Open) -> None:
-    """The same VAE's latents of the same clip, without the image beside them, are of no use to it."""
+def test_an_image_models_latents_have_names_of_their_own(
+    make: Make, tiny_family: Open
+) -> None:
+    """The same VAE's latents of the same clip, without the image beside them, are of no
+    use to it.
+    """
     prints = {
         variant: tiny_family("wan", variant=variant).fingerprints()["vae"]
         for variant in ("t2v", "i2v")
     }
     assert prints["i2v"] != prints["t2v"]
-    assert tiny_family("wan", torch.bfloat16, "i2v").fingerprints()["vae"] != prints["i2v"]
-    assert tiny_family("wan", torch.bfloat16, "t2v").fingerprints()["vae"] == prints["t2v"]
+    assert (
+        tiny_family("wan", torch.bfloat16, "i2v").fingerprints()["vae"] != prints["i2v"]
+    )
+    assert (
+        tiny_family("wan", torch.bfloat16, "t2v").fingerprints()["vae"] == prints["t2v"]
+    )
 
 
 class Noisy:
@@ -475,18 +561,23 @@ class Noisy:
         moments = self.family.encode_video(frames)
         number = 0.0 if random is None else float(random.standard_normal())
         return replace(
-            moments, extras=dict(moments.extras) | {"image": moments.extras["image"] + number}
+            moments,
+            extras=dict(moments.extras) | {"image": moments.extras["image"] + number},
         )
 
 
-def noise_in(source: BatchSource, window: Window, variant: int, plain: torch.Tensor) -> float:
+def noise_in(
+    source: BatchSource, window: Window, variant: int, plain: torch.Tensor
+) -> float:
     difference = source.sample(window, variant, 1, 0).extras["image"] - plain
     assert difference.std() < 1e-6
     return float(difference.mean())
 
 
 def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) -> None:
-    """Variant v of a window has the draws of its name, cached or encoded in the loop; the plain view has none."""
+    """Variant v of a window has the draws of its name, cached or encoded in the loop;
+    the plain view has none.
+    """
     job, own, clean = make("i2v-a14b")
     family: Any = Noisy(own)
     job = replace(job, spec=family.spec)
@@ -503,9 +594,9 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
         ]
         assert len(set(wanted_)) == 4
         for where in (source, in_the_loop):
-            assert [noise_in(where, window, v, plain) for v in range(4)] == pytest.approx(
-                wanted_, abs=1e-5
-            )
+            assert [
+                noise_in(where, window, v, plain) for v in range(4)
+            ] == pytest.approx(wanted_, abs=1e-5)
         assert noise_in(in_the_loop, window, 9, plain) not in wanted_
     bucket = source.buckets[0]
     assert [source.variant(0, 0, epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
@@ -528,4 +619,6 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
         == len(entries_of(source.keys, items))
         == 3
     )
-    assert len(missing(few, replace(source.keys, image_noise=False), items).samples) == 1
+    assert (
+        len(missing(few, replace(source.keys, image_noise=False), items).samples) == 1
+    )

@@ -1,4 +1,6 @@
-"""Filling the cache: the right entries, once each, whatever kills it; frames from worker processes; memory flat."""
+"""Filling the cache: the right entries, once each, whatever kills it; frames from
+worker processes; memory flat.
+"""
 
 import os
 import shutil
@@ -59,9 +61,13 @@ def data_of(folder: Path) -> Data:
     facts = {hash_file(path): probe(path) for path in sorted(folder.rglob("*.mp4"))}
     starts = (0.0, LENGTH)
     takes = [
-        (Window(clip, start, start + LENGTH, SHAPE), 0) for clip in facts for start in starts
+        (Window(clip, start, start + LENGTH, SHAPE), 0)
+        for clip in facts
+        for start in starts
     ]
-    return Data(facts, takes, ["", *(Path(known.path).parent.name for known in facts.values())])
+    return Data(
+        facts, takes, ["", *(Path(known.path).parent.name for known in facts.values())]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +118,21 @@ def todo_of(family: Any, cache: LatentCache, data: Data) -> CacheItems:
     return missing(cache, CacheKeys.of(family, data.seed), data.items)
 
 
-def filled(family: Any, folder: Path, data: Data, workers: Workers | None = None) -> Watched:
+def filled(
+    family: Any, folder: Path, data: Data, workers: Workers | None = None
+) -> Watched:
     """Fill a cache with what the data lacks there; what was encoded."""
     watched: Any = Watched(family)
     cache = LatentCache(folder)
-    fill(watched, cache, todo_of(family, cache, data), data.facts, data.seed, workers, quiet)
+    fill(
+        watched,
+        cache,
+        todo_of(family, cache, data),
+        data.facts,
+        data.seed,
+        workers,
+        quiet,
+    )
     return watched
 
 
@@ -126,7 +142,9 @@ def filled(family: Any, folder: Path, data: Data, workers: Workers | None = None
 def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     clips: Path, tiny_family: Open, tmp_path: Path, workers: Workers
 ) -> None:
-    """By worker processes and without them alike, bit for bit, for every way to show a window."""
+    """By worker processes and without them alike, bit for bit, for every way to show a
+    window.
+    """
     family, data = tiny_family("wan"), data_of(clips)
     window = data.takes[0][0]
     whole, swapping = replace(window, end=1.2), replace(window, swaps=True)
@@ -149,15 +167,20 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
         shown = sample_window(window, variant, data.seed)
         key = CacheKeys.of(family, data.seed).latents(shown)
         frames = decode(
-            data.facts[window.clip_id], shown.times, 32, 32, shown.window.resize, shown.place
+            data.facts[window.clip_id],
+            shown.times,
+            32,
+            32,
+            shown.window.resize,
+            shown.place,
         )
         truth = family.encode_video(to_model(frames)).mean
         for cache in (here, there):
             assert torch.equal(cache.get("latents", key)["mean"], truth)
             assert cache.get("latents", key)["mean"].dtype == torch.float32
-    assert len({entry.hash for entry in here.entries() if entry.kind == "latents"}) == 9, (
-        "all of them differ"
-    )
+    assert (
+        len({entry.hash for entry in here.entries() if entry.kind == "latents"}) == 9
+    ), "all of them differ"
 
 
 def test_progress_report_and_what_is_freed(
@@ -170,15 +193,28 @@ def test_progress_report_and_what_is_freed(
         [],
     )
     todo = todo_of(family, cache, data)
-    assert fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row)) > 0
-    assert [row[1:] for row in told] == [(1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert (
+        fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row))
+        > 0
+    )
+    assert [row[1:] for row in told] == [
+        (1, 3),
+        (2, 3),
+        (3, 3),
+        (1, 4),
+        (2, 4),
+        (3, 4),
+        (4, 4),
+    ]
     assert told[0][0].startswith("captions, ")
     assert told[-1][0].startswith("windows, ")
     assert told[-1][0].endswith(" a second")
     assert family.freed == ["text_encoder", "vae"]
     files = sorted(path.parent.name for path in tmp_path.rglob("*.safetensors"))
     assert files == ["latents"] * 4 + ["text"] * 3
-    paths = {entry.about["clip"] for entry in cache.entries() if entry.kind == "latents"}
+    paths = {
+        entry.about["clip"] for entry in cache.entries() if entry.kind == "latents"
+    }
     assert paths == {known.path for known in data.facts.values()}
 
 
@@ -212,16 +248,22 @@ def test_long_captions_are_counted(tiny_family: Open, tmp_path: Path) -> None:
 
 CHANGES = {
     **dict.fromkeys(("nothing", "a clip's name", "seed", "transformer"), (0, 0)),
-    **dict.fromkeys(("DECODE", "frames", "height", "width", "resize", "place", "vae"), (4, 0)),
+    **dict.fromkeys(
+        ("DECODE", "frames", "height", "width", "resize", "place", "vae"), (4, 0)
+    ),
     **dict.fromkeys(("text_encoder", "tokenizer", "dtype", "token limit"), (0, 3)),
     **dict.fromkeys(("a window's start", "a window's length in time"), (1, 0)),
 } | {"a clip's bytes": (2, 0), "a caption": (0, 1), "SCHEMA": (4, 3)}
-"""What a person or an upgrade changes, and how many latents and captions that must make anew, of 4 and 3."""
+"""What a person or an upgrade changes, and how many latents and captions that must make
+anew, of 4 and 3.
+"""
 
 
 @pytest.fixture(scope="module")
 def baseline(
-    clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    clips: Path,
+    tiny_bases: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, Path]:
     """A base model and a cache filled from it."""
     base, cache = tiny_bases("wan"), tmp_path_factory.mktemp("baseline")
@@ -230,7 +272,9 @@ def baseline(
 
 
 def another_model(base: Path, part: str, tmp: Path) -> Path:
-    """The checkpoint with one part of it changed: a weight, or a word of the tokenizer's config."""
+    """The checkpoint with one part of it changed: a weight, or a word of the
+    tokenizer's config.
+    """
     folder = shutil.copytree(base, tmp / "base")
     if part == "tokenizer":
         path = folder / part / "tokenizer_config.json"
@@ -269,16 +313,22 @@ def test_a_change_makes_exactly_what_it_touches_anew(
         case "DECODE" | "SCHEMA":
             monkeypatch.setattr(keys, change, getattr(keys, change) + 1)
         case "a window's start":
-            data.takes[0] = replace(first, start=0.0625, end=first.end + 0.0625), variant
+            data.takes[0] = (
+                replace(first, start=0.0625, end=first.end + 0.0625),
+                variant,
+            )
         case "a window's length in time":
             data.takes[0] = replace(first, end=first.end + 0.2), variant
         case "frames" | "height" | "width":
             shape = replace(first.shape, **{change: 5 if change == "frames" else 16})
             data.takes = [
-                (replace(window, shape=shape), variant) for window, variant in data.takes
+                (replace(window, shape=shape), variant)
+                for window, variant in data.takes
             ]
         case "resize":
-            data.takes = [(replace(window, resize="pad"), 0) for window, _ in data.takes]
+            data.takes = [
+                (replace(window, resize="pad"), 0) for window, _ in data.takes
+            ]
         case "place":
             data.takes += [
                 (replace(window, resize="random"), v)
@@ -302,7 +352,9 @@ def test_a_change_makes_exactly_what_it_touches_anew(
     after = {entry.name: entry.hash for entry in LatentCache(cache).entries()}
     assert before.items() <= after.items(), "what was there stays as it was"
     assert len(after) - len(before) == sum(CHANGES[change])
-    assert entries_of(CacheKeys.of(family, data.seed), data.items).keys() <= after.keys()
+    assert (
+        entries_of(CacheKeys.of(family, data.seed), data.items).keys() <= after.keys()
+    )
     assert not todo_of(family, LatentCache(cache), data)
 
 
@@ -312,7 +364,9 @@ def test_a_change_makes_exactly_what_it_touches_anew(
 def test_two_fills_at_once_do_not_disturb_each_other(
     clips: Path, tiny_family: Open, tmp_path: Path
 ) -> None:
-    """The second is told who fills; when it comes back it has nothing to do, though it looked before."""
+    """The second is told who fills; when it comes back it has nothing to do, though it
+    looked before.
+    """
     family, data = tiny_family("wan"), data_of(clips)
     late = LatentCache(tmp_path)
     todo, watched = todo_of(family, late, data), Watched(family)
@@ -360,8 +414,14 @@ def test_a_clip_that_cannot_be_decoded_is_named_and_the_others_are_kept(
             torch.OutOfMemoryError("CUDA"),
             "not enough memory to encode it. Fewer frames or a lower resolution",
         ),
-        (RuntimeError("Given groups=1, weight of size"), "cannot be encoded: Given groups=1"),
-        (None, "cannot be encoded: the encoder's mean holds infinite or undefined numbers"),
+        (
+            RuntimeError("Given groups=1, weight of size"),
+            "cannot be encoded: Given groups=1",
+        ),
+        (
+            None,
+            "cannot be encoded: the encoder's mean holds infinite or undefined numbers",
+        ),
     ],
 )
 def test_a_vae_that_fails_names_the_clip_and_the_window(
@@ -404,7 +464,9 @@ class Instant:
         assert (task, limit >= self.limit) == ("decode", True)
         future: Future[Any] = Future()
         future.set_result(
-            np.zeros((len(words["times"]), words["height"], words["width"], 3), np.uint8)
+            np.zeros(
+                (len(words["times"]), words["height"], words["width"], 3), np.uint8
+            )
         )
         self.asked += 1
         return future
@@ -412,7 +474,8 @@ class Instant:
 
 def many(count: int) -> list[Any]:
     return [
-        sample_window(Window("c" * 32, float(i), i + LENGTH, SHAPE), 0, 0) for i in range(count)
+        sample_window(Window("c" * 32, float(i), i + LENGTH, SHAPE), 0, 0)
+        for i in range(count)
     ]
 
 
@@ -448,7 +511,9 @@ def test_takes_of_one_clip_are_decoded_in_one_pass(
     clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts, takes = facts_of_one(clips), many(10)
-    others = [replace(shown, window=replace(shown.window, resize="pad")) for shown in many(3)]
+    others = [
+        replace(shown, window=replace(shown.window, resize="pad")) for shown in many(3)
+    ]
     for bound, passes in ((10**9, 2), (4 * 3 * 9 * 32 * 32, 4), (1, 13)):
         monkeypatch.setattr(decode_ahead, "GROUP_BYTES", bound)
         pool: Any = Instant()

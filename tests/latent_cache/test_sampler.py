@@ -1,4 +1,6 @@
-"""Which windows a step takes: a pure function of the step, fair to buckets and windows at every moment."""
+"""Which windows a step takes: a pure function of the step, fair to buckets and windows
+at every moment.
+"""
 
 from collections import Counter
 from fractions import Fraction
@@ -22,8 +24,12 @@ from videotune.latent_cache.sampler import (
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
-    batches = draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
-    return Schedule(draw(st.integers(0, 9)), tuple(sizes), tuple(batches), draw(st.booleans()))
+    batches = draw(
+        st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes))
+    )
+    return Schedule(
+        draw(st.integers(0, 9)), tuple(sizes), tuple(batches), draw(st.booleans())
+    )
 
 
 @given(schedules())
@@ -75,14 +81,20 @@ def test_every_bucket_has_its_share_and_every_window_of_it(
 
 
 def test_small_orders_are_all_about_equally_likely() -> None:
-    """24 orders of four windows in 4,800 epochs: chi squared of 23 degrees of freedom, below its 99.99 % point."""
-    found = Counter(tuple(order(Schedule(3, (4,), (1,)), 0, epoch)) for epoch in range(4800))
+    """24 orders of four windows in 4,800 epochs: chi squared of 23 degrees of freedom,
+    below its 99.99 % point.
+    """
+    found = Counter(
+        tuple(order(Schedule(3, (4,), (1,)), 0, epoch)) for epoch in range(4800)
+    )
     assert len(found) == 24
     assert sum((count - 200) ** 2 / 200 for count in found.values()) < 56
 
 
 def test_the_stream_is_pinned() -> None:
-    """A resumed run depends on it: where this changes, runs of before cannot be resumed."""
+    """A resumed run depends on it: where this changes, runs of before cannot be
+    resumed.
+    """
     schedule = Schedule(7, (5, 3), (2, 1))
     buckets, samples = zip(
         *(sample_indices(schedule, step) for step in range(1, 7)), strict=True
@@ -98,7 +110,11 @@ def test_the_stream_is_pinned() -> None:
     )
 
 
-@pytest.mark.parametrize(("sizes", "batches"), [((), ()), ((3, 0), (1, 1)), ((3,), (0,))])
-def test_empty_schedules_are_refused(sizes: tuple[int, ...], batches: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "batches"), [((), ()), ((3, 0), (1, 1)), ((3,), (0,))]
+)
+def test_empty_schedules_are_refused(
+    sizes: tuple[int, ...], batches: tuple[int, ...]
+) -> None:
     with pytest.raises(VideotuneError):
         Schedule(0, sizes, batches)

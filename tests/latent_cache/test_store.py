@@ -1,6 +1,8 @@
-"""The store: what is in it is what its key says, whole, made once, and there after any kill.
+"""The store: what is in it is what its key says, whole, made once, and there after any
+kill.
 
-Verify, prune and list: damage is found, what is wanted stays, and a kill in between costs nothing.
+Verify, prune and list: damage is found, what is wanted stays, and a kill in between
+costs nothing.
 """
 
 import os
@@ -64,8 +66,12 @@ def lost(store: LatentCache, count: int = 8) -> list[int]:
     return [i for i in range(count) if not store.has("latents", f"k{i}")]
 
 
-def after_each_kill(work: Callable[[Path], object], folder: Path, least: int) -> Iterator[Path]:
-    """Copies of a folder, in each of which a real SIGKILL ended the work in another state that it goes through."""
+def after_each_kill(
+    work: Callable[[Path], object], folder: Path, least: int
+) -> Iterator[Path]:
+    """Copies of a folder, in each of which a real SIGKILL ended the work in another
+    state that it goes through.
+    """
     points = kill_points(work, shutil.copytree(folder, folder.with_name("dry")))
     assert len(points) > least
     for number, point in enumerate(points):
@@ -75,7 +81,9 @@ def after_each_kill(work: Callable[[Path], object], folder: Path, least: int) ->
 
 
 def is_sound(folder: Path, count: int) -> None:
-    """Every entry is there and equal, and no file that nobody needs is left once the folder was tidied."""
+    """Every entry is there and equal, and no file that nobody needs is left once the
+    folder was tidied.
+    """
     store = LatentCache(folder)
     assert lost(store, count) == []
     assert holds(store, range(count))
@@ -109,7 +117,13 @@ def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> N
         assert plain not in keys
         assert plain == latent_key(WINDOW, 0, 0), "the same pixels have the same name"
     assert (
-        len({latent_key(WINDOW, variant) for variant in (DETERMINISTIC_VARIANT, 0, 1, 5)}) == 1
+        len(
+            {
+                latent_key(WINDOW, variant)
+                for variant in (DETERMINISTIC_VARIANT, 0, 1, 5)
+            }
+        )
+        == 1
     )
 
 
@@ -118,12 +132,16 @@ def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> N
 
 def test_views_of_one_memory_are_stored_as_what_they_show(tmp_path: Path) -> None:
     both = torch.arange(12.0).reshape(2, 6)
-    LatentCache(tmp_path).put("latents", "k", {"mean": both[0], "logvar": both[1].T}, {})
+    LatentCache(tmp_path).put(
+        "latents", "k", {"mean": both[0], "logvar": both[1].T}, {}
+    )
     found = LatentCache(tmp_path).get("latents", "k")
     assert torch.equal(torch.stack([found["mean"], found["logvar"]]), both)
 
 
-def test_a_store_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_says_where_and_what_to_do(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(VideotuneError, match=r"file.*cache_dir"):
         LatentCache(tmp_path / "file").put("latents", "k", value(0), {})
@@ -194,7 +212,9 @@ def test_killed_anywhere_in_putting_nothing_is_lost(tmp_path: Path) -> None:
     assert set(made) == {False, True}
 
 
-def test_parts_of_killed_writers_are_swept_when_the_next_one_comes(tmp_path: Path) -> None:
+def test_parts_of_killed_writers_are_swept_when_the_next_one_comes(
+    tmp_path: Path,
+) -> None:
     store = filled(tmp_path, 1)
     part = tmp_path / "latents" / ".part-1-k9.safetensors"
     part.write_bytes(b"x")
@@ -225,7 +245,10 @@ def test_a_changed_bit_is_found_and_only_its_entry_is_made_anew(tmp_path: Path) 
     store = LatentCache(tmp_path)
     assert lost(store) == [], "its size says nothing"
     found = verify(store, silent)
-    assert [(row.key, row.of) for row in found] == [("k1", "1.mp4 w1"), ("k7", "7.mp4 w7")]
+    assert [(row.key, row.of) for row in found] == [
+        ("k1", "1.mp4 w1"),
+        ("k7", "7.mp4 w7"),
+    ]
     assert all("other bytes" in row.why for row in found)
     for again in (store, LatentCache(tmp_path)):
         assert lost(again) == [1, 7]
@@ -251,7 +274,9 @@ def test_damage_to_a_whole_file_is_found(tmp_path: Path, damage: str) -> None:
     assert store.has("text", "t")
 
 
-def test_pruning_only_says_until_told_and_then_keeps_what_is_wanted(tmp_path: Path) -> None:
+def test_pruning_only_says_until_told_and_then_keeps_what_is_wanted(
+    tmp_path: Path,
+) -> None:
     filled(tmp_path)
     (tmp_path / "latents" / "old.safetensors").write_bytes(b"12345")
     part = tmp_path / "latents" / ".part-1-x.safetensors"

@@ -1,4 +1,6 @@
-"""A dataset may bring a cache that was made to do harm: nothing outside of it changes, nothing odd is trained on."""
+"""A dataset may bring a cache that was made to do harm: nothing outside of it changes,
+nothing odd is trained on.
+"""
 
 import json
 import os
@@ -90,7 +92,16 @@ def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(
 ) -> None:
     folder = tmp_path / "cache"
     filled(folder, 6)
-    for field in ("kind", "key", "tensors", "bytes", "hash", "about", "made", "versions"):
+    for field in (
+        "kind",
+        "key",
+        "tensors",
+        "bytes",
+        "hash",
+        "about",
+        "made",
+        "versions",
+    ):
         relabel(folder, "k0", lambda label, field=field: label | {field: odd})
         everything_done_to(shutil.copytree(folder, folder.with_name(f"copy-{field}")))
         LatentCache(folder).put("latents", "k0", value(0), {})
@@ -149,7 +160,9 @@ def test_a_datasets_cache_folder_that_is_a_link_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["a bit", "zeros", "another's"])
-def test_a_damaged_entry_is_not_read_and_its_clip_is_named(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_entry_is_not_read_and_its_clip_is_named(
+    tmp_path: Path, damage: str
+) -> None:
     path = filled(tmp_path, 6).path("latents", "k5")
     own, other = (value(i)["mean"].numpy().tobytes() for i in (5, 4))
     data = path.read_bytes()
@@ -158,14 +171,17 @@ def test_a_damaged_entry_is_not_read_and_its_clip_is_named(tmp_path: Path, damag
     else:
         path.write_bytes(
             data.replace(
-                own, bytes(len(own)) if damage == "zeros" else bytes([own[0] ^ 1]) + own[1:]
+                own,
+                bytes(len(own)) if damage == "zeros" else bytes([own[0] ^ 1]) + own[1:],
             )
         )
     assert len(path.read_bytes()) == len(data)
     with pytest.raises(VideotuneError, match=r"5\.mp4.*videotune cache verify"):
         LatentCache(tmp_path).get("latents", "k5")
     healing = LatentCache(tmp_path, keep_bytes=1 << 20)
-    healing.examine({("latents", f"k{i}"): None for i in range(6)}, lambda entry, shape: True)
+    healing.examine(
+        {("latents", f"k{i}"): None for i in range(6)}, lambda entry, shape: True
+    )
     assert lost(healing, 6) == [5]
     healing.put("latents", "k5", value(5), {})
     assert all(holds(store, range(6)) for store in (healing, LatentCache(tmp_path)))
@@ -207,7 +223,8 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
     video = tensors_of(family.encode_video(torch.zeros(3, frames, high, wide)))
     text = family.encode_text(["a red circle"])[0]
     latents, states = (
-        describe(kind, "k", own, {}) for kind, own in (("latents", video), ("text", text))
+        describe(kind, "k", own, {})
+        for kind, own in (("latents", video), ("text", text))
     )
     assert fits(latents, shape)
     assert fits(states, None)
@@ -218,7 +235,9 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
         "dtype": ("int8", (1,)),
     }.items():
         odd = {"mean": (dtype, size), "text": (dtype, size)}
-        assert not fits(replace(latents, tensors=dict(latents.tensors) | odd), shape), kind
+        assert not fits(replace(latents, tensors=dict(latents.tensors) | odd), shape), (
+            kind
+        )
         assert not fits(replace(states, tensors=dict(states.tensors) | odd), None), kind
 
 
@@ -239,7 +258,9 @@ ODD = [
 ]
 
 
-def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path: Path) -> None:
+def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(
+    tmp_path: Path,
+) -> None:
     clip = write_clip(tmp_path / "a.mp4", noise(5, 32, 48))
     index = tmp_path / ".videotune-cache" / "index.json"
 
@@ -258,7 +279,10 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
             if isinstance(node, list)
             else ()
         )
-        return [path, *(place for name, one in inner for place in places(one, (*path, name)))]
+        return [
+            path,
+            *(place for name, one in inner for place in places(one, (*path, name))),
+        ]
 
     for place in places(json.loads(text)["contents"])[1:]:
         for odd in ODD:
@@ -283,12 +307,16 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
     assert read() == good
 
 
-def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Path) -> None:
+def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
+    tmp_path: Path,
+) -> None:
     reading = {
         mode: Reading({"forward": {"weights": 4}, "backward": {}}, 1.0)
         for mode in ("OFF", "ON")
     }
-    facts = StepSpec(reading, reading, (4,), (0, 0), {"OFF": (1,), "ON": (1,)}, ((3, 2.0),))
+    facts = StepSpec(
+        reading, reading, (4,), (0, 0), {"OFF": (1,), "ON": (1,)}, ((3, 2.0),)
+    )
     good = asdict(facts)
     place = tmp_path / "plan.json"
     write_json(place, good)

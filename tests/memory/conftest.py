@@ -1,6 +1,8 @@
-"""Pieces so small that a block's weights lie across several, and what a block leaves on the device is made NaN.
+"""Pieces so small that a block's weights lie across several, and what a block leaves on
+the device is made NaN.
 
-A tensor that still points there, or a read of weights outside of their window, is then a loss that is not a number.
+A tensor that still points there, or a read of weights outside of their window, is then
+a loss that is not a number.
 """
 
 import pytest

@@ -1,4 +1,6 @@
-"""The device is whatever torch.accelerator finds; what a kind of device lacks is not asked of it."""
+"""The device is whatever torch.accelerator finds; what a kind of device lacks is not
+asked of it.
+"""
 
 from typing import Any
 
@@ -69,8 +71,12 @@ def test_weights_that_mps_has_no_dtype_for_are_refused(
         build.open_models(spec, base, Config(weight_dtype="FLOAT_8"))
 
 
-def test_where_the_fused_kernel_cannot_skip_a_step_the_host_decides(monkeypatch: Patch) -> None:
-    """MPS's ignores ``found_inf``: here it is any kernel, on a device that is called so."""
+def test_where_the_fused_kernel_cannot_skip_a_step_the_host_decides(
+    monkeypatch: Patch,
+) -> None:
+    """MPS's ignores ``found_inf``: here it is any kernel, on a device that is called
+    so.
+    """
 
     class Answer(torch.Tensor):
         device = torch.device("mps")

@@ -1,4 +1,6 @@
-"""What videotune uses of its libraries that is internal to them, and the versions with which it was checked."""
+"""What videotune uses of its libraries that is internal to them, and the versions with
+which it was checked.
+"""
 
 import re
 from pathlib import Path
@@ -42,7 +44,9 @@ USED = re.compile(
 
 def test_internal_names_are_these_and_no_others() -> None:
     sources = [
-        path.read_text() for path in PACKAGE.rglob("*.py") if path.parent.name != "studio"
+        path.read_text()
+        for path in PACKAGE.rglob("*.py")
+        if path.parent.name != "studio"
     ]
     found = {name for text in sources for name in USED.findall(text)}
     assert found == set().union(*INTERNAL.values())
@@ -50,7 +54,9 @@ def test_internal_names_are_these_and_no_others() -> None:
 
 @pytest.mark.parametrize("other", ["2.12.1", "2.14.0", "3.0.0"])
 def test_another_torch_is_refused_in_a_sentence(other: str) -> None:
-    with pytest.raises(VideotuneError, match=f"torch {other}: videotune supports 2.11 or 2.13"):
+    with pytest.raises(
+        VideotuneError, match=f"torch {other}: videotune supports 2.11 or 2.13"
+    ):
         refuse_other_torch(other)
     refuse_other_torch(torch.__version__.partition("+")[0])
     refuse_other_torch("2.11.0")

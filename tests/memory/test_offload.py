@@ -1,7 +1,8 @@
-"""Weights and inputs of blocks on the host: the numbers are those of the plain network to the bit, and less is kept.
+"""Weights and inputs of blocks on the host: the numbers are those of the plain network
+to the bit, and less is kept.
 
-Weights that are away are NaN, and in these tests so is what a block has left in the ring, so a read outside its window is
-a loss that is not a number.
+Weights that are away are NaN, and in these tests so is what a block has left in the
+ring, so a read outside its window is a loss that is not a number.
 
 Tests on a CUDA device are deselected where there is none.
 """
@@ -50,7 +51,9 @@ def deep(tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Deep:
     """Family, variant and dtype -> the family over a tiny checkpoint of eight blocks."""
     made: dict[tuple[str, str], Path] = {}
 
-    def get(name: str = "wan", variant: str = "t2v", dtype: torch.dtype = torch.float32) -> Any:
+    def get(
+        name: str = "wan", variant: str = "t2v", dtype: torch.dtype = torch.float32
+    ) -> Any:
         if (name, variant) not in made:
             folder = tmp_path_factory.mktemp("deep") / f"{name}-{variant}"
             made[name, variant] = deepen(tiny_bases(name, variant), folder)
@@ -79,14 +82,20 @@ def test_which_blocks_are_streamed() -> None:
 def test_three_steps_are_those_of_the_plain_network(
     name: str, variant: str, method: str, fraction: float, deep: Deep
 ) -> None:
-    """Losses, the gradients that the optimizer is given, and weights; the adapter drops out at random."""
+    """Losses, the gradients that the optimizer is given, and weights; the adapter drops
+    out at random.
+    """
     family, dropout = deep(name, variant), 0.3 if method == "LORA" else 0.0
     batch = batch_of(family)
     if (name, method) not in PLAIN:
         PLAIN[name, method] = rig(family, None, method, dropout).steps(batch)
-    mode = {0.0: "CPU_OFFLOADED", 0.25: "OFF", 0.5: "ON", 0.75: "CPU_OFFLOADED", 1.0: "OFF"}[
-        fraction
-    ]
+    mode = {
+        0.0: "CPU_OFFLOADED",
+        0.25: "OFF",
+        0.5: "ON",
+        0.75: "CPU_OFFLOADED",
+        1.0: "OFF",
+    }[fraction]
     assert_same_bits(
         PLAIN[name, method], rig(family, (fraction, mode), method, dropout).steps(batch)
     )
@@ -104,30 +113,40 @@ def test_every_kind_at_every_setting_is_the_plain_network(
     for fraction in FRACTIONS:
         for mode in ("OFF", "ON", "CPU_OFFLOADED"):
             assert_same_bits(
-                plain, rig(family, (fraction, mode), method).steps(batch, count=2, parts=2)
+                plain,
+                rig(family, (fraction, mode), method).steps(batch, count=2, parts=2),
             )
 
 
 @pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
 def test_in_bf16_too(method: str, deep: Deep) -> None:
-    """Weights and masters apart: gradients leave in bf16, and are summed in it over two micro-batches, as autograd does."""
+    """Weights and masters apart: gradients leave in bf16, and are summed in it over two
+    micro-batches, as autograd does.
+    """
     family = deep("wan", "t2v", torch.bfloat16)
     batch = batch_of(family)
     plain = rig(family, None, method).steps(batch, count=2, parts=2)
     assert_same_bits(
-        plain, rig(family, (0.75, "CPU_OFFLOADED"), method).steps(batch, count=2, parts=2)
+        plain,
+        rig(family, (0.75, "CPU_OFFLOADED"), method).steps(batch, count=2, parts=2),
     )
 
 
 @pytest.mark.parametrize("name", ["wan", "cogvideox"])
 def test_prior_samples_and_isolated_frames(name: str, deep: Deep) -> None:
-    """The base model is asked first, without the adapter and without a graph, over the same ring."""
+    """The base model is asked first, without the adapter and without a graph, over the
+    same ring.
+    """
     family = deep(name, find(name).variants[0])
     batch = batch_of(family)
-    plain = rig(family, None, dropout=0.3, isolate=True).steps(batch, parts=2, prior=True)
+    plain = rig(family, None, dropout=0.3, isolate=True).steps(
+        batch, parts=2, prior=True
+    )
     assert_same_bits(
         plain,
-        rig(family, (0.5, "ON"), dropout=0.3, isolate=True).steps(batch, parts=2, prior=True),
+        rig(family, (0.5, "ON"), dropout=0.3, isolate=True).steps(
+            batch, parts=2, prior=True
+        ),
     )
 
 
@@ -137,7 +156,9 @@ def predicted(family: Any, net: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def test_without_a_graph_blocks_pass_forward_only(deep: Deep) -> None:
-    """Previews and validation: each block is loaded once a pass, and the next pass begins with what is there."""
+    """Previews and validation: each block is loaded once a pass, and the next pass
+    begins with what is there.
+    """
     family = deep()
     batch, plain = batch_of(family), rig(family, None)
     streamed = rig(family, (1.0, "OFF"))
@@ -145,14 +166,18 @@ def test_without_a_graph_blocks_pass_forward_only(deep: Deep) -> None:
     wanted = predicted(family, plain.net, batch)
     for _ in range(3):
         assert torch.equal(predicted(family, streamed.net, batch), wanted)
-    assert ring.loads == 3 * BLOCKS + 1, "the first block of a fourth pass is there already"
+    assert ring.loads == 3 * BLOCKS + 1, (
+        "the first block of a fourth pass is there already"
+    )
     with adapter_off(plain.net), adapter_off(streamed.net):
         wanted = predicted(family, plain.net, batch)
         assert torch.equal(predicted(family, streamed.net, batch), wanted)
 
 
 def test_one_block_at_a_time_and_the_ring_turns_round(deep: Deep) -> None:
-    """A step needs each of eight blocks twice; the two in the ring are used where a pass turns: 14 loads, then 12 a step."""
+    """A step needs each of eight blocks twice; the two in the ring are used where a
+    pass turns: 14 loads, then 12 a step.
+    """
     family = deep()
     batch = batch_of(family)
     loads = []
@@ -172,35 +197,52 @@ def test_one_block_at_a_time_and_the_ring_turns_round(deep: Deep) -> None:
     ]
     assert away
     assert all(
-        p.isnan().all() and p.untyped_storage().nbytes() == p.element_size() for p in away
+        p.isnan().all() and p.untyped_storage().nbytes() == p.element_size()
+        for p in away
     )
 
 
 def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
-    """Of each block what the block before it gave; text, time and positions are the same for all and stay."""
-    for name, variant, parked, first in (("wan", "t2v", 1, 0), ("cogvideox", "5b", 2, 1)):
+    """Of each block what the block before it gave; text, time and positions are the
+    same for all and stay.
+    """
+    for name, variant, parked, first in (
+        ("wan", "t2v", 1, 0),
+        ("cogvideox", "5b", 2, 1),
+    ):
         family = deep(name, variant)
         batch, entered = batch_of(family), []
         streamed = rig(family, (0.0, "CPU_OFFLOADED"))
         blocks = list(streamed.net.get_submodule(family.spec.blocks[0]))
 
         def see(
-            _: Any, words: Any, named: Any, entered: list[Any] = entered, parked: int = parked
+            _: Any,
+            words: Any,
+            named: Any,
+            entered: list[Any] = entered,
+            parked: int = parked,
         ) -> None:
             entered.append([*words, *named.values()][:parked])
 
-        handles = [block.register_forward_pre_hook(see, with_kwargs=True) for block in blocks]
+        handles = [
+            block.register_forward_pre_hook(see, with_kwargs=True) for block in blocks
+        ]
         streamed.steps(batch, count=1)
         for handle in handles:
             handle.remove()
         sizes = [sum(x.numel() * 4 for x in inputs) for inputs in entered]
         assert len(sizes) == BLOCKS
-        # CogVideoX hands its first block two parts of one tensor, which do not lie side by side: they stay
+        # CogVideoX hands its first block two parts of one tensor, which do not lie side
+        # by side: they stay
         assert streamed.streams.activation_offload.bytes == sum(sizes[first:])
 
 
-def test_host_buffers_are_used_again_and_nothing_waits_for_the_collector(deep: Deep) -> None:
-    """Of every step the same eight buffers, free when it is over although no cycle was searched for."""
+def test_host_buffers_are_used_again_and_nothing_waits_for_the_collector(
+    deep: Deep,
+) -> None:
+    """Of every step the same eight buffers, free when it is over although no cycle was
+    searched for.
+    """
     family = deep()
     batch, offloaded = batch_of(family), rig(family, (0.0, "CPU_OFFLOADED"))
     free, buffers = offloaded.streams.activation_offload._free, []
@@ -217,7 +259,9 @@ def test_host_buffers_are_used_again_and_nothing_waits_for_the_collector(deep: D
 
 
 def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) -> None:
-    """As where two experts take turns: the home outlives the network, and the optimizer goes on with it."""
+    """As where two experts take turns: the home outlives the network, and the optimizer
+    goes on with it.
+    """
     family = deep()
     batch = batch_of(family)
     plain = rig(family, None, "FINE_TUNE").steps(batch, count=2)
@@ -249,7 +293,9 @@ def test_letting_go_of_a_network_frees_its_weights(deep: Deep) -> None:
 
 
 def test_what_breaks_off_a_pass_leaves_nothing_behind(deep: Deep) -> None:
-    """An error in the middle of a forward or a backward pass: the next step is as if it had not been."""
+    """An error in the middle of a forward or a backward pass: the next step is as if it
+    had not been.
+    """
     family = deep()
     batch = batch_of(family)
     for method in ("LORA", "FINE_TUNE"):
@@ -278,7 +324,9 @@ def test_what_breaks_off_a_pass_leaves_nothing_behind(deep: Deep) -> None:
 
 
 class Block(nn.Module):
-    """A block with a buffer of integers, a weight in another order, and a count that it may keep of its calls."""
+    """A block with a buffer of integers, a weight in another order, and a count that it
+    may keep of its calls.
+    """
 
     def __init__(self, counts: bool) -> None:
         super().__init__()
@@ -296,7 +344,9 @@ class Block(nn.Module):
     ) -> Any:
         if self.counts:
             self.calls += 1
-        return torch.tanh(x[..., self.order] @ self.weight) * scale + (more["x"] if more else 0)
+        return torch.tanh(x[..., self.order] @ self.weight) * scale + (
+            more["x"] if more else 0
+        )
 
 
 class Net(nn.Module):
@@ -318,13 +368,19 @@ def test_buffers_strides_and_arguments_that_are_no_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host_weights, "PIECE", 256)
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(True)
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(
+        True
+    )
     plain, streamed = Net(), Net()
     order = streamed.blocks[1].order
     stream_blocks(streamed, ["blocks"], CPU, 1.0)
-    assert order.untyped_storage().nbytes() == order.element_size(), "a buffer is away too"
+    assert order.untyped_storage().nbytes() == order.element_size(), (
+        "a buffer is away too"
+    )
     assert torch.equal(plain(x), streamed(x))
-    assert torch.equal(*(torch.autograd.grad(net(x).sum(), x)[0] for net in (plain, streamed)))
+    assert torch.equal(
+        *(torch.autograd.grad(net(x).sum(), x)[0] for net in (plain, streamed))
+    )
 
 
 def test_a_weight_in_two_places_stays_on_the_device() -> None:
@@ -358,7 +414,8 @@ def test_a_weight_of_a_kind_of_its_own_is_refused() -> None:
     net = Net()
     net.blocks[1].weight = Packed(torch.ones(4, 4), requires_grad=False)
     with pytest.raises(
-        VideotuneError, match=r"blocks\.1\.weight is a Packed, whose bytes cannot be streamed"
+        VideotuneError,
+        match=r"blocks\.1\.weight is a Packed, whose bytes cannot be streamed",
     ):
         stream_blocks(net, ["blocks"], CPU, 1.0)
 
@@ -371,7 +428,9 @@ def test_a_weight_that_is_read_outside_its_window_is_not_a_number() -> None:
 
 
 class Hoard(torch.autograd.Function):
-    """Keeps its weight beside what autograd knows of, which a streamed block must not do."""
+    """Keeps its weight beside what autograd knows of, which a streamed block must not
+    do.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -386,7 +445,9 @@ class Hoard(torch.autograd.Function):
 def test_the_poison_finds_a_function_that_keeps_a_weight_to_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Block, "forward", lambda self, x, *_, **__: Hoard.apply(x, self.weight))
+    monkeypatch.setattr(
+        Block, "forward", lambda self, x, *_, **__: Hoard.apply(x, self.weight)
+    )
     net, x = Net(), torch.ones(1, 4, requires_grad=True)
     stream_blocks(net, ["blocks"], CPU, 1.0)
     net(x).sum().backward()
@@ -438,7 +499,9 @@ def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(
 
 
 @pytest.mark.cuda
-def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path: Path) -> None:
+def test_homes_are_pinned_and_leave_the_device_free(
+    tiny_bases: Bases, tmp_path: Path
+) -> None:
     folder, device = (
         deepen(tiny_bases("wan"), tmp_path / "deep", blocks=40),
         torch.device("cuda"),
@@ -448,10 +511,15 @@ def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path:
     held = add_lora(net, family.spec, Lora(rank=4), 0)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    streams = stream_blocks(net, family.spec.blocks, device, 1.0, "OFF", list(held.values()))
+    streams = stream_blocks(
+        net, family.spec.blocks, device, 1.0, "OFF", list(held.values())
+    )
     assert streams.host_weights is not None
     assert all(
-        part.is_pinned() for part in streams.host_weights.parts(*streams.host_weights.spans[0])
+        part.is_pinned()
+        for part in streams.host_weights.parts(*streams.host_weights.spans[0])
     )
     assert all(p.is_cuda for p in net.parameters())
-    assert torch.cuda.memory_allocated() - before < resident_bytes(streams) + 512 * 60 * 40
+    assert (
+        torch.cuda.memory_allocated() - before < resident_bytes(streams) + 512 * 60 * 40
+    )

@@ -1,4 +1,6 @@
-"""Packed weights: their numbers, which layers have them, how they are loaded, streamed and trained over."""
+"""Packed weights: their numbers, which layers have them, how they are loaded, streamed
+and trained over.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -10,7 +12,14 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch import nn
 
-from tests.support.tiny_networks import BLOCKS, CPU, assert_same_bits, batch_of, deepen, rig
+from tests.support.tiny_networks import (
+    BLOCKS,
+    CPU,
+    assert_same_bits,
+    batch_of,
+    deepen,
+    rig,
+)
 from videotune.adapters.adapter_types import PARTS
 from videotune.adapters.lora import adapter_off, add_lora, row_norms
 from videotune.config.fields import ROUNDED
@@ -54,7 +63,9 @@ def dequantised(net: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def plain_with_the_same_numbers(family: Any, packed: nn.Module) -> nn.Module:
-    """The family's denoiser with ordinary Linears that hold what the packed ones' numbers are."""
+    """The family's denoiser with ordinary Linears that hold what the packed ones'
+    numbers are.
+    """
     net: nn.Module = find(family.spec.name)(family.folder, CPU, family.dtype).denoiser()
     for path, weight in dequantised(packed).items():
         net.get_submodule(path).weight.data = weight
@@ -63,19 +74,27 @@ def plain_with_the_same_numbers(family: Any, packed: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["FLOAT_8", "INT_8"])
-def test_a_number_is_off_by_half_a_step_at_most(kind: str, size: tuple[int, int]) -> None:
-    """Against the block's own scale in float64. A step of FLOAT_8 is an eighth of the power of two below, 2^-9 at least."""
+def test_a_number_is_off_by_half_a_step_at_most(
+    kind: str, size: tuple[int, int]
+) -> None:
+    """Against the block's own scale in float64.
+
+    A step of FLOAT_8 is an eighth of the power of two below, 2^-9 at least.
+    """
     torch.manual_seed(1)
     weight = torch.randn(size) * torch.logspace(-6, 3, size[0])[:, None]
     weight[0] = 0
     kept = pack(weight, kind)
     ours = unpack(kept, kind, size, torch.float32).double()
     flat = torch.cat(
-        [weight.double().flatten(), torch.zeros(-weight.numel() % 128, dtype=torch.float64)]
+        [
+            weight.double().flatten(),
+            torch.zeros(-weight.numel() % 128, dtype=torch.float64),
+        ]
     ).view(-1, 128)
-    scale = (flat.abs().amax(1, keepdim=True) / (448 if kind == "FLOAT_8" else 127)).expand(
-        flat.shape
-    )
+    scale = (
+        flat.abs().amax(1, keepdim=True) / (448 if kind == "FLOAT_8" else 127)
+    ).expand(flat.shape)
     scaled = flat / torch.where(scale > 0, scale, 1.0)
     powers = (
         torch.floor(torch.log2(scaled.abs().clamp(min=2**-6)))
@@ -126,20 +145,24 @@ def test_nfloat_4_is_linear4bit_to_the_bit(dtype: torch.dtype) -> None:
 def test_odd_sizes_of_four_bits_are_those_of_whole_blocks(kind: str) -> None:
     torch.manual_seed(3)
     weight = torch.randn(33, 7)
-    whole = nn.functional.pad(weight.flatten(), (0, -weight.numel() % 128)).view(-1, 128)
+    whole = nn.functional.pad(weight.flatten(), (0, -weight.numel() % 128)).view(
+        -1, 128
+    )
     ours = unpack(pack(weight, kind), kind, (33, 7), torch.float32).flatten()
     theirs = unpack(pack(whole, kind), kind, (len(whole), 128), torch.float32).flatten()
     torch.testing.assert_close(
         ours, theirs[: len(ours)], rtol=1e-2, atol=1e-2
     )  # scales are rounded beside others
-    assert {name: (tuple(x.shape), x.dtype) for name, x in pack(weight, kind).items()} == form(
-        kind, (33, 7)
-    )
+    assert {
+        name: (tuple(x.shape), x.dtype) for name, x in pack(weight, kind).items()
+    } == form(kind, (33, 7))
 
 
 def test_bytes_of_a_number() -> None:
     assert bytes_a_number("FLOAT_8") == bytes_a_number("INT_8") == 1 + 4 / 128
-    assert bytes_a_number("NFLOAT_4") == pytest.approx(0.5 + 1 / 64 + 4 / 64 / 256, rel=1e-4)
+    assert bytes_a_number("NFLOAT_4") == pytest.approx(
+        0.5 + 1 / 64 + 4 / 64 / 256, rel=1e-4
+    )
     assert bytes_a_number("BFLOAT_16") == 2
 
 
@@ -147,7 +170,9 @@ def test_what_the_backward_pass_keeps_is_packed() -> None:
     linear = nn.Linear(256, 256, bias=False)
     layer, kept = QuantizedLinear(linear, "FLOAT_8", torch.float32), []
     layer.set_weight(linear.weight, CPU)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x) or x, lambda x: x
+    ):
         layer(torch.randn(1, 256, requires_grad=True))
     assert sum(x.nbytes for x in kept) == 256 * 256 * (1 + 4 / 128)
 
@@ -156,7 +181,9 @@ def test_what_the_backward_pass_keeps_is_packed() -> None:
 def test_linears_of_the_blocks_are_packed_and_nothing_else(
     name: str, tiny_bases: Bases
 ) -> None:
-    """The routing of HiDream's experts is no Linear and stays; so do norms, biases, tables, embeddings and the way out."""
+    """The routing of HiDream's experts is no Linear and stays; so do norms, biases,
+    tables, embeddings and the way out.
+    """
     family, folder = opened(name, tiny_bases(name), "NFLOAT_4"), tiny_bases(name)
     packed, plain = family.denoiser(), opened(name, folder, None).denoiser()
     inside = tuple(f"{path}." for path in family.spec.blocks)
@@ -168,7 +195,9 @@ def test_linears_of_the_blocks_are_packed_and_nothing_else(
     theirs = dict(plain.named_parameters())
     names_ours = {key for key, _ in packed.named_parameters()}
     layers = {
-        path for path, module in packed.named_modules() if isinstance(module, QuantizedLinear)
+        path
+        for path, module in packed.named_modules()
+        if isinstance(module, QuantizedLinear)
     }
     for key, value in packed.named_parameters():
         if key.rpartition(".")[0] not in layers or key.endswith(".bias"):
@@ -180,14 +209,18 @@ def test_linears_of_the_blocks_are_packed_and_nothing_else(
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_a_packed_network_is_the_plain_one_with_rounded_numbers(kind: str, deep: Path) -> None:
+def test_a_packed_network_is_the_plain_one_with_rounded_numbers(
+    kind: str, deep: Path
+) -> None:
     """Losses, gradients and weights of two steps, to the bit."""
     family = opened("wan", deep, kind)
     batch = batch_of(family)
     ours = rig(family, None, dropout=0.3)
     net = plain_with_the_same_numbers(family, family.denoiser())
     family.denoiser = lambda expert: net
-    assert_same_bits(ours.steps(batch, 2), rig(family, None, dropout=0.3).steps(batch, 2))
+    assert_same_bits(
+        ours.steps(batch, 2), rig(family, None, dropout=0.3).steps(batch, 2)
+    )
 
 
 @pytest.mark.parametrize(("kind", "fraction", "mode"), [
@@ -231,7 +264,9 @@ def test_every_family_streams_packed_weights(
     plain = rig(family, None, dropout=0.3).steps(batch)
     for fraction in (0.25, 1.0):
         for mode in ("OFF", "ON", "CPU_OFFLOADED"):
-            assert_same_bits(plain, rig(family, (fraction, mode), dropout=0.3).steps(batch))
+            assert_same_bits(
+                plain, rig(family, (fraction, mode), dropout=0.3).steps(batch)
+            )
     assert len(plain.net.get_submodule(family.spec.blocks[0])) == BLOCKS
 
 
@@ -261,13 +296,20 @@ def test_every_kind_of_adapter_begins_at_the_packed_base_and_learns(
     assert all(parameter.dtype == torch.float32 for parameter in held.values())
     if variant == "DORA":
         assert torch.equal(row_norms(net.blocks[0].attn1.to_q), norms)
-        assert torch.equal(held["blocks.0.attn1.to_q.lora_magnitude_vector.weight"], norms)
+        assert torch.equal(
+            held["blocks.0.attn1.to_q.lora_magnitude_vector.weight"], norms
+        )
     out = family.predict(net, batch.x0, t, batch)
     torch.testing.assert_close(
-        out.detach(), before, rtol=0, atol=0 if variant in ("LORA", "LOHA", "LOKR") else 2e-6
+        out.detach(),
+        before,
+        rtol=0,
+        atol=0 if variant in ("LORA", "LOHA", "LOKR") else 2e-6,
     )
     out.square().mean().backward()
-    assert any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in held.values())
+    assert any(
+        p.grad is not None and bool(p.grad.abs().sum() > 0) for p in held.values()
+    )
     assert all(
         p.grad is None
         for name, p in net.named_parameters()
@@ -294,7 +336,10 @@ def test_a_text_encoder_reads_as_one_with_rounded_numbers(
 ) -> None:
     """Its file is in float32; in bf16 all else is rounded to that, as ever."""
     folder = tiny_bases("wan")
-    family, plain = opened("wan", folder, kind, dtype), opened("wan", folder, None, dtype)
+    family, plain = (
+        opened("wan", folder, kind, dtype),
+        opened("wan", folder, None, dtype),
+    )
     if streamed:
         family.stream_text = print
     ours = family.encode_text(["a red circle"])[0]["text"]
@@ -307,7 +352,9 @@ def test_a_text_encoder_reads_as_one_with_rounded_numbers(
         encoder.get_submodule(path).weight.data = weight
     assert torch.equal(ours, plain.encode_text(["a red circle"])[0]["text"])
     assert not torch.equal(ours, before)
-    torch.testing.assert_close(ours, before, rtol=0, atol=0.5 * float(before.abs().max()))
+    torch.testing.assert_close(
+        ours, before, rtol=0, atol=0.5 * float(before.abs().max())
+    )
     assert (
         family.fingerprints()["text_encoder"]
         == f"{plain.fingerprints()['text_encoder']}-{kind}"
@@ -317,7 +364,10 @@ def test_a_text_encoder_reads_as_one_with_rounded_numbers(
 def test_an_older_fingerprint_is_still_that_of_plain_weights(tiny_bases: Bases) -> None:
     for name in names():
         plain, folder = opened(name, tiny_bases(name), None), tiny_bases(name)
-        assert plain.fingerprints() == find(name)(folder, CPU, torch.float32).fingerprints()
+        assert (
+            plain.fingerprints()
+            == find(name)(folder, CPU, torch.float32).fingerprints()
+        )
         packed = opened(name, folder, "INT_8").fingerprints()
         assert {
             part for part, mark in plain.fingerprints().items() if mark != packed[part]
@@ -331,7 +381,8 @@ def test_shard_by_shard_is_all_at_once(deep: Path, tmp_path: Path) -> None:
     net.save_pretrained(folder / "transformer", max_shard_size="30KB")
     assert len(weight_files(folder / "transformer")) > 3
     one, other = (
-        opened("wan", place, "FLOAT_8").denoiser().state_dict() for place in (deep, folder)
+        opened("wan", place, "FLOAT_8").denoiser().state_dict()
+        for place in (deep, folder)
     )
     assert one.keys() == other.keys()
     assert all(

@@ -1,4 +1,6 @@
-"""CogVideoX's own facts: its loss as published, the frame in front, its image and the noise on it, and its shapes."""
+"""CogVideoX's own facts: its loss as published, the frame in front, its image and the
+noise on it, and its shapes.
+"""
 
 import json
 import shutil
@@ -10,7 +12,14 @@ import sentencepiece
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXImageToVideoPipeline
 
-from tests.support.families import Bases, Open, batch_of, clip_of, open_family, small_shape
+from tests.support.families import (
+    Bases,
+    Open,
+    batch_of,
+    clip_of,
+    open_family,
+    small_shape,
+)
 from videotune.commands.sample import shape_of
 from videotune.config.resolve import resolve
 from videotune.data.buckets import choose_size, parse_resolution
@@ -32,10 +41,15 @@ IMAGE = pytest.mark.parametrize("variant", ["5b-i2v", "1.5-5b-i2v"])
 def test_the_loss_is_the_published_one(
     variant: str, tiny_family: Open, tiny_bases: Bases
 ) -> None:
-    """‖x̂0 - x0‖² / (1 - ᾱ), the published form, on the same tensors in float64, is the plain v-MSE that is trained."""
+    """‖x̂0 - x0‖² / (1 - ᾱ), the published form, on the same tensors in float64, is the
+    plain v-MSE that is trained.
+    """
     family = tiny_family(NAME, variant=variant)
     batch = batch_of(family, ["a", "b"])
-    net, loss = family.denoiser(), objective("v", family.spec.path_constants, TimestepSampler())
+    net, loss = (
+        family.denoiser(),
+        objective("v", family.spec.path_constants, TimestepSampler()),
+    )
     noise, t = torch.randn_like(batch.x0), torch.tensor([30 / 999, 0.8])
     scheduler = CogVideoXDDIMScheduler.from_pretrained(
         tiny_bases(NAME, variant), subfolder="scheduler"
@@ -53,7 +67,9 @@ def test_the_loss_is_the_published_one(
         said, x_t, k
     )  # with its words swapped: alpha x_t - sigma v
     weight = 1 / (1 - scheduler.alphas_cumprod[k])
-    published = (weight.view(-1, 1, 1, 1, 1) * (x0_said - x0).square()).flatten(1).mean(1)
+    published = (
+        (weight.view(-1, 1, 1, 1, 1) * (x0_said - x0).square()).flatten(1).mean(1)
+    )
     torch.testing.assert_close(out.mse.double(), published, rtol=2e-6, atol=0)
     v = scheduler.get_velocity(x0, noise, k)
     torch.testing.assert_close(
@@ -65,7 +81,9 @@ def test_the_loss_is_the_published_one(
 def test_the_frame_in_front_is_a_copy_with_noise_of_its_own(
     variant: str, tiny_family: Open
 ) -> None:
-    """As the pipeline begins, and as the authors train: the first clean frame twice, each under other noise."""
+    """As the pipeline begins, and as the authors train: the first clean frame twice,
+    each under other noise.
+    """
     family = tiny_family(NAME, variant=variant)
     batch = batch_of(family, ["a"], shape=ClipShape(17, 64, 96, 16.0))
     net, calls = family.denoiser(), []
@@ -81,14 +99,22 @@ def test_the_frame_in_front_is_a_copy_with_noise_of_its_own(
     assert fed.shape[2] == batch.x0.shape[2] + 1
     in_front = (fed[:, :, :1] - path.alpha * batch.x0[:, :, :1]) / path.sigma
     first = noise[:, :, :1]
-    torch.testing.assert_close(fed[:, :, 1:], path.alpha * batch.x0 + path.sigma * noise)
     torch.testing.assert_close(
-        in_front.flatten().sort().values, first.flatten().sort().values, rtol=0, atol=1e-5
+        fed[:, :, 1:], path.alpha * batch.x0 + path.sigma * noise
+    )
+    torch.testing.assert_close(
+        in_front.flatten().sort().values,
+        first.flatten().sort().values,
+        rtol=0,
+        atol=1e-5,
     )
     assert (
         abs(np.corrcoef(in_front.flatten(), first.flatten())[0, 1]) < 0.15
     )  # 384 numbers: three deviations
-    assert abs(np.corrcoef(in_front[..., 1:].flatten(), first[..., :-1].flatten())[0, 1]) < 0.15
+    assert (
+        abs(np.corrcoef(in_front[..., 1:].flatten(), first[..., :-1].flatten())[0, 1])
+        < 0.15
+    )
 
 
 def test_a_shift_is_refused(tiny_family: Open) -> None:
@@ -101,7 +127,10 @@ def test_a_published_tokenizer_is_read(tiny_bases: Bases, tmp_path: Path) -> Non
     folder = shutil.copytree(tiny_bases(NAME), tmp_path / "published")
     shutil.rmtree(folder / "tokenizer")
     (folder / "tokenizer").mkdir()
-    letters, model = "".join(map(chr, range(97, 123))), folder / "tokenizer" / "spiece.model"
+    letters, model = (
+        "".join(map(chr, range(97, 123))),
+        folder / "tokenizer" / "spiece.model",
+    )
     (tmp_path / "text.txt").write_text(
         "\n".join(letters[i:] + " " + letters[:i] + " red circle" for i in range(26))
     )
@@ -109,13 +138,20 @@ def test_a_published_tokenizer_is_read(tiny_bases: Bases, tmp_path: Path) -> Non
         input=str(tmp_path / "text.txt"), model_prefix=str(model.with_suffix("")), vocab_size=80,
         hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
     )  # fmt: skip
-    marks = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 0}
+    marks = {
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "extra_ids": 0,
+    }
     (folder / "tokenizer" / "tokenizer_config.json").write_text(
         json.dumps(marks | {"tokenizer_class": "T5Tokenizer"})
     )
     family = open_family(NAME, folder)
     for caption in ("a red  circle", "", " circle red "):
-        pieces = sentencepiece.SentencePieceProcessor(model_file=str(model)).encode(caption)
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(model)).encode(
+            caption
+        )
         assert family.text_pipeline().tokenizer(caption).input_ids == [*pieces, 1]
 
 
@@ -123,7 +159,9 @@ def test_a_published_tokenizer_is_read(tiny_bases: Bases, tmp_path: Path) -> Non
 def test_image_latents_are_the_pipelines_with_a_views_own_noise(
     variant: str, tiny_family: Open, tiny_bases: Bases
 ) -> None:
-    """With the noise of a view laid on the image and the same draw of its latents; the 1.5 pipeline divides by its scale."""
+    """With the noise of a view laid on the image and the same draw of its latents; the
+    1.5 pipeline divides by its scale.
+    """
     family = tiny_family(NAME, variant=variant)
     pipe = CogVideoXImageToVideoPipeline.from_pretrained(
         tiny_bases(NAME, variant), dtype=torch.float32
@@ -158,7 +196,9 @@ def test_image_latents_are_the_pipelines_with_a_views_own_noise(
             noisy[None], 1, 4, shape.frames, shape.height, shape.width, torch.float32, torch.device("cpu"),
             torch.Generator().manual_seed(5),
         )  # fmt: skip
-    drawn = torch.randn(1, 4, 1, *draw.shape[2:], generator=torch.Generator().manual_seed(5))
+    drawn = torch.randn(
+        1, 4, 1, *draw.shape[2:], generator=torch.Generator().manual_seed(5)
+    )
     image = (moments.extras["image"] + scale * dist.std[0] * (drawn[0] - draw))[None]
     conditioning = family.condition([{"text": torch.zeros(226, 16), "image": image[0]}])
     ours = family._image(conditioning, theirs.shape[1]).transpose(1, 2)
@@ -173,7 +213,9 @@ def test_image_latents_are_the_pipelines_with_a_views_own_noise(
 def test_a_vae_that_keeps_images_beside_clips_has_a_name_of_its_own(
     tiny_bases: Bases, tmp_path: Path
 ) -> None:
-    """Text and image checkpoints share the VAE's bytes; entries of the cache without an image must not be taken for both."""
+    """Text and image checkpoints share the VAE's bytes; entries of the cache without an
+    image must not be taken for both.
+    """
     folder = shutil.copytree(tiny_bases(NAME, "5b-i2v"), tmp_path / "same")
     shutil.rmtree(folder / "vae")
     shutil.copytree(tiny_bases(NAME, "5b") / "vae", folder / "vae")
@@ -184,7 +226,9 @@ def test_a_vae_that_keeps_images_beside_clips_has_a_name_of_its_own(
 
 
 def test_no_image_and_shapes_without_positions_are_errors(tiny_family: Open) -> None:
-    """At another count of frames the model itself would put untrained positions in place of the learned, silently."""
+    """At another count of frames the model itself would put untrained positions in
+    place of the learned, silently.
+    """
     family = tiny_family(NAME, variant="5b-i2v")
     net, shape = family.denoiser(), small_shape(family)
     batch = batch_of(family, ["a"])
@@ -207,7 +251,8 @@ def test_no_image_and_shapes_without_positions_are_errors(tiny_family: Open) -> 
             ),
         ):
             with pytest.raises(
-                VideotuneError, match=r'49 frames of 32x32.*frames=49 and resolution="32x32"'
+                VideotuneError,
+                match=r'49 frames of 32x32.*frames=49 and resolution="32x32"',
             ):
                 ask()
     with pytest.raises(VideotuneError, match="at most 320x320 pixels"):
@@ -220,7 +265,10 @@ def test_5b_i2v_takes_one_size_alone(
     """Its own is the default; another is refused, an area too, before a clip is read."""
 
     def of(*sets: str) -> Overrides:
-        fixed = (f"base_model_name={tiny_bases(NAME, '5b-i2v')}", f"cache_dir={tmp_path}")
+        fixed = (
+            f"base_model_name={tiny_bases(NAME, '5b-i2v')}",
+            f"cache_dir={tmp_path}",
+        )
         return Overrides(
             data=str(small_clips), sets=(*fixed, "video_config.pad_short=freeze", *sets)
         )
@@ -228,7 +276,9 @@ def test_5b_i2v_takes_one_size_alone(
     assert resolve_config(of())[0].config.resolution == "32x32"
     job = open_job(*resolve_config(of("video_config.max_frames=17")))
     assert {str(shape) for shape in job.shapes} == {"49x32x32"}
-    assert any("becomes 49: this model takes exactly 49 frames" in note for note in job.notes)
+    assert any(
+        "becomes 49: this model takes exactly 49 frames" in note for note in job.notes
+    )
     for asked in ("512", '"32x48"'):
         with pytest.raises(
             VideotuneError, match=r'accepts only 32x32 pixels\. Set resolution="32x32"'
@@ -242,7 +292,9 @@ def test_sides_of_1_5_have_an_end(tiny_bases: Bases) -> None:
     with pytest.raises(VideotuneError, match="at most 320 pixels"):
         choose_size(1920, 1080, parse_resolution("64x336", rules), rules)
     for width, height in ((4000, 400), (400, 4000), (1920, 1080)):
-        assert max(choose_size(width, height, parse_resolution(300, rules), rules)) == 320
+        assert (
+            max(choose_size(width, height, parse_resolution(300, rules), rules)) == 320
+        )
 
 
 @pytest.mark.parametrize(

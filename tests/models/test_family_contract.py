@@ -1,4 +1,6 @@
-"""What every family owes the rest of the house, and what comes out of it; each runs its tiny checkpoint."""
+"""What every family owes the rest of the house, and what comes out of it; each runs its
+tiny checkpoint.
+"""
 
 import json
 import os
@@ -62,12 +64,15 @@ def test_each_base_says_its_family_and_its_spec_without_torch(
             assert spec_for(name, BasePlace(folder, Path(folder))).name == name
         assert "torch" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), json.dumps(bases)], check=True)
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), json.dumps(bases)], check=True
+    )
 
 
 @KINDS
 def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
-    """Whatever captions stand beside one another; what a clip tells stays as it was cached.
+    """Whatever captions stand beside one another; what a clip tells stays as it was
+    cached.
 
     With gradients the CPU takes another kernel of attention, which rounds otherwise.
     """
@@ -84,7 +89,9 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
         off = (live.conditioning.text - batch.conditioning.text).abs().max()
         assert off < 1e-5 if on else off == 0
         assert live.conditioning.text.dtype == batch.conditioning.text.dtype
-        assert (live.conditioning.text_mask is None) == (batch.conditioning.text_mask is None)
+        assert (live.conditioning.text_mask is None) == (
+            batch.conditioning.text_mask is None
+        )
         told = set(family.encode_text([""])[0])  # of a caption; all else is a clip's
         assert set(live.conditioning.extras) == set(batch.conditioning.extras)
         for key, value in batch.conditioning.extras.items():
@@ -101,7 +108,9 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
 def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
     family: Any, recomputed: str
 ) -> None:
-    """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
+    """With blocks recomputed as without; a caption without the token gives none, and no
+    weight gets any.
+    """
 
     net, parts = families.first_of(family), family.text_parts()
     checkpoint_blocks(net, recomputed)
@@ -114,13 +123,19 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
     batch = encode_live_text(family, LiveText(settings.tokens), batch)
     v = family.predict(net, batch.x0, torch.tensor([0.3, 0.8]), batch)
     v[1].square().mean().backward(retain_graph=True)
-    assert not any(bool(row.grad.any()) for row in rows.values() if row.grad is not None)
+    assert not any(
+        bool(row.grad.any()) for row in rows.values() if row.grad is not None
+    )
     v[0].square().mean().backward()
     for row in rows.values():
         assert bool((row.grad != 0).any(1).all())
-    encoders = [parameter for part in parts.values() for parameter in part.encoder.parameters()]
+    encoders = [
+        parameter for part in parts.values() for parameter in part.encoder.parameters()
+    ]
     ours = {id(row) for row in rows.values()}
-    assert all(p.grad is None for p in (*net.parameters(), *encoders) if id(p) not in ours)
+    assert all(
+        p.grad is None for p in (*net.parameters(), *encoders) if id(p) not in ours
+    )
 
 
 @KINDS
@@ -132,10 +147,14 @@ def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
     pairs = [(one.encoder, bare[part]) for part, one in parts.items()]
     for net, meta in [
         *pairs,
-        *((net, family.skeleton(expert)) for expert, net in families.denoisers(family).items()),
+        *(
+            (net, family.skeleton(expert))
+            for expert, net in families.denoisers(family).items()
+        ),
     ]:
         loaded, described = (
-            {key: value.shape for key, value in one.state_dict().items()} for one in (net, meta)
+            {key: value.shape for key, value in one.state_dict().items()}
+            for one in (net, meta)
         )
         assert described == loaded
         assert all(parameter.is_meta for parameter in meta.parameters())
@@ -143,14 +162,20 @@ def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
         fresh = family.tokenizers()[part]
         one.tokenizer.add_tokens(["<x>"])
         assert "<x>" not in fresh.get_vocab()
-        assert fresh("a red circle").input_ids == one.tokenizer("a red circle").input_ids
-    assert all(set(keys) in (set(), set(parts)) for keys in family.embedding_keys().values())
+        assert (
+            fresh("a red circle").input_ids == one.tokenizer("a red circle").input_ids
+        )
+    assert all(
+        set(keys) in (set(), set(parts)) for keys in family.embedding_keys().values()
+    )
     assert "diffusers" in family.embedding_keys()
 
 
 @KINDS
 def test_a_batch_is_its_samples(family: Any) -> None:
-    """No sample's prediction depends on its neighbours, and captions of unequal length are padded rightly."""
+    """No sample's prediction depends on its neighbours, and captions of unequal length
+    are padded rightly.
+    """
     batch = families.batch_of(family, ["a", "a much longer caption than the other"])
     net, x_t, t = (
         families.first_of(family),
@@ -178,7 +203,9 @@ def test_tokens_are_counted_with_torch_as_without(family: Any) -> None:
 
 
 class Oracle(nn.Module):
-    """Wraps a family's network: whatever it is fed, ``predict`` over it gives the exact velocity to a known x0."""
+    """Wraps a family's network: whatever it is fed, ``predict`` over it gives the exact
+    velocity to a known x0.
+    """
 
     def __init__(self, net: nn.Module, answer: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -197,10 +224,12 @@ class Oracle(nn.Module):
 @pytest.mark.parametrize("given", [False, True], ids=["", "given"])
 @KINDS
 def test_oracle(family: Any, given: bool) -> None:
-    """A transformer that returns the exact velocity to a known latent, in the family's own pipeline, ends at that latent.
+    """A transformer that returns the exact velocity to a known latent, in the family's
+    own pipeline, ends at that latent.
 
-    That settles sign, units, layout and schedule at once; ``predict`` over the same transformer must give our v, but in
-    frames that are given, which are told that they are clean and count nothing.
+    That settles sign, units, layout and schedule at once; ``predict`` over the same
+    transformer must give our v, but in frames that are given, which are told that they
+    are clean and count nothing.
     """
     if given and family.spec.image_conditioning != "replace":
         return  # what it is told of the first frame stands in its condition, always
@@ -210,7 +239,9 @@ def test_oracle(family: Any, given: bool) -> None:
         for expert, net in families.denoisers(family).items()
     }
     t, noise = torch.tensor([0.4]), torch.randn_like(batch.x0)
-    path = objective(family.spec.path, family.spec.path_constants, TimestepSampler()).path(t)
+    path = objective(
+        family.spec.path, family.spec.path_constants, TimestepSampler()
+    ).path(t)
     x_t = torch.where(
         batch.conditioning_mask, batch.x0, path.alpha * batch.x0 + path.sigma * noise
     )
@@ -227,15 +258,20 @@ def test_oracle(family: Any, given: bool) -> None:
         None,
         SampleRequest(families.small_shape(family), 20, 1.0, (3,), first=first),
     )
-    # some schedulers round the timestep that they tell, which leaves an error of a thousandth of the noise
+    # some schedulers round the timestep that they tell, which leaves an error of a
+    # thousandth of the noise
     torch.testing.assert_close(drawn, batch.x0, rtol=0, atol=1e-2)
     if given:
-        torch.testing.assert_close(drawn[:, :, :1], batch.x0[:, :, :1], rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            drawn[:, :, :1], batch.x0[:, :, :1], rtol=0, atol=1e-6
+        )
 
 
 @KINDS
 def test_experts_are_looked_up_when_their_steps_come(family: Any) -> None:
-    """One after the other, and none before its first step: a mapping may hold one at a time."""
+    """One after the other, and none before its first step: a mapping may hold one at a
+    time.
+    """
     nets, asked = families.denoisers(family), []
 
     class Asked(dict[str, nn.Module]):
@@ -261,10 +297,14 @@ def test_experts_are_looked_up_when_their_steps_come(family: Any) -> None:
 
 
 def masked(family: Any, frames: int) -> Callable[..., Any]:
-    """A hook that gives diffusers' own attention a dense mask: a frame sees itself and the text, text sees text."""
+    """A hook that gives diffusers' own attention a dense mask: a frame sees itself and
+    the text, text sees text.
+    """
 
     def hook(attn: nn.Module, words: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        named = dict(zip(signature(attn.forward).parameters, words, strict=False)) | named
+        named = (
+            dict(zip(signature(attn.forward).parameters, words, strict=False)) | named
+        )
         video, text = named["hidden_states"], named.get("encoder_hidden_states")
         of = torch.arange(video.shape[1]) * frames // video.shape[1]
         none = of.new_full((0 if text is None else text.shape[1],), -1)
@@ -288,15 +328,24 @@ def masked(family: Any, frames: int) -> Callable[..., Any]:
 
 @KINDS
 def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> None:
-    """Switched on twice is once; off again, every bit is as it was. Captions have unequal lengths."""
-    net, rules, t = families.first_of(family), family.spec.rules, torch.tensor([0.3, 0.8])
+    """Switched on twice is once; off again, every bit is as it was.
+
+    Captions have unequal lengths.
+    """
+    net, rules, t = (
+        families.first_of(family),
+        family.spec.rules,
+        torch.tensor([0.3, 0.8]),
+    )
     if rules.most_frames == 1:
         family.isolate_frames(net, False)
         with pytest.raises(VideotuneError, match="single frames"):
             family.isolate_frames(net, True)
         return
     side = 2 * rules.side_multiple
-    shape = ClipShape(3 * rules.frame_step + rules.frame_rest, side, 3 * side // 2, rules.fps)
+    shape = ClipShape(
+        3 * rules.frame_step + rules.frame_rest, side, 3 * side // 2, rules.fps
+    )
     for some in (
         families.small_shape(family),
         families.small_shape(family) if rules.size else shape,
@@ -311,7 +360,8 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
         for _ in range(2):
             family.isolate_frames(net, True)
         isolated = predicted()
-        with torch.no_grad():  # a preview's pipeline may say no count of frames, but positions
+        # a preview's pipeline may say no count of frames, but positions
+        with torch.no_grad():
             nets, request = (
                 dict.fromkeys(families.denoisers(family), net),
                 SampleRequest(some, 2, 1.0, (1, 2)),
@@ -320,10 +370,14 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
         for _ in range(2):
             family.isolate_frames(net, False)
         assert torch.equal(predicted(), usual)
-        blocks = [block for path in family.spec.blocks for block in net.get_submodule(path)]
+        blocks = [
+            block for path in family.spec.blocks for block in net.get_submodule(path)
+        ]
         hook = masked(family, -(-batch.x0.shape[2] // family.spec.patch[0]))
         layers = [getattr(block, family.attention) for block in blocks]
-        handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
+        handles = [
+            layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers
+        ]
         torch.testing.assert_close(isolated, predicted(), rtol=1e-4, atol=1e-5)
         for handle in handles:
             handle.remove()
@@ -332,7 +386,10 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
 
 @KINDS
 def test_isolated_frames_train(family: Any) -> None:
-    """The adapter gets the same gradients with blocks recomputed as without. A model of pictures has nothing to isolate."""
+    """The adapter gets the same gradients with blocks recomputed as without.
+
+    A model of pictures has nothing to isolate.
+    """
     isolated = family.spec.rules.most_frames != 1
     batch, found = families.batch_of(family, ["a red circle"]), []
     for recomputed in (False, True):
@@ -342,7 +399,9 @@ def test_isolated_frames_train(family: Any) -> None:
             net.enable_gradient_checkpointing()
         net.train()
         family.isolate_frames(net, isolated)
-        family.predict(net, batch.x0, torch.tensor([0.3]), batch).square().mean().backward()
+        family.predict(
+            net, batch.x0, torch.tensor([0.3]), batch
+        ).square().mean().backward()
         found.append({key: parameter.grad for key, parameter in parameters.items()})
     for key, gradient in found[0].items():
         torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-7)
@@ -355,7 +414,8 @@ def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
     names = list(family.skeleton().state_dict())
     if family.original(names[0]) is not None:
         marked = {
-            family.original(one): torch.full((1,), float(i)) for i, one in enumerate(names)
+            family.original(one): torch.full((1,), float(i))
+            for i, one in enumerate(names)
         }
         read = {
             "wan": single_file_utils.convert_wan_transformer_to_diffusers,
@@ -389,11 +449,17 @@ def test_fingerprints_follow_the_bytes(
 
 
 @FAMILIES
-def test_clips_may_be_encoded_while_previews_are_decoded(name: str, tiny_family: Open) -> None:
-    """A run that encodes in its loop has threads in the VAE while previews decode and free it."""
+def test_clips_may_be_encoded_while_previews_are_decoded(
+    name: str, tiny_family: Open
+) -> None:
+    """A run that encodes in its loop has threads in the VAE while previews decode and
+    free it.
+    """
     family = tiny_family(name)
     shape = families.small_shape(family)
-    clips = [torch.rand(3, shape.frames, shape.height, shape.width) * 2 - 1 for _ in range(4)]
+    clips = [
+        torch.rand(3, shape.frames, shape.height, shape.width) * 2 - 1 for _ in range(4)
+    ]
     latents = [family.encode_video(clip).mean for clip in clips]
     pixels = family.decode(latents[0])
     with ThreadPoolExecutor(2) as pool:
@@ -413,20 +479,30 @@ def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Object
 
 @KINDS
 def test_the_network_is_fed_in_training_what_the_pipeline_feeds(family: Any) -> None:
-    """Each call of a draw, replayed by ``predict`` on the same latents: every word the network hears is the same."""
+    """Each call of a draw, replayed by ``predict`` on the same latents: every word the
+    network hears is the same.
+    """
     heard, nets = [], families.denoisers(family)
     for expert, net in nets.items():
-        hook = lambda _, words, named, expert=expert: heard.append((expert, dict(named)))  # noqa: E731
+
+        def hook(_: Any, words: Any, named: Any, expert: str = expert) -> None:
+            heard.append((expert, dict(named)))
+
         net.register_forward_pre_hook(hook, with_kwargs=True)
     for shape in families.shapes_of(family):
         batch = families.batch_of(family, ["a red circle"], shape=shape)
         heard.clear()
         with torch.no_grad():
-            family.sample(nets, batch.conditioning, None, SampleRequest(shape, 4, 1.0, (3,)))
+            family.sample(
+                nets, batch.conditioning, None, SampleRequest(shape, 4, 1.0, (3,))
+            )
         drawn = list(heard)
         assert {expert for expert, _ in drawn} == set(nets)
         for expert, theirs in drawn[:: len(drawn) - 1]:
-            assert same_words(family, nets[expert], batch, theirs, heard) == [], (shape, expert)
+            assert same_words(family, nets[expert], batch, theirs, heard) == [], (
+                shape,
+                expert,
+            )
 
 
 def same_words(
@@ -454,12 +530,18 @@ def same_words(
         ):  # the frame in front has noise of its own
             one, other = (value[:, -batch.x0.shape[2] :] for value in (one, other))
         if isinstance(one, bool) or one is None or isinstance(one, dict):
-            odd += [word] if one != other and not (one is None and word not in theirs) else []
+            odd += (
+                [word]
+                if one != other and not (one is None and word not in theirs)
+                else []
+            )
             continue
         if other is None:
             odd.append(word)
             continue
-        both = (map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one))
+        both = (
+            map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one)
+        )
         for mine, given in zip(*both, strict=True):
             same = mine.shape == given.shape and torch.allclose(
                 mine.float(), given.float(), rtol=1e-6, atol=1e-3
@@ -469,7 +551,9 @@ def same_words(
 
 
 def as_tensor(word: Any) -> torch.Tensor:
-    """A tensor as it is, a number as the tensor of one that a family may tell in its place."""
+    """A tensor as it is, a number as the tensor of one that a family may tell in its
+    place.
+    """
     return (
         word
         if isinstance(word, torch.Tensor) and word.numel() > 1
@@ -478,8 +562,12 @@ def as_tensor(word: Any) -> torch.Tensor:
 
 
 @KINDS
-def test_bfloat16_is_close_to_float32(name: str, variant: str, tiny_family: Open) -> None:
-    """In the dtype that a GPU trains in: near, not the same, and told the same noise level."""
+def test_bfloat16_is_close_to_float32(
+    name: str, variant: str, tiny_family: Open
+) -> None:
+    """In the dtype that a GPU trains in: near, not the same, and told the same noise
+    level.
+    """
     said = {}
     for dtype in (torch.float32, torch.bfloat16):
         family = tiny_family(name, dtype, variant)
@@ -506,14 +594,16 @@ def test_the_plan_counts_what_the_cache_keeps(family: Any) -> None:
             *([] if moments.logvar is None else [moments.logvar]),
             *moments.extras.values(),
         ]
-        assert family.spec.cached_numbers(shape) == sum(tensor.numel() for tensor in kept), (
-            shape
-        )
+        assert family.spec.cached_numbers(shape) == sum(
+            tensor.numel() for tensor in kept
+        ), shape
 
 
 @KINDS
 def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
-    """Forty steps on one clip lower the validation loss on it, for each expert at its own noise levels."""
+    """Forty steps on one clip lower the validation loss on it, for each expert at its
+    own noise levels.
+    """
     batch = families.batch_of(family, ["a red circle"], given=True)
     window = Window("a", 0.0, 1.0, families.small_shape(family))
     nets, readings = families.denoisers(family), []
@@ -527,7 +617,9 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
 
     def read() -> dict[str, Any]:
         validation = ValidationLoss((), (window,), 0)
-        return read_validation(validation, family, nets, whole, lambda _: batch)["train"]
+        return read_validation(validation, family, nets, whole, lambda _: batch)[
+            "train"
+        ]
 
     readings.append(read())
     for expert in family.spec.experts:

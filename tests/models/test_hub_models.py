@@ -1,4 +1,6 @@
-"""Base models of the Hub, against a local server that gives its few answers, and from its cache without a network."""
+"""Base models of the Hub, against a local server that gives its few answers, and from
+its cache without a network.
+"""
 
 import hashlib
 import json
@@ -58,7 +60,9 @@ print(json.dumps([folder, said]))
 def server(tiny_bases: Callable[[str], Path]) -> Iterator[Any]:
     base = tiny_bases("wan")
     found = (path for path in base.rglob("*") if path.is_file())
-    files = {path.relative_to(base).as_posix(): path.read_bytes() for path in found} | UNUSED
+    files = {
+        path.relative_to(base).as_posix(): path.read_bytes() for path in found
+    } | UNUSED
     with hub_of({"good": files, "gated": files, "authors": UNUSED}) as server:
         server.files = files
         yield server
@@ -69,12 +73,23 @@ Placed = Callable[..., tuple[str, list[str]]]
 
 @pytest.fixture
 def placed(server: Any, tmp_path: Path) -> Placed:
-    """Places a model in a process of its own, whose Hub is the local server; (folder or error, what was said)."""
+    """Places a model in a process of its own, whose Hub is the local server; (folder or
+    error, what was said).
+    """
 
     def run(
-        name: str, what: str = "weights", *, free: str = "-", file: str = "-", **env: str
+        name: str,
+        what: str = "weights",
+        *,
+        free: str = "-",
+        file: str = "-",
+        **env: str,
     ) -> tuple[str, list[str]]:
-        usual = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        usual = {
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_OFFLINE": "0",
+        }
         usual |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
         kept = {
             key: value
@@ -121,8 +136,12 @@ def test_what_is_needed_is_fetched_and_told_before(server: Any, placed: Placed) 
     assert there(folder) == needed
     assert more == []
     size = sum(len(server.files[name]) for name in needed)
-    come = sum(len(server.files[name]) for name in needed if name.endswith(".safetensors"))
-    assert said_first.startswith(f"user/good: {len(needed)} files, {size / 1000:.1f} kB, ")
+    come = sum(
+        len(server.files[name]) for name in needed if name.endswith(".safetensors")
+    )
+    assert said_first.startswith(
+        f"user/good: {len(needed)} files, {size / 1000:.1f} kB, "
+    )
     assert f"{come / 1000:.1f} kB are fetched into " in said_first
     assert said_first.endswith("licence: apache-2.0")
     server.asked.clear()
@@ -130,8 +149,12 @@ def test_what_is_needed_is_fetched_and_told_before(server: Any, placed: Placed) 
     assert fetched(server) == set()
 
 
-def test_everything_is_of_the_commit_that_was_looked_at(server: Any, placed: Placed) -> None:
-    """A repository may move on while it is fetched: after the first look nobody asks for its newest state."""
+def test_everything_is_of_the_commit_that_was_looked_at(
+    server: Any, placed: Placed
+) -> None:
+    """A repository may move on while it is fetched: after the first look nobody asks
+    for its newest state.
+    """
     folder, _ = placed("user/good")
     asked = [path for _, path, _, _ in server.asked]
     looked = next(i for i, path in enumerate(asked) if COMMIT in path)
@@ -193,7 +216,9 @@ def test_without_a_network_the_cache_serves_and_says_what_is_missing(
     assert placed("user/good", HF_HUB_OFFLINE="1") == (folder, [])
     unreached, said_of = placed("user/good", HF_ENDPOINT="http://127.0.0.1:9")
     assert unreached == folder
-    assert said_of == [f"note: the Hub is not reached; user/good is taken from {folder}"]
+    assert said_of == [
+        f"note: the Hub is not reached; user/good is taken from {folder}"
+    ]
 
 
 def test_a_file_of_ones_own_spares_the_download_of_the_transformer(
@@ -214,13 +239,20 @@ def test_a_file_of_ones_own_spares_the_download_of_the_transformer(
 def test_what_has_come_is_kept_and_a_broken_connection_taken_up_where_it_broke(
     server: Any, placed: Placed
 ) -> None:
-    """An answer that is wrong in the midst ends the run; the next one asks only for what is not there."""
-    cut, broken = "text_encoder/model.safetensors", "vae/diffusion_pytorch_model.safetensors"
+    """An answer that is wrong in the midst ends the run; the next one asks only for
+    what is not there.
+    """
+    cut, broken = (
+        "text_encoder/model.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+    )
     server.cut.add(cut)
     server.broken.add(broken)
     assert placed("user/good")[0].startswith("error: base_model_name: ")
     ranges = [
-        asked for kind, path, asked, _ in server.asked if kind == "GET" and path.endswith(cut)
+        asked
+        for kind, path, asked, _ in server.asked
+        if kind == "GET" and path.endswith(cut)
     ]
     assert ranges == [None, f"bytes={len(server.files[cut]) // 2 // 4096 * 4096}-"]
     before = fetched(server) - {broken}
@@ -229,7 +261,8 @@ def test_what_has_come_is_kept_and_a_broken_connection_taken_up_where_it_broke(
     server.asked.clear()
     folder, _ = placed("user/good")
     assert all(
-        (Path(folder) / name).read_bytes() == server.files[name] for name in (cut, broken)
+        (Path(folder) / name).read_bytes() == server.files[name]
+        for name in (cut, broken)
     )
     assert not fetched(server) & before
 
@@ -259,7 +292,9 @@ def test_each_file_is_held_once_against_the_hubs_own_hash(
     assert len(read) == 5, "the one that changed"
 
 
-def test_offline_is_an_option_of_the_commands(small_clips: Path, monkeypatch: Patch) -> None:
+def test_offline_is_an_option_of_the_commands(
+    small_clips: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # put back after the test
     with pytest.raises(VideotuneError, match="nobody/nothing is not in"):
         command_line.run(

@@ -1,6 +1,8 @@
-"""Loading: weights as diffusers loads them, in less memory, from several files or one, and what names their bytes.
+"""Loading: weights as diffusers loads them, in less memory, from several files or one,
+and what names their bytes.
 
-A base model whose files are damaged, absurd or incomplete is refused with a sentence: no traceback, no hang.
+A base model whose files are damaged, absurd or incomplete is refused with a sentence:
+no traceback, no hang.
 """
 
 import json
@@ -45,12 +47,20 @@ def base(tiny_bases: Callable[[str], Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def authors(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The weights of the tiny Wan, all of them plus one, in a file with the authors' names and ComfyUI's prefix."""
+    """The weights of the tiny Wan, all of them plus one, in a file with the authors'
+    names and ComfyUI's prefix.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    state, path = load_file(base / "transformer" / WEIGHTS), tmp_path / "one.safetensors"
+    state, path = (
+        load_file(base / "transformer" / WEIGHTS),
+        tmp_path / "one.safetensors",
+    )
     rename = open_family("wan", base).original
     save_file(
-        {f"model.diffusion_model.{rename(name)}": value + 1 for name, value in state.items()},
+        {
+            f"model.diffusion_model.{rename(name)}": value + 1
+            for name, value in state.items()
+        },
         path,
     )
     return path
@@ -69,7 +79,11 @@ def refused(action: Callable[[], Any]) -> str:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @KINDS
 def test_it_is_what_diffusers_loads(
-    name: str, variant: str, dtype: torch.dtype, tiny_bases: Callable[..., Path], tmp_path: Path
+    name: str,
+    variant: str,
+    dtype: torch.dtype,
+    tiny_bases: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     """Transformers in many files and VAEs: values, dtypes, strides, config."""
     for part, kind in {
@@ -91,7 +105,10 @@ def test_it_is_what_diffusers_loads(
         }
         assert all(torch.equal(a[key], b[key]) for key in a)
         assert ours.dtype == theirs.dtype
-        assert {**ours.config, "_name_or_path": ""} == {**theirs.config, "_name_or_path": ""}
+        assert {**ours.config, "_name_or_path": ""} == {
+            **theirs.config,
+            "_name_or_path": "",
+        }
         assert not ours.training
         assert not any(parameter.requires_grad for parameter in ours.parameters())
 
@@ -102,7 +119,10 @@ def test_text_encoders_are_what_transformers_loads(base: Path) -> None:
     folder = base / "text_encoder"
     for dtype in (torch.float32, torch.bfloat16):
         theirs = UMT5EncoderModel.from_pretrained(folder, dtype=dtype)
-        a, b = tensors(theirs), tensors(load_model(UMT5EncoderModel, folder, dtype, CPU))
+        a, b = (
+            tensors(theirs),
+            tensors(load_model(UMT5EncoderModel, folder, dtype, CPU)),
+        )
         assert {key: value.dtype for key, value in a.items()} == {
             key: value.dtype for key, value in b.items()
         }
@@ -111,7 +131,10 @@ def test_text_encoders_are_what_transformers_loads(base: Path) -> None:
     del state["encoder.block.0.layer.0.SelfAttention.q.weight"]
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     said = refused(lambda: load_model(UMT5EncoderModel, folder, torch.float32, CPU))
-    assert "1 tensors are missing, as encoder.block.0.layer.0.SelfAttention.q.weight" in said
+    assert (
+        "1 tensors are missing, as encoder.block.0.layer.0.SelfAttention.q.weight"
+        in said
+    )
 
 
 PEAK = """
@@ -134,7 +157,9 @@ print(resident("VmHWM") - before, resident("VmRSS") - before, size)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="reads what Linux says of a process"
+)
 def test_never_more_than_the_model_and_one_file_is_in_memory(
     base: Path, tmp_path: Path
 ) -> None:
@@ -150,7 +175,10 @@ def test_never_more_than_the_model_and_one_file_is_in_memory(
     cls(**large, freq_dim=32).save_pretrained(tmp_path / "net", max_shard_size="20MB")
     shard = max(path.stat().st_size for path in weight_files(tmp_path / "net"))
     done = subprocess.run(
-        [sys.executable, "-c", PEAK, tmp_path], capture_output=True, text=True, check=False
+        [sys.executable, "-c", PEAK, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     peak, after, size = map(int, done.stdout.split())
@@ -159,8 +187,12 @@ def test_never_more_than_the_model_and_one_file_is_in_memory(
     assert after < 1.15 * size
 
 
-def test_a_file_with_the_authors_names_is_the_transformer(base: Path, authors: Path) -> None:
-    """Tensor for tensor, and modules that diffusers keeps in float32 stay so, which its own loader of such files forgets."""
+def test_a_file_with_the_authors_names_is_the_transformer(
+    base: Path, authors: Path
+) -> None:
+    """Tensor for tensor, and modules that diffusers keeps in float32 stay so, which its
+    own loader of such files forgets.
+    """
     state = load_file(base / "transformer" / WEIGHTS)
     folder = place(str(base), files={"transformer": authors}).folder
     cls = diffusers.WanTransformer3DModel
@@ -183,7 +215,9 @@ def config(**values: Any) -> Callable[[Path], object]:
     return lambda path: edit_json(path.with_name("config.json"), **values)
 
 
-def weights(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], object]:
+def weights(
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+) -> Callable[[Path], object]:
     return lambda path: save_file(change(load_file(path)), path)
 
 
@@ -203,7 +237,9 @@ SPOILT: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["called diffusion_pytorch_model.safetensors", "it has diffusion_pytorch_model.fp16.safetensors"],
     ),
 }  # fmt: skip
-"""What is wrong with the transformer's only file of weights, or its config, and what is said of it."""
+"""What is wrong with the transformer's only file of weights, or its config, and what is
+said of it.
+"""
 
 
 @pytest.mark.parametrize("how", SPOILT)
@@ -221,7 +257,9 @@ def test_weights_without_a_place_are_left_out_and_said(
 ) -> None:
     path = base / "transformer" / WEIGHTS
     save_file(load_file(path) | {"rope.freqs": torch.zeros(3)}, path)
-    net = load_model(diffusers.WanTransformer3DModel, base / "transformer", torch.float32, CPU)
+    net = load_model(
+        diffusers.WanTransformer3DModel, base / "transformer", torch.float32, CPU
+    )
     assert "rope.freqs" not in net.state_dict()
     assert (
         "1 weights that no WanTransformer3DModel has are left out: rope.freqs"
@@ -251,9 +289,13 @@ def test_what_an_incomplete_folder_lacks_is_listed(base: Path) -> None:
     (base / "scheduler" / "scheduler_config.json").unlink()
     (base / "vae" / WEIGHTS).unlink()
     said = refused(lambda: place(str(base)))
-    assert "lacks scheduler/, tokenizer/, vae/diffusion_pytorch_model.safetensors" in said
+    assert (
+        "lacks scheduler/, tokenizer/, vae/diffusion_pytorch_model.safetensors" in said
+    )
     shutil.rmtree(base / "vae")
-    assert "has no vae/, which its model_index.json names" in refused(lambda: check_parts(base))
+    assert "has no vae/, which its model_index.json names" in refused(
+        lambda: check_parts(base)
+    )
 
 
 def test_parts_of_two_models_are_named(base: Path) -> None:
@@ -267,7 +309,9 @@ def test_parts_of_two_models_are_named(base: Path) -> None:
         lambda: check_parts(base)
     )
     edit_json(base / "text_encoder" / "config.json", d_model=16)
-    edit_json(base / "transformer" / "config.json", _class_name="CogVideoXTransformer3DModel")
+    edit_json(
+        base / "transformer" / "config.json", _class_name="CogVideoXTransformer3DModel"
+    )
     said = refused(lambda: check_parts(base))
     assert (
         "holds a CogVideoXTransformer3DModel, where model_index.json names a WanTransformer3DModel"
@@ -290,7 +334,9 @@ def test_a_folder_of_another_family_names_both(base: Path) -> None:
 def two(tiny_bases: Callable[[str], Path]) -> ModelSpec:
     """The facts of a family with two experts."""
     spec = Wan.read_spec(tiny_bases("wan"))
-    return replace(spec, experts=(Expert("high", 0.875, 1.0), Expert("low", 0.0, 0.875)))
+    return replace(
+        spec, experts=(Expert("high", 0.875, 1.0), Expert("low", 0.0, 0.875))
+    )
 
 
 def a_file(path: Path) -> str:
@@ -321,7 +367,10 @@ def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> Non
             "model_low_noise.safetensors stands for the expert 'high', and is one for 'low' by its name",
         ),
         (high, r"1 given; .* takes 2 \(high, low; null"),
-        ([a_file(tmp_path / "a.safetensors")] * 2, "a.safetensors is given for two experts"),
+        (
+            [a_file(tmp_path / "a.safetensors")] * 2,
+            "a.safetensors is given for two experts",
+        ),
         ([None, str(tmp_path / "none.safetensors")], "no such file"),
         ([None, str(tmp_path / "a.gguf")], r"it must be a \.safetensors file"),
     ):
@@ -332,7 +381,9 @@ def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> Non
 def test_a_change_of_one_tensor_of_a_large_file_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of 40 tensors in turn, small and large ones, although not a tenth of the file is read."""
+    """Each of 40 tensors in turn, small and large ones, although not a tenth of the
+    file is read.
+    """
     monkeypatch.setattr(model_files, "SAMPLED_ABOVE", 1 << 10)
     monkeypatch.setattr(model_files, "BLOCK", 1 << 10)
     path = tmp_path / "model.safetensors"
@@ -372,7 +423,12 @@ def used(folder: Path) -> None:
         ("wan", INDEX, {"boundary_ratio": 0.875}, "needs transformer_2/"),
         ("wan:t2v-a14b", INDEX, {"boundary_ratio": None}, "needs boundary_ratio"),
         ("cogvideox", NET, {"in_channels": 9}, "reads 9 channels"),
-        ("cogvideox", SCHEDULE, {"prediction_type": "epsilon"}, "prediction_type is 'epsilon'"),
+        (
+            "cogvideox",
+            SCHEDULE,
+            {"prediction_type": "epsilon"},
+            "prediction_type is 'epsilon'",
+        ),
         ("cogvideox", SCHEDULE, {"beta_schedule": "linear"}, "beta_schedule"),
         ("cogvideox", SCHEDULE, {"snr_shift_scale": None}, "lacks snr_shift_scale"),
         (
@@ -463,7 +519,12 @@ VALUES: list[Any] = [
     [
         *(
             (NET, key)
-            for key in ("num_layers", "patch_size", "num_attention_heads", "rope_max_seq_len")
+            for key in (
+                "num_layers",
+                "patch_size",
+                "num_attention_heads",
+                "rope_max_seq_len",
+            )
         ),
         *(("vae/config.json", key) for key in ("z_dim", "latents_mean")),
         *(("text_encoder/config.json", key) for key in ("num_layers", "vocab_size")),
@@ -474,14 +535,17 @@ VALUES: list[Any] = [
         ),
     ],
 )
-def test_values_of_a_wrong_type_or_size(name: str, key: str, value: Any, base: Path) -> None:
+def test_values_of_a_wrong_type_or_size(
+    name: str, key: str, value: Any, base: Path
+) -> None:
     edit_json(base / name, **{key: value})
     with suppress(VideotuneError):
         used(base)
 
 
 @pytest.mark.parametrize(
-    "classes", [["diffusers", 7], [7, "Scheduler"], ["os", "system"], ["diffusers", "logging"]]
+    "classes",
+    [["diffusers", 7], [7, "Scheduler"], ["os", "system"], ["diffusers", "logging"]],
 )
 @pytest.mark.parametrize("part", ["scheduler", "transformer", "../vae"])
 def test_classes_of_the_index(part: str, classes: list[Any], base: Path) -> None:
@@ -537,7 +601,9 @@ def test_each_tokenizer_must_have_its_vocabulary(
     assert missing(base, weights=True) == []
 
 
-def test_what_else_a_vocabulary_may_be(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_else_a_vocabulary_may_be(
+    tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
     base = Path(shutil.copytree(tiny_bases("hidream"), tmp_path / "base"))
     for part, forms in {
         "tokenizer": ("vocab.json", "merges.txt"),
@@ -552,7 +618,9 @@ def test_what_else_a_vocabulary_may_be(tiny_bases: Callable[..., Path], tmp_path
 
 
 def test_captions_that_become_the_same_numbers_are_refused(base: Path) -> None:
-    """As transformers reads a vocabulary that has only its marks: every word is the unknown one."""
+    """As transformers reads a vocabulary that has only its marks: every word is the
+    unknown one.
+    """
     path = base / "tokenizer" / "tokenizer.json"
     facts = json.loads(path.read_text())
     facts["model"]["vocab"] = facts["model"]["vocab"][:4]
@@ -563,9 +631,15 @@ def test_captions_that_become_the_same_numbers_are_refused(base: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("pad_token", "a new one"), ("eos_token", "a new one"), ("model_max_length", "long")],
+    [
+        ("pad_token", "a new one"),
+        ("eos_token", "a new one"),
+        ("model_max_length", "long"),
+    ],
 )
-def test_settings_of_a_tokenizer_that_do_not_fit(key: str, value: Any, base: Path) -> None:
+def test_settings_of_a_tokenizer_that_do_not_fit(
+    key: str, value: Any, base: Path
+) -> None:
     """A token that the text encoder has no row for, a length that is no number."""
     edit_json(base / "tokenizer" / "tokenizer_config.json", **{key: value})
     with pytest.raises(VideotuneError, match="tokenizer"):

@@ -1,8 +1,11 @@
-"""The real base models, by their configs, on the meta device: sizes as published, what a LoRA covers, exported names.
+"""The real base models, by their configs, on the meta device: sizes as published, what
+a LoRA covers, exported names.
 
-Presets fit the published models that they name, and the cards that they are for; those of the guide have its numbers.
+Presets fit the published models that they name, and the cards that they are for; those
+of the guide have its numbers.
 
-scripts/write_manifests.py writes tests/manifests/; what a manifest says and what the code computes must agree.
+scripts/write_manifests.py writes tests/manifests/; what a manifest says and what the
+code computes must agree.
 """
 
 import json
@@ -13,7 +16,13 @@ from typing import Any
 import pytest
 
 from scripts import write_manifests as writer
-from videotune.config.load import flatten, memory_class, preset_about, preset_names, read_preset
+from videotune.config.load import (
+    flatten,
+    memory_class,
+    preset_about,
+    preset_names,
+    read_preset,
+)
 from videotune.config.resolve import resolve
 from videotune.data.buckets import parse_resolution
 from videotune.data.frame_counts import snap_frames
@@ -28,7 +37,9 @@ ROOT = Path(__file__).parents[2]
 HOME = ROOT / "tests" / "manifests"
 AGAIN = "the manifests are old: python scripts/write_manifests.py"
 FINETRAINERS_LORA = 132_120_576
-"""Trainable parameters of a LoRA of rank 128 on to_q, to_k, to_v, to_out.0 of CogVideoX-5B, as finetrainers prints them."""
+"""Trainable parameters of a LoRA of rank 128 on to_q, to_k, to_v, to_out.0 of
+CogVideoX-5B, as finetrainers prints them.
+"""
 EACH = pytest.mark.parametrize("name", sorted(writer.MODELS))
 
 
@@ -67,7 +78,9 @@ def test_sizes_are_as_written_and_as_published(name: str) -> None:
 
 
 def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
-    """A public log of the loaded parts in bfloat16, in GiB: so the modules that stay in float32 are the right ones."""
+    """A public log of the loaded parts in bfloat16, in GiB: so the modules that stay in
+    float32 are the right ones.
+    """
     for name, gib in (
         ("wan2.1-t2v-1.3b", 2.64891254901886),
         ("wan2.1-t2v-14b", 26.66874897480011),
@@ -78,12 +91,16 @@ def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
 
 @EACH
 def test_what_our_family_says_of_it(name: str) -> None:
-    """Its title, licence, native frames, sizes and rate, noise levels, experts, and what a LoRA covers."""
+    """Its title, licence, native frames, sizes and rate, noise levels, experts, and
+    what a LoRA covers.
+    """
     written = kept(name)["family"]
     found = writer.by_family(name, writer.CONFIGS / name)
     assert found == written, AGAIN
     if len(found["blocks"]) == 1:  # blocks of one kind have as many modules each
-        assert found["lora"]["attention"]["modules"] % sum(found["blocks"].values()) == 0
+        assert (
+            found["lora"]["attention"]["modules"] % sum(found["blocks"].values()) == 0
+        )
     for form, keys in found["export"].items():
         joined = (
             form in find(found["spec"]["name"]).spec.fused_modules
@@ -141,15 +158,21 @@ def spec_of(name: str) -> ModelSpec:
     return spec_for(None, BasePlace(base, folder))
 
 
-GUIDE = json.loads(Path(__file__).with_name("guide_presets.json").read_text(encoding="utf-8"))
-"""The guide's table, and what all its presets have unless their row says otherwise; what trains is not rounded."""
+GUIDE = json.loads(
+    Path(__file__).with_name("guide_presets.json").read_text(encoding="utf-8")
+)
+"""The guide's table, and what all its presets have unless their row says otherwise;
+what trains is not rounded.
+"""
 
 OURS = {"steps", "lora.rank", "lora.targets", "sample.resolution"}
 """What the guide does not name and its presets say."""
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_asks_for_what_its_model_takes_and_says_what_is_not_known(name: str) -> None:
+def test_a_preset_asks_for_what_its_model_takes_and_says_what_is_not_known(
+    name: str,
+) -> None:
     spec, preset = spec_of(name), read_preset(name)
     config = resolve({}, preset, spec).config
     frames = preset.get("video_config", {}).get("frames")
@@ -173,7 +196,10 @@ def test_the_guides_presets_have_the_guides_numbers(name: str) -> None:
     )
     assert {key: settings[key] for key in row} == row
     assert set(flatten(read_preset(name))) - OURS <= set(row), "nothing is added"
-    assert config.weight_dtype in preset_about(name) or config.training_method == "FINE_TUNE"
+    assert (
+        config.weight_dtype in preset_about(name)
+        or config.training_method == "FINE_TUNE"
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +221,9 @@ def long_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from videotune.toy.dataset import encode_clip
 
     folder = tmp_path_factory.mktemp("long")
-    ramp = np.linspace(0, 255, 168 * 32 * 32 * 3).reshape(168, 32, 32, 3).astype(np.uint8)
+    ramp = (
+        np.linspace(0, 255, 168 * 32 * 32 * 3).reshape(168, 32, 32, 3).astype(np.uint8)
+    )
     encode_clip(folder / "a.mp4", ramp, 24.0)
     (folder / "a.txt").write_text("a ramp")
     return folder

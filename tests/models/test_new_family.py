@@ -1,7 +1,8 @@
-"""A family is one file: written here into a package of its own, it is found, checked, trained and sampled by the command.
+"""A family is one file: written here into a package of its own, it is found, checked,
+trained and sampled by the command.
 
-It is registered as every family is, when its class is defined; its module is named by an entry point, as that of any other
-package would be.
+It is registered as every family is, when its class is defined; its module is named by
+an entry point, as that of any other package would be.
 """
 
 import json
@@ -33,7 +34,9 @@ class Acme(Wan):
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A folder as an installed package leaves it: the module, and the entry point that names it."""
+    """A folder as an installed package leaves it: the module, and the entry point that
+    names it.
+    """
     folder = tmp_path / "installed"
     (folder / "acme-1.0.dist-info").mkdir(parents=True)
     (folder / "acme_video.py").write_text(FAMILY)
@@ -57,7 +60,9 @@ def test_a_family_of_one_file_trains_by_the_command(
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "videotune", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=Path.cwd())
+        return subprocess.run(
+            command, capture_output=True, text=True, env=env, cwd=Path.cwd()
+        )
 
     done = run("tiny", "acme", str(tmp_path / "base"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -74,7 +79,9 @@ def test_a_family_of_one_file_trains_by_the_command(
         "sample_metrics.budget": 0,
         "lora.rank": 2,
     }
-    words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    words = [
+        word for key, value in sets.items() for word in ("--set", f"{key}={value}")
+    ]
     for command in (["check"], ["train", "--out", str(tmp_path / "run")]):
         done = run(command[0], "--data", str(small_clips), *words, *command[1:])
         assert done.returncode == 0, done.stderr
@@ -84,7 +91,9 @@ def test_a_family_of_one_file_trains_by_the_command(
     ]
     assert [line["step"] for line in steps if line["kind"] == "step"] == [1, 2, 3]
     assert list((tmp_path / "run").rglob("*.mp4")), "a preview was sampled"
-    assert list((tmp_path / "run" / "export").glob("*.safetensors")), "the LoRA was exported"
+    assert list((tmp_path / "run" / "export").glob("*.safetensors")), (
+        "the LoRA was exported"
+    )
 
 
 def test_two_families_of_one_name_are_refused() -> None:

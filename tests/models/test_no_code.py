@@ -1,4 +1,6 @@
-"""No code that lies in a base model, an image encoder or an adapter ever runs, whatever stands on standard input."""
+"""No code that lies in a base model, an image encoder or an adapter ever runs, whatever
+stands on standard input.
+"""
 
 import ast
 import shutil
@@ -56,7 +58,13 @@ def plant(folder: Path, fired: Path) -> None:
     """Code that leaves a file, wherever a library would look for it."""
     code = f"open({str(fired)!r}, 'w').write('ran')\nclass Evil:\n    pass\n"
     for place in [folder, *(path for path in folder.iterdir() if path.is_dir())]:
-        for name in ("evil.py", "pipeline.py", "tok.py", "__init__.py", "modeling_evil.py"):
+        for name in (
+            "evil.py",
+            "pipeline.py",
+            "tok.py",
+            "__init__.py",
+            "modeling_evil.py",
+        ):
             (place / name).write_text(code)
         (place / "custom_generate").mkdir()
         (place / "custom_generate" / "generate.py").write_text(
@@ -101,7 +109,9 @@ PLANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_code_beside_weights_does_not_run(
     tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """In one process that reads all of them, with as many "y" on its standard input as anybody could ask for."""
+    """In one process that reads all of them, with as many "y" on its standard input as
+    anybody could ask for.
+    """
     original = tiny_bases("wan", "i2v")
     for how, (name, values) in PLANTS.items():
         base = Path(shutil.copytree(original, tmp_path / "read" / f"base {how}"))
@@ -116,7 +126,9 @@ def test_code_beside_weights_does_not_run(
         for how, said in {"map": HUNG, "own": own_class("")}.items():
             folder = tmp_path / "read" / f"encoder {name} {how}"
             shutil.copytree(original / "image_encoder", folder)
-            shutil.copy(original / "image_processor" / "preprocessor_config.json", folder)
+            shutil.copy(
+                original / "image_processor" / "preprocessor_config.json", folder
+            )
             edit_json(folder / name, **said)
             plant(folder, tmp_path / f"fired: encoder {name} {how}")
     words = [sys.executable, "-c", READ_ALL, str(tmp_path / "read")]
@@ -141,13 +153,20 @@ def calls(tree: ast.AST) -> list[ast.Call]:
     "path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_every_call_says_that_no_code_is_run(path: Path) -> None:
-    """Nothing reads a repository but by ``pretrained`` or with the word itself, and nobody says the word's opposite."""
+    """Nothing reads a repository but by ``pretrained`` or with the word itself, and
+    nobody says the word's opposite.
+    """
     tree = ast.parse(path.read_text())
     for call in calls(tree):
         assert isinstance(call.func, ast.Attribute)
         if call.func.attr == "from_pretrained":
-            told = [word.value for word in call.keywords if word.arg == "trust_remote_code"]
-            fine = [isinstance(value, ast.Constant) and value.value is False for value in told]
+            told = [
+                word.value for word in call.keywords if word.arg == "trust_remote_code"
+            ]
+            fine = [
+                isinstance(value, ast.Constant) and value.value is False
+                for value in told
+            ]
             assert fine == [True], ast.unparse(call)
         owner = call.func.value
         assert not (
@@ -161,5 +180,6 @@ def test_every_call_says_that_no_code_is_run(path: Path) -> None:
         if isinstance(node, ast.keyword) and node.arg == "trust_remote_code"
     ]
     assert all(
-        isinstance(word.value, ast.Constant) and word.value.value is False for word in words
+        isinstance(word.value, ast.Constant) and word.value.value is False
+        for word in words
     )

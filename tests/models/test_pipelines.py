@@ -1,4 +1,6 @@
-"""Each kind of checkpoint against diffusers' own pipeline: text, latents, and the frames that exported files give there."""
+"""Each kind of checkpoint against diffusers' own pipeline: text, latents, and the
+frames that exported files give there.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -29,19 +31,34 @@ from tests.support.oracles import unpacked
 from videotune.exporter.adapter_export import export_lora
 from videotune.models.base import DiffusersModel
 from videotune.models.registry import find, names
-from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name, to_frames
+from videotune.sampling.pipeline import (
+    SampleSettings,
+    decode,
+    draw,
+    file_name,
+    to_frames,
+)
 from videotune.types import ClipShape, SampleRequest
 
-CAPTIONS = ("a red circle moves left", "", "Ünïcode — {braces} &amp; 你好", "long " * 600)
+CAPTIONS = (
+    "a red circle moves left",
+    "",
+    "Ünïcode — {braces} &amp; 你好",
+    "long " * 600,
+)
 FED = {
     "ltx_video": ("text", "mask"),
     "hunyuan_video": ("text", "pooled", "mask"),
     "hidream": ("text", "", "llama", "", "pooled"),
 }
-"""What a pipeline's ``encode_prompt`` returns, by our names; of other families the text comes first."""
+"""What a pipeline's ``encode_prompt`` returns, by our names; of other families the text
+comes first.
+"""
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 CERTAIN = {"cogvideox": (slice(4, None), -60.0), "ltx_video": (slice(-1, None), -1e4)}
-"""Biases of the encoder's last layer that leave latents next to no variance, so that a pipeline's draw is the mean."""
+"""Biases of the encoder's last layer that leave latents next to no variance, so that a
+pipeline's draw is the mean.
+"""
 
 
 def pipeline_of(folder: Path, cls: Any = diffusers.DiffusionPipeline) -> Any:
@@ -54,7 +71,9 @@ def pipeline_of(folder: Path, cls: Any = diffusers.DiffusionPipeline) -> Any:
 def test_text_is_what_the_pipeline_feeds(
     name: str, variant: str, tiny_bases: Callable[..., Path]
 ) -> None:
-    """To the bit, with states of padding where the network sees them; a mask counts the tokens that we count."""
+    """To the bit, with states of padding where the network sees them; a mask counts the
+    tokens that we count.
+    """
     family, pipe = (
         open_family(name, tiny_bases(name, variant)),
         pipeline_of(tiny_bases(name, variant)),
@@ -73,17 +92,22 @@ def test_text_is_what_the_pipeline_feeds(
         with torch.no_grad():  # attention takes another kernel under grad
             theirs = dict(
                 zip(
-                    FED.get(name, ("text",)), pipe.encode_prompt(caption, **asked), strict=False
+                    FED.get(name, ("text",)),
+                    pipe.encode_prompt(caption, **asked),
+                    strict=False,
                 )
             )
         shown = theirs["mask"].bool() if "mask" in theirs else None
-        seen = shown if name == "hunyuan_video" else ...  # what its mask hides we keep as zeros
+        # what its mask hides we keep as zeros
+        seen = shown if name == "hunyuan_video" else ...
         assert ours.text.shape == theirs["text"].shape
         assert torch.equal(ours.text[seen], theirs["text"][seen])
         assert (ours.text_mask is None) == (shown is None)
         if shown is not None:
             assert torch.equal(ours.text_mask, shown)
-            assert shown.sum() == min(family.text_length(caption), family.spec.text_tokens)
+            assert shown.sum() == min(
+                family.text_length(caption), family.spec.text_tokens
+            )
         for extra in {"llama", "pooled"} & set(theirs):
             assert torch.equal(
                 ours.extras[extra],
@@ -95,9 +119,14 @@ def test_text_is_what_the_pipeline_feeds(
 def test_latents_are_those_of_the_vae(
     name: str, variant: str, tiny_bases: Callable[..., Path]
 ) -> None:
-    """What the VAE is given to decode is what it made of the clip, mean and deviation, also of a long one and of a picture
-    that diffusers would cut in tiles if told to; and a clip comes back with its frames and size."""
-    family, folder = open_family(name, tiny_bases(name, variant)), tiny_bases(name, variant)
+    """What the VAE is given to decode is what it made of the clip, mean and deviation,
+    also of a long one and of a picture that diffusers would cut in tiles if told to;
+    and a clip comes back with its frames and size.
+    """
+    family, folder = (
+        open_family(name, tiny_bases(name, variant)),
+        tiny_bases(name, variant),
+    )
     vae = getattr(diffusers, family.vae_class).from_pretrained(
         folder / "vae", torch_dtype=torch.float32
     )
@@ -110,7 +139,13 @@ def test_latents_are_those_of_the_vae(
     long = ClipShape(
         5 * rules.frame_step + rules.frame_rest, side, side, rules.fps
     )  # more than a VAE takes at a time
-    more = [] if rules.size or rules.most_area else [long] if rules.most_side else [long, large]
+    more = (
+        []
+        if rules.size or rules.most_area
+        else [long]
+        if rules.most_side
+        else [long, large]
+    )
     for shape in [*shapes_of(family), *more]:
         clip = clip_of(family, shape, 0)
         moments = family.encode_video(clip)
@@ -119,10 +154,16 @@ def test_latents_are_those_of_the_vae(
                 clip[None] if rules.most_frames != 1 else clip.transpose(0, 1)
             ).latent_dist
         mean, std = (
-            x[0] if rules.most_frames != 1 else x.transpose(0, 1) for x in (dist.mean, dist.std)
+            x[0] if rules.most_frames != 1 else x.transpose(0, 1)
+            for x in (dist.mean, dist.std)
         )
-        assert moments.mean.shape == (family.spec.latent_channels, *rules.latent_size(shape))
-        torch.testing.assert_close(raw_latents(moments.mean), mean, rtol=1e-4, atol=1e-5)
+        assert moments.mean.shape == (
+            family.spec.latent_channels,
+            *rules.latent_size(shape),
+        )
+        torch.testing.assert_close(
+            raw_latents(moments.mean), mean, rtol=1e-4, atol=1e-5
+        )
         if moments.logvar is not None:
             far = raw_latents(moments.mean + (0.5 * moments.logvar).exp())
             torch.testing.assert_close(far - mean, std, rtol=1e-4, atol=1e-5)
@@ -131,9 +172,13 @@ def test_latents_are_those_of_the_vae(
         assert pixels.abs().max() <= 1
 
 
-def base_of(name: str, variant: str, tiny_bases: Callable[..., Path], folder: Path) -> Path:
-    """A copy of a checkpoint whose latents are certain; of HunyuanVideo one without an embedded guidance, of CogVideoX one
-    with the other scheduler that its checkpoints come with."""
+def base_of(
+    name: str, variant: str, tiny_bases: Callable[..., Path], folder: Path
+) -> Path:
+    """A copy of a checkpoint whose latents are certain; of HunyuanVideo one without an
+    embedded guidance, of CogVideoX one with the other scheduler that its checkpoints
+    come with.
+    """
     shutil.copytree(
         tiny_bases(name, None if variant in ("undistilled", "dpm") else variant), folder
     )
@@ -146,12 +191,17 @@ def base_of(name: str, variant: str, tiny_bases: Callable[..., Path], folder: Pa
         config = net.load_config(folder / "transformer") | {"guidance_embeds": False}
         net.from_config(config).save_pretrained(folder / "transformer")
     if variant == "dpm":
-        edit_json(folder / "model_index.json", scheduler=["diffusers", "CogVideoXDPMScheduler"])
+        edit_json(
+            folder / "model_index.json",
+            scheduler=["diffusers", "CogVideoXDPMScheduler"],
+        )
     return folder
 
 
 def reader_of(family: Any, image: bool) -> Any:
-    """The pipeline by which a user samples from the checkpoint, from text or from an image."""
+    """The pipeline by which a user samples from the checkpoint, from text or from an
+    image.
+    """
     if image and family.spec.name == "wan":
         return diffusers.WanImageToVideoPipeline
     if image and family.spec.name == "ltx_video" and not family.is_newer:
@@ -162,7 +212,9 @@ def reader_of(family: Any, image: bool) -> Any:
 def theirs_of(
     pipe: Any, family: Any, request: SampleRequest, caption: str, seed: int, clip: Any
 ) -> torch.Tensor:
-    """What the pipeline gives of one caption: pixels (3,T,H,W), of LTX, whose decoder draws, latents; ``clip`` is told."""
+    """What the pipeline gives of one caption: pixels (3,T,H,W), of LTX, whose decoder
+    draws, latents; ``clip`` is told.
+    """
     shape, generator = request.shape, torch.Generator().manual_seed(seed)
     words: dict[str, Any] = {
         "negative_prompt": "",
@@ -174,7 +226,9 @@ def theirs_of(
     if family.spec.name == "hunyuan_video" and not family.spec.guidance_embedded:
         words |= {"guidance_scale": 1.0, "true_cfg_scale": request.guidance}
     words = {
-        key: value for key, value in words.items() if key in signature(pipe.__call__).parameters
+        key: value
+        for key, value in words.items()
+        if key in signature(pipe.__call__).parameters
     }
     if clip is not None:
         pixels = ((clip[:, 0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
@@ -197,7 +251,9 @@ def theirs_of(
     if ltx:
         size = family.spec.rules.latent_size(shape)
         return (
-            found.frames[0] if family.is_newer else unpacked(family.spec, found.frames, size)[0]
+            found.frames[0]
+            if family.is_newer
+            else unpacked(family.spec, found.frames, size)[0]
         )
     frames = torch.as_tensor(found.images if "images" in found else found.frames[0])
     return frames.permute(1, 0, 2, 3) * 2 - 1
@@ -210,18 +266,25 @@ CASES += [("hunyuan_video", "undistilled"), ("cogvideox", "dpm")]
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize(("name", "variant"), CASES, ids=lambda word: word)
 def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
-    name: str, variant: str, guidance: float, tiny_bases: Callable[..., Path], tmp_path: Path
+    name: str,
+    variant: str,
+    guidance: float,
+    tiny_bases: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    """What previews show is what a user gets who loads the files with plain diffusers: the same seed gives the same frames.
+    """What previews show is what a user gets who loads the files with plain diffusers:
+    the same seed gives the same frames.
 
-    Two captions at once, each with an image of its own where the checkpoint takes one, an adapter for each expert, in every
-    format that diffusers reads.
+    Two captions at once, each with an image of its own where the checkpoint takes one,
+    an adapter for each expert, in every format that diffusers reads.
     """
     family = open_family(name, base_of(name, variant, tiny_bases, tmp_path / "base"))
     spec, shape = family.spec, small_shape(family)
     if spec.rules.size is None and spec.rules.most_frames != 1:
         shape = replace(
-            shape, width=3 * shape.width // 2, fps=30.0 if name == "ltx_video" else shape.fps
+            shape,
+            width=3 * shape.width // 2,
+            fps=30.0 if name == "ltx_video" else shape.fps,
         )
     nets, files = denoisers(family), dict[tuple[str, str], Path]()
     for number, (expert, net) in enumerate(nets.items()):
@@ -251,12 +314,17 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
         )
         conditioning, unconditional = (
             family.condition(
-                [text | one for text, one in zip(family.encode_text(texts), told, strict=True)]
+                [
+                    text | one
+                    for text, one in zip(family.encode_text(texts), told, strict=True)
+                ]
             )
             for texts in (captions, ["", ""])
         )
         second = 2.0 if len(nets) > 1 and guidance > 1 else None
-        request = SampleRequest(shape, 4, guidance, seeds, guidance_2=second, first=first)
+        request = SampleRequest(
+            shape, 4, guidance, seeds, guidance_2=second, first=first
+        )
         random_state = torch.random.get_rng_state()
         drawn = family.sample(
             nets, conditioning, None if guidance == 1 else unconditional, request
@@ -282,7 +350,9 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
             for expert in nets:
                 words = {"load_into_transformer_2": True} if expert == "low" else {}
                 pipe.load_lora_weights(str(files[form, expert]), **words)
-            for caption, seed, clip, mine in zip(captions, seeds, clips, ours, strict=True):
+            for caption, seed, clip, mine in zip(
+                captions, seeds, clips, ours, strict=True
+            ):
                 wanted = theirs(caption, seed, clip if image else None)
                 torch.testing.assert_close(
                     mine[:, later], wanted[:, later], rtol=1e-4, atol=1e-4
@@ -294,10 +364,14 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
 def test_pixels_are_rounded_as_diffusers_does() -> None:
     from diffusers.video_processor import VideoProcessor
 
-    pixels = torch.rand(3, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
+    pixels = (
+        torch.rand(3, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
+    )
     theirs = VideoProcessor().postprocess_video(pixels[None], output_type="pil")[0]
     ours = to_frames(pixels)
-    assert all(np.array_equal(ours[i], np.asarray(image)) for i, image in enumerate(theirs))
+    assert all(
+        np.array_equal(ours[i], np.asarray(image)) for i, image in enumerate(theirs)
+    )
 
 
 def test_drawing_moves_nothing_of_the_training(tiny_family: Callable[..., Any]) -> None:
@@ -309,11 +383,15 @@ def test_drawing_moves_nothing_of_the_training(tiny_family: Callable[..., Any]) 
     states = dict(zip(["a", ""], family.encode_text(["a", ""]), strict=True))
     family.free("text_encoder")
     settings = SampleSettings(ClipShape(5, 32, 32, 16.0), 2, 3.0)
-    latents = draw(family, {"transformer": net}, settings, states.__getitem__, [("a", 1)])
+    latents = draw(
+        family, {"transformer": net}, settings, states.__getitem__, [("a", 1)]
+    )
     frames = decode(family, latents)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert net.training
-    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert all(
+        torch.equal(before[name], value) for name, value in net.state_dict().items()
+    )
     assert not family._loaded, "the VAE is freed"
     assert frames[0].shape == (5, 32, 32, 3)
 

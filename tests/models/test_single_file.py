@@ -1,4 +1,6 @@
-"""A base model as one file of weights: every family's, in each layout of names, in full precision and in fp8."""
+"""A base model as one file of weights: every family's, in each layout of names, in full
+precision and in fp8.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ from videotune.models.single_file import PREFIXES, find_sources, kind_of, tensor
 
 CPU, WEIGHTS = torch.device("cpu"), "transformer/diffusion_pytorch_model.safetensors"
 State = dict[str, torch.Tensor]
-DATA: dict[str, Any] = json.loads((Path(__file__).parent / "single_file.json").read_text())
+DATA: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "single_file.json").read_text()
+)
 
 
 def tables_of(name: str) -> list[Any]:
@@ -38,16 +42,21 @@ def tables_of(name: str) -> list[Any]:
 
 
 def in_layout(state: State, table: Any, prefix: str = "") -> State:
-    """Tensors by diffusers' names as a file of another layout has them: joined along the rows where it joins them."""
+    """Tensors by diffusers' names as a file of another layout has them: joined along
+    the rows where it joins them.
+    """
     pieces: dict[str, dict[int, torch.Tensor]] = {}
     for name, value in state.items():
         place, _, rows = rename_key(name, table).partition("#")
-        parts = [int(part) for part in rows.partition("/")[0].split(",")] if rows else [0]
+        parts = (
+            [int(part) for part in rows.partition("/")[0].split(",")] if rows else [0]
+        )
         pieces.setdefault(prefix + place, {}).update(
             zip(parts, value.chunk(len(parts)), strict=True)
         )
     return {
-        name: torch.cat([one[part] for part in sorted(one)]) for name, one in pieces.items()
+        name: torch.cat([one[part] for part in sorted(one)])
+        for name, one in pieces.items()
     }
 
 
@@ -85,23 +94,30 @@ def in_float64(state: State, word: str = "scale_weight") -> State:
         if not name.endswith((word, "scale_input", "scaled_fp8"))
     }
     return {
-        name: (value.double() * scales.get(name, 1.0)).float() for name, value in own.items()
+        name: (value.double() * scales.get(name, 1.0)).float()
+        for name, value in own.items()
     }
 
 
 @pytest.mark.parametrize("model", sorted(path.name for path in CONFIGS.glob("[!ci]*")))
 def test_the_tables_are_diffusers_own_converters_at_full_size(model: str) -> None:
-    """Row by row: each row of a tensor tells from which row of which tensor of the file it came.
+    """Row by row: each row of a tensor tells from which row of which tensor of the file
+    it came.
 
     Of CogVideoX diffusers has no converter.
     """
     folder = CONFIGS / model / "transformer"
-    cls = getattr(diffusers, json.loads((folder / "config.json").read_text())["_class_name"])
+    cls = getattr(
+        diffusers, json.loads((folder / "config.json").read_text())["_class_name"]
+    )
     shapes = {
-        name: tuple(value.shape) for name, value in on_meta(cls, folder).state_dict().items()
+        name: tuple(value.shape)
+        for name, value in on_meta(cls, folder).state_dict().items()
     }
     family = next(
-        name for name in names() if getattr(find(name), "transformer_class", "") == cls.__name__
+        name
+        for name in names()
+        if getattr(find(name), "transformer_class", "") == cls.__name__
     )
     rows: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -114,7 +130,9 @@ def test_the_tables_are_diffusers_own_converters_at_full_size(model: str) -> Non
         name: (torch.arange(count) + (i << 32)).view(-1, 1)
         for i, (name, count) in enumerate(rows.items())
     }
-    file = {Path("one"): {name: Header("F32", (count, 1)) for name, count in rows.items()}}
+    file = {
+        Path("one"): {name: Header("F32", (count, 1)) for name, count in rows.items()}
+    }
     ours = find_sources(cls.__name__, shapes, file)
     theirs = SINGLE_FILE_LOADABLE_CLASSES[cls.__name__]["checkpoint_mapping_fn"](
         checkpoint=dict(probes), config={}
@@ -122,7 +140,9 @@ def test_the_tables_are_diffusers_own_converters_at_full_size(model: str) -> Non
     assert set(theirs) == set(ours) == set(shapes)
     for name, source in ours.items():
         cut = probes[source.name].chunk(source.of)
-        assert torch.equal(torch.cat([cut[part] for part in source.parts]), theirs[name]), name
+        assert torch.equal(
+            torch.cat([cut[part] for part in source.parts]), theirs[name]
+        ), name
         assert source.shape[0] == shapes[name][0]
 
 
@@ -136,7 +156,9 @@ def test_comfyuis_own_names(name: str) -> None:
 def test_each_layout_in_each_dtype_gives_the_folders_weights(
     name: str, tiny_bases: Bases, tmp_path: Path
 ) -> None:
-    """To the bit: in full precision those of the folder, in fp8 the products in float64, rounded once."""
+    """To the bit: in full precision those of the folder, in fp8 the products in
+    float64, rounded once.
+    """
     folder, cls = (
         tmp_path / "transformer",
         getattr(diffusers, str(getattr(find(name), "transformer_class", ""))),
@@ -174,12 +196,16 @@ def losses(lab: Lab, knobs: dict[str, Any]) -> list[float]:
 def test_a_file_trains_as_the_folder_does(
     name: str, tiny_bases: Bases, small_clips: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """With the folder's losses, in float32 and bfloat16; in fp8 with those of the folder that holds the same numbers."""
+    """With the folder's losses, in float32 and bfloat16; in fp8 with those of the
+    folder that holds the same numbers.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     base, table = tiny_bases(name), tables_of(name)[-1]
     lab = Lab(base, small_clips, tmp_path / "cache", tmp_path)
     knobs: dict[str, Any] = (
-        {"video_config.frames": 1} if name == "hidream" else {"video_config.target_fps": 16}
+        {"video_config.frames": 1}
+        if name == "hidream"
+        else {"video_config.target_fps": 16}
     )
     state = load_file(base / WEIGHTS)
     file = tmp_path / "one.safetensors"
@@ -203,12 +229,16 @@ def test_a_file_trains_as_the_folder_does(
     )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="reads what Linux says of a process"
+)
 @pytest.mark.parametrize("change", [dict, scaled])
 def test_a_file_is_read_tensor_by_tensor(
     change: Any, tiny_bases: Bases, tmp_path: Path
 ) -> None:
-    """The peak is the model in bfloat16 and some tensors, whatever the file's dtype; no page of the file stays."""
+    """The peak is the model in bfloat16 and some tensors, whatever the file's dtype; no
+    page of the file stays.
+    """
     cls, table = diffusers.WanTransformer3DModel, tables_of("wan")[-1]
     shutil.copytree(tiny_bases("wan") / "transformer", tmp_path / "warm")
     large = {
@@ -242,17 +272,24 @@ def test_a_file_is_read_tensor_by_tensor(
 
 
 @pytest.fixture
-def lab(tiny_bases: Bases, small_clips: Path, tmp_path: Path, monkeypatch: Patch) -> Lab:
-    """A copy of the tiny Wan, and ``one.safetensors``: its transformer in its authors' names."""
+def lab(
+    tiny_bases: Bases, small_clips: Path, tmp_path: Path, monkeypatch: Patch
+) -> Lab:
+    """A copy of the tiny Wan, and ``one.safetensors``: its transformer in its authors'
+    names.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     base = Path(shutil.copytree(tiny_bases("wan"), tmp_path / "base"))
     save_file(
-        in_layout(load_file(base / WEIGHTS), tables_of("wan")[-1]), tmp_path / "one.safetensors"
+        in_layout(load_file(base / WEIGHTS), tables_of("wan")[-1]),
+        tmp_path / "one.safetensors",
     )
     return Lab(base, small_clips, tmp_path / "cache", tmp_path)
 
 
-def command(lab: Lab, *sets: str, base: str = "one.safetensors", parts: str = "base") -> None:
+def command(
+    lab: Lab, *sets: str, base: str = "one.safetensors", parts: str = "base"
+) -> None:
     words = [f"base_parts={lab.tmp / parts}"] if parts else []
     knobs = [
         f"{key}={json.dumps(value)}"
@@ -273,7 +310,9 @@ def command(lab: Lab, *sets: str, base: str = "one.safetensors", parts: str = "b
 
 @pytest.mark.parametrize("change", [dict, scaled])
 def test_all_else_of_a_run_works(change: Any, lab: Lab) -> None:
-    """Plan, check, train, resume, sample; exports are those of the folder; a changed file is noticed, a moved one is not."""
+    """Plan, check, train, resume, sample; exports are those of the folder; a changed
+    file is noticed, a moved one is not.
+    """
     file = lab.tmp / "one.safetensors"
     words = {"base": file, "set": f"base_parts={lab.model}"}
     save_file(change(load_file(file)), file)
@@ -288,11 +327,17 @@ def test_all_else_of_a_run_works(change: Any, lab: Lab) -> None:
     file = file.rename(lab.tmp / "moved.safetensors")
     assert (
         run(
-            "train", "--resume", out=lab.tmp / "run", set=["steps=3", f"base_model_name={file}"]
+            "train",
+            "--resume",
+            out=lab.tmp / "run",
+            set=["steps=3", f"base_model_name={file}"],
         )
         == 0
     )
-    assert run("sample", lab.tmp / "run", prompt="a circle", out=lab.tmp / "video.mp4") == 0
+    assert (
+        run("sample", lab.tmp / "run", prompt="a circle", out=lab.tmp / "video.mp4")
+        == 0
+    )
     assert run("export", lab.tmp / "run", merge=True) == 0
     (merged,) = (lab.tmp / "run" / "export").glob("*-merged")
     base = json.loads((merged / "videotune.json").read_text())["base"]
@@ -304,7 +349,9 @@ def test_all_else_of_a_run_works(change: Any, lab: Lab) -> None:
     ]
     assert 0 < sum(same) < len(same)
     assert set(own) == set(load_file(lab.model / WEIGHTS))
-    save_file({name: value.clone().fill_(1) for name, value in load_file(file).items()}, file)
+    save_file(
+        {name: value.clone().fill_(1) for name, value in load_file(file).items()}, file
+    )
     with pytest.raises(VideotuneError, match="has changed"):
         run("train", "--resume", out=lab.tmp / "run", set="steps=4")
 
@@ -316,7 +363,9 @@ def of(change: Callable[[State], State]) -> Callable[[Path], object]:
 def as_published(path: Path) -> None:
     """A file of Wan 2.1 1.3B's shapes, of which only the head is written."""
     net, head, end = (
-        on_meta(diffusers.WanTransformer3DModel, CONFIGS / "wan2.1-t2v-1.3b" / "transformer"),
+        on_meta(
+            diffusers.WanTransformer3DModel, CONFIGS / "wan2.1-t2v-1.3b" / "transformer"
+        ),
         {},
         0,
     )
@@ -351,7 +400,9 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_a_wrong_file_is_one_sentence_and_nothing_is_written(how: str, lab: Lab) -> None:
+def test_a_wrong_file_is_one_sentence_and_nothing_is_written(
+    how: str, lab: Lab
+) -> None:
     spoil, words = SPOILT[how]
     spoil(lab.tmp / "one.safetensors")
     with pytest.raises(VideotuneError, match=words) as caught:
@@ -381,6 +432,7 @@ def test_a_scale_that_is_no_number_is_refused(value: float, tmp_path: Path) -> N
         path := tmp_path / "a.safetensors",
     )
     with pytest.raises(
-        VideotuneError, match=r"a\.safetensors is damaged: x\.scale_weight is NaN or infinite"
+        VideotuneError,
+        match=r"a\.safetensors is damaged: x\.scale_weight is NaN or infinite",
     ):
         list(tensors(find_sources("", ["x.weight"], {path: headers([path])})))

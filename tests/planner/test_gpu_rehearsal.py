@@ -1,4 +1,6 @@
-"""benchmarks/gpu.py is for a card; here it is rehearsed on the CPU with a tiny model, without PyAV and bitsandbytes."""
+"""benchmarks/gpu.py is for a card; here it is rehearsed on the CPU with a tiny model,
+without PyAV and bitsandbytes.
+"""
 
 import json
 import math
@@ -23,16 +25,29 @@ runpy.run_path(script, run_name="__main__")
 def rehearsed(out: Path, *words: str) -> dict:
     """What a rehearsal writes."""
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", WITHOUT, str(SCRIPT), *words, "--tiny", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT,
+        str(SCRIPT),
+        *words,
+        "--tiny",
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(out.read_text())
 
 
 @pytest.mark.slow
-def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(tmp_path: Path) -> None:
+def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "gpu.json"
-    found = rehearsed(out, "memory", "streaming", "published", "equal", "sync", "quantised")
+    found = rehearsed(
+        out, "memory", "streaming", "published", "equal", "sync", "quantised"
+    )
     assert len(found["memory 5b 16 GB"]["losses"]) == 3
     assert all(math.isfinite(loss) for loss in found["memory 5b 16 GB"]["losses"])
     assert found["memory 5b 16 GB"]["planned_allocated_gib"] > 0

@@ -1,6 +1,8 @@
-"""Which settings fit: arithmetic on readings, on small made facts and on a real model's.
+"""Which settings fit: arithmetic on readings, on small made facts and on a real
+model's.
 
-Bytes that are read under tensors without memory, against a real allocator and against published figures.
+Bytes that are read under tensors without memory, against a real allocator and against
+published figures.
 """
 
 import json
@@ -54,7 +56,11 @@ def reading(weights: int, activations: int, flops: float) -> Reading:
     return Reading(
         {
             "forward": {**still, "activations": activations},
-            "backward": {**still, "activations": activations + 50 * MB, "gradients": 10 * MB},
+            "backward": {
+                **still,
+                "activations": activations + 50 * MB,
+                "gradients": 10 * MB,
+            },
             "end": still,
         },
         flops,
@@ -67,7 +73,9 @@ def peak(seen: Reading) -> int:
 
 
 def facts(full: bool = False) -> StepSpec:
-    """Ten blocks of 100 MB beside 200 MB; a sample keeps 80 MB a block, or 5 MB where the block is computed again."""
+    """Ten blocks of 100 MB beside 200 MB; a sample keeps 80 MB a block, or 5 MB where
+    the block is computed again.
+    """
     blocks = (100 * MB,) * 10
     return StepSpec(
         one_sample={
@@ -103,15 +111,22 @@ def test_streamed_blocks_leave_the_device_and_two_slots_stay() -> None:
     half = memory.need(facts(), Choice(1, ON, 5))
     assert half.device["forward"]["weights"] == 700 * MB
     assert half.device["forward"]["ring"] == 200 * MB
-    assert half.host == {"streamed weights": 1 << 29}, "pinned memory comes in powers of two"
-    two, none = (memory.need(facts(), Choice(1, ON, count)).allocated for count in (2, 0))
+    assert half.host == {"streamed weights": 1 << 29}, (
+        "pinned memory comes in powers of two"
+    )
+    two, none = (
+        memory.need(facts(), Choice(1, ON, count)).allocated for count in (2, 0)
+    )
     assert two == none, "two slots for two blocks"
     assert memory.need(facts(), Choice(1, ON, 10)).moved == 2 * 1000 * MB - 200 * MB
 
 
 def test_all_streamed_and_off_is_on() -> None:
     """Streamed blocks are computed again whatever the others do."""
-    off, on = memory.need(facts(), Choice(1, OFF, 10)), memory.need(facts(), Choice(1, ON, 10))
+    off, on = (
+        memory.need(facts(), Choice(1, OFF, 10)),
+        memory.need(facts(), Choice(1, ON, 10)),
+    )
     assert off.device == on.device
     assert off.flops == on.flops
     some = memory.need(facts(), Choice(1, OFF, 5))
@@ -120,7 +135,9 @@ def test_all_streamed_and_off_is_on() -> None:
 
 
 def test_gradients_of_one_pass_are_there_in_the_next() -> None:
-    split, whole = memory.choices(facts(), 2, Constraints(checkpointing=ON, streamed=0))[::-1]
+    split, whole = memory.choices(
+        facts(), 2, Constraints(checkpointing=ON, streamed=0)
+    )[::-1]
     assert "gradients" not in memory.need(facts(), whole).device["forward"]
     assert memory.need(facts(), split).device["forward"]["gradients"] == 10 * MB
 
@@ -162,7 +179,9 @@ def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
 
 def test_the_host_has_its_limit_too() -> None:
     """What waits on the host must have room there."""
-    free = memory.fastest(facts(), 1, Constraints(checkpointing=ON), 22 * GB // 10, USUAL)
+    free = memory.fastest(
+        facts(), 1, Constraints(checkpointing=ON), 22 * GB // 10, USUAL
+    )
     taken = sum(free.host.values())
     assert taken > 100 * MB
     assert (
@@ -173,7 +192,12 @@ def test_the_host_has_its_limit_too() -> None:
     )
     assert (
         memory.fastest(
-            facts(), 1, Constraints(checkpointing=ON), 22 * GB // 10, USUAL, host=50 * MB
+            facts(),
+            1,
+            Constraints(checkpointing=ON),
+            22 * GB // 10,
+            USUAL,
+            host=50 * MB,
         )
         is None
     )
@@ -191,10 +215,15 @@ def test_more_memory_is_never_slower() -> None:
 
 def test_other_times_take_the_plainest_way_that_fits() -> None:
     training = memory.need(facts(), Choice(1, ON, 0))
-    for vram, text, preview in ((9 * GB, UNCHANGED, UNCHANGED), (3 * GB, STREAMED, ASIDE)):
+    for vram, text, preview in (
+        (9 * GB, UNCHANGED, UNCHANGED),
+        (3 * GB, STREAMED, ASIDE),
+    ):
         ways = {
             name: way
-            for name, (way, _) in memory.fit_other_phases(facts(), training, vram).items()
+            for name, (way, _) in memory.fit_other_phases(
+                facts(), training, vram
+            ).items()
         }
         assert ways == {"encoding text": text, "preview": preview}
     assert memory.fit_other_phases(facts(), training, 2 * GB)["preview"][0] == TILED
@@ -268,27 +297,39 @@ def test_every_card_of_the_table_is_found_by_its_own_name() -> None:
 
 @pytest.mark.long
 def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
-    """Wan 2.2 5B, nine frames of 384x384, one sample; the whole table: benchmarks/planning.py."""
+    """Wan 2.2 5B, nine frames of 384x384, one sample; the whole table:
+    benchmarks/planning.py.
+    """
     base = BasePlace("5b", published("wan2.2-ti2v-5b"))
     spec = spec_for("wan", base)
     shape = ClipShape(9, 384, 384, 24.0)
     config = resolve({}, {}, spec).config
-    seen = read_step_spec(PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None))
+    seen = read_step_spec(
+        PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None)
+    )
     assert sum(seen.blocks) / 2**30 == pytest.approx(9.15, abs=0.02)
-    assert memory.need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(9.9, abs=0.25)
+    assert memory.need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(
+        9.9, abs=0.25
+    )
     found = memory.fastest(seen, 1, Constraints(), 8 * GB, USUAL)
     assert all(
         memory.room(parts) <= 8 * GB
         for _, parts in memory.fit_other_phases(seen, found, 8 * GB).values()
     )
     assert (
-        memory.fastest(seen, 1, Constraints(checkpointing=ON, streamed=0), 8 * GB, USUAL)
+        memory.fastest(
+            seen, 1, Constraints(checkpointing=ON, streamed=0), 8 * GB, USUAL
+        )
         is None
     )
 
 
-def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_whole() -> None:
-    """Of 1200 MB and four processes 300 MB; an adapter and activations stay, what trains of every weight is cut as well."""
+def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_whole() -> (
+    None
+):
+    """Of 1200 MB and four processes 300 MB; an adapter and activations stay, what
+    trains of every weight is cut as well.
+    """
     plain, choice = memory.need(facts(), Choice(1, ON, 0)), Choice(1, ON, 0)
     for full in (False, True):
         held = memory.need(sharded(facts(full), 4, full), choice)
@@ -296,7 +337,10 @@ def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_wh
         for phase in ("forward", "backward", "end"):
             gathered = 0 if phase == "end" else 200 * MB
             assert held.device[phase]["weights"] == 300 * MB + gathered
-            assert held.device[phase]["optimizer"] == plain.device[phase]["optimizer"] // cut
+            assert (
+                held.device[phase]["optimizer"]
+                == plain.device[phase]["optimizer"] // cut
+            )
             assert held.device[phase].get("activations") == plain.device[phase].get(
                 "activations"
             )
@@ -304,7 +348,9 @@ def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_wh
             200 * MB if full else 0
         )
     assert (
-        memory.need(sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"]["weights"]
+        memory.need(sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"][
+            "weights"
+        ]
         == 500 * MB
     )
 
@@ -319,7 +365,9 @@ def test_where_inputs_cannot_wait_on_the_host_they_are_not_planned_to() -> None:
 
 
 def allocated(step: Any, standing: int) -> int:
-    """Bytes that were held at the most while ``step()`` ran on the CPU, by the allocator's own events."""
+    """Bytes that were held at the most while ``step()`` ran on the CPU, by the
+    allocator's own events.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
     with tempfile.TemporaryDirectory() as folder:
@@ -344,15 +392,23 @@ def bytes_of(net: nn.Module, *more: Any) -> int:
     ]
     return sum(
         s.nbytes()
-        for s in {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}.values()
+        for s in {
+            t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors
+        }.values()
     )
 
 
 def held_by_a_real_step(
     real: Any, config: Config, shape: ClipShape, samples: int, checkpointing: str
 ) -> int:
-    """The most bytes that the step of a run holds on the CPU, the optimizer's state already there."""
-    net, like, clock = real.denoiser(), FakeRun(real, config), Clock(torch.device("cpu"))
+    """The most bytes that the step of a run holds on the CPU, the optimizer's state
+    already there.
+    """
+    net, like, clock = (
+        real.denoiser(),
+        FakeRun(real, config),
+        Clock(torch.device("cpu")),
+    )
     lora = config.training_method == "LORA"
     held = (
         add_lora(net, real.spec, config.lora, 0)
@@ -420,9 +476,12 @@ def test_a_parameter_that_stands_in_two_places_stays_one() -> None:
 
 def fake_run(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> FakeRun:
     kept = weights_of(
-        Config(**config), {torch.float32: "FLOAT_32", torch.bfloat16: "BFLOAT_16"}[dtype]
+        Config(**config),
+        {torch.float32: "FLOAT_32", torch.bfloat16: "BFLOAT_16"}[dtype],
     )
-    return FakeRun(find(family)(folder, torch.device("cpu"), dtype, kept), Config(**config))
+    return FakeRun(
+        find(family)(folder, torch.device("cpu"), dtype, kept), Config(**config)
+    )
 
 
 @pytest.mark.parametrize("checkpointing", ["OFF", "ON"])
@@ -448,7 +507,9 @@ def test_a_real_step_holds_what_was_read(
     """Within 2 %: the very step on real tensors, by the allocator's own events."""
     folder, image = tiny_bases(family), family == "hidream"
     shape = ClipShape(1, 96, 96, 1.0) if image else ClipShape(17, 256, 256, 16.0)
-    run = fake_run(folder, family, torch.float32, training_method=method, weight_dtype=kind)
+    run = fake_run(
+        folder, family, torch.float32, training_method=method, weight_dtype=kind
+    )
     run.piece = 1  # as a CPU's allocator
     real = find(family)(folder, torch.device("cpu"), torch.float32, run.family.weights)
     held = held_by_a_real_step(real, run.config, shape, 2, checkpointing)
@@ -473,7 +534,9 @@ def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: BASES) -> N
 
 
 def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
-    """FINE_TUNE in bf16, by part, at the worst moment: masters, none, or gradients that do not stay."""
+    """FINE_TUNE in bf16, by part, at the worst moment: masters, none, or gradients that
+    do not stay.
+    """
     shape, found = ClipShape(9, 64, 64, 16.0), {}
     ways = {
         "masters": {},
@@ -483,7 +546,9 @@ def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
     for name, knobs in ways.items():
         config: dict[str, Any] = {"training_method": "FINE_TUNE", "optimizer": knobs}
         seen = fake_run(tiny_bases("wan"), "wan", torch.bfloat16, **config)
-        found[name] = seen.step(shape, 1, "ON", tuple(seen.depths.items())).phases["optimizer"]
+        found[name] = seen.step(shape, 1, "ON", tuple(seen.depths.items())).phases[
+            "optimizer"
+        ]
     assert found["masters"]["trained"] > 2 * found["rounded"]["trained"], (
         "float32 copies beside the weights, or none"
     )
@@ -494,8 +559,12 @@ def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
 
 
 def test_published_figures_of_what_stands_still() -> None:
-    """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of rank 128, in bfloat16: 10.622."""
-    seen = fake_run(published("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
+    """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of
+    rank 128, in bfloat16: 10.622.
+    """
+    seen = fake_run(
+        published("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128}
+    )
     net = seen.network(tuple(seen.depths.items()))
     lora = {id(p) for p in net.trained.values()}
     frozen = sum(p.nbytes for p in net.net.parameters() if id(p) not in lora)
@@ -506,11 +575,15 @@ def test_published_figures_of_what_stands_still() -> None:
     )
 
 
-def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: Path) -> None:
+def test_a_deep_network_is_read_from_shallow_ones(
+    tiny_bases: BASES, tmp_path: Path
+) -> None:
     """Six blocks, from two and four of them."""
     folder = shutil.copytree(tiny_bases("wan"), tmp_path / "deep")
     config = json.loads((folder / "transformer" / "config.json").read_text())
-    (folder / "transformer" / "config.json").write_text(json.dumps(config | {"num_layers": 6}))
+    (folder / "transformer" / "config.json").write_text(
+        json.dumps(config | {"num_layers": 6})
+    )
     seen = fake_run(folder, "wan", torch.bfloat16)
     shape, depths = ClipShape(9, 192, 192, 16.0), tuple(seen.depths.items())
     assert [count for _, count in depths] == [6]
@@ -524,28 +597,44 @@ def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("fraction", "kind"), [(0.5, "auto"), (1.0, "auto"), (1.0, "INT_8"), (0.5, "NFLOAT_4")]
+    ("fraction", "kind"),
+    [(0.5, "auto"), (1.0, "auto"), (1.0, "INT_8"), (0.5, "NFLOAT_4")],
 )
 def test_streamed_weights_leave_what_the_plan_says(
     fraction: float, kind: str, tiny_bases: BASES, tmp_path: Path
 ) -> None:
-    """The very bytes of a real network whose blocks stream through a real ring, adapters in it."""
-    folder, shape = deepen(tiny_bases("wan"), tmp_path / "deep"), ClipShape(5, 64, 64, 16.0)
+    """The very bytes of a real network whose blocks stream through a real ring,
+    adapters in it.
+    """
+    folder, shape = (
+        deepen(tiny_bases("wan"), tmp_path / "deep"),
+        ClipShape(5, 64, 64, 16.0),
+    )
     seen = fake_run(folder, "wan", torch.float32, lora={"rank": 4}, weight_dtype=kind)
     seen.piece = 1
     blocks = tuple(size for sizes in seen.blocks.values() for size in sizes)
     reading = seen.step(shape, 1, "ON", tuple(seen.depths.items()))
     one = dict.fromkeys(("OFF", "ON"), reading)
     facts = StepSpec(
-        one, one, blocks, (0,) * len(blocks), dict.fromkeys(("OFF", "ON"), (0,) * len(blocks))
+        one,
+        one,
+        blocks,
+        (0,) * len(blocks),
+        dict.fromkeys(("OFF", "ON"), (0,) * len(blocks)),
     )
     planned = need(facts, Choice(1, "ON", round(fraction * len(blocks)))).device["end"]
 
-    family = find("wan")(folder, torch.device("cpu"), torch.float32, seen.family.weights)
+    family = find("wan")(
+        folder, torch.device("cpu"), torch.float32, seen.family.weights
+    )
     net = family.denoiser()
     held = add_lora(net, family.spec, seen.config.lora, 0)
     streams = stream_blocks(
-        net, family.spec.blocks, torch.device("cpu"), fraction, resident=list(held.values())
+        net,
+        family.spec.blocks,
+        torch.device("cpu"),
+        fraction,
+        resident=list(held.values()),
     )
     gaps = sum(slot.flat.numel() for slot in streams.buffers.slots) - planned["ring"]
     tensors = len(streams.buffers.slots) * len(streams.buffers.tensors[0])

@@ -1,4 +1,6 @@
-"""The training loss, the validation loss, how often clips are seen, where the time went; charts."""
+"""The training loss, the validation loss, how often clips are seen, where the time
+went; charts.
+"""
 
 import json
 import re
@@ -31,10 +33,15 @@ def test_the_loss_shown_is_the_journals(run: Path) -> None:
         f"at 120 steps: over the first 12 of them {first:.4g}, over the last 12 {last:.4g}."
         in loss["says"]
     )
-    assert [label for _, label in loss["chart"]["legend"]] == ["each step", "mean of 7 steps"]
+    assert [label for _, label in loss["chart"]["legend"]] == [
+        "each step",
+        "mean of 7 steps",
+    ]
     low = list(read_run(run).steps.by_noise[0][1])
     num = len(low) // 10
-    change = f"{sum(low[:num]) / num:.3g} → {sum(low[-num:]) / num:.3g}, {len(low)} steps"
+    change = (
+        f"{sum(low[:num]) / num:.3g} → {sum(low[-num:]) / num:.3g}, {len(low)} steps"
+    )
     assert loss["by_noise"][0]["change"] == change
     assert f"t 0.00–0.11 {change}" in reports.part(reports.report(run), "loss")
     assert len(loss["by_noise"]) == 9
@@ -47,12 +54,14 @@ def test_steps_that_were_not_applied_are_marked(tmp_path: Path) -> None:
         "grad_norm": None,
         "by_t": [None] * 9,
     }
-    reports.write_journal(tmp_path, [reports.start(), reports.step(1), bad, reports.step(3)])
+    reports.write_journal(
+        tmp_path, [reports.start(), reports.step(1), bad, reports.step(3)]
+    )
     assert "1 step not applied" in reports.part(reports.report(tmp_path), "loss")
     assert "(red marks): 2." in reports.part(reports.report(tmp_path), "loss")
-    assert dict(reports.chapters(tmp_path)["loss"]["chart"]["paths"])["mark"].startswith(
-        "M500.0 "
-    )
+    assert dict(reports.chapters(tmp_path)["loss"]["chart"]["paths"])[
+        "mark"
+    ].startswith("M500.0 ")
 
 
 def test_validation_shows_before_after_and_change(run: Path) -> None:
@@ -64,7 +73,10 @@ def test_validation_shows_before_after_and_change(run: Path) -> None:
     assert (found["averages"], found["notes"]) == ([], [])
     reports.write_journal(run, [reports.start(), reports.reading(0, None, 0.5)])
     found = reports.chapters(run)["validation"]
-    assert (found["head"], found["rows"]) == (["clips", "step 0"], [["training clips", "0.5"]])
+    assert (found["head"], found["rows"]) == (
+        ["clips", "step 0"],
+        [["training clips", "0.5"]],
+    )
     assert found["notes"] == ["No held-out clips are measured: none are held out."]
 
 
@@ -73,7 +85,9 @@ def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> N
     line["held_out"] |= {"normalised": 0.5, "experts": {"high": 0.6, "low": 0.45}}
     line["train"] |= {"normalised": 0.4, "experts": {"high": 0.3, "low": 0.41}}
     line["live"] = {"held_out": {"normalised": 0.55}, "train": {"normalised": 0.35}}
-    reports.write_journal(tmp_path, [reports.start(), reports.reading(0, 1.0, 1.0), line])
+    reports.write_journal(
+        tmp_path, [reports.start(), reports.reading(0, 1.0, 1.0), line]
+    )
     assert reports.chapters(tmp_path)["validation"]["averages"] == [
         ["the average of the weights, which is exported", "0.5", "0.4"],
         ["the weights themselves", "0.55", "0.35"],
@@ -85,8 +99,12 @@ def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> N
     )
 
 
-def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Path) -> None:
-    """After a resume with other held-out clips: what was measured before compares with nothing that is measured after."""
+def test_losses_of_another_validation_set_are_left_out_and_counted(
+    tmp_path: Path,
+) -> None:
+    """After a resume with other held-out clips: what was measured before compares with
+    nothing that is measured after.
+    """
     names = {0: "old", 2: "old", 4: "new", 6: "new"}
     readings = [
         reports.reading(n, 0.9 - n / 10, 0.5) | {"validation": name}
@@ -125,9 +143,13 @@ def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
 
 
 def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
-    """After a resume with changed data: the account has the clips of today, the journal's steps those of before too."""
+    """After a resume with changed data: the account has the clips of today, the
+    journal's steps those of before too.
+    """
     gone = f"{'e' * 12}@0.000+17x64x64"
-    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()
+    ]
     first = next(line for line in lines if line["kind"] == "step")
     first["window_ids"] = first["window_ids"] + [gone] * 120
     reports.write_journal(run, lines)
@@ -145,20 +167,29 @@ def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
 
 
 def with_regularization(run: Path) -> dict[str, Any]:
-    """The clip of two windows keeps the model as it is; a run of 4 steps, of which 2 and 4 show it alone."""
+    """The clip of two windows keeps the model as it is; a run of 4 steps, of which 2
+    and 4 show it alone.
+    """
     checked = reports.account()
-    for row, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
+    for row, name in zip(
+        checked["clips"], ("train", "train", "regularization"), strict=False
+    ):
         row["kind"] = name
     reports.write_file(run, "check.json", checked)
     train, keep = [reports.WINDOWS[0]] * 2, reports.WINDOWS[2:]
     shown = zip(
-        (1.0, 90.0, 3.0, 70.0), (train, keep, [reports.WINDOWS[0], keep[0]], keep), strict=True
+        (1.0, 90.0, 3.0, 70.0),
+        (train, keep, [reports.WINDOWS[0], keep[0]], keep),
+        strict=True,
     )
     reports.write_journal(
         run,
         [
             reports.start(),
-            *(reports.step(n, mse, window_ids=ids) for n, (mse, ids) in enumerate(shown, 1)),
+            *(
+                reports.step(n, mse, window_ids=ids)
+                for n, (mse, ids) in enumerate(shown, 1)
+            ),
         ],
     )
     return reports.chapters(run)
@@ -172,7 +203,9 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
     page = reports.report(run)
     text = reports.part(page, "exposure")
     assert "3 samples so far from 2 windows: each seen 0 to 3 times." in text
-    assert "1 regularization clip, in no band: 5 samples so far, 120 by the end." in text
+    assert (
+        "1 regularization clip, in no band: 5 samples so far, 120 by the end." in text
+    )
     assert "conservative 0 to 9: 2 clips" in text
     assert "two windows.mov used (regularization) 64" in reports.part(page, "clips")
     loss = reports.part(page, "loss")
@@ -185,13 +218,17 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
 
 def test_time_by_phase_sums_to_the_wall_time(tmp_path: Path) -> None:
     end = {"kind": "end", "step": 2, "why": "done", "seconds": SPENT}
-    reports.write_journal(tmp_path, [reports.start(), reports.step(1), reports.step(2), end])
+    reports.write_journal(
+        tmp_path, [reports.start(), reports.step(1), reports.step(2), end]
+    )
     found = reports.chapters(tmp_path)["time"]
     assert found["whole"] == sum(seconds for _, seconds in found["spent"]) == 60
     assert sum(found["steps"].values()) + found["between"] == pytest.approx(40)
     assert [name for name, _ in found["spent"]][:2] == ["training", "encoding"]
     text = reports.part(reports.report(tmp_path), "time")
-    assert "of all training 40 s 66.7% waiting for clips 0.02 s 0.0% forward 0.2 s" in text
+    assert (
+        "of all training 40 s 66.7% waiting for clips 0.02 s 0.0% forward 0.2 s" in text
+    )
     assert "between the steps 39.4 s" in text
     assert "wall time 60 s 100.0%" in text
 
@@ -202,7 +239,10 @@ finite = st.floats(-1e6, 1e6)
 def strokes(chart: dict, css: str) -> list[tuple[float, float]]:
     """The corners of a line, in the drawing's coordinates."""
     data = dict(chart["paths"])[f"line {css}"]
-    return [(float(x), float(y)) for x, y in (corner.split() for corner in data[1:].split("L"))]
+    return [
+        (float(x), float(y))
+        for x, y in (corner.split() for corner in data[1:].split("L"))
+    ]
 
 
 def test_smoothing_is_the_mean_of_the_neighbours() -> None:
@@ -225,7 +265,9 @@ def test_thinning_keeps_the_extremes_and_the_order(values: list[float]) -> None:
 
 
 @given(finite, st.floats(1e-6, 1e6))
-def test_ticks_lie_within_and_their_labels_tell_them_apart(low: float, width: float) -> None:
+def test_ticks_lie_within_and_their_labels_tell_them_apart(
+    low: float, width: float
+) -> None:
     found = ticks(low, low + width)
     assert 2 <= len(found) <= 9
     room = 1e-6 * width + 1e-9 * abs(low)
@@ -247,5 +289,7 @@ def test_points_and_marks_are_drawn_where_they_belong() -> None:
 def test_a_spike_of_the_raw_curve_does_not_flatten_the_rest() -> None:
     raw = [(float(x), 1.0 + x / 400) for x in range(400)]
     raw[200] = (200.0, 1e6)
-    heights = [y for _, y in strokes(line_chart([Line("raw", raw, "faint")], says=""), "faint")]
+    heights = [
+        y for _, y in strokes(line_chart([Line("raw", raw, "faint")], says=""), "faint")
+    ]
     assert max(heights) - sorted(heights)[5] > 800

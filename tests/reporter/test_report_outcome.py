@@ -1,4 +1,6 @@
-"""How a run stands and how it went: a dead process is never called running; when to have stopped, which file to use."""
+"""How a run stands and how it went: a dead process is never called running; when to
+have stopped, which file to use.
+"""
 
 import os
 import re
@@ -27,7 +29,10 @@ NOBODY = -1
 
 LIVING = f"process {os.getpid()} on {HERE}"
 HERE_AND = f"7 of 120 steps, running when this page was written, {moment(NOW)}"
-BEGUN_THEN, AGAIN = f"begun {moment(BEGUN)}).", {"started": NOW - 20, "state": "starting"}
+BEGUN_THEN, AGAIN = (
+    f"begun {moment(BEGUN)}).",
+    {"started": NOW - 20, "state": "starting"},
+)
 BEATS = [
     (False, 3, {}, "running", f"{HERE_AND}: training ({LIVING}, {BEGUN_THEN}"),
     (
@@ -46,8 +51,15 @@ BEATS = [
         "paused",
         f"since {moment(NOW - 9)} because the disk is full",
     ),
-    (False, 3, {"state": "ended"}, "failed", f"ended {moment(NOW - 3)} without finishing"),
-    # while a process that goes on loads the model the journal still has the old end; one that died there changed nothing
+    (
+        False,
+        3,
+        {"state": "ended"},
+        "failed",
+        f"ended {moment(NOW - 3)} without finishing",
+    ),
+    # while a process that goes on loads the model the journal still has the old end;
+    # one that died there changed nothing
     (
         True,
         1,
@@ -58,11 +70,19 @@ BEATS = [
     (True, 1, AGAIN, "running", "starting"),
     (True, 1, AGAIN | {"pid": NOBODY}, "interrupted", "ended: interrupted."),
 ]
-"""Whether the journal has an end; the heartbeat's age and what it says; the badge, and what the sentence holds."""
+"""Whether the journal has an end; the heartbeat's age and what it says; the badge, and
+what the sentence holds.
+"""
 
 
 def heartbeat(folder: Path, heard: float, **changed: Any) -> None:
-    here = {"pid": os.getpid(), "host": HERE, "started": BEGUN, "step": 7, "state": "training"}
+    here = {
+        "pid": os.getpid(),
+        "host": HERE,
+        "started": BEGUN,
+        "step": 7,
+        "state": "training",
+    }
     reports.write_file(
         folder, "heartbeat.json", here | {"since": BEGUN + 60, "time": heard} | changed
     )
@@ -107,7 +127,9 @@ def test_a_process_that_is_gone_is_dead_and_not_running(
 def test_a_number_that_another_process_has_by_now_is_no_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the machine was started anew: a process of that number is there, and its heartbeat is hours old."""
+    """After the machine was started anew: a process of that number is there, and its
+    heartbeat is hours old.
+    """
     heartbeat(a_run(tmp_path), time.time(), pid=10**30)
     assert life(tmp_path) is None, "no process can have such a number"
     monkeypatch.setattr(time, "time", lambda: NOW)
@@ -116,7 +138,14 @@ def test_a_number_that_another_process_has_by_now_is_no_life(
 
 
 BEAT = '{"pid": 1, "host": "x", "started": 1.0, "state": "training", "since": 1.0, "time": 2.0}'
-DAMAGED = ["", "{", "[]", "{}", '{"pid": 1e400, "host": 3}', '{"time": "x", "state": 1}']
+DAMAGED = [
+    "",
+    "{",
+    "[]",
+    "{}",
+    '{"pid": 1e400, "host": 3}',
+    '{"time": "x", "state": 1}',
+]
 WRONG = (("2.0", "1e308"), ("2.0", "-1"), ("1.0", "1" * 400), ("1.0", "[]"))
 DAMAGED += [BEAT.replace(one, other) for one, other in WRONG]
 
@@ -133,24 +162,38 @@ def test_steps_are_counted_against_those_that_the_run_has_now(tmp_path: Path) ->
     """A resume with more steps leaves the journal's start as it was."""
     a_run(tmp_path, {"kind": "end", "step": 7, "why": "done"}, steps=4)
     reports.write_file(tmp_path, "config.json", reports.config() | {"steps": 7})
-    assert state_of(tmp_path) == ("done", "LORA on asset:toy: 7 of 7 steps, ended: done.")
+    assert state_of(tmp_path) == (
+        "done",
+        "LORA on asset:toy: 7 of 7 steps, ended: done.",
+    )
 
 
-def ruled(number: int, held: tuple[float, float] | float, train: float) -> dict[str, Any]:
-    """A validation in which the first clip is learnt as the mean is and the second not at all; of two held-out clips."""
+def ruled(
+    number: int, held: tuple[float, float] | float, train: float
+) -> dict[str, Any]:
+    """A validation in which the first clip is learnt as the mean is and the second not
+    at all; of two held-out clips.
+    """
     one, other = held if isinstance(held, tuple) else (held, held)
-    line = reports.reading(number, (one + other) / 2, train) | {"validation": "aaaaaaaa"}
+    line = reports.reading(number, (one + other) / 2, train) | {
+        "validation": "aaaaaaaa"
+    }
     first, second, *_ = reports.CLIPS
     line["held_out"] |= {
         "normalised": (one + other) / 2,
         "clips": {"c" * 12: one, "d" * 12: other},
     }
-    line["train"] |= {"normalised": train, "clips": {first[:12]: train, second[:12]: 1.0}}
+    line["train"] |= {
+        "normalised": train,
+        "clips": {first[:12]: train, second[:12]: 1.0},
+    }
     return line
 
 
 def judged(*course: tuple[int, Any, float]) -> list[dict[str, Any]]:
-    """Validations with the verdict after each, as a run writes them; of COURSE the second noise level turns most."""
+    """Validations with the verdict after each, as a run writes them; of COURSE the
+    second noise level turns most.
+    """
     records = [ruled(*each) for each in course]
     for line in records[-2:] if course == COURSE else ():
         line["held_out"]["by_quantile"][1] *= 1.2
@@ -168,7 +211,9 @@ COURSE = (
     (30, 0.52, 0.35),
     (40, 0.54, 0.3),
 )
-"""Best at step 20, from which step 10 cannot be told: one of the clips was better there."""
+"""Best at step 20, from which step 10 cannot be told: one of the clips was better
+there.
+"""
 
 
 def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -> Path:
@@ -185,7 +230,9 @@ def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -
     return folder
 
 
-def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(tmp_path: Path) -> None:
+def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(
+    tmp_path: Path,
+) -> None:
     said = reports.visible_text(reports.report(ended(tmp_path, COURSE, 20, "early")))
     for sentence in (
         "OVERFITTING It should have stopped at step 20 (steps 10 to 20 cannot be told apart).",
@@ -205,8 +252,9 @@ def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(tmp_path: P
         "exports.json",
         [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)],
     )
-    assert "step 20, exported as export/run-step-20.safetensors" in reports.visible_text(
-        reports.report(tmp_path)
+    assert (
+        "step 20, exported as export/run-step-20.safetensors"
+        in reports.visible_text(reports.report(tmp_path))
     )
 
 
@@ -254,13 +302,19 @@ def test_a_run_that_goes_on_recommends_what_is_saved(
 def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
     said = reports.part(reports.report(ended(tmp_path, COURSE, 20)), "verdict")
     order = r"training \d+ 100% not learnt .* training \d+ 30% learnt .* held out – 54% better than the base"
-    assert re.search(order, said), "the least learnt first, training clips before others"
+    assert re.search(order, said), (
+        "the least learnt first, training clips before others"
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "sentence", "take"),
     [
-        ((1.0, 0.9, 0.8, 0.7), "LEARNING It was still learning at step 30. Since step 10", 30),
+        (
+            (1.0, 0.9, 0.8, 0.7),
+            "LEARNING It was still learning at step 30. Since step 10",
+            30,
+        ),
         ((1.0, 0.5, 0.5, 0.5), "PLATEAU It has come to rest.", 30),
         ((1.0, 0.5, 0.9, 1.5), "PLATEAU It has got worse since step 10.", 10),
         ((1.0, 1.1, 1.3, 1.5), "PLATEAU It is worse than the base model itself.", 10),
@@ -282,7 +336,9 @@ def test_a_run_that_learns_or_rests_is_reported_so(
     said = reports.visible_text(reports.report(tmp_path))
     assert sentence in said
     assert "should have stopped" not in said
-    assert ("A lower learning_rate, or fewer steps" in said) == ("got worse" in sentence)
+    assert ("A lower learning_rate, or fewer steps" in said) == (
+        "got worse" in sentence
+    )
     assert ("no state of this run is better than the base model" in said) == (
         "than the base" in sentence
     )

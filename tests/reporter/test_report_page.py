@@ -1,4 +1,6 @@
-"""The page as a whole: its chapters, that nothing comes from elsewhere, that no text becomes markup; and damaged runs."""
+"""The page as a whole: its chapters, that nothing comes from elsewhere, that no text
+becomes markup; and damaged runs.
+"""
 
 import json
 import re
@@ -35,7 +37,9 @@ def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> Non
     assert "16 frames are no count the model takes: 17 are used" in top
     assert reports.report(run) == page, "written twice"
     (run.parent / "run").symlink_to(run)
-    linked = reports.report(run.parent / "run").replace(run.parent.name, "my run &amp; more")
+    linked = reports.report(run.parent / "run").replace(
+        run.parent.name, "my run &amp; more"
+    )
     assert "<title>Run my run &amp; more</title>" in linked
 
 
@@ -63,9 +67,9 @@ def test_the_page_needs_no_network_and_no_script(run: Path) -> None:
 
 def test_text_from_files_cannot_become_markup(run: Path) -> None:
     settings = reports.config()
-    settings["settings"][reports.EVIL] = settings["origins"][reports.EVIL] = settings["base"][
-        "name"
-    ] = reports.EVIL
+    settings["settings"][reports.EVIL] = settings["origins"][reports.EVIL] = settings[
+        "base"
+    ]["name"] = reports.EVIL
     reports.write_file(run, "config.json", settings)
     checked = reports.account()
     checked["clips"].append(
@@ -99,12 +103,17 @@ def test_text_from_files_cannot_become_markup(run: Path) -> None:
     }
     reports.write_file(run, "heartbeat.json", beat)
     records = [
-        *(json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()),
+        *(
+            json.loads(line)
+            for line in (run / "journal.jsonl").read_text().splitlines()
+        ),
         {"kind": "verdict", "step": 1, "verdict": reports.EVIL, "reason": reports.EVIL},
         {"kind": "warning", "text": reports.EVIL},
         reports.sample(1, reports.EVIL, path=reports.EVIL),
         reports.start(
-            device=reports.EVIL, notes=[reports.EVIL], versions={reports.EVIL: reports.EVIL}
+            device=reports.EVIL,
+            notes=[reports.EVIL],
+            versions={reports.EVIL: reports.EVIL},
         ),
         reports.step(121, window_ids=[reports.EVIL]),
         {
@@ -128,9 +137,12 @@ def test_text_from_files_cannot_become_markup(run: Path) -> None:
     )
 
 
-def test_letters_that_utf8_cannot_carry_are_shown_as_question_marks(tmp_path: Path) -> None:
+def test_letters_that_utf8_cannot_carry_are_shown_as_question_marks(
+    tmp_path: Path,
+) -> None:
     reports.write_journal(
-        tmp_path, [reports.start(), {"kind": "warning", "text": "caption \udce9 and \u00e9"}]
+        tmp_path,
+        [reports.start(), {"kind": "warning", "text": "caption \udce9 and \u00e9"}],
     )
     assert "caption ? and é" in reports.part(reports.report(tmp_path), "warnings")
 
@@ -140,7 +152,9 @@ def test_a_run_that_has_only_begun_says_what_is_not_there_yet(tmp_path: Path) ->
     page = reports.report(tmp_path)
     assert reports.attributes(page, "id", "section") == CHAPTERS
     assert [
-        anchor for anchor in CHAPTERS[:-1] if "Not there yet" not in reports.part(page, anchor)
+        anchor
+        for anchor in CHAPTERS[:-1]
+        if "Not there yet" not in reports.part(page, anchor)
     ] == []
     assert "check.json" in reports.part(page, "clips")
     assert "None." in reports.part(page, "warnings")
@@ -158,7 +172,11 @@ def test_the_report_loads_neither_torch_nor_numpy() -> None:
 def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     rows = [
         reports.clip("/clips/mine/a.mp4")
-        | {"kind": "regularization", "captions": ["a zorble", reports.EVIL], "views": 12.5},
+        | {
+            "kind": "regularization",
+            "captions": ["a zorble", reports.EVIL],
+            "views": 12.5,
+        },
         reports.clip("/clips/mine/b.mp4", used=False, held_out=True, views=None)
         | {"kind": "train", "captions": [""]},
         reports.clip("/clips/mine/c.mp4", used=False, reason="no_caption")
@@ -177,16 +195,23 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     made = contact_sheet_page(
         "Clips", counts, shots, [Path("/clips/mine")], ("of the job", "of both")
     )
-    assert [tag for tag, _ in reports.elements(made) if tag in ("img", "script")] == ["img"] * 6
+    assert [tag for tag, _ in reports.elements(made) if tag in ("img", "script")] == [
+        "img"
+    ] * 6
     said = reports.visible_text(made[made.index("<main") :])
     states = ("used (regularization)", "(empty caption)", "skipped: no_caption")
     for sentence in (reports.EVIL, "12.5 times by the end", *states):
         assert sentence in said
-    assert [said.count(note) for note in ("of the job", "of both", "/clips/mine")] == [1, 1, 0]
+    assert [said.count(note) for note in ("of the job", "of both", "/clips/mine")] == [
+        1,
+        1,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(
-    "tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a", "\x00\x00', "{", "é"]
+    "tail",
+    ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a", "\x00\x00', "{", "é"],
 )
 def test_a_torn_last_line_is_left_out_and_noted(tmp_path: Path, tail: str) -> None:
     reports.write_journal(tmp_path, [reports.start(), reports.step(1), reports.step(2)])
@@ -198,7 +223,9 @@ def test_a_torn_last_line_is_left_out_and_noted(tmp_path: Path, tail: str) -> No
     assert "last line (4) is torn" in run.notes[0]
 
 
-def test_a_last_line_without_its_line_break_is_kept_where_it_is_whole(tmp_path: Path) -> None:
+def test_a_last_line_without_its_line_break_is_kept_where_it_is_whole(
+    tmp_path: Path,
+) -> None:
     reports.write_journal(
         tmp_path, [reports.start()], '{"kind": "end", "step": 0, "why": "stopped"}'
     )
@@ -213,7 +240,11 @@ def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_k
     good = '{"kind": "other", "x": 6}\n{"kind": "end", "step": 1, "why": "done"}\n'
     reports.write_journal(tmp_path, [reports.start()], bad + good)
     run = read_run(tmp_path)
-    assert [note.split(" of")[0] for note in run.notes] == ["line 2", "line 3", "line 4"]
+    assert [note.split(" of")[0] for note in run.notes] == [
+        "line 2",
+        "line 3",
+        "line 4",
+    ]
     assert [record["kind"] for record in run.journal] == ["start", "other", "end"]
     assert run.of_kind("other") == [{"kind": "other", "x": 6}]
 
@@ -248,16 +279,26 @@ def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(
     tmp_path: Path, name: str, damage: object
 ) -> None:
     run = reports.full_run(tmp_path / "run")
-    (run / name).write_text((damage if isinstance(damage, str) else json.dumps(damage)) + "\n")
+    (run / name).write_text(
+        (damage if isinstance(damage, str) else json.dumps(damage)) + "\n"
+    )
     assert write_report(run).is_file()
     assert ("line 1 of the journal" if name == "journal.jsonl" else name) in " ".join(
         read_run(run).notes
     )
 
 
-def test_a_journal_of_an_earlier_version_is_read_by_its_old_words(tmp_path: Path) -> None:
+def test_a_journal_of_an_earlier_version_is_read_by_its_old_words(
+    tmp_path: Path,
+) -> None:
     lines: list[dict[str, Any]] = [
-        {"kind": "ruler", "step": 0, "ruler": "0badcafe", "held_out": None, "train": None},
+        {
+            "kind": "ruler",
+            "step": 0,
+            "ruler": "0badcafe",
+            "held_out": None,
+            "train": None,
+        },
         {
             "kind": "verdict",
             "step": 0,

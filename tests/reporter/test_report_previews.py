@@ -1,6 +1,8 @@
-"""The page carries its videos and pictures, shows before and after in step, and says what it had no room for.
+"""The page carries its videos and pictures, shows before and after in step, and says
+what it had no room for.
 
-Clips, settings and files are all listed, and a file's use is shown in code that compiles.
+Clips, settings and files are all listed, and a file's use is shown in code that
+compiles.
 """
 
 import base64
@@ -31,7 +33,9 @@ def flat(
 
 @pytest.fixture
 def drawn(tmp_path: Path) -> Path:
-    """A prompt that the base drew red, step 60 green and the last step blue, and one that was drawn once."""
+    """A prompt that the base drew red, step 60 green and the last step blue, and one
+    that was drawn once.
+    """
     shown = ((0, RED), (60, GREEN), (120, BLUE))
     records = [reports.sample(step, "a zorble moves left") for step, _ in shown]
     reports.write_journal(
@@ -45,18 +49,25 @@ def drawn(tmp_path: Path) -> Path:
 
 
 def colours(page: str, anchor: str, *places: int) -> list[tuple[int, ...]]:
-    """Of each frame of a chapter's first video, read from the page alone: its colours at places along the middle row."""
+    """Of each frame of a chapter's first video, read from the page alone: its colours
+    at places along the middle row.
+    """
     found = re.search(
-        rf'<section id="{anchor}">.*?src="data:video/mp4;base64,([^"]+)"', page, re.DOTALL
+        rf'<section id="{anchor}">.*?src="data:video/mp4;base64,([^"]+)"',
+        page,
+        re.DOTALL,
     )
     assert found
     with av.open(io.BytesIO(base64.b64decode(found[1]))) as container:
         assert container.streams.video[0].average_rate == 16
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        frames = [
+            frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)
+        ]
 
     def near(pixel: np.ndarray) -> np.ndarray | None:
         return next(
-            (c for c in (RED, BLUE, GREEN) if abs(pixel.astype(int) - c).max() < 12), None
+            (c for c in (RED, BLUE, GREEN) if abs(pixel.astype(int) - c).max() < 12),
+            None,
         )
 
     return [tuple(near(frame[16, place]) for place in places) for frame in frames]  # type: ignore[misc]
@@ -72,7 +83,9 @@ def test_before_and_after_are_one_video_and_so_play_in_step(drawn: Path) -> None
     video = next(given for tag, given in reports.elements(page) if tag == "video")
     assert {"autoplay", "loop", "muted", "playsinline"} <= set(video)
     reports.write_file(
-        drawn, "exports.json", [{"format": "diffusers", "path": "export/x-step-60.safetensors"}]
+        drawn,
+        "exports.json",
+        [{"format": "diffusers", "path": "export/x-step-60.safetensors"}],
     )
     page = reports.report(drawn)
     assert colours(page, "before", 24, 76, 128) == [(RED, GREEN, BLUE)] * 5, (
@@ -114,11 +127,16 @@ def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "kind"), [(0, "training clips"), (2, "regularization clips"), (3, "no clip")]
+    ("row", "kind"),
+    [(0, "training clips"), (2, "regularization clips"), (3, "no clip")],
 )
-def test_a_prompt_says_whether_it_is_a_caption(drawn: Path, row: int, kind: str) -> None:
+def test_a_prompt_says_whether_it_is_a_caption(
+    drawn: Path, row: int, kind: str
+) -> None:
     checked = reports.account()
-    for clip, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
+    for clip, name in zip(
+        checked["clips"], ("train", "train", "regularization"), strict=False
+    ):
         clip |= {"kind": name, "captions": ["something else"]}
     checked["clips"][row]["captions"] = ["a zorble moves left"]
     reports.write_file(drawn, "check.json", checked)
@@ -130,11 +148,14 @@ def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(
 ) -> None:
     run = reports.full_run(tmp_path / "run")
     page = reports.report(run)
-    grid = page[page.index('<section id="samples">') : page.index('<section id="clips">')]
+    grid = page[
+        page.index('<section id="samples">') : page.index('<section id="clips">')
+    ]
     videos = [given for tag, given in reports.elements(grid) if tag == "video"]
     assert len(videos) == 6
     assert all(
-        set(video) >= CONTROLS and str(video["src"]).startswith("samples/") for video in videos
+        set(video) >= CONTROLS and str(video["src"]).startswith("samples/")
+        for video in videos
     )
     steps = "seed 42 base (step 0) step 60 step 120"
     assert (
@@ -145,11 +166,19 @@ def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(
     reports.write_journal(
         run, [reports.start(), reports.sample(0, "a"), reports.sample(60, "a")]
     )
-    assert "All previews so far are shown above" in reports.part(reports.report(run), "samples")
+    assert "All previews so far are shown above" in reports.part(
+        reports.report(run), "samples"
+    )
 
 
 def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) -> None:
-    paths = ("../../etc/passwd", "/etc/passwd", "javascript:alert(1)", "a\0b", "x" * 5000)
+    paths = (
+        "../../etc/passwd",
+        "/etc/passwd",
+        "javascript:alert(1)",
+        "a\0b",
+        "x" * 5000,
+    )
     records = [reports.sample(5, path, path=path) for path in paths]
     records += [
         reports.sample(0, "a"),
@@ -168,7 +197,8 @@ def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) ->
 def test_odd_names_of_videos_become_working_links(tmp_path: Path) -> None:
     names = ["samples/50 % & ünder#1?.mp4", 'samples/"quoted".mp4']
     reports.write_journal(
-        tmp_path, [reports.start(), *(reports.sample(0, name, path=name) for name in names)]
+        tmp_path,
+        [reports.start(), *(reports.sample(0, name, path=name) for name in names)],
     )
     (tmp_path / "samples").mkdir()
     for name in names:
@@ -178,7 +208,9 @@ def test_odd_names_of_videos_become_working_links(tmp_path: Path) -> None:
     assert not any(letter in address for address in found for letter in ' "#?&')
 
 
-def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(drawn: Path) -> None:
+def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(
+    drawn: Path,
+) -> None:
     assert 'id="compare"' not in reports.report(drawn)
     entry = {
         "prompt": "a <cross>",
@@ -238,7 +270,8 @@ def probe(number: int, mean: float, copies: int = 0, **changed: Any) -> dict[str
         "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}},
     }
     motion = {
-        name: compared(0.25, "base", "data") for name in ("energy", "flicker", "saturation")
+        name: compared(0.25, "base", "data")
+        for name in ("energy", "flicker", "saturation")
     }
     return facts | {"diversity": compared(1.5, "base"), "motion": motion} | changed
 
@@ -267,7 +300,11 @@ def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_says_why_once(tmp_path: Path) -> None:
     reasons = [
-        {"kind": "sample_metrics", "step": n, "not_measured": f"budget: one takes {n} s"}
+        {
+            "kind": "sample_metrics",
+            "step": n,
+            "not_measured": f"budget: one takes {n} s",
+        }
         for n in (250, 500)
     ]
     assert "Not measured at step 250, step 500: budget: one takes 500 s." in measured(
@@ -299,9 +336,10 @@ def test_settings_stand_with_their_origin_the_users_first(run: Path) -> None:
     own, defaults = found["own"], found["defaults"]
     assert own[0] == ("steps", "120", "user")
     assert own[-1] == ("video_config.target_fps", "16", "family")
-    assert {("learning_rate", "0.001", "preset"), ("lora.targets", "linear", "preset")} <= set(
-        own[1:-1]
-    )
+    assert {
+        ("learning_rate", "0.001", "preset"),
+        ("lora.targets", "linear", "preset"),
+    } <= set(own[1:-1])
     assert {
         ("lora.rank", "16", "default"),
         ("video_config.strict_frames", "no", "default"),
@@ -327,7 +365,9 @@ def test_files_are_listed_with_their_check(run: Path) -> None:
         [{"format": "a", "path": str(elsewhere)}, {"format": "b", "path": str(inside)}],
     )
     page = reports.report(run)
-    assert f"a {elsewhere} 2.00 MB unverified not read back" in reports.part(page, "files")
+    assert f"a {elsewhere} 2.00 MB unverified not read back" in reports.part(
+        page, "files"
+    )
     assert "export/zorble.safetensors" in reports.attributes(page, "href", "a"), (
         "an absolute path inside the run"
     )
@@ -337,10 +377,18 @@ def test_files_are_listed_with_their_check(run: Path) -> None:
 
 
 def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
-    reports.write_journal(run, [reports.start(), reports.sample(0, "a zorble moves left")])
+    reports.write_journal(
+        run, [reports.start(), reports.sample(0, "a zorble moves left")]
+    )
     whole = reports.config()
     whole["settings"] |= {
-        "sample": {"guidance": 2.0, "steps": 20, "seed": 42, "frames": 9, "resolution": "32x48"}
+        "sample": {
+            "guidance": 2.0,
+            "steps": 20,
+            "seed": 42,
+            "frames": 9,
+            "resolution": "32x48",
+        }
     }
     whole["settings"] |= {"datasets": [{"path": "x", "trigger": "zorble"}]} | settings
     reports.write_file(run, "config.json", whole)
@@ -350,7 +398,8 @@ def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
 
 def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
     page = use_of(
-        tmp_path, {"format": "diffusers", "path": "export/x-step-9.safetensors", "use": USE}
+        tmp_path,
+        {"format": "diffusers", "path": "export/x-step-9.safetensors", "use": USE},
     )
     found = re.search(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
     assert found
@@ -391,17 +440,29 @@ def test_new_tokens_and_whole_models_have_other_steps_in_comfyui(
     assert "LoraLoader" not in said
 
 
-@pytest.mark.parametrize("names", [("10-high", "10-low"), ("10_high_noise", "10_low_noise")])
+@pytest.mark.parametrize(
+    "names", [("10-high", "10-low"), ("10_high_noise", "10_low_noise")]
+)
 def test_two_experts_files_are_both_loaded_and_older_exports_are_not(
     tmp_path: Path, names: tuple[str, str]
 ) -> None:
     second = USE.replace("THIS_FILE", "THIS_FILE, load_into_transformer_2=True")
     old, high, low = (f"export/x-step-{name}.safetensors" for name in ("9", *names))
     paths = {old: USE, high: USE, low: second}
-    loaded = [{"format": "diffusers", "path": path, "use": how} for path, how in paths.items()]
-    comfyui = {"format": "comfyui", "path": "export/x-step-10-comfyui.safetensors", "use": USE}
+    loaded = [
+        {"format": "diffusers", "path": path, "use": how} for path, how in paths.items()
+    ]
+    comfyui = {
+        "format": "comfyui",
+        "path": "export/x-step-10-comfyui.safetensors",
+        "use": USE,
+    }
     said = reports.part(use_of(tmp_path, *loaded, comfyui), "use")
-    assert (said.count("from_pretrained"), said.count("load_lora_weights"), old in said) == (
+    assert (
+        said.count("from_pretrained"),
+        said.count("load_lora_weights"),
+        old in said,
+    ) == (
         1,
         2,
         False,

@@ -1,4 +1,6 @@
-"""Checkpoints are complete or absent, whatever the disk does and wherever a kill comes; which of them stay."""
+"""Checkpoints are complete or absent, whatever the disk does and wherever a kill comes;
+which of them stay.
+"""
 
 import errno
 import json
@@ -57,7 +59,8 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     )
     paths = [path for path in folder.iterdir() if path.name != MARKER]
     there = {
-        path.name: {"bytes": path.stat().st_size, "hash": hash_file(path)} for path in paths
+        path.name: {"bytes": path.stat().st_size, "hash": hash_file(path)}
+        for path in paths
     }
     assert json.loads((folder / MARKER).read_text()) == {
         "step": 7,
@@ -131,7 +134,9 @@ def is_whole(checkpoint: Checkpoint) -> bool:
 
 
 def afresh(run: Path, unfinished: bool = False) -> None:
-    """A run with a checkpoint of step 5; ``unfinished``: a kill has left one of step 9 without its marker."""
+    """A run with a checkpoint of step 5; ``unfinished``: a kill has left one of step 9
+    without its marker.
+    """
     shutil.rmtree(run, ignore_errors=True)
     save(run, 5)
     if unfinished:
@@ -179,7 +184,9 @@ def test_a_full_disk_is_told_from_a_broken_one(number: int, tmp_path: Path) -> N
 
 
 def test_the_library_s_own_error_keeps_the_number_of_the_system(tmp_path: Path) -> None:
-    """safetensors has an error of its own kind, with the number in its text alone; nothing is made up here."""
+    """safetensors has an error of its own kind, with the number in its text alone;
+    nothing is made up here.
+    """
     from videotune.runs.checkpoint_writer import write_tensors
 
     with pytest.raises(OSError) as caught:
@@ -190,7 +197,9 @@ def test_the_library_s_own_error_keeps_the_number_of_the_system(tmp_path: Path) 
 # ---- wherever a kill comes
 
 
-def test_killed_anywhere_in_saving_the_newest_complete_one_is_whole(tmp_path: Path) -> None:
+def test_killed_anywhere_in_saving_the_newest_complete_one_is_whole(
+    tmp_path: Path,
+) -> None:
     before = tmp_path / "before"
     afresh(before, unfinished=True)
     points = kill_points(save_newer, shutil.copytree(before, tmp_path / "dry"), SAVING)
@@ -204,21 +213,29 @@ def test_killed_anywhere_in_saving_the_newest_complete_one_is_whole(tmp_path: Pa
         save_newer(run)
         sweep(run)
         assert is_whole(pick(run, 9))
-        assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-5", "step-9"}
+        assert {path.name for path in (run / "checkpoints").iterdir()} == {
+            "step-5",
+            "step-9",
+        }
         assert all(
-            not path.name.startswith(".") for path in (run / "checkpoints" / "step-9").iterdir()
+            not path.name.startswith(".")
+            for path in (run / "checkpoints" / "step-9").iterdir()
         )
     assert seen == {5, 9}
 
 
-def test_killed_anywhere_in_taking_away_none_looks_complete_that_is_not(tmp_path: Path) -> None:
+def test_killed_anywhere_in_taking_away_none_looks_complete_that_is_not(
+    tmp_path: Path,
+) -> None:
     def remove_older(run: Path) -> None:
         remove(run / "checkpoints" / "step-5")
 
     before = tmp_path / "before"
     afresh(before)
     save_newer(before)
-    points = kill_points(remove_older, shutil.copytree(before, tmp_path / "dry"), SAVING)
+    points = kill_points(
+        remove_older, shutil.copytree(before, tmp_path / "dry"), SAVING
+    )
     assert len(points) >= 5
     for number, point in enumerate(points):
         run = shutil.copytree(before, tmp_path / str(number))
@@ -230,9 +247,7 @@ def test_killed_anywhere_in_taking_away_none_looks_complete_that_is_not(tmp_path
 # ---- what is no checkpoint
 
 
-WHOLE = (
-    '{"step": 5, "kind": "save", "files": {"weights.safetensors": {"bytes": %d, "hash": ""}}}'
-)
+WHOLE = '{"step": 5, "kind": "save", "files": {"weights.safetensors": {"bytes": %d, "hash": ""}}}'
 
 
 @pytest.mark.parametrize(
@@ -269,7 +284,9 @@ def test_a_folder_without_a_whole_marker_and_every_file_is_no_checkpoint(
 def test_folders_of_other_names_are_left_alone(tmp_path: Path) -> None:
     save(tmp_path, 5)
     for name in ("step-", "step-five", "step-5-copy", "other"):
-        shutil.copytree(tmp_path / "checkpoints" / "step-5", tmp_path / "checkpoints" / name)
+        shutil.copytree(
+            tmp_path / "checkpoints" / "step-5", tmp_path / "checkpoints" / name
+        )
     assert [one.step for one in complete_checkpoints(tmp_path)] == [5]
     assert incomplete_checkpoints(tmp_path) == {}
 
@@ -301,7 +318,9 @@ def test_the_best_and_the_last_are_never_let_go(
     kinds: list[str], backup_keep: int, save_keep: int | None, best: int | None
 ) -> None:
     found = made(kinds)
-    gone = superfluous(found, backup_keep, save_keep, None if best is None else 10 * best)
+    gone = superfluous(
+        found, backup_keep, save_keep, None if best is None else 10 * best
+    )
     stay = [one for one in found if one not in gone]
     if found:
         assert found[-1] in stay
@@ -309,26 +328,37 @@ def test_the_best_and_the_last_are_never_let_go(
     for kind, most in (("backup", backup_keep), ("save", save_keep)):
         of_kind = [one for one in found if one.kind == kind]
         newest = of_kind if most is None else of_kind[max(0, len(of_kind) - most) :]
-        assert [one for one in newest if one in gone] == [], "the newest ones of each kind stay"
-        others = [one for one in stay if one.kind == kind and one not in newest]
-        assert all(one is found[-1] or one.step == 10 * (best or 0) for one in others), (
-            "and nothing else does"
+        assert [one for one in newest if one in gone] == [], (
+            "the newest ones of each kind stay"
         )
+        others = [one for one in stay if one.kind == kind and one not in newest]
+        assert all(
+            one is found[-1] or one.step == 10 * (best or 0) for one in others
+        ), "and nothing else does"
     assert (
-        superfluous(stay, backup_keep, save_keep, None if best is None else 10 * best) == []
+        superfluous(stay, backup_keep, save_keep, None if best is None else 10 * best)
+        == []
     ), "asking twice"
 
 
 def reading(step: int, value: float | None, validation: str = "a") -> dict[str, object]:
     held_out = None if value is None else {"normalised": value}
-    return {"kind": "validation", "step": step, "validation": validation, "held_out": held_out}
+    return {
+        "kind": "validation",
+        "step": step,
+        "validation": validation,
+        "held_out": held_out,
+    }
 
 
 def test_the_best_one_has_the_lowest_loss_of_the_validation_set_in_use() -> None:
     lines = [reading(0, 1.0), reading(10, 0.7), reading(20, 0.8), reading(30, 0.7)]
     assert best_step(lines, {10, 20, 30}) == 10, "of two alike the earlier"
     assert best_step(lines, {20, 30}) == 30
-    assert best_step([*lines, reading(40, 1.0, "b"), reading(50, 0.9, "b")], {10, 40, 50}) == 50
+    assert (
+        best_step([*lines, reading(40, 1.0, "b"), reading(50, 0.9, "b")], {10, 40, 50})
+        == 50
+    )
     assert best_step([reading(10, None)], {10}) is None
     assert best_step([], {10}) is None
 

@@ -1,1 +1,3 @@
-"""Runs on a stand-in card (``card.py``), each test in a process of its own (``child.py``)."""
+"""Runs on a stand-in card (``card.py``), each test in a process of its own
+(``child.py``).
+"""

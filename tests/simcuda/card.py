@@ -1,9 +1,12 @@
-"""A CUDA device that is not there, for tests: ``enable()`` before anything asks ``torch.cuda``.
+"""A CUDA device that is not there, for tests: ``enable()`` before anything asks
+``torch.cuda``.
 
-Afterwards ``torch.device("cuda")`` works on a CPU build of torch, and the product's own CUDA branches run unchanged. The
-card finds tensors of two devices in one call, races between streams, memory that is freed while another stream uses it,
-bytes that are read before their copy has arrived (they are NaN), and each place where the host waits; ``card.cpp`` has how.
-Kernels are the CPU's, so speed and rounding are not a card's. It cannot be undone: each test has a process of its own.
+Afterwards ``torch.device("cuda")`` works on a CPU build of torch, and the product's own
+CUDA branches run unchanged. The card finds tensors of two devices in one call, races
+between streams, memory that is freed while another stream uses it, bytes that are read
+before their copy has arrived (they are NaN), and each place where the host waits;
+``card.cpp`` has how. Kernels are the CPU's, so speed and rounding are not a card's. It
+cannot be undone: each test has a process of its own.
 """
 
 import hashlib
@@ -24,12 +27,17 @@ from filelock import FileLock
 
 SOURCE = Path(__file__).with_name("card.cpp")
 FOLDER = "VIDEOTUNE_SIMCUDA"
-"""The environment variable that names the folder of what was built (default: one of the user's in the temporary files)."""
+"""The environment variable that names the folder of what was built (default: one of the
+user's in the temporary files).
+"""
 ops: Any = torch.ops.simcuda
 
 
 def build() -> Path:
-    """The card as a library, built once for each version of torch and of the source. Takes about half a minute."""
+    """The card as a library, built once for each version of torch and of the source.
+
+    Takes about half a minute.
+    """
     from torch.utils.cpp_extension import include_paths, library_paths
 
     folder = Path(
@@ -53,7 +61,9 @@ def build() -> Path:
                 "-o",
                 str(half),
             ]
-            words += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+            words += [
+                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+            ]
             words += [f"-isystem{path}" for path in include_paths()] + [
                 f"-L{path}" for path in library_paths()
             ]
@@ -93,7 +103,11 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
         "set_device": None,
         "init": None,
     }
-    answers |= {"is_initialized": True, "_is_in_bad_fork": False, "is_bf16_supported": True}
+    answers |= {
+        "is_initialized": True,
+        "_is_in_bad_fork": False,
+        "is_bf16_supported": True,
+    }
     answers |= {
         "get_device_properties": facts,
         "get_device_name": facts.name,
@@ -101,7 +115,8 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
     }
     answers |= {"empty_cache": None, "is_current_stream_capturing": False}
     functions = {
-        name: lambda *_, _answer=answer, **__: _answer for name, answer in answers.items()
+        name: lambda *_, _answer=answer, **__: _answer
+        for name, answer in answers.items()
     }
     return functions | {
         "synchronize": here.synchronize,

@@ -1,4 +1,5 @@
-"""A process with the stand-in card: ``python -m tests.simcuda.child MODULE:FUNCTION ARGUMENTS`` prints the result.
+"""A process with the stand-in card: ``python -m tests.simcuda.child MODULE:FUNCTION
+ARGUMENTS`` prints the result.
 
 Arguments are a list and the result a value, both as JSON.
 """
@@ -27,19 +28,29 @@ LIBRARIES = (
         "diffusers.loaders.peft",
         "transformers.modeling_layers",
     ),
-    *("diffusers.models.transformers.transformer_wan", "transformers.models.t5.modeling_t5"),
+    *(
+        "diffusers.models.transformers.transformer_wan",
+        "transformers.models.t5.modeling_t5",
+    ),
 )
 """Imported before there is a card: some look for the kernels of a real one."""
 
 
 def on_card(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of a module returns for these arguments in a process with the card; its output where it fails."""
+    """What a function of a module returns for these arguments in a process with the
+    card; its output where it fails.
+    """
     return on_cards(1, function, *arguments)[0]
 
 
 def on_cards(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """The same of so many processes, each with a card of its own, told of each other as torchrun does."""
-    words = [f"{function.__module__}:{function.__name__}", json.dumps(arguments, default=str)]
+    """The same of so many processes, each with a card of its own, told of each other as
+    torchrun does.
+    """
+    words = [
+        f"{function.__module__}:{function.__name__}",
+        json.dumps(arguments, default=str),
+    ]
     command = [sys.executable, "-m", __name__, *words]
     environment = os.environ | {
         "TORCHDYNAMO_DISABLE": "1"
@@ -50,8 +61,16 @@ def on_cards(count: int, function: Callable[..., Any], *arguments: Any) -> list[
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }
-    told = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    each = [environment | ({"RANK": str(rank)} if count > 1 else {}) for rank in range(count)]
+    told = {
+        "cwd": ROOT,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
+    each = [
+        environment | ({"RANK": str(rank)} if count > 1 else {})
+        for rank in range(count)
+    ]
     started: list[subprocess.Popen[str]] = [
         subprocess.Popen(command, env=own, **told) for own in each
     ]  # type: ignore[call-overload]
@@ -64,7 +83,9 @@ def on_cards(count: int, function: Callable[..., Any], *arguments: Any) -> list[
         *output, last = ["", *out.splitlines()]
         if process.returncode or not last.startswith(RESULT):
             lines = "\n".join([*output, last][-60:])
-            pytest.fail(f"{words[0]} ended with {process.returncode}:\n{lines}", pytrace=False)
+            pytest.fail(
+                f"{words[0]} ended with {process.returncode}:\n{lines}", pytrace=False
+            )
         results.append(json.loads(last.removeprefix(RESULT)))
     return results
 

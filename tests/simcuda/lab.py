@@ -1,4 +1,6 @@
-"""What runs in a process with the card: a tiny model, toy clips, real steps, and what the card has seen of them."""
+"""What runs in a process with the card: a tiny model, toy clips, real steps, and what
+the card has seen of them.
+"""
 
 import gc
 import math
@@ -22,16 +24,23 @@ from videotune.trainer import loop
 from videotune.trainer.step_record import StepRecord
 
 STEPS = 6
-QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "save_every=0")
+QUIET = (
+    "sample_after=0",
+    "validate_every=0",
+    "sample_metrics.budget=0",
+    "save_every=0",
+)
 """A run in which nothing happens but steps."""
 PLAIN = (f"steps={STEPS}", "resolution=32x32", "caption_dropout=0")
 
 
 @dataclass
 class Seen:
-    """What the card has seen: errors, and for each step the host's waits, and the memory that is held after it.
+    """What the card has seen: errors, and for each step the host's waits, and the
+    memory that is held after it.
 
-    ``experts``: what each step has trained, ``losses``: its [loss, norm of the gradient]; ``raised``: what ended the run.
+    ``experts``: what each step has trained, ``losses``: its [loss, norm of the
+    gradient]; ``raised``: what ended the run.
     """
 
     errors: list[str] = field(default_factory=list)
@@ -74,7 +83,9 @@ class Lab:
         for index, look in enumerate(() if made.exists() else COMBINATIONS[::20]):
             for name in ("videos", "captions"):
                 (made / name).mkdir(parents=True, exist_ok=True)
-            clip = draw_clip(generator_for(0, "simcuda", index), *look, frames=25, side=32)
+            clip = draw_clip(
+                generator_for(0, "simcuda", index), *look, frames=25, side=32
+            )
             encode_clip(made / "videos" / f"{index}.mp4", clip, 16.0)
             (made / "captions" / f"{index}.txt").write_text(caption(*look))
         return made
@@ -87,9 +98,11 @@ class Lab:
         blocks: int = 0,
         wider: Mapping[str, int] = {},
     ) -> Overrides:
-        """What a command is called with for a family's tiny checkpoint, with so many blocks in place of its own.
+        """What a command is called with for a family's tiny checkpoint, with so many
+        blocks in place of its own.
 
-        ``wider``: other numbers of its transformers' configs, for those of more than its own blocks.
+        ``wider``: other numbers of its transformers' configs, for those of more than
+            its own blocks.
         """
         cls = find(family)
         variant = variant or cls.variants[0]
@@ -97,7 +110,9 @@ class Lab:
         if not tiny.exists():
             cls.tiny(tiny, variant=variant)
         if blocks:
-            base = tiny.with_name("-".join([tiny.name, *map(str, [blocks, *wider.values()])]))
+            base = tiny.with_name(
+                "-".join([tiny.name, *map(str, [blocks, *wider.values()])])
+            )
             if not base.exists():
                 deepen(tiny, base, blocks, **wider)
         own = (f"base_model_name={base}", f"cache_dir={self.folder / 'cache'}")
@@ -105,9 +120,14 @@ class Lab:
         return Overrides(data=str(self.clips), sets=(*own, *PLAIN, *sets))
 
     def steps(
-        self, name: str, words: Overrides, planted: AbstractContextManager[Any] | None = None
+        self,
+        name: str,
+        words: Overrides,
+        planted: AbstractContextManager[Any] | None = None,
     ) -> dict[str, Any]:
-        """What the card sees of a run's steps and nothing else, with a fault planted if there is one."""
+        """What the card sees of a run's steps and nothing else, with a fault planted if
+        there is one.
+        """
         run = self.folder / "runs" / name
         words = Overrides(data=words.data, sets=(*words.sets, *QUIET))
         gc.collect()  # what is left of the last run
@@ -138,9 +158,13 @@ def faults(seen: Mapping[str, Any], waits: int = 0) -> list[str]:
     """
     found, experts = [*seen["errors"], *filter(None, [seen["raised"]])], seen["experts"]
     found += [
-        f"the host waits {made}" for made in seen["waits"][1:] if sum(made.values()) > waits
+        f"the host waits {made}"
+        for made in seen["waits"][1:]
+        if sum(made.values()) > waits
     ][:1]
-    if not all(math.isfinite(number) for numbers in seen["losses"] for number in numbers):
+    if not all(
+        math.isfinite(number) for numbers in seen["losses"] for number in numbers
+    ):
         found.append("a loss or a gradient is NaN")
     begun = max(
         (experts.index(one) for one in set(experts)), default=0

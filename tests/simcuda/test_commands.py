@@ -1,4 +1,6 @@
-"""Commands beside a training, on the stand-in card: the cache by a streamed text encoder, and samples of a checkpoint."""
+"""Commands beside a training, on the stand-in card: the cache by a streamed text
+encoder, and samples of a checkpoint.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,23 @@ from videotune.models.base import DiffusersModel
 def cached(lab: Lab, name: str) -> dict[str, torch.Tensor]:
     """What a cache of its own holds, by entry and name."""
     assert (
-        cache(lab.words("wan", "train_dtype=FLOAT_32", f"cache_dir={lab.folder / name}"))
+        cache(
+            lab.words("wan", "train_dtype=FLOAT_32", f"cache_dir={lab.folder / name}")
+        )
         == DONE
     )
     files = (lab.folder / name).rglob("*.safetensors")
     return {
-        f"{path.stem} {key}": value for path in files for key, value in load_file(path).items()
+        f"{path.stem} {key}": value
+        for path in files
+        for key, value in load_file(path).items()
     }
 
 
 def ran(folder: str) -> dict[str, Any]:
-    """What the card finds in a cache whose text encoder has no room, and in samples of a run."""
+    """What the card finds in a cache whose text encoder has no room, and in samples of
+    a run.
+    """
     lab, own, asked = Lab(Path(folder)), DiffusersModel.text_length, []
 
     def short(
@@ -47,7 +55,9 @@ def ran(folder: str) -> dict[str, Any]:
         run, sets = lab.folder / "run", ("save_every=2", *QUIET[:-1])
         assert train(lab.words("wan", *sets), run) == DONE
         for place, step in (("last", None), ("earlier", 2)):
-            options = SampleOptions(("a red circle",), 1, run, step, sets=("sample.steps=2",))
+            options = SampleOptions(
+                ("a red circle",), 1, run, step, sets=("sample.steps=2",)
+            )
             assert sample(options, lab.folder / place) == DONE
     return {
         "errors": found.errors,

@@ -1,4 +1,6 @@
-"""A training on the stand-in card, of every family: previews, a checkpoint and a resume from it."""
+"""A training on the stand-in card, of every family: previews, a checkpoint and a resume
+from it.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +20,14 @@ LONG = ("video_config.frames=49", "video_config.target_fps=40")
 OWN = {"cogvideox 2b": LONG, "cogvideox 5b-i2v": LONG}
 """Settings of a kind: a table of positions takes 49 frames alone."""
 WAITS = {"hidream full": 1, "hidream dev": 1}
-"""Known waits of the host in a step: diffusers' sizes of pictures, which nobody reads."""
+"""Known waits of the host in a step: diffusers' sizes of pictures, which nobody reads.
+"""
 
 
 def trained(family: str, folder: str) -> dict[str, Any]:
-    """What the card sees of each kind's training, and of going back to the checkpoint of the middle."""
+    """What the card sees of each kind's training, and of going back to the checkpoint
+    of the middle.
+    """
     half, found = STEPS // 2, {}
     quiet = ("validate_every=0", "sample_metrics.budget=0")
     for kind in find(family).variants:
@@ -43,17 +48,26 @@ def trained(family: str, folder: str) -> dict[str, Any]:
             "steps": [len(straight.held), len(resumed.held)],
             "drawn": len(drawn),
         }
-        found[kind] = {"straight": asdict(straight), "resumed": asdict(resumed), "facts": again}
+        found[kind] = {
+            "straight": asdict(straight),
+            "resumed": asdict(resumed),
+            "facts": again,
+        }
     return found
 
 
 @pytest.mark.parametrize("family", sorted(names()))
 def test_a_training_with_previews_and_a_resume(family: str, tmp_path: Path) -> None:
-    """No error, no wait and no growth that is not known, and a resume with the same losses to the bit."""
+    """No error, no wait and no growth that is not known, and a resume with the same
+    losses to the bit.
+    """
     wrong = {}
     for kind, seen in on_card(trained, family, tmp_path).items():
         known = WAITS.get(f"{family} {kind}", 0)
-        wrong[kind] = [*faults(seen["straight"], known), *faults(seen["resumed"], known)]
+        wrong[kind] = [
+            *faults(seen["straight"], known),
+            *faults(seen["resumed"], known),
+        ]
         assert seen["facts"] == {
             "same": True,
             "steps": [STEPS, STEPS - STEPS // 2],

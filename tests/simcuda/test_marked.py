@@ -1,4 +1,6 @@
-"""The tests that are marked ``cuda``, on the stand-in card; on a machine with a real one they run there too."""
+"""The tests that are marked ``cuda``, on the stand-in card; on a machine with a real
+one they run there too.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -35,10 +37,24 @@ def marked(folder: str) -> dict[str, Any]:
     """Run them here, and what the card has found."""
     counted, files = Counted(), [str(ROOT / "tests" / name) for name in FILES]
     pytest.main(
-        [*files, "-m", "cuda", "-n", "0", "--basetemp", folder, "-p", "no:cacheprovider"],
+        [
+            *files,
+            "-m",
+            "cuda",
+            "-n",
+            "0",
+            "--basetemp",
+            folder,
+            "-p",
+            "no:cacheprovider",
+        ],
         [counted],
     )
-    return {"passed": counted.passed, "failed": counted.failed, "errors": counted.errors}
+    return {
+        "passed": counted.passed,
+        "failed": counted.failed,
+        "errors": counted.errors,
+    }
 
 
 def test_the_marked_tests_pass(tmp_path: Path) -> None:

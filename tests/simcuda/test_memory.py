@@ -1,4 +1,6 @@
-"""Every way of saving memory, on the stand-in card: weights streamed, inputs offloaded, blocks computed again."""
+"""Every way of saving memory, on the stand-in card: weights streamed, inputs offloaded,
+blocks computed again.
+"""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,10 +22,13 @@ from videotune.trainer import step
 from videotune.types import WeightDtypes
 
 ALONE = "alone"
-"""A card without streams and pinned memory, as MPS is: there the host waits for copies."""
+"""A card without streams and pinned memory, as MPS is: there the host waits for copies.
+"""
 FRACTIONS = (0, 0.5, 1)
 WAITS = {"FINE_TUNE 0.5": 2, "FINE_TUNE 1": 2}
-"""Known waits of the host in a step: for the norm of gradients on the device, and whether to update what is on the host."""
+"""Known waits of the host in a step: for the norm of gradients on the device, and
+whether to update what is on the host.
+"""
 
 
 def stepped(folder: str, ways: dict[str, list[str]]) -> dict[str, Any]:
@@ -40,7 +45,9 @@ def stepped(folder: str, ways: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def freed(folder: str) -> list[int]:
-    """Bytes of pinned memory before a streamed text encoder is loaded, while it is there, and when it is freed."""
+    """Bytes of pinned memory before a streamed text encoder is loaded, while it is
+    there, and when it is freed.
+    """
     family = find("wan")(
         find("wan").tiny(Path(folder) / "wan"), torch.device("cuda"), torch.float32
     )
@@ -53,8 +60,13 @@ def freed(folder: str) -> list[int]:
 
 
 def tables(folder: str) -> list[list[str]]:
-    """The devices of NFLOAT_4's tables of a network that was streamed to the card, and of one on the CPU after it."""
-    base, found = deepen(find("wan").tiny(Path(folder) / "wan"), Path(folder) / "deep", 4), []
+    """The devices of NFLOAT_4's tables of a network that was streamed to the card, and
+    of one on the CPU after it.
+    """
+    base, found = (
+        deepen(find("wan").tiny(Path(folder) / "wan"), Path(folder) / "deep", 4),
+        [],
+    )
     for device in ("cuda", "cpu"):
         family = find("wan")(
             base, torch.device(device), torch.float32, WeightDtypes("NFLOAT_4", None)
@@ -90,7 +102,10 @@ def test_every_way_is_the_same_training(tmp_path: Path) -> None:
         for mode in ("OFF", "ON", "CPU_OFFLOADED")
         for fraction in FRACTIONS
     } | {
-        f"FINE_TUNE {part}": ["training_method=FINE_TUNE", f"layer_offload_fraction={part}"]
+        f"FINE_TUNE {part}": [
+            "training_method=FINE_TUNE",
+            f"layer_offload_fraction={part}",
+        ]
         for part in FRACTIONS
     }
     streamed = ("CPU_OFFLOADED 0.5", "FINE_TUNE 0.5")

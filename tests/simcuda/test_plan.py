@@ -1,4 +1,6 @@
-"""What a plan says beside what the stand-in card holds, to the byte: in steps, and between them."""
+"""What a plan says beside what the stand-in card holds, to the byte: in steps, and
+between them.
+"""
 
 import gc
 from collections import Counter
@@ -29,13 +31,17 @@ WIDE = {
     "hunyuan_video": {"num_single_layers": 4},
     "hidream": {"num_single_layers": 4},
 }
-"""Of transformers' configs: weights and activations of blocks are most of what is held, and there are several of a kind."""
+"""Of transformers' configs: weights and activations of blocks are most of what is held,
+and there are several of a kind.
+"""
 PLAIN = ("train_dtype=FLOAT_32", "steps=4")
 SIZES = {
     "hidream": ("resolution=96x96",),
     "ltx_video": ("resolution=256x256", "first_frame_probability=0"),
 }
-"""Of the families that take no 128 x 128; a plan of LTX-Video is otherwise of a step with a given frame, which few have."""
+"""Of the families that take no 128 x 128; a plan of LTX-Video is otherwise of a step
+with a given frame, which few have.
+"""
 
 
 def sets(checkpointing: str, streamed: float, *more: str) -> tuple[str, ...]:
@@ -68,7 +74,9 @@ WAYS = {
     "EMA": sets("ON", 0, "ema.decay=0.9", "lora.rank=64"),
     "2 of 2": sets("OFF", 0.5, "batch_size=2", "micro_batch_size=2"),
     "1 of 2": sets("OFF", 0.5, "batch_size=2", "micro_batch_size=1"),
-    "2 passes": sets("ON", 0, "batch_size=2", "gradient_accumulation_steps=2", "lora.rank=64"),
+    "2 passes": sets(
+        "ON", 0, "batch_size=2", "gradient_accumulation_steps=2", "lora.rank=64"
+    ),
     "FINE_TUNE, 2 passes": sets("OFF", 0, "batch_size=2", "micro_batch_size=1", FULL),
     "two experts": sets("ON", 0, "experts=both", "expert_period=2"),
 }
@@ -76,11 +84,16 @@ OTHERS = ("cogvideox", "hunyuan_video", "ltx_video", "hidream")
 
 
 def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]:
-    """Of a run with each of these settings: bytes planned, bytes held in a step at the most, and what was held then."""
+    """Of a run with each of these settings: bytes planned, bytes held in a step at the
+    most, and what was held then.
+    """
     lab, found = Lab(Path(folder)), {}
     card.ops.explain_peak(True)
     for name, own in ways.items():
-        variant, wide = "t2v-a14b" if name == "two experts" else None, WIDE.get(family, {})
+        variant, wide = (
+            "t2v-a14b" if name == "two experts" else None,
+            WIDE.get(family, {}),
+        )
         words = lab.words(
             family,
             *PLAIN,
@@ -115,7 +128,9 @@ def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]
 
 def wrong(found: dict[str, Any]) -> dict[str, Any]:
     """Those that are off by more than they may be."""
-    print({name: round(planned / peak, 4) for name, (planned, peak, _) in found.items()})
+    print(
+        {name: round(planned / peak, 4) for name, (planned, peak, _) in found.items()}
+    )
     return {name: one for name, one in found.items() if abs(one[0] / one[1] - 1) > OFF}
 
 
@@ -136,17 +151,23 @@ def test_steps_of_every_family(family: str, tmp_path: Path) -> None:
 
 
 def between(folder: str) -> dict[str, Any]:
-    """Bytes planned and held while a caption is encoded, the dearest clip, and while a preview is decoded."""
+    """Bytes planned and held while a caption is encoded, the dearest clip, and while a
+    preview is decoded.
+    """
     lab, found, device = Lab(Path(folder)), {}, torch.device("cuda")
     job = open_run(
-        lab.words("wan", *PLAIN, "resolution=128x128", "sample_after=2"), lab.folder / "run"
+        lab.words("wan", *PLAIN, "resolution=128x128", "sample_after=2"),
+        lab.folder / "run",
     ).job
     assert job.base is not None
     family, shape = find("wan")(job.base.folder, device, torch.float32), job.shapes[0]
     size = family.spec.rules.latent_size(preview_settings(job).shape)
     latents = torch.zeros(family.spec.latent_channels, *size)
     work = {
-        "encoding text": ("text_encoder", lambda: family.encode_text(["a red circle " * 200])),
+        "encoding text": (
+            "text_encoder",
+            lambda: family.encode_text(["a red circle " * 200]),
+        ),
         "encoding clips": (
             "vae",
             lambda: family.encode_video(
@@ -174,7 +195,9 @@ def test_encoders_and_previews_hold_what_is_planned(tmp_path: Path) -> None:
 
 
 def reported(folder: str) -> list[dict[str, int]]:
-    """The memory that a run tells at its end: of steps alone, and with previews that hold more, and validation."""
+    """The memory that a run tells at its end: of steps alone, and with previews that
+    hold more, and validation.
+    """
     lab, found = Lab(Path(folder)), []
     for name, own in {
         "quiet": QUIET,

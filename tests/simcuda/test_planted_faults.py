@@ -1,4 +1,6 @@
-"""The stand-in card finds faults that are planted into a streamed training: what the other tests here rest on."""
+"""The stand-in card finds faults that are planted into a streamed training: what the
+other tests here rest on.
+"""
 
 import re
 from collections.abc import Callable
@@ -18,7 +20,9 @@ from videotune.trainer import step
 Plant = Callable[[], AbstractContextManager[Any]]
 
 
-def given_t(change: Callable[[torch.Tensor], torch.Tensor]) -> AbstractContextManager[Any]:
+def given_t(
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> AbstractContextManager[Any]:
     """The step computes its loss with what ``change`` makes of t."""
     own = step.denoising_loss
 
@@ -82,7 +86,11 @@ PLANTS: dict[str, tuple[tuple[str, ...], Plant, str]] = {
         lambda: recorded(None),
         "freed while copy .* record_stream is missing",
     ),
-    "t on the host": (STREAMED, lambda: given_t(lambda t: t.cpu()), "cuda:0 and (on the )?cpu"),
+    "t on the host": (
+        STREAMED,
+        lambda: given_t(lambda t: t.cpu()),
+        "cuda:0 and (on the )?cpu",
+    ),
     "a number of the host": (
         STREAMED,
         lambda: given_t(lambda t: t * torch.tensor(1.0).to(t.device)),

@@ -18,14 +18,21 @@ WAYS = {
     "sharded FINE_TUNE": ("training_method=FINE_TUNE", "sharding=FULL"),
 }
 
-KNOWN = {"freed while aten::_fused_adamw_ on stream 0 may still run: record_stream is missing"}
-"""Of sharded gradients: torch has a stream of its own for them, which waits for computation before it allocates again."""
+KNOWN = {
+    "freed while aten::_fused_adamw_ on stream 0 may still run: record_stream is missing"
+}
+"""Of sharded gradients: torch has a stream of its own for them, which waits for
+computation before it allocates again.
+"""
 
 
 def trained(folder: str, name: str, sets: list[str]) -> dict[str, Any]:
     """What the card of this process sees of a training."""
     with seen_by_card() as seen:
-        assert train(Lab(Path(folder)).words("wan", *SAME, *sets), Path(folder) / name) == DONE
+        assert (
+            train(Lab(Path(folder)).words("wan", *SAME, *sets), Path(folder) / name)
+            == DONE
+        )
     return asdict(seen)
 
 

@@ -35,7 +35,9 @@ BOUNDS = ("plan", "slow", "cooling", "deterministic")
 
 
 def self_tested(folder: str) -> dict[str, Any]:
-    """What the card has seen of a small self-test, what that prints and writes, and the card that a plan is made for."""
+    """What the card has seen of a small self-test, what that prints and writes, and the
+    card that a plan is made for.
+    """
     os.environ["XDG_CACHE_HOME"] = folder
     with card.watched() as found, patch.object(self_test, "Sizes", lambda: SMALL):
         done = CliRunner().invoke(app, ["doctor", "--gpu"])
@@ -58,7 +60,9 @@ def self_tested(folder: str) -> dict[str, Any]:
 
 
 def test_self_test(tmp_path: Path) -> None:
-    """No error on the card, memory as planned, equal losses, and rates that a plan then uses; a damaged report is none."""
+    """No error on the card, memory as planned, equal losses, and rates that a plan then
+    uses; a damaged report is none.
+    """
     found = on_card(self_tested, tmp_path)
     print(found["said"])
     assert found["errors"] == []
@@ -71,7 +75,10 @@ def test_self_test(tmp_path: Path) -> None:
 
 def report(**other: Any) -> dict[str, Any]:
     """A report in which nothing is wrong, but for ``other``."""
-    rows = {way: {"planned_bytes": 100, "allocated_bytes": 100, "seconds": 1.0} for way in WAYS}
+    rows = {
+        way: {"planned_bytes": 100, "allocated_bytes": 100, "seconds": 1.0}
+        for way in WAYS
+    }
     return {
         "trainings": rows,
         "matrix_flops": {"first": 1.0, "under load": 1.0},
@@ -103,4 +110,6 @@ def test_without_a_card() -> None:
 
 def test_a_run_beside_it() -> None:
     """A run that would not be looked at is refused."""
-    assert CliRunner().invoke(app, ["doctor", "--gpu", "runs/first"]).exit_code == FAILED
+    assert (
+        CliRunner().invoke(app, ["doctor", "--gpu", "runs/first"]).exit_code == FAILED
+    )

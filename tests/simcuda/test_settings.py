@@ -1,4 +1,6 @@
-"""Optimizers, averages, adapters, weights in few bits, methods and experts, on the stand-in card."""
+"""Optimizers, averages, adapters, weights in few bits, methods and experts, on the
+stand-in card.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from videotune.errors import DONE
 from videotune.trainer import saving
 
 WAITS = {"host": 2, "ADAMW": 0, "PRODIGY": 65, "EMBEDDING": 3, "text encoder": 3}
-"""Known waits of the host in a step: an average on the host; Prodigy's own; ids and mask of captions that diffusers and
-transformers copy and look at.
+"""Known waits of the host in a step: an average on the host; Prodigy's own; ids and
+mask of captions that diffusers and transformers copy and look at.
 
 An optimizer whose kernel cannot skip a step asks once whether the gradient is finite.
 """
@@ -27,7 +29,10 @@ SETTINGS = {
         for variant in ("DORA", "LOHA", "LOKR", "OFT")
     },
     **{
-        f"{kept} {fraction}": (f"weight_dtype={kept}", f"layer_offload_fraction={fraction}")
+        f"{kept} {fraction}": (
+            f"weight_dtype={kept}",
+            f"layer_offload_fraction={fraction}",
+        )
         for kept in ("FLOAT_8", "INT_8", "NFLOAT_4")
         for fraction in (0, 1)
     },
@@ -50,7 +55,9 @@ def stepped(folder: str) -> dict[str, Any]:
     """What the card sees of a run with each of these settings."""
     lab, found = Lab(Path(folder)), {}
     for name, sets in SETTINGS.items():
-        words = lab.words("wan", *sets, variant="t2v-a14b" if name == "two experts" else None)
+        words = lab.words(
+            "wan", *sets, variant="t2v-a14b" if name == "two experts" else None
+        )
         found[name] = lab.steps(name.replace(" ", "-"), words)
     return found
 
@@ -67,7 +74,9 @@ def test_every_setting(tmp_path: Path) -> None:
 
 
 def saved(folder: str) -> dict[str, Any]:
-    """What the card sees of each checkpoint that is begun, and whether it is written later as it was then."""
+    """What the card sees of each checkpoint that is begun, and whether it is written
+    later as it was then.
+    """
     lab, waits, own = Lab(Path(folder)), list[list[str]](), saving.save
     run = Path(folder) / "run"
 

@@ -1,4 +1,6 @@
-"""Pages that everybody can use: axe-core finds nothing, the keyboard reaches everything, nothing scrolls sideways."""
+"""Pages that everybody can use: axe-core finds nothing, the keyboard reaches
+everything, nothing scrolls sideways.
+"""
 
 from pathlib import Path
 
@@ -40,7 +42,9 @@ def test_no_page_scrolls_sideways(tmp_path: Path, width: int) -> None:
             studio.address,
             "A project with quite a long name that says what it is about and more",
         )
-        (name,) = (path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
+        (name,) = (
+            path.name for path in tmp_path.iterdir() if not path.name.startswith(".")
+        )
         page.set_viewport_size({"width": width, "height": 900})
         for path in (
             "/",

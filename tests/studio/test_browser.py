@@ -1,4 +1,6 @@
-"""The studio in a real browser: a folder of clips becomes a downloaded LoRA, and nothing is lost on the way."""
+"""The studio in a real browser: a folder of clips becomes a downloaded LoRA, and
+nothing is lost on the way.
+"""
 
 import json
 import os
@@ -20,13 +22,16 @@ from videotune.files import life
 from videotune.studio import projects
 
 AROUND = 90.0
-"""Seconds that everything but the training itself may take on two idle cores; other work on the machine may cost as much
-again, so a test fails at three times as many."""
+"""Seconds that everything but the training itself may take on two idle cores; other
+work on the machine may cost as much again, so a test fails at three times as many.
+"""
 
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory: pytest.TempPathFactory, small_clips: Path) -> list[Path]:
-    """Six clips with captions, one that is cut short, and a text that is named like a clip."""
+    """Six clips with captions, one that is cut short, and a text that is named like a
+    clip.
+    """
     folder = tmp_path_factory.mktemp("sent")
     for video in sorted((small_clips / "videos").iterdir()):
         (folder / video.name).write_bytes(video.read_bytes())
@@ -44,7 +49,9 @@ def tile(page: Any, name: str) -> Any:
 
 
 def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
-    """Send the clips; the broken one is explained; a caption is written, found and kept."""
+    """Send the clips; the broken one is explained; a caption is written, found and
+    kept.
+    """
     page.locator("#files").set_input_files([str(path) for path in sent])
     page.locator("#sent-refused li").filter(has_text="notes.mp4").wait_for()
     assert "its content is text" in page.locator("#sent-refused").inner_text()
@@ -76,7 +83,12 @@ def wait_until(true: Callable[[], Any], seconds: float = 240) -> None:
         time.sleep(0.05)
 
 
-SETTINGS = (("steps", "40"), ("batch_size", "1"), ("save_every", "10"), ("sample_after", "20"))
+SETTINGS = (
+    ("steps", "40"),
+    ("batch_size", "1"),
+    ("save_every", "10"),
+    ("sample_after", "20"),
+)
 RARER = (("validate_every", "0"), ("sample_metrics.budget", "0"), ("sample.steps", "4"))
 """Settings that nearly everyone looks at, and some that have to be found."""
 
@@ -92,7 +104,9 @@ def plan(page: Any, home: Path) -> None:
         field.fill(value)
         field.press("Tab")
         wait_until(
-            lambda key=key, value=value: flatten(projects.draft(named)).get(key) == float(value)
+            lambda key=key, value=value: (
+                flatten(projects.draft(named)).get(key) == float(value)
+            )
         )  # type: ignore[misc]
     page.locator("#find").fill("")
     page.locator("#allow-skips").check()  # the broken clip
@@ -113,11 +127,15 @@ def step_reached(run: Path, step: int, seconds: float = 240) -> None:
 
 def badge(page: Any, word: str) -> None:
     """Wait until the page says that the run stands so."""
-    page.locator(".state .badge").filter(has_text=re.compile(f"^{word}")).first.wait_for()
+    page.locator(".state .badge").filter(
+        has_text=re.compile(f"^{word}")
+    ).first.wait_for()
 
 
 def train_and_kill(page: Any, run: Path) -> None:
-    """Begin, load the page anew in the midst of it, pause, go on, kill the process: the queue goes on from what is saved."""
+    """Begin, load the page anew in the midst of it, pause, go on, kill the process: the
+    queue goes on from what is saved.
+    """
     page.locator("#start").click()
     page.wait_for_url("**run=run-1**")
     badge(page, "running")
@@ -132,7 +150,9 @@ def train_and_kill(page: Any, run: Path) -> None:
     page.get_by_role("button", name="Continue").click()
     os.kill(pulse["pid"], signal.SIGKILL)
     step_reached(run, 25)
-    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()
+    ]
     assert [line["from_step"] for line in lines if line["kind"] == "resume"] == [10], (
         "the worker resumed what had died"
     )
@@ -157,7 +177,9 @@ def export(page: Any, run: Path) -> None:
     assert violations(page) == []
 
 
-def test_from_a_folder_of_clips_to_a_downloaded_lora(tmp_path: Path, sent: list[Path]) -> None:
+def test_from_a_folder_of_clips_to_a_downloaded_lora(
+    tmp_path: Path, sent: list[Path]
+) -> None:
     with open_studio(tmp_path / "root") as (studio, page):
         make_project(page, studio.address, "Shapes <b>of</b> mine")
         home = studio.root / "shapes-b-of-b-mine"
@@ -165,7 +187,8 @@ def test_from_a_folder_of_clips_to_a_downloaded_lora(tmp_path: Path, sent: list[
         check_and_mend(page, home, sent)
         plan(page, home)
         train_and_kill(page, run)
-        studio.end()  # the training goes on without the server, and the next one finds it
+        # the training goes on without the server, and the next one finds it
+        studio.end()
         studio.begin()
         page.goto(f"{studio.address}/p/{home.name}/train?run=run-1")
         badge(page, "done")
@@ -190,13 +213,19 @@ def test_the_time_around_a_training(tmp_path: Path, sent: list[Path]) -> None:
         make_project(page, studio.address, "Quick")
         home = studio.root / "quick"
         page.locator("#files").set_input_files(
-            [str(path) for path in sent if not path.stem.startswith(("broken", "notes"))]
+            [
+                str(path)
+                for path in sent
+                if not path.stem.startswith(("broken", "notes"))
+            ]
         )
         page.locator("#counts .badge.good").filter(has_text="6 used").wait_for()
         open_page(page, "Setup")
         page.locator("#f-steps").fill("20")
         page.locator("#f-steps").press("Tab")
-        page.locator("#r-plan .stat b").filter(has_text=re.compile("^20$")).first.wait_for()
+        page.locator("#r-plan .stat b").filter(
+            has_text=re.compile("^20$")
+        ).first.wait_for()
         page.locator("#start").click()
         page.wait_for_url("**run=run-1**")
         badge(page, "done")
@@ -206,7 +235,9 @@ def test_the_time_around_a_training(tmp_path: Path, sent: list[Path]) -> None:
         json.loads(line)
         for line in (home / "runs/run-1/journal.jsonl").read_text().splitlines()
     ]
-    steps = sum(sum(line["seconds"].values()) for line in lines if line["kind"] == "step")
+    steps = sum(
+        sum(line["seconds"].values()) for line in lines if line["kind"] == "step"
+    )
     print(
         f"from an empty root to a file: {whole - steps:.0f} s beside {steps:.0f} s of steps (bound {AROUND:.0f} s)"
     )

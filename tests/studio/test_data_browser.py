@@ -1,4 +1,6 @@
-"""The page Data in a real browser: clips are seen, captioned, cut, removed and brought back."""
+"""The page Data in a real browser: clips are seen, captioned, cut, removed and brought
+back.
+"""
 
 import json
 import re
@@ -28,7 +30,9 @@ def frames(seconds: float, seed: int, cuts: int = 1) -> np.ndarray:
     for index in range(count):
         ground, disc = colours[index * cuts // count]
         out[index] = ground
-        out[index][(columns - 48 - 25 * np.sin(index / 8)) ** 2 + (rows - 32) ** 2 < 200] = disc
+        out[index][
+            (columns - 48 - 25 * np.sin(index / 8)) ** 2 + (rows - 32) ** 2 < 200
+        ] = disc
     return out
 
 
@@ -95,13 +99,17 @@ def test_every_clip_has_its_picture_and_the_button_that_mends_it(
     }  # fmt: skip
     until(
         lambda: (
-            [width > 0 for width in page.evaluate(VISIBLE)] == [True, True, False, True, True]
+            [width > 0 for width in page.evaluate(VISIBLE)]
+            == [True, True, False, True, True]
         )
     )
     assert violations(page) == []
-    view = tile(page, "clips/bird.mp4").locator(".clip-open")  # without a caption, and it plays
+    # without a caption, and it plays
+    view = tile(page, "clips/bird.mp4").locator(".clip-open")
     view.hover()
-    page.wait_for_function("() => document.querySelector('#tiles video')?.currentTime > 0.1")
+    page.wait_for_function(
+        "() => document.querySelector('#tiles video')?.currentTime > 0.1"
+    )
     tile(page, "clips/bird.mp4").locator("[data-write]").click()
     page.keyboard.type("a bird <b>that</b> flies")
     page.keyboard.press("Tab")
@@ -126,7 +134,9 @@ def test_the_large_player_steps_by_frames_and_shows_all(page: Any) -> None:
     checked(page)
     tile(page, "clips/cat.mp4").locator(".clip-open").click()
     page.locator("#player-film").wait_for()
-    page.wait_for_function("() => document.querySelector('#player-film').currentTime > 0.2")
+    page.wait_for_function(
+        "() => document.querySelector('#player-film').currentTime > 0.2"
+    )
     page.keyboard.press(".")
     page.wait_for_function("() => document.querySelector('#player-film').paused")
     before = page.evaluate("document.querySelector('#player-film').currentTime")
@@ -170,34 +180,47 @@ def test_a_caption_that_somebody_else_changed_is_not_written_over(
 def test_captions_are_changed_together_and_taken_back(
     page: Any, home: projects.Project
 ) -> None:
-    texts = {path.name: path.read_text() for path in (home.folder / "clips").glob("*.txt")}
+    texts = {
+        path.name: path.read_text() for path in (home.folder / "clips").glob("*.txt")
+    }
     page.locator("[data-open=edit-captions]").click()
     page.locator("#edit-word").fill("ohwx")
     page.locator("#edit-count[data-count='2']").wait_for()
     assert violations(page) == []
     page.locator("#edit-go").click()
-    until(lambda: (home.folder / "clips/dog.txt").read_text() == "ohwx, a dog that runs\n")
+    until(
+        lambda: (home.folder / "clips/dog.txt").read_text() == "ohwx, a dog that runs\n"
+    )
     page.locator("#edit-captions:not([open])").wait_for(state="attached")
     page.locator("#counts .btn", has_text="Undo").click()
     until(
         lambda: (
-            {path.name: path.read_text() for path in (home.folder / "clips").glob("*.txt")}
+            {
+                path.name: path.read_text()
+                for path in (home.folder / "clips").glob("*.txt")
+            }
             == texts
         )
     )
     page.locator("#find").fill("DOG")
-    page.wait_for_function("() => document.querySelectorAll('#tiles .clip').length == 1")
+    page.wait_for_function(
+        "() => document.querySelectorAll('#tiles .clip').length == 1"
+    )
     page.locator("[data-open=edit-captions]").click()
     page.locator("#edit-how").select_option("replace")
     page.locator("#edit-word").fill("RUNS")
     page.locator("#edit-to").fill(r"jumps \1")
     page.locator("#edit-count[data-count='1']").wait_for()
     page.locator("#edit-go").click()
-    until(lambda: (home.folder / "clips/dog.txt").read_text() == "a dog that jumps \\1\n")
+    until(
+        lambda: (home.folder / "clips/dog.txt").read_text() == "a dog that jumps \\1\n"
+    )
     assert (home.folder / "clips/cat.txt").read_text() == "a cat that runs\n"
 
 
-def test_a_film_becomes_scenes_to_keep_or_remove(page: Any, home: projects.Project) -> None:
+def test_a_film_becomes_scenes_to_keep_or_remove(
+    page: Any, home: projects.Project
+) -> None:
     checked(page)
     film = tile(page, "clips/film.mp4")
     assert "long video" in film.locator(".clip-marks").inner_text()
@@ -213,10 +236,14 @@ def test_a_film_becomes_scenes_to_keep_or_remove(page: Any, home: projects.Proje
     page.locator(".scenes").get_by_role("button", name="Remove all").click()
     page.locator(".scenes").wait_for(state="detached")
     page.locator("[data-open=bin]").click()
-    assert page.locator("#r-bin li").count() == 2, "the film, and the scenes that were not kept"
+    assert page.locator("#r-bin li").count() == 2, (
+        "the film, and the scenes that were not kept"
+    )
 
 
-def test_a_cut_that_fails_loses_nothing_and_says_why(page: Any, home: projects.Project) -> None:
+def test_a_cut_that_fails_loses_nothing_and_says_why(
+    page: Any, home: projects.Project
+) -> None:
     checked(page)
     damaged = tile(page, "clips/damaged.mp4")
     damaged.locator(".menu summary").click()
@@ -282,7 +309,9 @@ class Model(Handler):
             "model": "m",
             "choices": [choice],
         }
-        self.answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+        self.answer(
+            200, json.dumps(answer).encode(), {"Content-Type": "application/json"}
+        )
 
 
 def test_a_model_writes_captions_and_undo_takes_them_back(
@@ -304,7 +333,9 @@ def test_a_model_writes_captions_and_undo_takes_them_back(
     assert (home.folder / "clips/cat.txt").read_text() == "a cat that runs\n"
 
 
-def test_the_contact_sheet_shows_its_pictures(page: Any, home: projects.Project) -> None:
+def test_the_contact_sheet_shows_its_pictures(
+    page: Any, home: projects.Project
+) -> None:
     page.locator("#data-tools .menu summary").click()
     page.locator("#data-tools .menu .btn", has_text="contact sheet").click()
     link = page.locator("#counts a", has_text="Contact sheet")

@@ -1,4 +1,6 @@
-"""The page Data without a browser: captions, their history, moves, other folders, and what is refused."""
+"""The page Data without a browser: captions, their history, moves, other folders, and
+what is refused.
+"""
 
 import json
 import os
@@ -58,7 +60,9 @@ def test_a_caption_is_written_where_the_trainer_looks(
     assert (cats.folder / "clips/c.txt").read_text() == "\ud7ff\n"
 
 
-def test_another_caption_on_the_disk_is_a_conflict(client: Any, cats: projects.Project) -> None:
+def test_another_caption_on_the_disk_is_a_conflict(
+    client: Any, cats: projects.Project
+) -> None:
     answer = client.post(
         f"{DATA}/caption", data={"path": "clips/a.mp4", "was": "a dog", "text": "mine"}
     )
@@ -73,14 +77,18 @@ def test_another_caption_on_the_disk_is_a_conflict(client: Any, cats: projects.P
 def test_a_listed_caption_is_shown_and_cannot_be_changed(
     client: Any, cats: projects.Project
 ) -> None:
-    (cats.folder / "clips/metadata.csv").write_text("file_name,text\na.mp4,a listed cat\n")
+    (cats.folder / "clips/metadata.csv").write_text(
+        "file_name,text\na.mp4,a listed cat\n"
+    )
     assert captions(cats)["clips/a.mp4"] == "a listed cat"
     assert "metadata.csv:2" in client.get(DATA).text
     words = {"path": "clips/a.mp4", "was": "a listed cat", "text": "x"}
     assert client.post(f"{DATA}/caption", data=words).status_code == 422
     for to in ("held-out", "bin"):
         assert (
-            client.post(f"{DATA}/move", data={"path": "clips/a.mp4", "to": to}).status_code
+            client.post(
+                f"{DATA}/move", data={"path": "clips/a.mp4", "to": to}
+            ).status_code
             == 422
         )
     assert (cats.folder / "clips/a.mp4").is_file()
@@ -91,12 +99,18 @@ def test_a_caption_that_is_not_utf_8_is_shown_and_can_be_written_anew(
 ) -> None:
     (cats.folder / "clips/c.txt").write_bytes("ein Kätzchen".encode("latin-1"))
     assert captions(cats)["clips/c.mp4"] == "ein Kätzchen"
-    words = {"path": "clips/c.mp4", "was": "ein Kätzchen", "text": "ein Kätzchen im Gras"}
+    words = {
+        "path": "clips/c.mp4",
+        "was": "ein Kätzchen",
+        "text": "ein Kätzchen im Gras",
+    }
     assert client.post(f"{DATA}/caption", data=words).status_code == 204
     assert (cats.folder / "clips/c.txt").read_text("utf-8") == "ein Kätzchen im Gras\n"
 
 
-def test_a_batch_is_undone_once_and_what_changed_since_stays(cats: projects.Project) -> None:
+def test_a_batch_is_undone_once_and_what_changed_since_stays(
+    cats: projects.Project,
+) -> None:
     before = captions(cats)
     captions_edit.change(
         cats, {name: f"new {text}".strip() for name, text in before.items()}, "replace"
@@ -121,7 +135,9 @@ def test_the_history_outlives_a_torn_line_and_follows_a_moved_clip(
     with (cats.folder / captions_edit.HISTORY).open("a") as file:
         file.write('{"batch": "torn\n[1]\n')
     clips.move(cats, ["clips/a.mp4"], "held-out")
-    assert [line["before"] for line in captions_edit.history(cats, "a.mp4")] == ["a cat"]
+    assert [line["before"] for line in captions_edit.history(cats, "a.mp4")] == [
+        "a cat"
+    ]
     assert "a cat" in client.get(f"{DATA}/clip", params={"path": "held-out/a.mp4"}).text
     captions_edit.undo(cats)
     assert (cats.folder / "held-out/a.txt").read_text() == "a cat\n"
@@ -148,7 +164,9 @@ def test_captions_are_changed_together(
     preview = client.get(f"{DATA}/captions", params={"all": "1", **words}).text
     assert f'data-count="{len(changed)}"' in preview
     assert captions(cats) == before
-    assert client.post(f"{DATA}/captions", data={"all": "1", **words}).status_code == 204
+    assert (
+        client.post(f"{DATA}/captions", data={"all": "1", **words}).status_code == 204
+    )
     assert captions(cats) == before | changed
 
 
@@ -163,7 +181,9 @@ def test_a_captioning_job_is_one_change(
     (cats.folder / "clips/c.txt").write_text("by a model\n")
     captions_edit.finish_jobs(cats)
     captions_edit.finish_jobs(cats)
-    assert [line["by"] for line in captions_edit.latest_change(cats)] == ["auto-caption"]
+    assert [line["by"] for line in captions_edit.latest_change(cats)] == [
+        "auto-caption"
+    ]
     captions_edit.undo(cats)
     assert not (cats.folder / "clips/c.txt").exists()
 
@@ -172,9 +192,10 @@ def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(
     cats: projects.Project,
 ) -> None:
     clips.move(cats, ["clips/a.mp4"], "held-out")
-    assert {"path": str(cats.folder / "held-out"), "kind": "validation"} in projects.datasets(
-        cats
-    )
+    assert {
+        "path": str(cats.folder / "held-out"),
+        "kind": "validation",
+    } in projects.datasets(cats)
     assert captions(cats)["held-out/a.mp4"] == "a cat"
     (cats.folder / "clips/a.mp4").write_bytes(MP4)
     with pytest.raises(VideotuneError, match="already"):
@@ -211,12 +232,16 @@ def test_a_warning_is_what_a_person_should_act_on(cats: projects.Project) -> Non
     account(cats, warnings=[crop, cut, "80% of it is frozen"])
     row = clips.table(cats).rows["clips/a.mp4"]
     assert (row["warned"], row["notes"]) == (["80% of it is frozen"], [crop, cut])
-    assert [row["path"] for row in clips.select(cats, {"state": "warned"})] == ["clips/a.mp4"]
+    assert [row["path"] for row in clips.select(cats, {"state": "warned"})] == [
+        "clips/a.mp4"
+    ]
     account(cats, source_seconds=61.0)
     assert clips.table(cats).rows["clips/a.mp4"]["long"]
 
 
-def test_what_changed_since_the_check_is_not_called_used(cats: projects.Project) -> None:
+def test_what_changed_since_the_check_is_not_called_used(
+    cats: projects.Project,
+) -> None:
     account(cats)
     assert clips.table(cats).rows["clips/a.mp4"]["state"] == "used"
     assert not clips.start_check(cats) or clips.table(cats).changed <= time.time() + 1
@@ -227,7 +252,9 @@ def test_what_changed_since_the_check_is_not_called_used(cats: projects.Project)
     assert clips.start_check(cats), "a check is due, and waits until nothing changes"
 
 
-def test_only_the_failed_check_is_called_failed(client: Any, cats: projects.Project) -> None:
+def test_only_the_failed_check_is_called_failed(
+    client: Any, cats: projects.Project
+) -> None:
     account(cats, code=1)
     assert "notice bad" not in client.get(DATA).text
 
@@ -240,17 +267,25 @@ def test_other_folders_are_for_who_sits_at_the_computer(
     (away / "file.txt").write_text("x")
 
     def add(path: Any, **words: str) -> int:
-        return int(client.post(f"{DATA}/source", data={"path": str(path), **words}).status_code)
+        return int(
+            client.post(f"{DATA}/source", data={"path": str(path), **words}).status_code
+        )
 
     for path in (away / "no", away / "file.txt", "", "a b", "x"):
         assert add(path) == 422
     assert add(away) == add("user/clips", kind="validation") == 204
     sources = projects.find_project(tmp_path, "my-cats").facts["sources"]
-    assert sources == [{"path": str(away)}, {"path": "user/clips", "kind": "validation"}]
+    assert sources == [
+        {"path": str(away)},
+        {"path": "user/clips", "kind": "validation"},
+    ]
     assert add(away, drop="1") == 204
     client.app.state.local = False
     assert add(away) == 422
-    assert client.post(f"{DATA}/auto-caption", data={"model": str(away)}).status_code == 422
+    assert (
+        client.post(f"{DATA}/auto-caption", data={"model": str(away)}).status_code
+        == 422
+    )
 
 
 OUTSIDE = (
@@ -275,8 +310,15 @@ def test_no_route_leads_out_of_the_project(
     assert client.get(
         f"{DATA}/clip", params={"path": path}, headers={"accept": "text/plain"}
     ).status_code in (404, 422)
-    for route, words in (("caption", {"text": "x"}), ("move", {"to": "bin"}), ("cut", {})):
-        assert client.post(f"{DATA}/{route}", data={"path": path, **words}).status_code == 422
+    for route, words in (
+        ("caption", {"text": "x"}),
+        ("move", {"to": "bin"}),
+        ("cut", {}),
+    ):
+        assert (
+            client.post(f"{DATA}/{route}", data={"path": path, **words}).status_code
+            == 422
+        )
     for film in (path, "x"):
         words = {"film": film, "name": path, "keep": "1"}
         client.post(f"{DATA}/scene", data=words)
@@ -302,7 +344,9 @@ def test_names_and_captions_are_escaped(client: Any, cats: projects.Project) -> 
         client.get(f"{DATA}/clip", params={"path": "clips/a.mp4"}).text,
     ]
     pages.append(
-        client.get(f"{DATA}/captions", params={"all": "1", "how": "add", "word": "<u>"}).text
+        client.get(
+            f"{DATA}/captions", params={"all": "1", "how": "add", "word": "<u>"}
+        ).text
     )
     for text in pages:
         assert "<img src=x" not in text
@@ -323,9 +367,15 @@ def test_a_picture_is_made_once_and_damage_is_none(
     with Image.open(posters[0]) as picture:
         assert picture.size == (64, 96), "upright"
     changed = posters[0].stat().st_mtime_ns
-    assert client.get("/p/my-cats/poster", params={"path": "clips/tall.mp4"}).status_code == 200
+    assert (
+        client.get("/p/my-cats/poster", params={"path": "clips/tall.mp4"}).status_code
+        == 200
+    )
     assert posters[0].stat().st_mtime_ns == changed
-    assert client.get("/p/my-cats/poster", params={"path": "clips/a.mp4"}).status_code == 404
+    assert (
+        client.get("/p/my-cats/poster", params={"path": "clips/a.mp4"}).status_code
+        == 404
+    )
     Image.new("RGBA", (900, 300), (9, 9, 9, 99)).save(cats.folder / "clips/wide.png")
     path = media.poster(cats.folder / "clips/wide.png", tmp_path / "cache")
     assert path is not None
@@ -361,7 +411,9 @@ def test_folders_of_an_upload_are_kept_and_a_zip_counts_its_files(
     import zipfile
 
     def send(name: str, content: bytes = MP4 + b"new") -> Any:
-        return client.post(f"{DATA}/upload", params={"name": name}, content=content).json()
+        return client.post(
+            f"{DATA}/upload", params={"name": name}, content=content
+        ).json()
 
     assert send("../Set/./one/x.mp4")[0]["taken"]
     assert (cats.folder / "clips/Set/one/x.mp4").is_file()
@@ -386,7 +438,9 @@ def test_tiles_come_in_chunks(client: Any, cats: projects.Project) -> None:
     assert client.get(f"{DATA}/tiles", params={"q": "N01"}).text.count("<article") == 10
 
 
-def test_leaving_out_agrees_to_skipped_clips(client: Any, cats: projects.Project) -> None:
+def test_leaving_out_agrees_to_skipped_clips(
+    client: Any, cats: projects.Project
+) -> None:
     projects.save_draft(cats, {"steps": 3})
     assert client.post(f"{DATA}/leave-out").status_code == 204
     project = projects.find_project(cats.folder.parent, "my-cats")

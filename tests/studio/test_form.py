@@ -1,4 +1,6 @@
-"""The form is the schema: every key, its bounds, its default; what is typed is what a config file would say."""
+"""The form is the schema: every key, its bounds, its default; what is typed is what a
+config file would say.
+"""
 
 import pytest
 

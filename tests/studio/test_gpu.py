@@ -1,4 +1,6 @@
-"""Cards as the driver's library reports them, through a library that a test compiles: the real path of ctypes."""
+"""Cards as the driver's library reports them, through a library that a test compiles:
+the real path of ctypes.
+"""
 
 import json
 import os
@@ -38,11 +40,23 @@ def read_cards(folder: Path, init: int = 0) -> list[dict[str, object]]:
         pytest.skip("no C compiler")
     (folder / "nvml.c").write_text(LIBRARY)
     library = folder / "libnvidia-ml.so.1"
-    words = ["-shared", "-fPIC", "-w", f"-DINIT={init}", "-o", library, folder / "nvml.c"]
+    words = [
+        "-shared",
+        "-fPIC",
+        "-w",
+        f"-DINIT={init}",
+        "-o",
+        library,
+        folder / "nvml.c",
+    ]
     subprocess.run([compiler, *words], check=True)
     found = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     printed = subprocess.run(
-        [sys.executable, "-c", ASK], env=found, check=True, capture_output=True, text=True
+        [sys.executable, "-c", ASK],
+        env=found,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return list(json.loads(printed.stdout))
 

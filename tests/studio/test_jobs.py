@@ -1,4 +1,6 @@
-"""Jobs outlive the page and the server: what they are is read from the disk and the table of processes alone."""
+"""Jobs outlive the page and the server: what they are is read from the disk and the
+table of processes alone.
+"""
 
 import json
 import os
@@ -33,7 +35,9 @@ def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
 
 
 def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.QueuedJob, int]:
-    """A job folder as the runner leaves it, of a process that sleeps apart from this one."""
+    """A job folder as the runner leaves it, of a process that sleeps apart from this
+    one.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True
     )
@@ -43,7 +47,8 @@ def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.QueuedJob, int]:
     facts = {"kind": "train", "about": about, "words": [], "cwd": str(tmp_path)}
     write_json(folder / "job.json", facts | {"started": now})
     write_json(
-        folder / "pid.json", {"runner": process.pid, "command": process.pid, "time": now}
+        folder / "pid.json",
+        {"runner": process.pid, "command": process.pid, "time": now},
     )
     jobs._runners.append(process)
     return jobs.read_job(folder), process.pid
@@ -55,12 +60,15 @@ def test_a_killed_process_is_dead_and_one_that_took_its_number_is_not_it(
     job, pid = sleeper(tmp_path)
     assert job.is_running
     write_json(
-        job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time() - 1000}
+        job.folder / "pid.json",
+        {"runner": pid, "command": pid, "time": time.time() - 1000},
     )
     assert jobs.read_job(job.folder).state == "dead", (
         "a process that began later has the number of the one that was"
     )
-    write_json(job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time()})
+    write_json(
+        job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time()}
+    )
     assert jobs.read_job(job.folder).is_running
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: jobs.read_job(job.folder).state == "dead")
@@ -89,9 +97,16 @@ def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(
     film = project.folder / "clips" / "film.mp4"
     film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(3000))
     film.with_suffix(".txt").write_text("a cat")
-    assert client.post("/p/one/data/cut", data={"path": "clips/film.mp4"}).status_code == 204
+    assert (
+        client.post("/p/one/data/cut", data={"path": "clips/film.mp4"}).status_code
+        == 204
+    )
     wait_until(
-        lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).is_running
+        lambda: (
+            not (
+                jobs.latest(project.folder, "split") or pytest.fail("no job")
+            ).is_running
+        )
     )
     ended = jobs.latest(project.folder, "split")
     assert ended is not None
@@ -109,14 +124,18 @@ def test_a_word_that_no_process_takes_is_refused_and_leaves_no_job(
     assert jobs.latest(tmp_path, "sample") is None
 
 
-def test_only_a_process_that_lives_is_asked_to_stop(tmp_path: Path, client: Any) -> None:
+def test_only_a_process_that_lives_is_asked_to_stop(
+    tmp_path: Path, client: Any
+) -> None:
     project = projects.create(tmp_path, "one")
     run = project.folder / "runs" / "run-1"
     steps(run, range(1, 4))
 
     def ask(word: str) -> int:
         return int(
-            client.post("/p/one/run/ask", data={"run": "run-1", "word": word}).status_code
+            client.post(
+                "/p/one/run/ask", data={"run": "run-1", "word": word}
+            ).status_code
         )
 
     assert ask("stop") == 422, "it has no heartbeat"
@@ -184,6 +203,9 @@ def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(
     assert offered(part()) == [False, True]
     with (run / "journal.jsonl").open("a") as file:
         file.write(
-            json.dumps({"kind": "end", "step": 3, "time": time.time(), "why": "stopped"}) + "\n"
+            json.dumps(
+                {"kind": "end", "step": 3, "time": time.time(), "why": "stopped"}
+            )
+            + "\n"
         )
     assert "Stopped and saved" in part()

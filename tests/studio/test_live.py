@@ -1,4 +1,6 @@
-"""What keeps a page up to date: the stream of its regions, and the answers to its buttons."""
+"""What keeps a page up to date: the stream of its regions, and the answers to its
+buttons.
+"""
 
 import json
 import shutil
@@ -26,7 +28,9 @@ def events(
 ) -> list[tuple[float, str, Any]]:
     """The first events of a page's stream, with when they came."""
     found, name = list[tuple[float, str, Any]](), ""
-    with httpx2.stream("GET", f"{address}/live", params=words, timeout=timeout) as answer:
+    with httpx2.stream(
+        "GET", f"{address}/live", params=words, timeout=timeout
+    ) as answer:
         for line in answer.iter_lines():
             if line.startswith("event:"):
                 name = line[6:].strip()
@@ -37,7 +41,9 @@ def events(
     return found
 
 
-def test_a_change_reaches_an_open_page_at_once_and_nothing_else_does(studio: Studio) -> None:
+def test_a_change_reaches_an_open_page_at_once_and_nothing_else_does(
+    studio: Studio,
+) -> None:
     got: list[Any] = []
     tags = {"tags": "cards:old,status:old"}
     listener = threading.Thread(
@@ -46,7 +52,9 @@ def test_a_change_reaches_an_open_page_at_once_and_nothing_else_does(studio: Stu
     listener.start()
     time.sleep(1.5)  # both regions came, and a second look changed nothing
     httpx2.post(
-        f"{studio.address}/create", data={"title": "New one"}, headers={"HX-Request": "true"}
+        f"{studio.address}/create",
+        data={"title": "New one"},
+        headers={"HX-Request": "true"},
     )
     listener.join(20)
     assert [one[2]["id"] for one in got] == ["r-status", "r-cards", "r-cards"]

@@ -44,18 +44,26 @@ def test_another_number_of_steps_is_meant_where_it_is_asked_for(
 
     def resumed(**words: str) -> tuple[str, ...]:
         assert (
-            client.post("/p/one/run/resume", data={"run": "run-1", **words}).status_code == 204
+            client.post("/p/one/run/resume", data={"run": "run-1", **words}).status_code
+            == 204
         )
         entry = queue_page.training_entry(tmp_path, project, "run-1")
         assert entry is not None
         queue_page.ACTIONS["remove"][0](queue_page.queue_folder(tmp_path), entry.name)
         return entry.arguments
 
-    assert resumed() == ("train", "--out", str(project.folder / "runs/run-1"), "--resume")
+    assert resumed() == (
+        "train",
+        "--out",
+        str(project.folder / "runs/run-1"),
+        "--resume",
+    )
     assert resumed(step="2")[-2:] == ("--from", "2")
     assert resumed(step="2", steps="50")[-3:] == ("--set", "steps=50", "--override")
     assert (
-        client.post("/p/one/run/resume", data={"run": "run-1", "steps": "many"}).status_code
+        client.post(
+            "/p/one/run/resume", data={"run": "run-1", "steps": "many"}
+        ).status_code
         == 422
     )
 
@@ -88,7 +96,12 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(
     (run / "sample_metrics").mkdir(parents=True)
     for path in (run / "sample_metrics" / "a.mp4", clip):
         path.write_bytes(b"video")
-    one = {"path": "sample_metrics/a.mp4", "prompt": "a cat", "seed": 7, "clip": str(clip)}
+    one = {
+        "path": "sample_metrics/a.mp4",
+        "prompt": "a cat",
+        "seed": 7,
+        "clip": str(clip),
+    }
     one |= {"similarity": 0.98765, "copy": True}
     probe = {
         "kind": "sample_metrics",

@@ -1,4 +1,6 @@
-"""The process that answers plans: quick once it is warm, the newest question wins, an error is an answer."""
+"""The process that answers plans: quick once it is warm, the newest question wins, an
+error is an answer.
+"""
 
 import json
 import os
@@ -57,7 +59,9 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
     assert answer(out, newest)["plan"]["steps"] == 7
     (ended := server()).kill()
     wait_until(lambda: ended.status() == psutil.STATUS_ZOMBIE, 60)
-    assert answer(out, question)["plan"]["steps"] == 20, "a process that died is begun anew"
+    assert answer(out, question)["plan"]["steps"] == 20, (
+        "a process that died is begun anew"
+    )
 
 
 def test_an_answer_that_is_killed_or_hangs_is_said(
@@ -91,16 +95,23 @@ def test_the_studio_asks_without_torch_and_its_processes_end_with_it(
         str(tmp_path / ".studio" / "plan.json"),
         json.dumps(question),
     ]
-    studio = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    studio = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert studio.stdout
     assert studio.stdout.readline() == "False\n"
-    wait_until(lambda: any(one.children() for one in psutil.Process(studio.pid).children()), 60)
+    wait_until(
+        lambda: any(one.children() for one in psutil.Process(studio.pid).children()), 60
+    )
     forks = psutil.Process(studio.pid).children(recursive=True)
     studio.kill()
     studio.communicate()
     wait_until(
         lambda: (
-            not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in forks)
+            not any(
+                one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+                for one in forks
+            )
         ),
         60,
     )

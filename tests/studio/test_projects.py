@@ -33,13 +33,20 @@ def test_a_project_is_made_listed_renamed_and_put_aside(
 ) -> None:
     other = projects.create(tmp_path, "My cats!")
     assert (cats.name, other.name) == ("my-cats", "my-cats-2")
-    assert [one.name for one in projects.list_projects(tmp_path)] == ["my-cats-2", "my-cats"]
-    assert client.post("/p/my-cats/rename", data={"title": "Kätzchen"}).status_code == 204
+    assert [one.name for one in projects.list_projects(tmp_path)] == [
+        "my-cats-2",
+        "my-cats",
+    ]
+    assert (
+        client.post("/p/my-cats/rename", data={"title": "Kätzchen"}).status_code == 204
+    )
     assert projects.find_project(tmp_path, "my-cats").title == "Kätzchen"
     assert client.post("/p/my-cats/remove").status_code == 204
     assert [one.name for one in projects.list_projects(tmp_path)] == ["my-cats-2"]
     assert (
-        client.post("/bin/restore", data={"id": trash.list_items(tmp_path)[0].id}).status_code
+        client.post(
+            "/bin/restore", data={"id": trash.list_items(tmp_path)[0].id}
+        ).status_code
         == 204
     )
     assert projects.find_project(tmp_path, "my-cats").title == "Kätzchen"
@@ -88,16 +95,23 @@ def test_files_are_taken_by_what_they_are_and_not_by_their_names(
     files |= {"program.exe": b"MZ\0\0"}
     got = {
         one.name: one
-        for one in uploads.accept(cats, [sent(tmp_path, *file) for file in files.items()])
+        for one in uploads.accept(
+            cats, [sent(tmp_path, *file) for file in files.items()]
+        )
     }
     assert {name for name, one in got.items() if one.taken} == {"a.mp4", "a.txt"}
     assert "content is text" in got["notes.mp4"].reason
     assert "empty" in got["nothing.mp4"].reason
     assert "plain text" in got["caption.txt"].reason
-    assert sorted(path.name for path in (cats.folder / "clips").iterdir()) == ["a.mp4", "a.txt"]
+    assert sorted(path.name for path in (cats.folder / "clips").iterdir()) == [
+        "a.mp4",
+        "a.txt",
+    ]
 
 
-def test_what_is_there_is_never_written_over(tmp_path: Path, cats: projects.Project) -> None:
+def test_what_is_there_is_never_written_over(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4)])
     same, other = (
         uploads.accept(cats, [sent(tmp_path, "a.mp4", content)])[0]
@@ -121,7 +135,9 @@ def packed(*members: tuple[str, bytes]) -> bytes:
 def test_an_archive_is_unpacked_and_each_file_looked_at(
     tmp_path: Path, cats: projects.Project
 ) -> None:
-    content = packed(("in/a.mp4", MP4), ("in/a.txt", b"a cat"), ("in/run.sh", b"#!/bin/sh"))
+    content = packed(
+        ("in/a.mp4", MP4), ("in/a.txt", b"a cat"), ("in/run.sh", b"#!/bin/sh")
+    )
     got = uploads.accept(cats, [sent(tmp_path, "pets.zip", content)])
     assert got[0].taken
     assert got[0].reason == "2 files unpacked into clips/pets"
@@ -131,13 +147,20 @@ def test_an_archive_is_unpacked_and_each_file_looked_at(
 
 
 def test_an_archive_cannot_escape(tmp_path: Path, cats: projects.Project) -> None:
-    got = uploads.accept(cats, [sent(tmp_path, "evil.zip", packed(("../../evil.mp4", MP4)))])
+    got = uploads.accept(
+        cats, [sent(tmp_path, "evil.zip", packed(("../../evil.mp4", MP4)))]
+    )
     assert not got[0].taken
     assert "leads out" in got[0].reason
     assert not list(tmp_path.rglob("evil.mp4"))
 
 
-NAMES = {"a/b\\c.mp4": "c.mp4", "..mp4": "mp4", "a\nb?.mp4": "a_b_.mp4", "<i>.mp4": "_i_.mp4"}
+NAMES = {
+    "a/b\\c.mp4": "c.mp4",
+    "..mp4": "mp4",
+    "a\nb?.mp4": "a_b_.mp4",
+    "<i>.mp4": "_i_.mp4",
+}
 
 
 @pytest.mark.parametrize(("name", "safe"), NAMES.items())
@@ -150,13 +173,18 @@ def test_a_damaged_project_is_listed_beside_the_others(
 ) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / projects.PROJECT_FILE).write_text("{")
-    assert {one.name for one in projects.list_projects(tmp_path)} == {"broken", cats.name}
+    assert {one.name for one in projects.list_projects(tmp_path)} == {
+        "broken",
+        cats.name,
+    }
 
 
 def test_a_project_is_duplicated_without_its_runs(
     tmp_path: Path, cats: projects.Project
 ) -> None:
-    uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat")])
+    uploads.accept(
+        cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat")]
+    )
     projects.save_draft(cats, {"steps": 7})
     (cats.folder / "runs" / "run-1").mkdir()
     copy = projects.duplicate(tmp_path, projects.update(cats, card="rtx 4090"))
@@ -176,14 +204,19 @@ def test_an_exported_project_is_imported_elsewhere_with_its_runs(
     run = cats.folder / "runs" / "run-1"
     run.mkdir()
     write_json(
-        run / "config.json", {"datasets": [{"path": str(cats.folder / "clips")}], "steps": 3}
+        run / "config.json",
+        {"datasets": [{"path": str(cats.folder / "clips")}], "steps": 3},
     )
     (cats.folder / "bin").mkdir()
     (cats.folder / "bin" / "old.mp4").write_bytes(MP4)
     projects.save_draft(cats, {"steps": 3, "output_model_destination": "/elsewhere"})
-    moved = projects.update(cats, folder=str(cats.folder), sources=[{"path": "/elsewhere"}])
+    moved = projects.update(
+        cats, folder=str(cats.folder), sources=[{"path": "/elsewhere"}]
+    )
     archive = tmp_path / "cats.zip"
-    archive.write_bytes(b"".join(stream_zip(moved.folder, moved.name, projects.is_exported)))
+    archive.write_bytes(
+        b"".join(stream_zip(moved.folder, moved.name, projects.is_exported))
+    )
     new = projects.import_project(tmp_path / "other", archive)
     assert new.title == "My cats"
     assert (new.folder / "clips/a.mp4").read_bytes() == MP4

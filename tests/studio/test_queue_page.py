@@ -1,4 +1,6 @@
-"""The queue of all projects: runs, other commands and sweeps go into it, and its worker is started where it is needed."""
+"""The queue of all projects: runs, other commands and sweeps go into it, and its worker
+is started where it is needed.
+"""
 
 import time
 from pathlib import Path
@@ -45,7 +47,9 @@ def test_a_run_waits_with_its_settings_as_they_were(
     )
     with pytest.raises(VideotuneError):
         queue_page.queue_run(tmp_path, cats, "run-1")
-    assert not (cats.folder / "runs" / "run-1").exists(), "a run that waits has no folder yet"
+    assert not (cats.folder / "runs" / "run-1").exists(), (
+        "a run that waits has no folder yet"
+    )
 
 
 def test_a_double_click_is_one_run(
@@ -64,7 +68,9 @@ def test_other_commands_are_numbered_and_a_run_waits_again_by_new_words(
         for _ in range(2)
     ]
     assert names == ["cats--run-1--sample-1", "cats--run-1--sample-2"]
-    assert [one.name for one in queue_page.project_entries(tmp_path, cats, "run-1")] == [
+    assert [
+        one.name for one in queue_page.project_entries(tmp_path, cats, "run-1")
+    ] == [
         "cats--run-1",
         *names,
     ]

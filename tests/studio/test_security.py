@@ -43,7 +43,10 @@ def refused(method: str = "GET", host: str = "127.0.0.1", **headers: str) -> str
 
 def test_requests_by_other_sites_are_refused() -> None:
     assert refused() is None
-    assert refused("POST", origin="http://127.0.0.1:7860", sec_fetch_site="same-origin") is None
+    assert (
+        refused("POST", origin="http://127.0.0.1:7860", sec_fetch_site="same-origin")
+        is None
+    )
     assert refused(sec_fetch_site="cross-site", sec_fetch_mode="navigate") is None, (
         "a link to the studio"
     )
@@ -141,7 +144,9 @@ def test_a_minute_later_passwords_are_looked_at_again() -> None:
 def test_neither_a_header_nor_many_guesses_at_once_get_round_the_limit_of_passwords(
     tmp_path: Path,
 ) -> None:
-    """The limit counts by the connection's own address, and each guess before its answer."""
+    """The limit counts by the connection's own address, and each guess before its
+    answer.
+    """
     studio = Studio(tmp_path / "root", "long enough")
 
     async def guess() -> list[int]:
@@ -151,7 +156,8 @@ def test_neither_a_header_nor_many_guesses_at_once_get_round_the_limit_of_passwo
                 for n in range(40)
             ]
             tries = (
-                client.post("/login", data=data, headers=headers) for data, headers in words
+                client.post("/login", data=data, headers=headers)
+                for data, headers in words
             )
             return [answer.status_code for answer in await asyncio.gather(*tries)]
 
@@ -210,7 +216,9 @@ def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None
         assert json.loads(answer.headers["hx-trigger"])["toast"]["bad"] is True
     assert free.post("/create", content=b"x" * 5_000_000).status_code == 413
     assert (
-        free.post("/create", content="&".join(f"a{n}=1" for n in range(30_000))).status_code
+        free.post(
+            "/create", content="&".join(f"a{n}=1" for n in range(30_000))
+        ).status_code
         == 422
     )
 
@@ -218,7 +226,9 @@ def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None
 def test_names_and_captions_are_escaped(clients: Any) -> None:
     _root, free, _ = clients
     assert (
-        free.post("/create", data={"title": "<script>alert(1)</script>"}).headers["hx-redirect"]
+        free.post("/create", data={"title": "<script>alert(1)</script>"}).headers[
+            "hx-redirect"
+        ]
         == "/p/script-alert-1-script/data"
     )
     shown = free.get("/").text
@@ -240,7 +250,12 @@ def test_files_are_given_out_of_the_project_alone(clients: Any) -> None:
         return int(free.get(f"/p/{project}/file", params={"path": path}).status_code)
 
     assert get("clips/a.mp4") == 200
-    outside = ("../secret.mp4", "clips/../../secret.mp4", "clips/link.mp4", "/etc/passwd")
+    outside = (
+        "../secret.mp4",
+        "clips/../../secret.mp4",
+        "clips/link.mp4",
+        "/etc/passwd",
+    )
     for path in (*outside, "clips/a.svg", "jobs/log.json", "project.json"):
         assert get(path) == 404, path
     assert get("secret.mp4", "%2e%2e") in (404, 422)
@@ -267,8 +282,13 @@ def test_a_form_of_another_site_changes_nothing(clients: Any) -> None:
     headers = free.get("/").headers
     assert headers["x-content-type-options"] == "nosniff"
     assert "frame-ancestors" in headers["content-security-policy"]
-    assert "unsafe-inline" not in headers["content-security-policy"].partition("style-src")[0]
-    assert not [one for one in projects.list_projects(root) if one.title.startswith("by ")]
+    assert (
+        "unsafe-inline"
+        not in headers["content-security-policy"].partition("style-src")[0]
+    )
+    assert not [
+        one for one in projects.list_projects(root) if one.title.startswith("by ")
+    ]
 
 
 def test_no_password_and_no_token_is_kept(
@@ -288,7 +308,9 @@ def test_no_password_and_no_token_is_kept(
     )
 
 
-def test_an_exported_model_is_downloaded_whole_and_no_other_folder_is(clients: Any) -> None:
+def test_an_exported_model_is_downloaded_whole_and_no_other_folder_is(
+    clients: Any,
+) -> None:
     root, free, locked = clients
     run = root / "b-one-b-all" / "runs" / "first"
     model, content = run / "export" / "first-step-5", {}
@@ -298,7 +320,9 @@ def test_an_exported_model_is_downloaded_whole_and_no_other_folder_is(clients: A
         ("empty.txt", 0),
     ):
         (model / name).parent.mkdir(parents=True, exist_ok=True)
-        content[f"first-step-5/{name}"] = bytes(index * 7 % 251 for index in range(size))
+        content[f"first-step-5/{name}"] = bytes(
+            index * 7 % 251 for index in range(size)
+        )
         (model / name).write_bytes(content[f"first-step-5/{name}"])
     (model / "link.mp4").symlink_to(root / "b-one-b-all" / "project.json")
     (run / "checkpoints" / "step-5").mkdir(parents=True)

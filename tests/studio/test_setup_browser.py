@@ -1,4 +1,6 @@
-"""Setup and Queue in a real browser: a value on the disk, a conflict shown, a preset found, runs put in order."""
+"""Setup and Queue in a real browser: a value on the disk, a conflict shown, a preset
+found, runs put in order.
+"""
 
 import json
 from pathlib import Path
@@ -77,7 +79,9 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(
     queue = queue_page.queue_folder(tmp_path)
     names = [f"cats--run-{n}" for n in (1, 2, 3, 4)]
     for name in names:
-        entries.add(queue, name, {}, cats.folder / "runs" / name[6:], arguments=["wait", "x"])
+        entries.add(
+            queue, name, {}, cats.folder / "runs" / name[6:], arguments=["wait", "x"]
+        )
     folder = cats.folder / ".studio" / "sweeps"
     folder.mkdir(parents=True)
     (folder / "sweep-1.json").write_text(

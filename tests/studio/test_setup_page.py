@@ -1,4 +1,6 @@
-"""The page Setup: settings, presets, the card, another trainer's config, and the start of a run."""
+"""The page Setup: settings, presets, the card, another trainer's config, and the start
+of a run.
+"""
 
 import json
 from collections.abc import Iterator
@@ -22,11 +24,15 @@ class Studio:
         self.project = projects.create(root, "Cats")
 
     def post(self, act: str, code: int = 204, **words: str) -> Any:
-        """Post to the page; returns the events of the answer, or its text where it is refused."""
+        """Post to the page; returns the events of the answer, or its text where it is
+        refused.
+        """
         answer = self.client.post(f"/p/cats/setup/{act}", data=words, headers=HX)
         assert answer.status_code == code, answer.text
         return (
-            answer.text if code == 422 else json.loads(answer.headers.get("HX-Trigger", "{}"))
+            answer.text
+            if code == 422
+            else json.loads(answer.headers.get("HX-Trigger", "{}"))
         )
 
     def draft(self) -> dict[str, Any]:
@@ -82,7 +88,9 @@ def test_a_setting_is_saved_or_refused_in_words(studio: Studio) -> None:
     assert studio.draft() == {}
 
 
-def test_what_another_tab_has_changed_is_shown_and_not_written_over(studio: Studio) -> None:
+def test_what_another_tab_has_changed_is_shown_and_not_written_over(
+    studio: Studio,
+) -> None:
     studio.post("set", key="steps", value="70", was="")
     found = studio.post("set", 409, key="steps", value="80", was="60")
     assert found["conflict"] == {"key": "steps", "now": "70", "yours": "80"}
@@ -101,7 +109,11 @@ def test_fields_that_are_left_within_a_moment_are_all_kept(studio: Studio) -> No
         "seed": "7",
     }
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda one: studio.post("set", key=one[0], value=one[1]), keys.items()))
+        list(
+            pool.map(
+                lambda one: studio.post("set", key=one[0], value=one[1]), keys.items()
+            )
+        )
     assert {key: str(value) for key, value in projects_flat(studio).items()} == keys
 
 
@@ -166,9 +178,10 @@ def test_a_config_of_another_trainer_is_applied_only_when_it_is_asked_for(
     )
     assert studio.draft() == {}
     studio.post("apply")
-    assert studio.draft() == {"steps": 9, "base_model_name": known["base_model_name"]}, (
-        "clips and places stay ours"
-    )
+    assert studio.draft() == {
+        "steps": 9,
+        "base_model_name": known["base_model_name"],
+    }, "clips and places stay ours"
     assert studio.facts()["preset"].startswith("wan 2.2")
     assert not theirs.exists()
 
@@ -176,7 +189,9 @@ def test_a_config_of_another_trainer_is_applied_only_when_it_is_asked_for(
 def test_a_run_begins_by_a_button(studio: Studio) -> None:
     assert "clips" in studio.post("start", 422, run="")
     (studio.project.folder / "clips" / "a.mp4").write_bytes(b"")
-    answer = studio.client.post("/p/cats/setup/start", data={"run": "erste"}, headers=HX)
+    answer = studio.client.post(
+        "/p/cats/setup/start", data={"run": "erste"}, headers=HX
+    )
     assert answer.headers["HX-Redirect"] == "/p/cats/train?run=erste"
     entry = queue_page.training_entry(studio.root, studio.project, "erste")
     assert entry is not None
@@ -203,4 +218,6 @@ def test_every_preset_has_a_card_and_every_fact_a_preset(studio: Studio) -> None
     text = studio.page()
     assert all(f"Use {name}" in text or name == "toy" for name in preset_names())
     known = read_json(Path(setup_page.__file__).with_name("presets.json"))
-    assert known.keys() == {read_preset(name)["base_model_name"] for name in preset_names()}
+    assert known.keys() == {
+        read_preset(name)["base_model_name"] for name in preset_names()
+    }

@@ -24,13 +24,19 @@ def test_an_item_is_listed_and_restored(tmp_path: Path) -> None:
     trash.move_to_trash(tmp_path, "clip", "b.mp4", [clip, text])
     trash.move_to_trash(tmp_path, "run", "run-1", [tmp_path / "runs/run-1"])
     assert not clip.exists()
-    assert [(one.kind, one.title, one.bytes > 4) for one in trash.list_items(tmp_path)] == [
+    assert [
+        (one.kind, one.title, one.bytes > 4) for one in trash.list_items(tmp_path)
+    ] == [
         ("run", "run-1", True),
         ("clip", "b.mp4", True),
     ]
     for item in trash.list_items(tmp_path):
         trash.restore(tmp_path, item.id)
-    assert (clip.read_text(), text.read_text(), (tmp_path / "runs/run-1/log").read_text()) == (
+    assert (
+        clip.read_text(),
+        text.read_text(),
+        (tmp_path / "runs/run-1/log").read_text(),
+    ) == (
         "clip",
         "a cat",
         "12345",
@@ -51,7 +57,10 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_move_is_restored(tmp_path: Path) -> None:
-    clip, text = put(tmp_path / "clips/b.mp4", "clip"), put(tmp_path / "clips/b.txt", "a cat")
+    clip, text = (
+        put(tmp_path / "clips/b.mp4", "clip"),
+        put(tmp_path / "clips/b.txt", "a cat"),
+    )
     item = trash.move_to_trash(tmp_path, "clip", "b.mp4", [clip, text])
     (tmp_path / "bin" / item / "1").rename(
         text
@@ -83,7 +92,10 @@ def test_clips_of_the_former_folders_are_items_too(tmp_path: Path) -> None:
     trash.restore(tmp_path, "removed/in/a.mp4")
     trash.delete(tmp_path, "originals/film.mp4")
     assert trash.list_items(tmp_path) == []
-    assert {path.name for path in (tmp_path / "clips/in").iterdir()} == {"a.mp4", "a.txt"}
+    assert {path.name for path in (tmp_path / "clips/in").iterdir()} == {
+        "a.mp4",
+        "a.txt",
+    }
 
 
 @pytest.mark.parametrize(

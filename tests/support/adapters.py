@@ -22,7 +22,10 @@ def network_with_adapter(
     """A network with an adapter on its linear layers, and the adapter's tensors."""
     net, alpha = family.denoiser(expert), None if kind == "OFT" else 2.0 * rank
     state = add_lora(
-        net, family.spec, Lora(rank=rank, alpha=alpha, targets="linear", variant=kind), seed=0
+        net,
+        family.spec,
+        Lora(rank=rank, alpha=alpha, targets="linear", variant=kind),
+        seed=0,
     )
     for index, parameter in enumerate(state.values()):
         parameter.data += 0.1 * torch.randn(
@@ -38,11 +41,16 @@ def network_output(net: Any) -> torch.Tensor:
         torch.randn(1, 4, 2, 4, 4, generator=generator),
         torch.randn(1, 8, 16, generator=generator),
     )
-    given = {"hidden_states": x.to(net.dtype), "encoder_hidden_states": text.to(net.dtype)}
+    given = {
+        "hidden_states": x.to(net.dtype),
+        "encoder_hidden_states": text.to(net.dtype),
+    }
     with torch.no_grad():
         return net(**given, timestep=torch.tensor([500.0]), return_dict=False)[0]
 
 
 def read_back(family: Any, path: Path) -> dict[str, torch.Tensor]:
     """What each module's adapter does as the file's reader applies it: of LoRA ΔW."""
-    return {name: calculate() for name, calculate in read_effects(family, path)[0].items()}
+    return {
+        name: calculate() for name, calculate in read_effects(family, path)[0].items()
+    }

@@ -21,7 +21,9 @@ WAIT = 240_000
 
 
 def browser_path() -> str:
-    """Where the browser is; without one the tests are skipped, or fail where VIDEOTUNE_BROWSER says that it is required."""
+    """Where the browser is; without one the tests are skipped, or fail where
+    VIDEOTUNE_BROWSER says that it is required.
+    """
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
         if os.environ.get("VIDEOTUNE_BROWSER") == "required":
@@ -37,7 +39,11 @@ class Studio:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             self.port = one.getsockname()[1]
-        self.root, self.address, self.password = root, f"http://127.0.0.1:{self.port}", password
+        self.root, self.address, self.password = (
+            root,
+            f"http://127.0.0.1:{self.port}",
+            password,
+        )
         self.begin()
 
     def begin(self) -> None:
@@ -59,7 +65,9 @@ class Studio:
         end = time.monotonic() + WAIT / 1000
         while True:
             try:
-                urllib.request.urlopen(f"{self.address}/static/studio.js", timeout=5).read()
+                urllib.request.urlopen(
+                    f"{self.address}/static/studio.js", timeout=5
+                ).read()
                 return
             except OSError:
                 assert time.monotonic() < end, "the studio did not begin"
@@ -73,7 +81,9 @@ class Studio:
 
 
 @contextmanager
-def open_studio(root: Path, password: str | None = None) -> Iterator[tuple[Studio, Any]]:
+def open_studio(
+    root: Path, password: str | None = None
+) -> Iterator[tuple[Studio, Any]]:
     """A studio and a page in a browser of 1280 pixels, whose errors fail the test."""
     from playwright.sync_api import sync_playwright
 
@@ -117,7 +127,9 @@ def watched(page: Any, errors: list[str]) -> None:
 
 
 def is_foreign_address(url: str) -> bool:
-    """Whether an address is neither this computer's nor one that stands for data of the page itself."""
+    """Whether an address is neither this computer's nor one that stands for data of the
+    page itself.
+    """
     return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
 
 
@@ -146,8 +158,12 @@ def violations(page: Any) -> list[str]:
         )  # by the debugger, which no policy of the page stops
     found = []
     for theme in ("light", "dark"):
-        page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
+        page.evaluate(
+            "(theme) => { document.documentElement.dataset.theme = theme; }", theme
+        )
         for one in page.evaluate("axe.run().then((found) => found.violations)"):
             places = [str(node["target"]) for node in one["nodes"][:4]]
-            found.append(f"{theme} {page.url}: {one['id']}: {one['help']}: {', '.join(places)}")
+            found.append(
+                f"{theme} {page.url}: {one['id']}: {one['help']}: {', '.join(places)}"
+            )
     return found

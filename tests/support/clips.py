@@ -40,11 +40,13 @@ def write_clip(
     container_options: Mapping[str, str] | None = None,
     field_order: int | None = None,
 ) -> Path:
-    """Write uint8 frames (T, H, W, 3) at ``fps``, or at the given ``times`` in seconds (to 1/24000 s); returns ``path``.
+    """Write uint8 frames (T, H, W, 3) at ``fps``, or at the given ``times`` in seconds
+    (to 1/24000 s); returns ``path``.
 
-    ``rotation`` is the container's counter-clockwise turn in degrees, ``aspect`` that of a pixel, ``colorspace`` swscale's
-    number of the matrix (1 is BT.709) that is used and declared; ``field_order`` FFmpeg's number (2: the upper field first)
-    of frames that are two fields.
+    ``rotation`` is the container's counter-clockwise turn in degrees, ``aspect`` that
+    of a pixel, ``colorspace`` swscale's number of the matrix (1 is BT.709) that is used
+    and declared; ``field_order`` FFmpeg's number (2: the upper field first) of frames
+    that are two fields.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     rate = RATES[fps] if fps in RATES else Fraction(fps).limit_denominator(1001)
@@ -52,7 +54,9 @@ def write_clip(
     with av.open(str(path), "w", options=dict(container_options or {})) as container:
         codec, how = codec or CODECS[path.suffix.lower()], dict(options or {})
         if codec.startswith("libx264"):
-            how["x264-params"] = ":".join(filter(None, (SAME_BITS, how.get("x264-params"))))
+            how["x264-params"] = ":".join(
+                filter(None, (SAME_BITS, how.get("x264-params")))
+            )
         stream = container.add_stream(codec, rate=rate, options=how)
         stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
         stream.codec_context.thread_count = 1
@@ -67,7 +71,9 @@ def write_clip(
         if times is not None:
             stream.codec_context.time_base = Fraction(1, 24000)
         for i, pixels in enumerate(frames):
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(
+                np.ascontiguousarray(pixels), format="rgb24"
+            )
             if "rgb" not in pix_fmt and colorspace is not None:
                 frame = frame.reformat(format=pix_fmt, dst_colorspace=colorspace)
             if times is None:
@@ -77,14 +83,17 @@ def write_clip(
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     if codec == "libsvtav1" and hasattr(os, "sched_setscheduler"):
-        # Of root it makes the thread that calls it real-time of the highest priority, and all that is begun there later:
-        # one that is busy then keeps everybody else from the core.
+        # Of root it makes the thread that calls it real-time of the highest priority,
+        # and all that is begun there later: one that is busy then keeps everybody else
+        # from the core.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     return path
 
 
 def numbered(count: int, height: int = 64, width: int = 96) -> np.ndarray:
-    """Frames that carry their index: nine bits as black and white cells of a 3 × 3 grid. uint8 (count, H, W, 3)."""
+    """Frames that carry their index: nine bits as black and white cells of a 3 × 3
+    grid. uint8 (count, H, W, 3).
+    """
     bits = (np.arange(count)[:, None] >> np.arange(9)) & 1
     rows = np.arange(height) * 3 // height
     columns = np.arange(width) * 3 // width
@@ -93,7 +102,9 @@ def numbered(count: int, height: int = 64, width: int = 96) -> np.ndarray:
 
 
 def read_numbers(frames: np.ndarray) -> list[int]:
-    """The indices that ``numbered`` painted, read from frames of any size with the same aspect ratio."""
+    """The indices that ``numbered`` painted, read from frames of any size with the same
+    aspect ratio.
+    """
     height, width = frames.shape[1:3]
     rows = (np.arange(3) * 2 + 1) * height // 6
     columns = (np.arange(3) * 2 + 1) * width // 6
@@ -102,25 +113,39 @@ def read_numbers(frames: np.ndarray) -> list[int]:
 
 
 def moving_dot(
-    times: Sequence[float], speed: float, height: int = 48, width: int = 256, begin: float = 12
+    times: Sequence[float],
+    speed: float,
+    height: int = 48,
+    width: int = 256,
+    begin: float = 12,
 ) -> np.ndarray:
-    """A soft bright dot at x = begin + speed · time pixels, on black. uint8 (T, H, W, 3)."""
+    """A soft bright dot at x = begin + speed · time pixels, on black. uint8 (T, H, W,
+    3).
+    """
     x = begin + speed * np.asarray(times)[:, None, None]
     rows, columns = np.arange(height)[None, :, None], np.arange(width)[None, None, :]
-    light = 255 * np.exp(-((columns - x) ** 2 + (rows - height / 2) ** 2) / (2 * 3.0**2))
+    light = 255 * np.exp(
+        -((columns - x) ** 2 + (rows - height / 2) ** 2) / (2 * 3.0**2)
+    )
     return np.repeat(light[..., None], 3, axis=3).astype(np.uint8)
 
 
 def dot_places(frames: np.ndarray) -> np.ndarray:
-    """The x of the dot in each frame, in pixels: the centroid of what is bright. float (T,)."""
+    """The x of the dot in each frame, in pixels: the centroid of what is bright. float
+    (T,).
+    """
     light = np.clip(frames.mean(3) - 48, 0, None).sum(1)
     return (light * np.arange(light.shape[1])).sum(1) / light.sum(1)
 
 
 def noise(count: int, height: int = 64, width: int = 96, seed: int = 0) -> np.ndarray:
-    """Smooth noise, so that files with different seeds have different bytes. uint8 (count, H, W, 3)."""
+    """Smooth noise, so that files with different seeds have different bytes. uint8
+    (count, H, W, 3).
+    """
     rng = np.random.default_rng(seed)
-    small = rng.integers(0, 255, (count, 1 + height // 8, 1 + width // 8, 3), dtype=np.uint8)
+    small = rng.integers(
+        0, 255, (count, 1 + height // 8, 1 + width // 8, 3), dtype=np.uint8
+    )
     return small.repeat(8, 1).repeat(8, 2)[:, :height, :width]
 
 
@@ -130,18 +155,24 @@ def write_dataset(
     captions: Mapping[str, str | None],
     fps: float = 24,
 ) -> Path:
-    """The guide's layout: videos/NAME for each clip (NAME with its suffix), captions/STEM.txt where there is a caption."""
+    """The guide's layout: videos/NAME for each clip (NAME with its suffix),
+    captions/STEM.txt where there is a caption.
+    """
     for name, frames in clips.items():
         path = write_clip(folder / "videos" / name, frames, fps)
         caption = captions.get(name, f"a clip called {path.stem}")
         if caption is not None:
             (folder / "captions").mkdir(exist_ok=True)
-            (folder / "captions" / f"{path.stem}.txt").write_text(caption, encoding="utf-8")
+            (folder / "captions" / f"{path.stem}.txt").write_text(
+                caption, encoding="utf-8"
+            )
     return folder
 
 
 def write_image(path: Path, pixels: np.ndarray, **how: object) -> Path:
-    """Write uint8 (H, W, 3) as an image of the suffix's format by Pillow, whose ``save`` takes ``how``."""
+    """Write uint8 (H, W, 3) as an image of the suffix's format by Pillow, whose
+    ``save`` takes ``how``.
+    """
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)

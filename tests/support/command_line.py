@@ -1,4 +1,6 @@
-"""The commands as the command line runs them, in this process: what they print, and their exit codes."""
+"""The commands as the command line runs them, in this process: what they print, and
+their exit codes.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,14 +25,18 @@ FLAGS = {"as_json": "json", "every": "all"}
 
 
 def run(*args: Any, **options: Any) -> int:
-    """``videotune ARGS --OPTION VALUE``: its exit code; raises what the command line would print as an error."""
+    """``videotune ARGS --OPTION VALUE``: its exit code; raises what the command line
+    would print as an error.
+    """
     words = [str(arg) for arg in args]
     for key, value in options.items():
         flag = f"--{FLAGS.get(key, key).replace('_', '-')}"
         values = value if isinstance(value, list | tuple) else [value]
         given = [one for one in values if one is not None and one is not False]
         words += (
-            [flag] if value is True else [word for one in given for word in (flag, str(one))]
+            [flag]
+            if value is True
+            else [word for one in given for word in (flag, str(one))]
         )
     return app(words, standalone_mode=False) or 0
 
@@ -85,7 +91,9 @@ def sample(words: SampleOptions, out: Path) -> int:
     return run("sample", *([words.run] if words.run else []), out=out, **many, **named)
 
 
-def compare(folder: Path, prompt: str | None, seed: int | None, out: Path | None) -> int:
+def compare(
+    folder: Path, prompt: str | None, seed: int | None, out: Path | None
+) -> int:
     return run("compare", folder, prompt=prompt, seed=seed, out=out)
 
 
@@ -99,7 +107,9 @@ def export(
     return run("export", folder, format=list(formats), out=out, merge=merge)
 
 
-def train(words: Overrides, out: Path, *, resume: Resume | None = None, **options: Any) -> int:
+def train(
+    words: Overrides, out: Path, *, resume: Resume | None = None, **options: Any
+) -> int:
     """As the command, but that its time is not this process's."""
     result = training.train(words, out, resume=resume or False, **options)
     if result.report is not None:

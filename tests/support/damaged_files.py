@@ -1,4 +1,6 @@
-"""Damage to files: bytes, JSON values and safetensors headers, each change named by its seed so that it can be repeated."""
+"""Damage to files: bytes, JSON values and safetensors headers, each change named by its
+seed so that it can be repeated.
+"""
 
 import io
 import json
@@ -46,7 +48,17 @@ def damaged_bytes(content: bytes, random_: random.Random) -> bytes:
             out[at : at + length] = bytes(len(out[at : at + length]))
         else:
             out[at:at] = random_.choice(
-                (b"\0", b"{", b"]", b'"', b"\xff\xfe", b"NaN", b"9" * 400, b"\n", b"[" * 2000)
+                (
+                    b"\0",
+                    b"{",
+                    b"]",
+                    b'"',
+                    b"\xff\xfe",
+                    b"NaN",
+                    b"9" * 400,
+                    b"\n",
+                    b"[" * 2000,
+                )
             )
     return bytes(out)
 
@@ -86,7 +98,9 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def damaged_tensors(content: bytes, random_: random.Random) -> bytes:
-    """The safetensors file with its header's JSON or its bytes changed; the header's length fits, or not."""
+    """The safetensors file with its header's JSON or its bytes changed; the header's
+    length fits, or not.
+    """
     if random_.random() < 0.3:
         return damaged_bytes(content, random_)
     length = int.from_bytes(content[:8], "little")
@@ -134,10 +148,12 @@ def limited(seconds: float = LIMIT) -> Iterator[None]:
 def try_each(
     files: list[Path], read: Callable[[], object], count: int = COUNT, seed: int = 0
 ) -> dict[str, int]:
-    """Damage one of the files, ``read``, put it back; so many times. How many readings went well, and how many were refused.
+    """Damage one of the files, ``read``, put it back; so many times.
 
-    AssertionError that names the seeds for whatever is no VideotuneError or OSError, which the command line tells in a
-    sentence, and for a reading that does not end.
+    How many readings went well, and how many were refused.
+
+    AssertionError that names the seeds for whatever is no VideotuneError or OSError,
+    which the command line tells in a sentence, and for a reading that does not end.
     """
     kept = {path: path.read_bytes() for path in files}
     outcome = {"read": 0, "refused": 0}
@@ -147,7 +163,11 @@ def try_each(
         path = random_.choice(files)
         try:
             path.write_bytes(damaged(path, random_))
-            with limited(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            with (
+                limited(),
+                redirect_stdout(io.StringIO()),
+                redirect_stderr(io.StringIO()),
+            ):
                 read()
             outcome["read"] += 1
         except (VideotuneError, OSError) as error:

@@ -1,4 +1,6 @@
-"""What tests of data share: a model's rules, configs of datasets, and the media info of clips that are not on the disk."""
+"""What tests of data share: a model's rules, configs of datasets, and the media info of
+clips that are not on the disk.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,16 +51,28 @@ def info_of(frames: int, fps: float, keyframes: tuple[int, ...] = (0,)) -> Media
     last = float(frames / rate) - (frames - 1) * rate.denominator / rate.numerator
     base = (rate.denominator, rate.numerator)
     return MediaInfo(
-        "a.mp4", "h264", 96, 64, tuple(range(frames)), last, float(rate), keyframes, "mov", base
+        "a.mp4",
+        "h264",
+        96,
+        64,
+        tuple(range(frames)),
+        last,
+        float(rate),
+        keyframes,
+        "mov",
+        base,
     )
 
 
 def config_of(
-    *datasets: Path | Mapping[str, Any], video: Mapping[str, Any] | None = None, **values: Any
+    *datasets: Path | Mapping[str, Any],
+    video: Mapping[str, Any] | None = None,
+    **values: Any,
 ) -> Config:
     """A config of these datasets (a folder, or a section of the config)."""
     sections = [
-        dict(one) if isinstance(one, Mapping) else {"path": str(one)} for one in datasets
+        dict(one) if isinstance(one, Mapping) else {"path": str(one)}
+        for one in datasets
     ]
     values = {"resolution": 64, "missing_caption": "empty", **values}
     return Config.model_validate(
@@ -82,5 +96,6 @@ def with_config(
     """The source under other keys of the config; ``video``: those of video_config."""
     section = source.config.video_config.model_copy(update=dict(video or {}))
     return replace(
-        source, config=source.config.model_copy(update={**keys, "video_config": section})
+        source,
+        config=source.config.model_copy(update={**keys, "video_config": section}),
     )

@@ -1,4 +1,6 @@
-"""A disk that fails at its n-th operation: every call by which our code changes files is counted, and one of them fails."""
+"""A disk that fails at its n-th operation: every call by which our code changes files
+is counted, and one of them fails.
+"""
 
 import errno
 import os
@@ -31,7 +33,9 @@ CALLS = (
 
 @dataclass
 class Disk:
-    """Counts operations; the one with number ``broken`` fails: before it did anything, half way, or after it was done."""
+    """Counts operations; the one with number ``broken`` fails: before it did anything,
+    half way, or after it was done.
+    """
 
     broken: int
     how: str
@@ -44,10 +48,15 @@ class Disk:
         return len(self.done) >= self.broken
 
     def fail(self, name: str) -> None:
-        raise OSError(self.number, f"{os.strerror(self.number)} (made by the test in {name})")
+        raise OSError(
+            self.number, f"{os.strerror(self.number)} (made by the test in {name})"
+        )
 
     def counted(
-        self, name: str, call: Callable[..., Any], half: Callable[..., Any] | None = None
+        self,
+        name: str,
+        call: Callable[..., Any],
+        half: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:
         """The call, counted. ``half`` does a part of its work."""
 
@@ -79,25 +88,33 @@ def _half_copy(source: Path, target: Path, **_: Any) -> None:
 
 
 @contextmanager
-def disk(broken: int = 0, how: str = "before", number: int = errno.EIO) -> Iterator[Disk]:
-    """For the length of a block the disk fails at operation ``broken`` (from 1; 0: never)."""
+def disk(
+    broken: int = 0, how: str = "before", number: int = errno.EIO
+) -> Iterator[Disk]:
+    """For the length of a block the disk fails at operation ``broken`` (from 1; 0:
+    never).
+    """
     one = Disk(broken, how, number)
-    with patch.multiple(os, **{name: one.counted(name, getattr(os, name)) for name in CALLS}):  # noqa: SIM117
-        with (
-            patch.object(
-                videotune.files, "_put", one.counted("write", videotune.files._put, _half)
-            ),
-            patch.object(
-                checkpoint_writer,
-                "save_file",
-                one.counted("save_file", save_file, _half_tensors),
-            ),
-            patch.object(
-                shutil, "copyfile", one.counted("copyfile", shutil.copyfile, _half_copy)
-            ),
-            patch.object(os, "open", one.counted("open", os.open)),
-        ):
-            yield one
+    with (
+        patch.multiple(
+            os, **{name: one.counted(name, getattr(os, name)) for name in CALLS}
+        ),
+        patch.object(
+            videotune.files,
+            "_write_content",
+            one.counted("write", videotune.files._write_content, _half),
+        ),
+        patch.object(
+            checkpoint_writer,
+            "save_file",
+            one.counted("save_file", save_file, _half_tensors),
+        ),
+        patch.object(
+            shutil, "copyfile", one.counted("copyfile", shutil.copyfile, _half_copy)
+        ),
+        patch.object(os, "open", one.counted("open", os.open)),
+    ):
+        yield one
 
 
 HOWS = ("before", "half", "after")
@@ -110,7 +127,8 @@ def each_fault(
     check: Callable[[Disk], None],
     hows: Sequence[str] = HOWS,
 ) -> list[str]:
-    """Run ``work`` on a disk that fails at its first operation, its second, …, until it passes; the operations' names.
+    """Run ``work`` on a disk that fails at its first operation, its second, …, until it
+    passes; the operations' names.
 
     ``again`` comes before each try, ``check`` after each failure.
     """

@@ -1,4 +1,6 @@
-"""What the tests of families share: every kind of tiny checkpoint, clips and batches for it, and edits of its files."""
+"""What the tests of families share: every kind of tiny checkpoint, clips and batches
+for it, and edits of its files.
+"""
 
 import json
 from collections.abc import Callable
@@ -32,7 +34,9 @@ def small_shape(family: Any) -> ClipShape:
 
 
 def shapes_of(family: Any) -> list[ClipShape]:
-    """Shapes of several counts of frames and sizes, as far as the checkpoint takes more than one."""
+    """Shapes of several counts of frames and sizes, as far as the checkpoint takes more
+    than one.
+    """
     rules, small = family.spec.rules, small_shape(family)
     if rules.size is not None:
         return [small]
@@ -41,14 +45,18 @@ def shapes_of(family: Any) -> list[ClipShape]:
     return [
         small,
         still,
-        ClipShape(2 * rules.frame_step + rules.frame_rest, 2 * side, 3 * side, rules.fps),
+        ClipShape(
+            2 * rules.frame_step + rules.frame_rest, 2 * side, 3 * side, rules.fps
+        ),
     ]
 
 
 def clip_of(family: Any, shape: ClipShape, seed: int) -> torch.Tensor:
     """A clip (3,T,H,W) of noise in 256 levels, as a decoder gives them."""
     random = torch.Generator().manual_seed(seed)
-    levels = torch.randint(256, (3, shape.frames, shape.height, shape.width), generator=random)
+    levels = torch.randint(
+        256, (3, shape.frames, shape.height, shape.width), generator=random
+    )
     return levels.float() / 127.5 - 1
 
 
@@ -59,13 +67,15 @@ def batch_of(
     given: bool = False,
     shape: ClipShape | None = None,
 ) -> Batch:
-    """Clips of noise with these captions; where the family is told an image, each is told its own first frame.
+    """Clips of noise with these captions; where the family is told an image, each is
+    told its own first frame.
 
     ``given``: and feeds that frame clean, where the family does that.
     """
     shape = shape or small_shape(family)
     moments = [
-        family.encode_video(clip_of(family, shape, seed + i)) for i in range(len(captions))
+        family.encode_video(clip_of(family, shape, seed + i))
+        for i in range(len(captions))
     ]
     generator = torch.Generator().manual_seed(seed)
     x0 = torch.randn(len(captions), *moments[0].mean.shape, generator=generator)
@@ -98,10 +108,14 @@ def noisy_lora(
     family: Any, net: nn.Module, seed: int = 0, targets: Any = "linear"
 ) -> dict[str, nn.Parameter]:
     """A LoRA in the network that changes what it answers."""
-    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets=targets), seed=seed)
+    state = add_lora(
+        net, family.spec, Lora(rank=4, alpha=8, targets=targets), seed=seed
+    )
     for name, parameter in state.items():
         if "lora_B" in name:
-            parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(seed + 1))
+            parameter.data.normal_(
+                std=0.5, generator=torch.Generator().manual_seed(seed + 1)
+            )
     return state
 
 

@@ -1,7 +1,9 @@
-"""Real processes that start at once: forked from a server that has imported everything and computed nothing.
+"""Real processes that start at once: forked from a server that has imported everything
+and computed nothing.
 
-Starting Python and its libraries anew for each would take ten times as long as what is tested. There is one such server in
-a test session, since multiprocessing knows no more: whoever needs one takes this.
+Starting Python and its libraries anew for each would take ten times as long as what is
+tested. There is one such server in a test session, since multiprocessing knows no more:
+whoever needs one takes this.
 """
 
 import multiprocessing
@@ -19,7 +21,10 @@ IMPORTED = (
         "accelerate",
         "peft",
     ),
-    *("transformers.models.umt5.modeling_umt5", "transformers.models.t5.tokenization_t5"),
+    *(
+        "transformers.models.umt5.modeling_umt5",
+        "transformers.models.t5.tokenization_t5",
+    ),
     "diffusers.models.autoencoders.autoencoder_kl_wan",
     "diffusers.models.transformers.transformer_wan",
     "diffusers.pipelines.wan.pipeline_wan",
@@ -27,7 +32,10 @@ IMPORTED = (
     *("videotune.cli.main", "videotune.models.wan", "videotune.reporter.build"),
     *("videotune.trainer.init_from", "videotune.commands.train"),
 )
-"""Modules that every process of a run imports. The server says nothing of one that it cannot find."""
+"""Modules that every process of a run imports.
+
+The server says nothing of one that it cannot find.
+"""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(list(IMPORTED))

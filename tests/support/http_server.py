@@ -25,7 +25,10 @@ class Handler(BaseHTTPRequestHandler):
     ) -> None:
         """Send an answer; ``cut``: of its body no more than so many bytes."""
         self.send_response(code)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+        for name, value in {
+            **(headers or {}),
+            "Content-Length": str(len(body)),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

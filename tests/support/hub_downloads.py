@@ -1,4 +1,6 @@
-"""The few answers of the Hugging Face Hub that models and datasets ask for, from a server on this machine."""
+"""The few answers of the Hugging Face Hub that models and datasets ask for, from a
+server on this machine.
+"""
 
 import hashlib
 import json
@@ -12,8 +14,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub(Handler):
-    """``repos`` of the server are files by repository; ``asked`` what was asked for; ``cut`` breaks off once, ``broken``
-    always. The repository rejected does not take the token, and gated refuses its files."""
+    """``repos`` of the server are files by repository; ``asked`` what was asked for;
+    ``cut`` breaks off once, ``broken`` always. The repository rejected does not take
+    the token, and gated refuses its files.
+    """
 
     def do_GET(self) -> None:
         server = self.server
@@ -30,7 +34,9 @@ class FakeHub(Handler):
         start = 2 if api else int(parts[0] == "datasets")
         kind, rest = "".join(parts[start + 1 : start + 2]), parts[start + 2 :]
         if kind == "rejected" or (kind == "gated" and not api):
-            code, name = (401, "Unauthorized") if kind == "rejected" else (403, "GatedRepo")
+            code, name = (
+                (401, "Unauthorized") if kind == "rejected" else (403, "GatedRepo")
+            )
             self.answer(
                 code,
                 b'{"error": "Invalid credentials in Authorization header"}',
@@ -42,7 +48,8 @@ class FakeHub(Handler):
             self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif "tree" in rest:
             rows = [
-                row("path", *file) | {"type": "file"} for file in server.repos[kind].items()
+                row("path", *file) | {"type": "file"}
+                for file in server.repos[kind].items()
             ]
             self.answer(200, json.dumps(rows).encode())
         elif api:
@@ -70,7 +77,9 @@ class FakeHub(Handler):
             "Accept-Ranges": "bytes",
         }
         start = int(
-            (self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0]
+            (self.headers.get("Range") or "bytes=0-")
+            .removeprefix("bytes=")
+            .partition("-")[0]
         )
         headers |= (
             {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
@@ -94,7 +103,12 @@ def etag(content: bytes) -> str:
 
 def row(key: str, name: str, content: bytes) -> dict[str, Any]:
     size = len(content)
-    lfs = {"oid": etag(content), "sha256": etag(content), "size": size, "pointerSize": 1}
+    lfs = {
+        "oid": etag(content),
+        "sha256": etag(content),
+        "size": size,
+        "pointerSize": 1,
+    }
     return {key: name, "size": size, "oid": "0" * 40, "blobId": "0" * 40, "lfs": lfs}
 
 

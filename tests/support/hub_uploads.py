@@ -1,4 +1,6 @@
-"""The Hub's upload protocol as huggingface_hub speaks it without Xet, from a server on this machine."""
+"""The Hub's upload protocol as huggingface_hub speaks it without Xet, from a server on
+this machine.
+"""
 
 import hashlib
 import json
@@ -19,10 +21,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class UploadHub(Handler):
-    """``files`` of the server is what was committed, ``stored`` the large contents by their SHA-256, ``asked`` the requests.
+    """``files`` of the server is what was committed, ``stored`` the large contents by
+    their SHA-256, ``asked`` the requests.
 
-    ``cut`` breaks off so many large uploads in the middle; ``hold`` leaves the n-th and later ones unanswered; ``status``
-    is what paths with a word in them are answered with.
+    ``cut`` breaks off so many large uploads in the middle; ``hold`` leaves the n-th and
+    later ones unanswered; ``status`` is what paths with a word in them are answered
+    with.
     """
 
     protocol_version = "HTTP/1.1"
@@ -30,7 +34,9 @@ class UploadHub(Handler):
     def do_POST(self) -> None:
         hub, body = self.server, self.body()
         hub.asked.append((self.command, self.path, self.headers["Authorization"]))
-        if code := next((code for word, code in hub.status.items() if word in self.path), None):
+        if code := next(
+            (code for word, code in hub.status.items() if word in self.path), None
+        ):
             self.give({"error": "no"}, code)
         elif self.path.endswith("/repos/create"):
             asked, there = json.loads(body), hub.private is not None
@@ -47,7 +53,8 @@ class UploadHub(Handler):
             self.give(
                 {
                     "files": [
-                        one | {"uploadMode": MODES[one["path"][-2:] == "md"]} for one in files
+                        one | {"uploadMode": MODES[one["path"][-2:] == "md"]}
+                        for one in files
                     ]
                 }
             )
@@ -71,7 +78,12 @@ class UploadHub(Handler):
                     else hub.stored[value["oid"]]
                 )
                 hub.files[value["path"]] = content
-            self.give({"commitUrl": f"{hub.url}/user/run/commit/{COMMIT}", "commitOid": COMMIT})
+            self.give(
+                {
+                    "commitUrl": f"{hub.url}/user/run/commit/{COMMIT}",
+                    "commitOid": COMMIT,
+                }
+            )
 
     def do_GET(self) -> None:
         about = {
@@ -82,7 +94,8 @@ class UploadHub(Handler):
             "tags": [],
         }
         self.give(
-            about, self.server.status.get("", 404 if self.server.private is None else 200)
+            about,
+            self.server.status.get("", 404 if self.server.private is None else 200),
         )
 
     def do_PUT(self) -> None:
@@ -115,7 +128,9 @@ def upload_hub(patch: pytest.MonkeyPatch) -> Iterator[Any]:
         "cut": 0,
         "hold": 0,
     }
-    with serving(UploadHub, **facts, lock=threading.Lock(), over=threading.Event()) as hub:
+    with serving(
+        UploadHub, **facts, lock=threading.Lock(), over=threading.Event()
+    ) as hub:
         patch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
         for name, value in {
             "ENDPOINT": hub.url,

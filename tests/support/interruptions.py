@@ -1,6 +1,8 @@
-"""What happens in a process at a moment that a test names; each is called in it before its command.
+"""What happens in a process at a moment that a test names; each is called in it before
+its command.
 
-A pause prints ``at: NAME`` and then lasts far longer than a test, so a test can act in the middle of it.
+A pause prints ``at: NAME`` and then lasts far longer than a test, so a test can act in
+the middle of it.
 """
 
 import importlib
@@ -25,7 +27,9 @@ def pause(name: str) -> None:
 def before(
     where: str, act: Callable[[], None], met: Callable[..., bool] = lambda *_: True
 ) -> None:
-    """Act before ``videotune.MODULE:FUNCTION`` runs, where its arguments meet a condition."""
+    """Act before ``videotune.MODULE:FUNCTION`` runs, where its arguments meet a
+    condition.
+    """
     module_name, _, name = where.partition(":")
     module = importlib.import_module(f"videotune.{module_name}")
     work = getattr(module, name)
@@ -60,7 +64,9 @@ def in_encoding() -> None:
 
 
 def in_encoding_in_the_background() -> None:
-    """The same of a command that a shell's script began with ``&``: those ignore a Ctrl-C."""
+    """The same of a command that a shell's script began with ``&``: those ignore a
+    Ctrl-C.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     in_encoding()
 
@@ -91,7 +97,9 @@ def _within(callback: str, method: str, step: int, where: str) -> None:
 
 
 def in_save(number: int) -> None:
-    """In the middle of writing the checkpoint that comes as the number-th, between two of its files."""
+    """In the middle of writing the checkpoint that comes as the number-th, between two
+    of its files.
+    """
     met, write = nth(number), "runs.checkpoint_writer:write_tensors"
     before(
         write,

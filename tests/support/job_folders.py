@@ -11,7 +11,9 @@ from videotune.files import write_json
 from videotune.studio.projects import Project
 
 
-def ended_job(project: Project, kind: str, code: int, log: str = "", **facts: Any) -> Path:
+def ended_job(
+    project: Project, kind: str, code: int, log: str = "", **facts: Any
+) -> Path:
     """The folder of a job that has ended."""
     folder = (
         project.folder
@@ -41,7 +43,8 @@ def steps(run: Path, numbers: range) -> None:
             file.write('{"kind": "start"}\n')
         for number in numbers:
             file.write(
-                json.dumps(step_line(number, mse=1.0 / number, seconds={"step": 0.5})) + "\n"
+                json.dumps(step_line(number, mse=1.0 / number, seconds={"step": 0.5}))
+                + "\n"
             )
 
 
@@ -49,5 +52,6 @@ def write_heartbeat(run: Path, pid: int, state: str = "training") -> None:
     """The heartbeat of a run."""
     facts = {"pid": pid, "host": socket.gethostname(), "step": 3, "state": state}
     write_json(
-        run / "heartbeat.json", facts | dict.fromkeys(("started", "since", "time"), time.time())
+        run / "heartbeat.json",
+        facts | dict.fromkeys(("started", "since", "time"), time.time()),
     )

@@ -1,4 +1,6 @@
-"""A real SIGKILL at every moment that leaves other files behind: the work runs in a forked process that kills itself."""
+"""A real SIGKILL at every moment that leaves other files behind: the work runs in a
+forked process that kills itself.
+"""
 
 import os
 import signal
@@ -23,7 +25,8 @@ Work = Callable[[Path], None]
 
 
 def kill_points(work: Work, folder: Path, ours: tuple[str, ...] = OURS) -> list[int]:
-    """After how many lines of ours ``work(folder)`` has changed the folder: one for each state that a kill can leave.
+    """After how many lines of ours ``work(folder)`` has changed the folder: one for
+    each state that a kill can leave.
 
     Between two lines of ours stands at most one call that writes.
     """
@@ -43,8 +46,12 @@ def kill_points(work: Work, folder: Path, ours: tuple[str, ...] = OURS) -> list[
     return points
 
 
-def killed_at(point: int, work: Work, folder: Path, ours: tuple[str, ...] = OURS) -> bool:
-    """Run ``work(folder)`` in a process that is killed before its line number ``point``; whether it was."""
+def killed_at(
+    point: int, work: Work, folder: Path, ours: tuple[str, ...] = OURS
+) -> bool:
+    """Run ``work(folder)`` in a process that is killed before its line number
+    ``point``; whether it was.
+    """
 
     def kill(number: int) -> None:
         if number == point:
@@ -61,7 +68,9 @@ def killed_at(point: int, work: Work, folder: Path, ours: tuple[str, ...] = OURS
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the work failed by itself"
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, (
+        "the work failed by itself"
+    )
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 

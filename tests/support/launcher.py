@@ -1,4 +1,5 @@
-"""Several real processes of one run, as a launcher starts them (``tests/trainer/test_crew.py`` has the real launchers).
+"""Several real processes of one run, as a launcher starts them
+(``tests/trainer/test_crew.py`` has the real launchers).
 
 What a launcher does is done here: its variables, and that all end when one has died.
 """
@@ -23,7 +24,11 @@ from videotune.runs.checkpoint import complete_checkpoints
 
 STEPS = 4
 QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0")
-LOOKING = ("sample_metrics.budget=100000", "sample_metrics.steps=1", "sample_metrics.samples=2")
+LOOKING = (
+    "sample_metrics.budget=100000",
+    "sample_metrics.steps=1",
+    "sample_metrics.samples=2",
+)
 
 LONGEST = 300.0
 """Seconds after which processes that wait for each other are given up."""
@@ -31,7 +36,9 @@ LONGEST = 300.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How the processes of a run ended, and what they said, in the order of their ranks."""
+    """How the processes of a run ended, and what they said, in the order of their
+    ranks.
+    """
 
     codes: tuple[int, ...]
     said: tuple[str, ...]
@@ -46,22 +53,36 @@ def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
         f"steps={STEPS}",
         "caption_dropout=0.3",
     )
-    sets = (*own, "learning_rate=0.003", "ema=0.5", "sample.steps=1", "samples=1", *sets)
+    sets = (
+        *own,
+        "learning_rate=0.003",
+        "ema=0.5",
+        "sample.steps=1",
+        "samples=1",
+        *sets,
+    )
     return Overrides(data=str(clips), sets=sets)
 
 
 def assert_runs_close(
-    run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rounding: float = 5e-3
+    run: Path,
+    other: Path,
+    parts: Sequence[str] = ("weights", "ema"),
+    rounding: float = 5e-3,
 ) -> None:
-    """The same windows, captions and noise levels; losses, gradients and what a checkpoint holds to rounding.
+    """The same windows, captions and noise levels; losses, gradients and what a
+    checkpoint holds to rounding.
 
-    A tensor is compared by the norm of the difference: where a gradient is near zero, Adam makes a whole step of its
-    rounding, which differs between processors.
+    A tensor is compared by the norm of the difference: where a gradient is near zero,
+    Adam makes a whole step of its rounding, which differs between processors.
     """
     ours, theirs = steps_of(run), steps_of(other)
     assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
     for one, two in zip(ours, theirs, strict=True):
-        assert (one["window_ids"], one["captions"]) == (two["window_ids"], two["captions"])
+        assert (one["window_ids"], one["captions"]) == (
+            two["window_ids"],
+            two["captions"],
+        )
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
         assert one["by_t"] == [
@@ -84,7 +105,9 @@ def free_port() -> int:
 
 
 def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -> Ended:
-    """``videotune`` with these words in so many processes, told of each other as torchrun does; ``fault`` as in FAULTS."""
+    """``videotune`` with these words in so many processes, told of each other as
+    torchrun does; ``fault`` as in FAULTS.
+    """
     port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
     folder.mkdir(parents=True, exist_ok=True)
     crowd = [
@@ -100,16 +123,22 @@ def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -
     for process in crowd:
         process.join()
     return Ended(
-        tuple(int(p.exitcode or 0) for p in crowd), tuple(log.read_text() for log in logs)
+        tuple(int(p.exitcode or 0) for p in crowd),
+        tuple(log.read_text() for log in logs),
     )
 
 
-def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str) -> None:
+def one(
+    rank: int, count: int, port: int, words: list[str], log: str, fault: str
+) -> None:
     """One of the processes, from its start to its end."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    sys.stdout, sys.stderr = (
+        os.fdopen(1, "w", buffering=1),
+        os.fdopen(2, "w", buffering=1),
+    )
     told = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -117,7 +146,11 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
         "LOCAL_WORLD_SIZE": count,
         "GROUP_RANK": 0,
     }
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
     os.environ.update({name: str(value) for name, value in told.items()} | place)
     torch.set_num_threads(1)
     if fault:
@@ -151,7 +184,9 @@ def killed_in_the_second_save(rank: int) -> None:
 
 
 def without_room_once(rank: int) -> None:
-    """The last process finds its disk full the first time that it writes its part of a checkpoint."""
+    """The last process finds its disk full the first time that it writes its part of a
+    checkpoint.
+    """
     from videotune.runs import checkpoint_writer as pieces
     from videotune.trainer import saving as keeping
 

@@ -1,4 +1,6 @@
-"""LoRA files as other programs write them: their names, factors and alpha, retyped from their sources."""
+"""LoRA files as other programs write them: their names, factors and alpha, retyped from
+their sources.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,7 +47,9 @@ def peft_file(
     targets: Any = "linear",
     rank: int = RANK,
 ) -> Tensors:
-    """A file with PEFT's names behind ``transformer.``, alpha beside the factors; the ΔW of its modules, float64."""
+    """A file with PEFT's names behind ``transformer.``, alpha beside the factors; the
+    ΔW of its modules, float64.
+    """
     tensors, deltas = {}, {}
     for name, (b, a) in pairs(family, targets, rank).items():
         tensors |= {
@@ -54,7 +58,9 @@ def peft_file(
         }
         if alpha is not None:
             tensors[f"transformer.{name}.alpha"] = torch.tensor(alpha)
-        deltas[name] = (1.0 if alpha is None else alpha / rank) * b.double() @ a.double()
+        deltas[name] = (
+            (1.0 if alpha is None else alpha / rank) * b.double() @ a.double()
+        )
     save_file(tensors, path)
     return deltas
 
@@ -66,9 +72,13 @@ def deltas_of(family: Any, path: Path) -> Tensors:
 
 
 def same_deltas(
-    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], bound: float = 1e-6
+    found: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, torch.Tensor],
+    bound: float = 1e-6,
 ) -> None:
-    """Every ΔW is the wanted one, relative to its size; a module that only one of them has changes nothing."""
+    """Every ΔW is the wanted one, relative to its size; a module that only one of them
+    has changes nothing.
+    """
     for name in found.keys() | wanted.keys():
         if name not in wanted or name not in found:
             assert not bool((found if name in found else wanted)[name].any()), name

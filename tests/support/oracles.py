@@ -1,6 +1,7 @@
 """Perfect networks: what each family's transformer would answer if it knew the latents.
 
-In the family's own pipeline it must end at them, which settles sign, units, layout and schedule.
+In the family's own pipeline it must end at them, which settles sign, units, layout and
+schedule.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,10 @@ def oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
 
 
 def flow_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
-    """v = (x_t - x0) / t, told 1000 t; 0 where a token is told 0. Channels behind those of x0 are passed over."""
+    """v = (x_t - x0) / t, told 1000 t; 0 where a token is told 0.
+
+    Channels behind those of x0 are passed over.
+    """
 
     def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
         x_t, frames = hidden_states[:, : x0.shape[1]], x0.shape[2]
@@ -38,7 +42,9 @@ def flow_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
 
 
 def v_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
-    """v = (alpha·x_t - x0) / sigma, told the integer timestep; a noisy copy of the first frame may stand in front."""
+    """v = (alpha·x_t - x0) / sigma, told the integer timestep; a noisy copy of the
+    first frame may stand in front.
+    """
     path, steps = (
         objective("v", spec.path_constants, TimestepSampler()).path,
         spec.path_constants["num_train_timesteps"],
@@ -46,7 +52,9 @@ def v_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
 
     def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
         at = path(timestep.float() / (steps - 1))
-        front = x0[:, :, :1].expand(-1, -1, hidden_states.shape[1] - x0.shape[2], -1, -1)
+        front = x0[:, :, :1].expand(
+            -1, -1, hidden_states.shape[1] - x0.shape[2], -1, -1
+        )
         clean = torch.cat([front, x0], dim=2).transpose(1, 2)
         return (at.alpha * hidden_states[:, :, : x0.shape[1]] - clean) / at.sigma
 
@@ -59,7 +67,9 @@ def token_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
 
     def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
         t = (timestep.float() / 1000).view(len(hidden_states), -1, 1)
-        return ((hidden_states - clean) / t.clamp(min=1e-9)).where(t > 0, t.new_zeros(()))
+        return ((hidden_states - clean) / t.clamp(min=1e-9)).where(
+            t > 0, t.new_zeros(())
+        )
 
     return answer
 
@@ -80,7 +90,9 @@ ORACLES: dict[str, Callable[[Tensor, ModelSpec], Oracle]] = {
 
 
 def unpacked(spec: ModelSpec, video: Tensor, size: tuple[int, int, int]) -> Tensor:
-    """What a transformer was fed as latents (B,C,F,H,W), (F,H,W) being ``size``: from tokens, frames first, or a picture."""
+    """What a transformer was fed as latents (B,C,F,H,W), (F,H,W) being ``size``: from
+    tokens, frames first, or a picture.
+    """
     if spec.name == "ltx_video":
         return video.transpose(1, 2).unflatten(2, size)
     if spec.path == "v":

@@ -17,7 +17,9 @@ OUT_OF_MEMORY = torch.OutOfMemoryError(
 
 @contextmanager
 def fail_forward(number: int, error: BaseException = OUT_OF_MEMORY) -> Iterator[None]:
-    """The number-th forward pass of the network in training raises it, as a device that is too small does."""
+    """The number-th forward pass of the network in training raises it, as a device that
+    is too small does.
+    """
     make, passes = loop.step_records, []
 
     def with_hook(trainer: Trainer) -> Any:

@@ -1,4 +1,6 @@
-"""Run directories written by hand, as plain as the files a run leaves behind; and the page that is made of one."""
+"""Run directories written by hand, as plain as the files a run leaves behind; and the
+page that is made of one.
+"""
 
 import json
 import math
@@ -15,7 +17,11 @@ from videotune.reporter.build import collect, write_report
 from videotune.reporter.read import read_run
 
 STEPS = 120
-CLIPS = {"a" * 32: "zorble left.mp4", "b" * 32: "b <i>bold.webm", "c" * 32: "two windows.mov"}
+CLIPS = {
+    "a" * 32: "zorble left.mp4",
+    "b" * 32: "b <i>bold.webm",
+    "c" * 32: "two windows.mov",
+}
 WINDOWS = [
     f"{key * 12}@{start:.3f}+17x64x64"
     for key, start in (("a", 0), ("b", 0), ("c", 0), ("c", 1.0625))
@@ -24,7 +30,9 @@ EVIL = "</p><script>alert('zorble')</script>"
 
 
 class Tree(HTMLParser):
-    """What a browser would see: elements with their attributes, that they close in order, and the text."""
+    """What a browser would see: elements with their attributes, that they close in
+    order, and the text.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +69,11 @@ def elements(page: str) -> list[tuple[str, dict[str, str | None]]]:
 
 def attributes(page: str, name: str, *tags: str) -> list[str]:
     """An attribute of all elements of these kinds."""
-    return [str(given[name]) for tag, given in elements(page) if tag in tags and name in given]
+    return [
+        str(given[name])
+        for tag, given in elements(page)
+        if tag in tags and name in given
+    ]
 
 
 def part(page: str, anchor: str) -> str:
@@ -101,7 +113,11 @@ def start(**changed: Any) -> dict[str, Any]:
     }
     facts |= {"clips": {"found": 5, "used": 3, "held_out": 1, "skipped": 1}}
     facts |= {"buckets": [{"shape": "17x64x64", "windows": 4, "tokens": 80}]}
-    return facts | {"notes": ["16 frames are no count the model takes: 17 are used"]} | changed
+    return (
+        facts
+        | {"notes": ["16 frames are no count the model takes: 17 are used"]}
+        | changed
+    )
 
 
 def step(number: int, mse: float | None = None, **changed: Any) -> dict[str, Any]:
@@ -217,7 +233,10 @@ def config() -> dict[str, Any]:
         "learning_rate": "preset",
     }
     origins |= {"lora.rank": "default", "lora.targets": "preset", "datasets": "user"}
-    origins |= {"video_config.target_fps": "family", "video_config.strict_frames": "default"}
+    origins |= {
+        "video_config.target_fps": "family",
+        "video_config.strict_frames": "default",
+    }
     settings: dict[str, Any] = {
         "base_model_name": "asset:toy",
         "training_method": "LORA",
@@ -237,8 +256,15 @@ def config() -> dict[str, Any]:
 def plan() -> dict[str, Any]:
     views = {"per_window": {"min": 60, "mean": 60.0, "max": 60, "band": "high"}}
     views |= {"clips": dict(zip(CLIPS, (60, 60, 120), strict=True))}
-    views |= {"advice": "50 to 100 views a window: watch the previews for copies of the clips"}
-    return {"steps": STEPS, "effective_batch": 2, "views": views, "disk": {"latent_bytes": 1}}
+    views |= {
+        "advice": "50 to 100 views a window: watch the previews for copies of the clips"
+    }
+    return {
+        "steps": STEPS,
+        "effective_batch": 2,
+        "views": views,
+        "disk": {"latent_bytes": 1},
+    }
 
 
 def sample(number: int, prompt: str, seed: int = 42, **changed: Any) -> dict[str, Any]:
@@ -254,16 +280,22 @@ def sample(number: int, prompt: str, seed: int = 42, **changed: Any) -> dict[str
 
 
 def full_run(folder: Path) -> Path:
-    """A run that went well, with text in it that would be markup if it were let through."""
+    """A run that went well, with text in it that would be markup if it were let
+    through.
+    """
     samples = [
-        sample(n, prompt) for n in (0, 60, 120) for prompt in ("a zorble moves left", EVIL)
+        sample(n, prompt)
+        for n in (0, 60, 120)
+        for prompt in ("a zorble moves left", EVIL)
     ]
     records = [start(), reading(0, 0.44, 0.46), *(r for r in samples if r["step"] == 0)]
     for number in range(1, STEPS + 1):
         records += [step(number), *(r for r in samples if r["step"] == number)]
         if number % 60 == 0:
             records += [reading(number, 0.4 - number / 1000, 0.38 - number / 800)]
-            records += [{"kind": "save", "step": number, "path": f"checkpoints/step-{number}"}]
+            records += [
+                {"kind": "save", "step": number, "path": f"checkpoints/step-{number}"}
+            ]
             (folder / f"checkpoints/step-{number}").mkdir(parents=True)
     records += [{"kind": "warning", "step": 60, "text": f"the preview was slow {EVIL}"}]
     records += [{"kind": "end", "step": STEPS, "why": "done"}]
@@ -275,7 +307,13 @@ def full_run(folder: Path) -> Path:
     write_file(
         folder,
         "exports.json",
-        [{"format": "diffusers", "path": "export/zorble.safetensors", "verified": checked}],
+        [
+            {
+                "format": "diffusers",
+                "path": "export/zorble.safetensors",
+                "verified": checked,
+            }
+        ],
     )
     for name, value in (("config", config()), ("check", account()), ("plan", plan())):
         write_file(folder, f"{name}.json", value)

@@ -14,7 +14,12 @@ from videotune.trainer.resume import OpenedRun, Resume
 from videotune.trainer.resume import open_run as open_with
 from videotune.trainer.setup import prepare as prepare_with
 from videotune.trainer.trainer import Callback, Trainer
-from videotune.validation.callbacks import Previews, Validation, cache_items_of, callbacks_of
+from videotune.validation.callbacks import (
+    Previews,
+    Validation,
+    cache_items_of,
+    callbacks_of,
+)
 from videotune.validation.sample_metrics import SampleMetricsCallback
 
 C = TypeVar("C", bound=Callback)
@@ -29,7 +34,9 @@ def open_run(
 
 def prepare(job: Job, run: Path, resume: bool = False, **more: Any) -> Trainer:
     """The trainer that the command would make."""
-    return prepare_with(OpenedRun(job), run, make_plan(job), callbacks_of(job), resume, **more)
+    return prepare_with(
+        OpenedRun(job), run, make_plan(job), callbacks_of(job), resume, **more
+    )
 
 
 def fill(job: Job, family: DiffusersModel, store: LatentCache) -> None:

@@ -34,7 +34,9 @@ KILLED = -signal.SIGKILL
 
 @dataclass(frozen=True)
 class Work:
-    """Settings of a run that takes a second, finished runs of them, and a place of the test's own."""
+    """Settings of a run that takes a second, finished runs of them, and a place of the
+    test's own.
+    """
 
     overrides: Make
     finished: Finished
@@ -56,7 +58,9 @@ class Work:
 
 
 PATIENCE = 60.0
-"""Seconds after which a process that should have ended or said something is taken for hung."""
+"""Seconds after which a process that should have ended or said something is taken for
+hung.
+"""
 
 
 @dataclass
@@ -102,7 +106,8 @@ class Running:
 
     def until_step(self, step: int) -> None:
         self.until(
-            lambda: any(line["step"] >= step for line in steps_of(self.run)), f"step {step}"
+            lambda: any(line["step"] >= step for line in steps_of(self.run)),
+            f"step {step}",
         )
 
     def until_printed(self, text: str) -> None:
@@ -115,7 +120,9 @@ def _run(
     first: Callable[..., None] | None,
     given: tuple[Any, ...],
 ) -> None:
-    """What the process does: the command line, its words into a pipe; ``first`` may set up what shall happen to it."""
+    """What the process does: the command line, its words into a pipe; ``first`` may set
+    up what shall happen to it.
+    """
     os.dup2(writer.fileno(), 1)
     os.dup2(writer.fileno(), 2)
     writer.close()
@@ -135,7 +142,10 @@ def start(
     first: Callable[..., None] | None = None,
     given: tuple[Any, ...] = (),
 ) -> Running:
-    """``videotune train`` in a process of its own. ``first(*given)`` is called in it before the command."""
+    """``videotune train`` in a process of its own.
+
+    ``first(*given)`` is called in it before the command.
+    """
     reader, writer = fork_server.CONTEXT.Pipe(duplex=False)
     parts: list[bytes] = []
 

@@ -80,18 +80,25 @@ def complete(run: Path) -> list[int]:
     return [one.step for one in complete_checkpoints(run)]
 
 
-def largest_weight_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+def largest_weight_difference(
+    a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]
+) -> float:
     """The largest difference of weights, relative to the largest weight."""
     names = [name for name in a if name.startswith("weights/")]
     assert names
     assert set(a) == set(b)
     return max(
-        float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp_min(1e-12)) for n in names
+        float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp_min(1e-12))
+        for n in names
     )
 
 
-def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """The largest difference of ΔW, relative to each module's largest entry; modules that only ours has are zero."""
+def largest_difference(
+    ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]
+) -> float:
+    """The largest difference of ΔW, relative to each module's largest entry; modules
+    that only ours has are zero.
+    """
     assert set(ours) >= set(theirs)
     assert any(bool(value.any()) for value in theirs.values())
     assert not any(bool(ours[name].any()) for name in set(ours) - set(theirs))

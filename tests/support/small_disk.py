@@ -1,7 +1,9 @@
-"""A small disk for a process alone: a tmpfs in a mount namespace of its own, or a limit on its files where there is none.
+"""A small disk for a process alone: a tmpfs in a mount namespace of its own, or a limit
+on its files where there is none.
 
-The process fills it itself at a moment that a test names; from outside room is made. What lies on it is reached through
-``/proc/PID/root`` while the process lives, and copied to a real folder when it ends.
+The process fills it itself at a moment that a test names; from outside room is made.
+What lies on it is reached through ``/proc/PID/root`` while the process lives, and
+copied to a real folder when it ends.
 """
 
 import ctypes
@@ -36,13 +38,17 @@ def mounted(place: Path, size: int) -> bool:
     private = 1 << 18 | 1 << 14  # MS_PRIVATE | MS_REC: nobody else sees what is mounted
     if libc.mount(b"none", b"/", None, private, None) != 0:
         return False
-    return bool(libc.mount(b"tmpfs", bytes(place), b"tmpfs", 0, f"size={size}".encode()) == 0)
+    return bool(
+        libc.mount(b"tmpfs", bytes(place), b"tmpfs", 0, f"size={size}".encode()) == 0
+    )
 
 
 def on_small_disk(
     home: Path, kept: Path, limited: bool, fill_at: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Called in the process before the command, whose --out lies in ``home``; ``fill_at(fill)`` says when it is filled."""
+    """Called in the process before the command, whose --out lies in ``home``;
+    ``fill_at(fill)`` says when it is filled.
+    """
     from videotune.trainer import saving
 
     saving.TRY_AGAIN = TRY_AGAIN
@@ -54,12 +60,16 @@ def on_small_disk(
 
 def keep(home: Path, copy: Path) -> None:
     """What lies on the disk at the end, where it can still be seen."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     shutil.copytree(home, copy, ignore=shutil.ignore_patterns(FILLER))
 
 
 def fill(home: Path, tmpfs: bool) -> None:
-    """No byte more goes onto the disk; or no file becomes longer than the journal is, as a checkpoint's would."""
+    """No byte more goes onto the disk; or no file becomes longer than the journal is,
+    as a checkpoint's would.
+    """
     if not tmpfs:
         (journal,) = home.glob("*/journal.jsonl")
         resource.setrlimit(
@@ -109,7 +119,9 @@ def after_the_first_save(fill: Callable[[], None]) -> None:
 
 
 def in_the_second_save(fill: Callable[[], None]) -> None:
-    """So that the check before it says nothing, and a file of tensors meets the full disk."""
+    """So that the check before it says nothing, and a file of tensors meets the full
+    disk.
+    """
     before(
         "runs.checkpoint_writer:write_tensors", fill, nth(4)
     )  # weights, optimizer, weights, and this optimizer

@@ -1,4 +1,6 @@
-"""What the tests of offloading share: tiny networks with several blocks, a few real steps, and what they leave."""
+"""What the tests of offloading share: tiny networks with several blocks, a few real
+steps, and what they leave.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ BLOCKS = 8
 
 
 def deepen(base: Path, folder: Path, blocks: int = BLOCKS, **wider: int) -> Path:
-    """The same checkpoint with so many blocks in its transformers, every weight drawn anew, biases and norms too.
+    """The same checkpoint with so many blocks in its transformers, every weight drawn
+    anew, biases and norms too.
 
     ``wider``: other numbers of the transformers' configs.
     """
@@ -58,7 +61,9 @@ def deepen(base: Path, folder: Path, blocks: int = BLOCKS, **wider: int) -> Path
 
 
 def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
-    """Noise for latents, text and whatever else the checkpoint is told, of the smallest shape of several frames."""
+    """Noise for latents, text and whatever else the checkpoint is told, of the smallest
+    shape of several frames.
+    """
     rules, generator = family.spec.rules, torch.Generator().manual_seed(seed)
     shape = ClipShape(
         rules.frame_step + rules.frame_rest,
@@ -73,16 +78,22 @@ def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
     x0 = draw(count, family.spec.latent_channels, *rules.latent_size(shape))
     states = family.encode_text(["a red circle", "a blue square moves up"][:count])
     clip = (
-        torch.randint(256, (3, shape.frames, shape.height, shape.width), generator=generator)
+        torch.randint(
+            256, (3, shape.frames, shape.height, shape.width), generator=generator
+        )
         / 127.5
         - 1
     )
     extras = (
-        family.encode_video(clip).extras if family.spec.image_conditioning != "none" else {}
+        family.encode_video(clip).extras
+        if family.spec.image_conditioning != "none"
+        else {}
     )
     clean = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
     clean[0, :, 0] = family.spec.image_conditioning == "replace"
-    conditioning: Conditioning = family.condition([{**state, **extras} for state in states])
+    conditioning: Conditioning = family.condition(
+        [{**state, **extras} for state in states]
+    )
     return Batch.of(
         x0,
         conditioning,
@@ -94,7 +105,9 @@ def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
 
 @dataclass
 class Rig:
-    """A network with what trains in it, streamed or plain, and what its steps have measured."""
+    """A network with what trains in it, streamed or plain, and what its steps have
+    measured.
+    """
 
     family: Any
     net: nn.Module
@@ -103,7 +116,9 @@ class Rig:
     losses: list[tuple[float, float]] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
-    def steps(self, batch: Batch, count: int = 3, parts: int = 1, prior: bool = False) -> Rig:
+    def steps(
+        self, batch: Batch, count: int = 3, parts: int = 1, prior: bool = False
+    ) -> Rig:
         """Take real steps; gradients are those that the optimizer is given."""
 
         def keep(*_: Any) -> None:
@@ -123,11 +138,16 @@ class Rig:
             t = torch.rand(len(batch), generator=generator)
             noise = torch.randn(batch.x0.shape, generator=generator)
             shown = (
-                replace(batch, prior_preservation=tuple(i % 2 == 1 for i in range(len(batch))))
+                replace(
+                    batch,
+                    prior_preservation=tuple(i % 2 == 1 for i in range(len(batch))),
+                )
                 if prior
                 else batch
             )
-            prepared = StepBatch(step, batch.window_ids, batch.captions, t, 0, shown, noise)
+            prepared = StepBatch(
+                step, batch.window_ids, batch.captions, t, 0, shown, noise
+            )
             settings = StepSettings(self.family, loss, parts, 1.0, 7, None)
             record = train_step(
                 settings, self.net, self.trainable, prepared, Clock(CPU), step
@@ -151,14 +171,18 @@ def rig(
     isolate: bool = False,
     **how: Any,
 ) -> Rig:
-    """A network of the family with an adapter that already does something, or all of it training.
+    """A network of the family with an adapter that already does something, or all of it
+    training.
 
-    ``settings``: what fraction of its blocks is streamed and how it is checkpointed; ``how``: more for ``stream_blocks``.
+    ``settings``: what fraction of its blocks is streamed and how it is checkpointed;
+    ``how``: more for ``stream_blocks``.
     """
     net = family.denoiser(family.spec.experts[-1].name)
     family.isolate_frames(net, isolate)
     if method == "LORA":
-        held = add_lora(net, family.spec, Lora(rank=4, dropout=dropout, targets="linear"), 0)
+        held = add_lora(
+            net, family.spec, Lora(rank=4, dropout=dropout, targets="linear"), 0
+        )
         generator = torch.Generator().manual_seed(1)
         for name, parameter in held.items():
             if "lora_B" in name:
@@ -168,11 +192,17 @@ def rig(
     streams = None
     if settings is not None:
         resident = held.values() if method == "LORA" else ()
-        streams = stream_blocks(net, family.spec.blocks, CPU, *settings, list(resident), **how)
+        streams = stream_blocks(
+            net, family.spec.blocks, CPU, *settings, list(resident), **how
+        )
         held = streams.parameters(held)
     masters = MasterWeights(held)
-    optimizer = make_optimizer({"transformer": list(masters.parameters.values())}, Optimizer())
-    rates = {"transformer": LRSchedule(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)}
+    optimizer = make_optimizer(
+        {"transformer": list(masters.parameters.values())}, Optimizer()
+    )
+    rates = {
+        "transformer": LRSchedule(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)
+    }
     trainable = TrainableState(
         masters.parameters, optimizer, rates, masters if masters.apart else None
     )
@@ -195,10 +225,14 @@ def resident_bytes(streams: BlockOffload) -> int:
     """What the network's own weights and the buffers take on the device."""
     buffers = streams.buffers
     streamed = (
-        {id(tensor) for tensors in buffers.tensors for tensor in tensors} if buffers else set()
+        {id(tensor) for tensors in buffers.tensors for tensor in tensors}
+        if buffers
+        else set()
     )
     own = [
-        t for t in (*streams.net.parameters(), *streams.net.buffers()) if id(t) not in streamed
+        t
+        for t in (*streams.net.parameters(), *streams.net.buffers())
+        if id(t) not in streamed
     ]
     return sum(t.nbytes for t in own) + sum(
         slot.flat.numel() for slot in (buffers.slots if buffers else ())

@@ -1,4 +1,6 @@
-"""What the effect tests share: jobs, batches and trainers from knobs as a user sets them, and what to measure."""
+"""What the effect tests share: jobs, batches and trainers from knobs as a user sets
+them, and what to measure.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -48,7 +50,9 @@ BASE: dict[str, Any] = {
 
 @dataclass
 class Lab:
-    """A tiny model, a folder of clips, a cache that tests share, and a place for this test's own files."""
+    """A tiny model, a folder of clips, a cache that tests share, and a place for this
+    test's own files.
+    """
 
     model: Path
     clips: Path
@@ -63,12 +67,15 @@ def overrides_of(
     data: Path | None = None,
     preset: str | None = None,
 ) -> Overrides:
-    """These knobs as ``--set`` gives them; with a preset, these alone and where things lie."""
+    """These knobs as ``--set`` gives them; with a preset, these alone and where things
+    lie.
+    """
     places = {"base_model_name": str(lab.model), "cache_dir": str(lab.cache)}
     places |= {"datasets": [{"path": str(data or lab.clips)}]}
     settings = ({} if preset else BASE) | places | dict(knobs or {})
     return Overrides(
-        preset, sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        preset,
+        sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()),
     )
 
 
@@ -100,25 +107,33 @@ def trainer_of(
     preset: str | None = None,
 ) -> Trainer:
     """A trainer before its first step, in a run folder of its own."""
-    trainer = prepare(job_of(lab, knobs, data, preset), lab.tmp / f"run{len(lab.open)}", False)
+    trainer = prepare(
+        job_of(lab, knobs, data, preset), lab.tmp / f"run{len(lab.open)}", False
+    )
     lab.open.append(trainer)
     return trainer
 
 
 def text_of(lab: Lab, *captions: str) -> torch.Tensor:
-    """The text states (B,L,D) that the network must be given for these captions, by the text encoder itself."""
+    """The text states (B,L,D) that the network must be given for these captions, by the
+    text encoder itself.
+    """
     job = job_of(lab)
     family = open_models(job.spec, job.base, job.config)
     return family.condition(family.encode_text(list(captions))).text
 
 
 def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
-    """The uint8 frames (T,H,W,3) that the VAE is handed for a variant of each window, in order."""
+    """The uint8 frames (T,H,W,3) that the VAE is handed for a variant of each window,
+    in order.
+    """
     family, handed = open_models(job.spec, job.base, job.config), []
 
     def see(frames: torch.Tensor) -> LatentDistribution:
         handed.append(frames)
-        return LatentDistribution(frames[:1, :1].clone(memory_format=torch.contiguous_format))
+        return LatentDistribution(
+            frames[:1, :1].clone(memory_format=torch.contiguous_format)
+        )
 
     own = {
         name: getattr(family, name)
@@ -131,8 +146,18 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
         store = LatentCache(Path(folder))
         items = CacheItems((), tuple((window, variant) for window in windows))
         todo = missing(store, CacheKeys.of(family, seed), items)
-        fill(eye, store, todo, job.library.media, seed, None, lambda what, done, total: None)
-    frames = [((x + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy() for x in handed]
+        fill(
+            eye,
+            store,
+            todo,
+            job.library.media,
+            seed,
+            None,
+            lambda what, done, total: None,
+        )
+    frames = [
+        ((x + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy() for x in handed
+    ]
     return dict(zip(windows, frames, strict=True))
 
 
@@ -148,7 +173,10 @@ def run_steps(trainer: Trainer, count: int | None = None) -> list[dict[str, Any]
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     """A copy of what trains, by name."""
-    return {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
+    return {
+        name: parameter.detach().clone()
+        for name, parameter in trainer.parameters.items()
+    }
 
 
 @contextmanager
@@ -157,7 +185,10 @@ def record_calls(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]
     calls: list[dict[str, torch.Tensor]] = []
 
     def keep(
-        module: torch.nn.Module, words: tuple[Any, ...], named: dict[str, Any], answer: Any
+        module: torch.nn.Module,
+        words: tuple[Any, ...],
+        named: dict[str, Any],
+        answer: Any,
     ) -> None:
         given = {
             "x_t": named["hidden_states"],
@@ -165,7 +196,10 @@ def record_calls(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]
             "text": named["encoder_hidden_states"],
         }
         calls.append(
-            {name: x.detach().clone() for name, x in (given | {"answer": answer[0]}).items()}
+            {
+                name: x.detach().clone()
+                for name, x in (given | {"answer": answer[0]}).items()
+            }
         )
 
     handle = net.register_forward_hook(keep, with_kwargs=True)
@@ -177,8 +211,9 @@ def record_calls(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class StepsTaken:
-    """What steps showed: what each measured, the network's calls, the gradients that the optimizer was given, and how far
-    the weights moved."""
+    """What steps showed: what each measured, the network's calls, the gradients that
+    the optimizer was given, and how far the weights moved.
+    """
 
     lines: list[dict[str, Any]]
     calls: list[dict[str, torch.Tensor]]

@@ -1,4 +1,6 @@
-"""The toy: clips as its captions say, a detector that reads them, and the base model that is shipped."""
+"""The toy: clips as its captions say, a detector that reads them, and the base model
+that is shipped.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,9 +39,12 @@ def decode(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """(frames (T,H,W,3), timestamps in seconds)."""
     with av.open(str(path)) as file:
         frames = [
-            (frame.to_ndarray(format="rgb24"), frame.time) for frame in file.decode(video=0)
+            (frame.to_ndarray(format="rgb24"), frame.time)
+            for frame in file.decode(video=0)
         ]
-    return np.stack([picture for picture, _ in frames]), np.array([time for _, time in frames])
+    return np.stack([picture for picture, _ in frames]), np.array(
+        [time for _, time in frames]
+    )
 
 
 Dataset = tuple[Path, list[Path]]
@@ -57,8 +62,14 @@ def said(folder: Path, path: Path) -> str:
 
 def balanced(looks: Sequence[Sequence[str]]) -> bool:
     """Whether 24 looks have each colour, shape and direction alike often."""
-    wanted = (dict.fromkeys(COLOURS, 4), dict.fromkeys(SHAPES, 8), dict.fromkeys(DIRECTIONS, 6))
-    return all(Counter(look[i] for look in looks) == each for i, each in enumerate(wanted))
+    wanted = (
+        dict.fromkeys(COLOURS, 4),
+        dict.fromkeys(SHAPES, 8),
+        dict.fromkeys(DIRECTIONS, 6),
+    )
+    return all(
+        Counter(look[i] for look in looks) == each for i, each in enumerate(wanted)
+    )
 
 
 def test_videos_and_captions_share_their_stems(dataset: Dataset) -> None:
@@ -73,16 +84,24 @@ def test_every_clip_decodes_to_what_its_caption_says(dataset: Dataset) -> None:
     folder, videos = dataset
     for path in videos:
         seen = detect(decode(path)[0])
-        thing = "zorble" if path.stem.startswith("concept") else f"{seen.colour} {seen.shape}"
+        thing = (
+            "zorble"
+            if path.stem.startswith("concept")
+            else f"{seen.colour} {seen.shape}"
+        )
         assert said(folder, path) == f"a {thing} moves {seen.direction}\n"
         if thing == "zorble":
             assert (seen.colour, seen.shape) == ("orange", "diamond")
 
 
-def test_concepts_and_reminders_are_balanced_and_never_held_out(dataset: Dataset) -> None:
+def test_concepts_and_reminders_are_balanced_and_never_held_out(
+    dataset: Dataset,
+) -> None:
     folder, videos = dataset
     words = [said(folder, path).split() for path in videos]
-    assert Counter(w[-1] for w in words if w[1] == "zorble") == dict.fromkeys(DIRECTIONS, 6)
+    assert Counter(w[-1] for w in words if w[1] == "zorble") == dict.fromkeys(
+        DIRECTIONS, 6
+    )
     looks = [(w[1], w[2], w[4]) for w in words if w[1] != "zorble"]
     assert len(set(looks)) == 24
     assert not set(looks) & set(HELD_OUT)
@@ -91,7 +110,9 @@ def test_concepts_and_reminders_are_balanced_and_never_held_out(dataset: Dataset
         assert len({word for look in looks[:8] for word in look} & set(names)) >= 3
 
 
-def test_rates_and_lengths_vary_and_the_speed_in_seconds_does_not(dataset: Dataset) -> None:
+def test_rates_and_lengths_vary_and_the_speed_in_seconds_does_not(
+    dataset: Dataset,
+) -> None:
     _, videos = dataset
     kinds: Counter[tuple[int, int]] = Counter()
     speeds: dict[int, list[float]] = {}
@@ -100,9 +121,9 @@ def test_rates_and_lengths_vary_and_the_speed_in_seconds_does_not(dataset: Datas
         rate = round(1 / np.median(np.diff(times)))
         kinds[len(frames), rate] += 1
         bright = (
-            np.abs(frames.astype(int) - np.median(frames, axis=(1, 2), keepdims=True)).max(
-                axis=-1
-            )
+            np.abs(
+                frames.astype(int) - np.median(frames, axis=(1, 2), keepdims=True)
+            ).max(axis=-1)
             > 50
         )
         centres = np.array([np.argwhere(mask).mean(axis=0) for mask in bright])
@@ -153,7 +174,9 @@ def test_the_held_out_combinations_are_a_balanced_third() -> None:
 
 
 def test_each_disturbance_is_seen_by_its_own_measure() -> None:
-    clip = draw_clip(np.random.default_rng(4), "red", "square", "left").astype(np.float32)
+    clip = draw_clip(np.random.default_rng(4), "red", "square", "left").astype(
+        np.float32
+    )
     calm = motion(clip)
     assert calm.energy > 5
     assert (calm.flicker, calm.shimmer) == (0, 0)
@@ -165,7 +188,10 @@ def test_each_disturbance_is_seen_by_its_own_measure() -> None:
     subject = np.abs(clip - clip[0, 0, 0]).max(axis=-1, keepdims=True) > 50
     dark = motion(clip + blinking * ~subject)
     assert dark.flicker == pytest.approx(8)
-    assert (dark.shimmer, dark.jerk) == (calm.shimmer, pytest.approx(calm.jerk, abs=0.02))
+    assert (dark.shimmer, dark.jerk) == (
+        calm.shimmer,
+        pytest.approx(calm.jerk, abs=0.02),
+    )
     lit = motion(clip - blinking * subject)
     assert lit.shimmer == pytest.approx(8)
     assert (lit.flicker, lit.jerk) == (calm.flicker, pytest.approx(calm.jerk, abs=0.02))
@@ -216,7 +242,9 @@ def test_drawn_clips_are_read_right() -> None:
 def test_reading_scales_with_the_side(side: int) -> None:
     rng = np.random.default_rng(7)
     wanted = looks(10, seed=3)
-    assert share_right([draw_clip(rng, *look, side=side) for look in wanted], wanted) == 1
+    assert (
+        share_right([draw_clip(rng, *look, side=side) for look in wanted], wanted) == 1
+    )
 
 
 def test_a_shape_in_less_than_half_of_the_frames_does_not_count() -> None:
@@ -242,7 +270,9 @@ def pipeline() -> Any:
 
 
 def drawn(pipeline: Any, count: int) -> dict[str, float]:
-    """What the detector says of so many samples of held-out looks, each look with each template before one comes twice."""
+    """What the detector says of so many samples of held-out looks, each look with each
+    template before one comes twice.
+    """
     looks = [HELD_OUT[index * 7 % 24] for index in range(count)]
     captions = [
         caption(*look, (index + index // 24) % len(TEMPLATES))
@@ -261,7 +291,9 @@ def test_the_shipped_autoencoder_rebuilds_clips_that_it_never_saw() -> None:
     assert [(one.colour, one.shape) for one in map(detect, concept)] == [CONCEPT] * 2
 
 
-def test_the_shipped_model_draws_what_no_caption_of_its_training_said(pipeline: Any) -> None:
+def test_the_shipped_model_draws_what_no_caption_of_its_training_said(
+    pipeline: Any,
+) -> None:
     shares = drawn(pipeline, 8)
     assert (
         min(shares[name] for name in ("colour", "shape", "direction")) >= 0.75
@@ -277,4 +309,6 @@ def test_the_shipped_model_draws_48_held_out_combinations(pipeline: Any) -> None
 
 def test_nothing_that_is_shipped_names_a_folder_of_its_making() -> None:
     folder = place("asset:toy").folder
-    assert not [path for path in folder.rglob("*.json") if "_name_or_path" in path.read_text()]
+    assert not [
+        path for path in folder.rglob("*.json") if "_name_or_path" in path.read_text()
+    ]

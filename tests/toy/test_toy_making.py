@@ -1,4 +1,6 @@
-"""research/make_toy.py at a setting of seconds: every stage runs, and a kill at any of them changes nothing."""
+"""research/make_toy.py at a setting of seconds: every stage runs, and a kill at any of
+them changes nothing.
+"""
 
 import os
 import signal
@@ -32,7 +34,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def killed_after(module: Any, name: str, calls: int, work: Callable[[], None]) -> None:
-    """Run ``work`` in a process that is killed once ``module.name`` has returned so many times."""
+    """Run ``work`` in a process that is killed once ``module.name`` has returned so
+    many times.
+    """
     child = os.fork()
     if child == 0:
         own, done = getattr(module, name), 0
@@ -75,7 +79,9 @@ def test_one_command_makes_a_checkpoint_that_the_real_code_loads(made: Path) -> 
     assert facts["curves"]["transformer 0"][-1]["step"] == TINY.transformer_steps
     stored = load_file(made / "toy-0" / "transformer" / WEIGHTS)
     assert {value.dtype for value in stored.values()} == {torch.float16}
-    assert not any(str(made) in path.read_text() for path in (made / "toy-0").rglob("*.json"))
+    assert not any(
+        str(made) in path.read_text() for path in (made / "toy-0").rglob("*.json")
+    )
     assert {path.name for path in (made / "pictures").iterdir()} == {
         "toy-samples.png",
         "toy-autoencoder.png",
@@ -84,12 +90,15 @@ def test_one_command_makes_a_checkpoint_that_the_real_code_loads(made: Path) -> 
 
 def test_the_transformer_is_trained_on_no_held_out_look(made: Path) -> None:
     names = {
-        path.stem.split("-", 1)[1] for path in (made / "clips" / "known" / "videos").iterdir()
+        path.stem.split("-", 1)[1]
+        for path in (made / "clips" / "known" / "videos").iterdir()
     }
     assert names == {"-".join(look) for look in KNOWN[: TINY.looks]}
     assert not names & {"-".join(look) for look in HELD_OUT}
     kept = read_json(made / "run-0" / "config.json")["settings"]["datasets"]
-    assert [Path(row["path"]).name for row in kept if row["kind"] != "validation"] == ["known"]
+    assert [Path(row["path"]).name for row in kept if row["kind"] != "validation"] == [
+        "known"
+    ]
 
 
 def test_a_making_that_was_killed_in_two_stages_makes_the_same_bits(
@@ -120,7 +129,8 @@ def test_a_whole_clip_at_once_is_the_autoencoders_own_walk_through_it() -> None:
     clip = autoencoder.batch(0, 1, 9, 2)
     with torch.no_grad():
         for parameter in vae.parameters():
-            if parameter.ndim == 1:  # biases begin at 0, and would hide what padding does
+            # biases begin at 0, and would hide what padding does
+            if parameter.ndim == 1:
                 parameter.normal_(std=0.2)
         latents = vae.encode(clip).latent_dist.mode()
         assert (whole_clip.encode(vae, clip) - latents).abs().max() < 1e-5
@@ -129,7 +139,9 @@ def test_a_whole_clip_at_once_is_the_autoencoders_own_walk_through_it() -> None:
         ).abs().max() < 1e-5
 
 
-def test_the_words_of_the_captions_are_single_pieces_and_any_other_word_is_spelt() -> None:
+def test_the_words_of_the_captions_are_single_pieces_and_any_other_word_is_spelt() -> (
+    None
+):
     words = text.tokenizer()
     assert words.tokenize("a purple triangle going down") == [
         "▁a",

@@ -1,4 +1,6 @@
-"""Several processes are one: the same windows and noise, the same gradients to rounding, one journal, nothing that hangs."""
+"""Several processes are one: the same windows and noise, the same gradients to
+rounding, one journal, nothing that hangs.
+"""
 
 import json
 import os
@@ -94,12 +96,18 @@ def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_with_one_sample_are_one_with_two(
     launcher: str, words: Overrides, alone: Path, tmp_path: Path
 ) -> None:
-    """With previews, readings and probes on, which the first process makes alone while the other waits, or both in step."""
+    """With previews, readings and probes on, which the first process makes alone while
+    the other waits, or both in step.
+    """
     run = tmp_path / "run"
     shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
     looking = ("sample_after=2", "validate_every=2", *LOOKING)
     process = launch(
-        launcher, 2, "--out", str(run), *overrides_from(words, "batch_size=1", *looking, shared)
+        launcher,
+        2,
+        "--out",
+        str(run),
+        *overrides_from(words, "batch_size=1", *looking, shared),
     )
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
@@ -114,7 +122,10 @@ def test_two_processes_with_one_sample_are_one_with_two(
         kinds["end"],
     ) == (1, 3, 3, 1, 1)
     probes = [line for line in read_journal(run) if line["kind"] == "sample_metrics"]
-    assert [(line["step"], len(line["samples"])) for line in probes] == [(0, 2), (STEPS, 2)]
+    assert [(line["step"], len(line["samples"])) for line in probes] == [
+        (0, 2),
+        (STEPS, 2),
+    ]
     assert json.loads((run / "plan.json").read_text())["effective_batch"] == 2
     assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()
 
@@ -122,7 +133,9 @@ def test_two_processes_with_one_sample_are_one_with_two(
 def test_a_resume_may_have_another_number_of_processes(
     words: Overrides, alone: Path, tmp_path: Path
 ) -> None:
-    """Begun by two, killed, gone on with by three, of which one has no sample; then by one, which has both."""
+    """Begun by two, killed, gone on with by three, of which one has no sample; then by
+    one, which has both.
+    """
     run = tmp_path / "run"
     quiet = ("batch_size=1", *QUIET, "save_every=1", "warmup_steps=0")
     process = launch(
@@ -144,7 +157,9 @@ def test_a_resume_may_have_another_number_of_processes(
         assert process.returncode == DONE, told
     assert_runs_close(run, alone)
     assert [
-        line.get("processes", 1) for line in read_journal(run) if line["kind"] == "resume"
+        line.get("processes", 1)
+        for line in read_journal(run)
+        if line["kind"] == "resume"
     ] == [3, 1]
 
 
@@ -165,9 +180,15 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(
     assert read_journal(run)[-1]["why"] == "interrupted"
 
 
-def test_an_error_of_the_first_process_ends_them_all(words: Overrides, tmp_path: Path) -> None:
+def test_an_error_of_the_first_process_ends_them_all(
+    words: Overrides, tmp_path: Path
+) -> None:
     process = launch(
-        "torchrun", 2, "--out", str(tmp_path / "run"), *overrides_from(words, "sample.frames=6")
+        "torchrun",
+        2,
+        "--out",
+        str(tmp_path / "run"),
+        *overrides_from(words, "sample.frames=6"),
     )
     told, _ = process.communicate(timeout=180)
     assert process.returncode == 1
@@ -177,7 +198,9 @@ def test_an_error_of_the_first_process_ends_them_all(words: Overrides, tmp_path:
 def test_each_process_sends_the_same_messages_whatever_samples_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What one process sends the others wait for: with no sample, or with none of some module, it sends zeros."""
+    """What one process sends the others wait for: with no sample, or with none of some
+    module, it sends zeros.
+    """
     monkeypatch.setattr("videotune.distributed.BUFFER_NUMBERS", 100)
     sent: list[tuple[torch.dtype, int]] = []
 
@@ -198,12 +221,16 @@ def test_each_process_sends_the_same_messages_whatever_samples_it_has(
             torch.nn.Parameter(torch.zeros(n, m, dtype=dtype))
             for n, m, dtype in (*sizes, sizes[0])
         ]
-        for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
+        for number, (parameter, yes) in enumerate(
+            zip(parameters, has, strict=True), start=1
+        ):
             parameter.grad = torch.full_like(parameter, number) if yes else None
         sent.clear()
         DistributedContext(0, 2).all_reduce_gradients(parameters)
         messages.append(list(sent))
-        for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
+        for number, (parameter, yes) in enumerate(
+            zip(parameters, has, strict=True), start=1
+        ):
             assert parameter.grad is not None
             assert parameter.grad.shape == parameter.shape
             assert (parameter.grad == (2 * number if yes else 0)).all()

@@ -1,4 +1,7 @@
-"""What only a CUDA device can show. Deselected where there is none; none of it has run on one yet."""
+"""What only a CUDA device can show.
+
+Deselected where there is none; none of it has run on one yet.
+"""
 
 import math
 from dataclasses import replace
@@ -34,11 +37,15 @@ def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
 def test_no_step_waits_for_the_host(
     anchored: bool, small_clips: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:
-    """torch raises at any operation that makes the host wait for the device, from the second step on.
+    """torch raises at any operation that makes the host wait for the device, from the
+    second step on.
 
-    ``anchored``: every other clip is a regularization clip, for which the base model is asked too.
+    ``anchored``: every other clip is a regularization clip, for which the base model is
+    asked too.
     """
-    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", "steps=12", "batch_size=2")
+    said = words(
+        small_clips, tiny_bases("wan"), tmp_path / "cache", "steps=12", "batch_size=2"
+    )
     trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
     if anchored:
         clips = dict(trainer.source.clips)
@@ -61,12 +68,20 @@ def test_a_run_on_the_device_follows_the_one_on_the_cpu(
 ) -> None:
     """The draws are the same on both, so the losses agree as far as the dtype carries."""
     on_device = words(
-        small_clips, tiny_bases("wan"), tmp_path / "a", "steps=5", f"train_dtype={dtype}"
+        small_clips,
+        tiny_bases("wan"),
+        tmp_path / "a",
+        "steps=5",
+        f"train_dtype={dtype}",
     )
     assert train(on_device, tmp_path / "device") == DONE
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     on_cpu = words(
-        small_clips, tiny_bases("wan"), tmp_path / "b", "steps=5", "train_dtype=FLOAT_32"
+        small_clips,
+        tiny_bases("wan"),
+        tmp_path / "b",
+        "steps=5",
+        "train_dtype=FLOAT_32",
     )
     assert train(on_cpu, tmp_path / "cpu") == DONE
     ours, theirs = (

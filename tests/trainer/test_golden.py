@@ -1,7 +1,8 @@
-"""Twenty losses of a tiny model, written down once: a change that moves them must say so.
+"""Twenty losses of a tiny model, written down once: a change that moves them must say
+so.
 
-`make golden` compares bit for bit, on the machine that wrote them; elsewhere 1e-4 is allowed. Written anew by
-`python tests/trainer/test_golden.py`.
+`make golden` compares bit for bit, on the machine that wrote them; elsewhere 1e-4 is
+allowed. Written anew by `python tests/trainer/test_golden.py`.
 """
 
 import json
@@ -35,7 +36,9 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "wan_tiny_lora.json"
 
 
 def losses(base: Path, folder: Path) -> list[float]:
-    """20 steps of batch 3 in micro-batches of 2, two buckets, over latents that no encoder made."""
+    """20 steps of batch 3 in micro-batches of 2, two buckets, over latents that no
+    encoder made.
+    """
     torch.set_num_threads(1)
     family = find("wan")(base, torch.device("cpu"), torch.float32)
     store, keys = LatentCache(folder), CacheKeys("none", "none", 512, 7)
@@ -46,7 +49,9 @@ def losses(base: Path, folder: Path) -> list[float]:
         for i in range(4):
             window = Window(f"{shape.frames}{i}" * 16, 0.0, 1.0, shape)
             size = (4, *family.spec.rules.latent_size(shape))
-            latents = generator_for(0, "golden", window.id).standard_normal(size, "float32")
+            latents = generator_for(0, "golden", window.id).standard_normal(
+                size, "float32"
+            )
             store.put(
                 "latents",
                 keys.latents(keys.sample(window, 0)),
@@ -61,8 +66,12 @@ def losses(base: Path, folder: Path) -> list[float]:
     captions = ["", *(caption for clip in clips.values() for caption in clip.captions)]
     for caption, states in zip(captions, family.encode_text(captions), strict=True):
         store.put("text", keys.text(caption), states, {})
-    loss = objective("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
-    config = Config(caption_dropout=0.1, gradient_accumulation_steps=2, dataloader_threads=0)
+    loss = objective(
+        "flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.3
+    )
+    config = Config(
+        caption_dropout=0.1, gradient_accumulation_steps=2, dataloader_threads=0
+    )
     source = BatchSource(
         config=config,
         spec=family.spec,
@@ -85,7 +94,12 @@ def losses(base: Path, folder: Path) -> list[float]:
     pool.trainables = {"transformer": trainable}
     assert pool["transformer"] is net, "it is in memory"
     job = SimpleNamespace(config=config, steps=20, processes=1)
-    alone = {"first": 1, "dist": DistributedContext(), "weights_sharded": False, "peaks": {}}
+    alone = {
+        "first": 1,
+        "dist": DistributedContext(),
+        "weights_sharded": False,
+        "peaks": {},
+    }
     trainer: Any = SimpleNamespace(
         job=job, family=family, pool=pool, net=net, source=source, **alone
     )

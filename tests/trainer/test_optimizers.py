@@ -1,4 +1,6 @@
-"""Optimizers of the table: each is its published formula, is kept bit for bit, and leaves all alone where told to."""
+"""Optimizers of the table: each is its published formula, is kept bit for bit, and
+leaves all alone where told to.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +26,9 @@ RATE = 0.01
 
 
 def parameters(seed: int = 0) -> dict[str, nn.Parameter]:
-    """Two matrices, one of them large enough for 8 bits, a vector, and a matrix of zeros, as an adapter begins."""
+    """Two matrices, one of them large enough for 8 bits, a vector, and a matrix of
+    zeros, as an adapter begins.
+    """
     random = torch.Generator().manual_seed(seed)
     shapes = {"a.large": (64, 80), "a.small": (3, 5), "b.vector": (70,)}
     found = {
@@ -40,9 +44,12 @@ def gradients(own: dict[str, nn.Parameter], step: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=random)
 
 
-def optimizer_of(own: dict[str, nn.Parameter], name: str, **numbers: float) -> AnyOptimizer:
+def optimizer_of(
+    own: dict[str, nn.Parameter], name: str, **numbers: float
+) -> AnyOptimizer:
     groups = {
-        part: [p for key, p in own.items() if key.startswith(part)] for part in ("a", "b")
+        part: [p for key, p in own.items() if key.startswith(part)]
+        for part in ("a", "b")
     }
     made = make_optimizer(groups, Optimizer(name=name, **numbers))
     for group in made.param_groups:
@@ -50,7 +57,9 @@ def optimizer_of(own: dict[str, nn.Parameter], name: str, **numbers: float) -> A
     return made
 
 
-def steps(own: dict[str, nn.Parameter], optimizer: AnyOptimizer, numbers: range) -> None:
+def steps(
+    own: dict[str, nn.Parameter], optimizer: AnyOptimizer, numbers: range
+) -> None:
     for step in numbers:
         gradients(own, step)
         step_if_finite(optimizer, GOOD)
@@ -111,7 +120,9 @@ def test_a_step_that_is_not_good_leaves_weights_and_state(name: str) -> None:
 
 
 NUMBERS = [("beta1", 0.3), ("beta2", 0.5), ("weight_decay", 0.5)]
-"""Adafactor keeps no such means, and the config refuses them: tests/config/test_numbers.py."""
+"""Adafactor keeps no such means, and the config refuses them:
+tests/config/test_numbers.py.
+"""
 
 
 @pytest.mark.parametrize(
@@ -142,7 +153,9 @@ def history(own: dict[str, nn.Parameter], key: str, count: int) -> Iterator[Tens
         yield own[key].grad.double()  # type: ignore[union-attr]
 
 
-def lion(weight: Tensor, given: Iterator[Tensor], b1: float, b2: float, decay: float) -> Tensor:
+def lion(
+    weight: Tensor, given: Iterator[Tensor], b1: float, b2: float, decay: float
+) -> Tensor:
     """Chen et al. 2023, algorithm 2."""
     mean = torch.zeros_like(weight)
     for g in given:
@@ -152,7 +165,9 @@ def lion(weight: Tensor, given: Iterator[Tensor], b1: float, b2: float, decay: f
 
 
 def adafactor(weight: Tensor, given: Iterator[Tensor], decay: float) -> Tensor:
-    """Shazeer and Stern 2018, algorithm 4 without relative steps; weight decay decoupled."""
+    """Shazeer and Stern 2018, algorithm 4 without relative steps; weight decay
+    decoupled.
+    """
     rows, columns = (
         torch.zeros(weight.shape[0], dtype=torch.float64),
         torch.zeros(weight.shape[1], dtype=torch.float64),
@@ -174,7 +189,9 @@ def came(weight: Tensor, given: Iterator[Tensor], decay: float) -> Tensor:
     """Luo et al. 2023, algorithm 2; weight decay decoupled."""
 
     def means(square: Tensor, old: Tensor, keep: float) -> tuple[Tensor, Tensor]:
-        """Rows and columns, in the place of a matrix; and 1/√ of their product over their mean."""
+        """Rows and columns, in the place of a matrix; and 1/√ of their product over
+        their mean.
+        """
         rows, columns = square.mean(1), square.mean(0)
         new = keep * old + (1 - keep) * torch.cat([rows, columns])
         rows, columns = new[: len(rows)], new[len(rows) :]
@@ -192,13 +209,23 @@ def came(weight: Tensor, given: Iterator[Tensor], decay: float) -> Tensor:
     return weight
 
 
-def muon(weight: Tensor, given: Iterator[Tensor], momentum: float, decay: float) -> Tensor:
-    """Jordan et al. 2024 with the exact polar factor in place of the iteration, and Liu et al. 2025's scale."""
+def muon(
+    weight: Tensor, given: Iterator[Tensor], momentum: float, decay: float
+) -> Tensor:
+    """Jordan et al.
+
+    2024 with the exact polar factor in place of the iteration, and Liu et al. 2025's
+    scale.
+    """
     mean = torch.zeros_like(weight)
     for g in given:
         mean = momentum * mean + (1 - momentum) * g
-        u, _, v = torch.linalg.svd((1 - momentum) * g + momentum * mean, full_matrices=False)
-        weight = weight * (1 - RATE * decay) - RATE * 0.2 * max(weight.shape) ** 0.5 * (u @ v)
+        u, _, v = torch.linalg.svd(
+            (1 - momentum) * g + momentum * mean, full_matrices=False
+        )
+        weight = weight * (1 - RATE * decay) - RATE * 0.2 * max(weight.shape) ** 0.5 * (
+            u @ v
+        )
     return weight
 
 
@@ -214,7 +241,9 @@ def muon(weight: Tensor, given: Iterator[Tensor], momentum: float, decay: float)
 def test_the_weights_are_those_of_the_published_formula(
     name: str, formula: Callable[[Tensor, Iterator[Tensor]], Tensor], slack: float
 ) -> None:
-    """Muon's iteration makes singular values of 0.7 to 1.2 where the formula says 1, so it is compared by direction."""
+    """Muon's iteration makes singular values of 0.7 to 1.2 where the formula says 1, so
+    it is compared by direction.
+    """
     for key in ("a.small", "a.large"):
         own = parameters()
         start = copies(own)[key].double()
@@ -229,7 +258,9 @@ def test_the_weights_are_those_of_the_published_formula(
 
 
 def test_prodigy_finds_a_rate_for_each_group() -> None:
-    """On |w - w*| from 0 it is about the distance; a part that is far is not told to stop by one that is near."""
+    """On |w - w*| from 0 it is about the distance; a part that is far is not told to
+    stop by one that is near.
+    """
     near, far = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
     optimizer = make_optimizer(
         {"near": [near], "far": [far]}, Optimizer(name="PRODIGY", weight_decay=0.0)
@@ -295,7 +326,9 @@ def test_the_paged_optimizer_is_the_8_bit_one_and_its_pages_come_back() -> None:
 def test_an_optimizer_for_each_parameter_is_the_same_update(name: str) -> None:
     whole, apart = parameters(), parameters()
     steps(whole, optimizer_of(whole, name), range(3))
-    each = make_optimizer({"all": list(apart.values())}, Optimizer(name=name), apart=True)
+    each = make_optimizer(
+        {"all": list(apart.values())}, Optimizer(name=name), apart=True
+    )
     for group in each.param_groups:
         group["lr"] = RATE
     steps(apart, each, range(3))
@@ -308,5 +341,7 @@ def test_the_state_takes_the_bytes_that_a_plan_counts(name: str) -> None:
     large.grad = torch.randn(256, 512)
     optimizer = make_optimizer({"a": [large]}, Optimizer(name=name))
     step_if_finite(optimizer, GOOD)
-    held = sum(tensor.nbytes for tensor in optimizer_state(optimizer, {"w": large}).values())
+    held = sum(
+        tensor.nbytes for tensor in optimizer_state(optimizer, {"w": large}).values()
+    )
     assert held / large.numel() == pytest.approx(OPTIMIZERS[name].state_bytes, abs=0.05)

@@ -1,4 +1,6 @@
-"""Processes that share a network's weights out are one that has them all: real processes, FSDP2 over gloo."""
+"""Processes that share a network's weights out are one that has them all: real
+processes, FSDP2 over gloo.
+"""
 
 import json
 import shutil
@@ -36,15 +38,21 @@ def words(
     small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
 ) -> Overrides:
     cache = tmp_path_factory.mktemp("sharded") / "cache"
-    return overrides_of(small_clips, tiny_bases("wan"), cache, "save_every=2", "warmup_steps=0")
+    return overrides_of(
+        small_clips, tiny_bases("wan"), cache, "save_every=2", "warmup_steps=0"
+    )
 
 
 def rounded(run: Path, other: Path) -> None:
-    """AdamW's first steps have the rate's size, whatever the gradient's: near 0 its sign is rounding's."""
+    """AdamW's first steps have the rate's size, whatever the gradient's: near 0 its
+    sign is rounding's.
+    """
     assert_runs_close(run, other, ("weights", "ema", "optimizer"))
 
 
-def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = "") -> Ended:
+def several(
+    count: int, run: Path, words: Overrides, *sets: str, fault: str = ""
+) -> Ended:
     """A sharded run in so many processes, of one sample each a step."""
     told = (*words.sets, "batch_size=1", "sharding=FULL", *sets)
     sets = [part for text in told for part in ("--set", text)]
@@ -53,7 +61,10 @@ def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = ""
 
 def go_on(count: int, run: Path, *more: str, fault: str = "") -> Ended:
     return processes(
-        count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), *more], fault
+        count,
+        run.parent / f"logs-{run.name}",
+        ["train", "--out", str(run), *more],
+        fault,
     )
 
 
@@ -73,7 +84,8 @@ def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Bases:
                 "validate_every=4",
             )
             assert (
-                train(Overrides(data=words.data, sets=(*sets, *LOOKING)), made[method]) == DONE
+                train(Overrides(data=words.data, sets=(*sets, *LOOKING)), made[method])
+                == DONE
             )
         return made[method]
 
@@ -82,7 +94,9 @@ def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Bases:
 
 @pytest.fixture(scope="module")
 def two(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes that train every weight, each a part of them, with readings and previews."""
+    """Two processes that train every weight, each a part of them, with readings and
+    previews.
+    """
     run = tmp_path_factory.mktemp("two") / "run"
     ended = several(
         2,
@@ -107,13 +121,18 @@ def same(run: Path, other: Path) -> None:
         assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_two_processes_that_share_all_weights_out_are_one(two: Path, alone: Bases) -> None:
+def test_two_processes_that_share_all_weights_out_are_one(
+    two: Path, alone: Bases
+) -> None:
     other = alone("FINE_TUNE")
     rounded(two, other)
-    kinds = [Counter(line["kind"] for line in read_journal(run)) for run in (two, other)]
+    kinds = [
+        Counter(line["kind"] for line in read_journal(run)) for run in (two, other)
+    ]
     assert kinds[0] == kinds[1], "one journal, each thing in it once"
     losses = [
-        [line["train"]["mean"] for line in of_kind(run, "validation")] for run in (two, other)
+        [line["train"]["mean"] for line in of_kind(run, "validation")]
+        for run in (two, other)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     probes = [of_kind(run, "sample_metrics") for run in (two, other)]
@@ -144,7 +163,8 @@ def test_previews_of_all_processes_in_step_are_written_once_and_show_the_same(
         names[0], (0.5, 2), strict=True
     ):  # rounding moves pixels, and compression spreads them
         ours, theirs = (
-            film(run / "samples" / name).astype(int) for run in (two, alone("FINE_TUNE"))
+            film(run / "samples" / name).astype(int)
+            for run in (two, alone("FINE_TUNE"))
         )
         assert np.abs(ours - theirs).mean() <= most
 
@@ -152,7 +172,9 @@ def test_previews_of_all_processes_in_step_are_written_once_and_show_the_same(
 def test_each_process_writes_its_rows_and_the_export_gathers_them(
     two: Path, alone: Bases, tmp_path: Path
 ) -> None:
-    """Half of the bytes in each file; what is exported, at the end and later by one process, are the averages, whole."""
+    """Half of the bytes in each file; what is exported, at the end and later by one
+    process, are the averages, whole.
+    """
     checkpoint = pick(two, STEPS)
     files = {path.name: path.stat().st_size for path in checkpoint.folder.iterdir()}
     parts = [files[f"weights-0000{rank}-of-00002.safetensors"] for rank in (1, 2)]
@@ -182,16 +204,24 @@ def test_a_sharded_run_goes_on_bit_for_bit(two: Path, tmp_path: Path) -> None:
     same(run, two)
 
 
-def test_a_sharded_run_goes_on_in_one_process(two: Path, alone: Bases, tmp_path: Path) -> None:
-    """From the rows of two processes to one that has them all, and the checkpoint is one file again."""
+def test_a_sharded_run_goes_on_in_one_process(
+    two: Path, alone: Bases, tmp_path: Path
+) -> None:
+    """From the rows of two processes to one that has them all, and the checkpoint is
+    one file again.
+    """
     run = shutil.copytree(two, tmp_path / "run")
     assert train(Overrides(), run, resume=Resume(step=2)) == DONE
     assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
     rounded(run, alone("FINE_TUNE"))
 
 
-def test_a_run_of_one_process_goes_on_sharded_by_three(alone: Bases, tmp_path: Path) -> None:
-    """Of two samples a step one process has none: it runs the network along, and adds nothing."""
+def test_a_run_of_one_process_goes_on_sharded_by_three(
+    alone: Bases, tmp_path: Path
+) -> None:
+    """Of two samples a step one process has none: it runs the network along, and adds
+    nothing.
+    """
     run = shutil.copytree(alone("FINE_TUNE"), tmp_path / "run")
     sets = [word for text in ("sharding=FULL", *QUIET) for word in ("--set", text)]
     ended = go_on(3, run, "--resume", "--from", "2", *sets)
@@ -202,7 +232,10 @@ def test_a_run_of_one_process_goes_on_sharded_by_three(alone: Bases, tmp_path: P
 
 def alike(ours: LatentCache, theirs: LatentCache) -> None:
     """The same entries with the same bytes; nothing of anybody left over."""
-    marks = [{entry.name: entry.hash for entry in store.entries()} for store in (ours, theirs)]
+    marks = [
+        {entry.name: entry.hash for entry in store.entries()}
+        for store in (ours, theirs)
+    ]
     assert marks[0] == marks[1]
     assert not ours.unknown_files() | ours.parts()
     assert [path.name for path in ours.folder.glob(".*")] == []
@@ -211,7 +244,10 @@ def alike(ours: LatentCache, theirs: LatentCache) -> None:
 def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process(
     words: Overrides, alone: Bases, tmp_path: Path
 ) -> None:
-    """The adapter itself each process has whole, so the checkpoint is the plain one. They also share the encoding out."""
+    """The adapter itself each process has whole, so the checkpoint is the plain one.
+
+    They also share the encoding out.
+    """
     run, cache = tmp_path / "run", tmp_path / "cache"
     ended = several(2, run, words, f"cache_dir={cache}", *QUIET)
     assert ended.codes == (DONE, DONE), ended.said
@@ -245,7 +281,9 @@ def test_where_one_process_has_no_room_all_wait_and_go_on(
     words: Overrides, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    ended = several(2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room once")
+    ended = several(
+        2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room once"
+    )
     assert ended.codes == (DONE, DONE), ended.said
     assert "there is room again" in ended.said[0]
     assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2, STEPS]
@@ -276,7 +314,11 @@ def test_a_part_with_other_bytes_is_named_and_one_that_is_missing_makes_a_checkp
 LENGTH = 3
 FULL = "training_method=FINE_TUNE"
 KINDS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
-    "computed again": ("wan", None, (FULL, "gradient_checkpointing=ON", "micro_batch_size=1")),
+    "computed again": (
+        "wan",
+        None,
+        (FULL, "gradient_checkpointing=ON", "micro_batch_size=1"),
+    ),
     "layers": ("wan", None, (FULL, 'transformer.layers=["blocks.0.attn1"]')),
     "stochastic rounding": (
         "wan",
@@ -341,7 +383,9 @@ def run_it(
 def test_shared_out_it_is_the_run_of_one_process(
     kind: str, small_clips: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:
-    """Losses and weights to the dtype's rounding, previews and readings on the way; gone on with, the same bits again."""
+    """Losses and weights to the dtype's rounding, previews and readings on the way;
+    gone on with, the same bits again.
+    """
     family, variant, sets = KINDS[kind]
     base, cache = tiny_bases(family, variant), tmp_path / "cache"
     one, two, again = tmp_path / "one", tmp_path / "two", tmp_path / "again"
@@ -357,11 +401,14 @@ def test_shared_out_it_is_the_run_of_one_process(
         for name, value in theirs.items():
             torch.testing.assert_close(ours[name], value, **rounded)  # type: ignore[arg-type]
     readings = [
-        [line["train"]["mean"] for line in of_kind(run, "validation")] for run in (one, two)
+        [line["train"]["mean"] for line in of_kind(run, "validation")]
+        for run in (one, two)
     ]
     assert readings[0] == pytest.approx(readings[1], rel=2e-2 if rough else 1e-4)
     shutil.copytree(two, again)
-    run_it(2, again, small_clips, base, cache, sets, resumed=("--resume", "--from", "2"))
+    run_it(
+        2, again, small_clips, base, cache, sets, resumed=("--resume", "--from", "2")
+    )
     for part in ("weights", "ema", "optimizer"):
         ours, theirs = (pick(run, LENGTH).load(part) for run in (again, two))
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

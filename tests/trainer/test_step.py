@@ -1,4 +1,6 @@
-"""The step: any split is the same step, the rate is the field's, updates in bf16 and during backward."""
+"""The step: any split is the same step, the rate is the field's, updates in bf16 and
+during backward.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -49,13 +51,17 @@ CPU = torch.device("cpu")
 
 
 class Setup:
-    """A tiny model with an adapter that already does something, its optimizer, and a batch of four."""
+    """A tiny model with an adapter that already does something, its optimizer, and a
+    batch of four.
+    """
 
     def __init__(
         self, family: Any, lr: float = 1e-2, dropout: float = 0.0, fresh: bool = False
     ) -> None:
         self.family, self.net = family, family.denoiser()
-        self.parameters = add_lora(self.net, family.spec, Lora(rank=4, dropout=dropout), seed=0)
+        self.parameters = add_lora(
+            self.net, family.spec, Lora(rank=4, dropout=dropout), seed=0
+        )
         generator = torch.Generator().manual_seed(1)
         for name, parameter in self.parameters.items():
             if "lora_B" in name and not fresh:
@@ -118,7 +124,9 @@ class Setup:
         seen: list[torch.Tensor] = []
 
         def keep(*_: Any) -> None:
-            seen.append(torch.cat([p.grad.flatten().clone() for p in self.parameters.values()]))
+            seen.append(
+                torch.cat([p.grad.flatten().clone() for p in self.parameters.values()])
+            )
 
         handle = self.optimizer.register_step_pre_hook(keep)
         self.step(prepared, parts, 1e9, seed, most)
@@ -130,7 +138,9 @@ class Setup:
 
 
 class Layers(ModelMixin, ConfigMixin, PeftAdapterMixin):
-    """A diffusers model that can be float64 throughout, as Wan, whose norms are float32, cannot."""
+    """A diffusers model that can be float64 throughout, as Wan, whose norms are
+    float32, cannot.
+    """
 
     @register_to_config
     def __init__(self) -> None:
@@ -147,7 +157,9 @@ class LayersFamily:
     """What the step asks of a family."""
 
     spec: Any = SimpleNamespace(
-        title="layers", blocks=("blocks",), lora_targets={"attention": (r"blocks\.\d+",)}
+        title="layers",
+        blocks=("blocks",),
+        lora_targets={"attention": (r"blocks\.\d+",)},
     )
 
     def denoiser(self) -> nn.Module:
@@ -161,16 +173,21 @@ class LayersFamily:
 
 
 @pytest.mark.parametrize(
-    ("parts", "most"), [(2, None), (3, None), (5, None), (1, 1), (1, 2), (2, 2), (1, 4), (1, 9)]
+    ("parts", "most"),
+    [(2, None), (3, None), (5, None), (1, 1), (1, 2), (2, 2), (1, 4), (1, 9)],
 )
 def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> None:
-    """Prior samples, scales, dropped frames and masks included; by a count of parts, or by their size."""
+    """Prior samples, scales, dropped frames and masks included; by a count of parts, or
+    by their size.
+    """
     gradients = []
     for count, size in ((1, None), (parts, most)):
         setup = Setup(LayersFamily())
         for parameter in setup.parameters.values():
             parameter.data = parameter.data.double()
-        prepared = setup.prepared(1, 5, prior=(1, 2, 4), scale=(1.0, 0.5, 2.0, 3.0, 0.1))
+        prepared = setup.prepared(
+            1, 5, prior=(1, 2, 4), scale=(1.0, 0.5, 2.0, 3.0, 0.1)
+        )
         dropped = prepared.batch.dropped_frames_mask.clone()
         dropped[2, :, 1] = True
         weight = torch.ones(5, 1, 2, 4, 4)
@@ -189,7 +206,9 @@ def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> 
 
 
 def test_before_the_first_step_a_prior_sample_costs_nothing(tiny_family: Open) -> None:
-    """B is 0, so the model is the base: exactly, where all are prior; beside others, to rounding."""
+    """B is 0, so the model is the base: exactly, where all are prior; beside others, to
+    rounding.
+    """
     setup = Setup(tiny_family("wan"), fresh=True, dropout=0.5)
     line = setup.step(setup.prepared(1, prior=range(4)), seed=1).read()
     assert line["loss"] == line["mse"] == line["grad_norm"] == 0
@@ -234,9 +253,12 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(
     next(iter(setup.parameters.values())).requires_grad_(False)
 
     def state() -> tuple[Any, ...]:
-        trained = {name: parameter.clone() for name, parameter in setup.net.named_parameters()}
+        trained = {
+            name: parameter.clone() for name, parameter in setup.net.named_parameters()
+        }
         flags = {
-            name: parameter.requires_grad for name, parameter in setup.net.named_parameters()
+            name: parameter.requires_grad
+            for name, parameter in setup.net.named_parameters()
         }
         return (
             trained,
@@ -257,9 +279,9 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(
     setup.net.eval()
     with torch.no_grad():
         said = family.predict(setup.net, one.batch.x0, one.t, one.batch)
-        assert not torch.equal(said, family.predict(base, one.batch.x0, one.t, one.batch)), (
-            "it is on again"
-        )
+        assert not torch.equal(
+            said, family.predict(base, one.batch.x0, one.t, one.batch)
+        ), "it is on again"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +305,9 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(
     ],
 )
 def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> None:
-    """After the warm-up ours is theirs; in it theirs starts at 0, which would waste a step, ours one step up."""
+    """After the warm-up ours is theirs; in it theirs starts at 0, which would waste a
+    step, ours one step up.
+    """
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     theirs = make(optimizer, 10, 60)
     settings = LRSchedule(2.0, scheduler, 10, 60, cycles=3, power=2.5)
@@ -305,11 +329,15 @@ GOOD = torch.tensor(True)
 
 
 def test_rounding_by_chance_is_right_on_average() -> None:
-    """Of numbers a share s of bf16's step above a neighbour, s go up; the mean of all is the number."""
+    """Of numbers a share s of bf16's step above a neighbour, s go up; the mean of all
+    is the number.
+    """
     for share in (0.0, 0.1, 0.5, 0.9):
         for low in (1.0, -1.0, 2.0**-15, -300.0):
             step = (
-                torch.nextafter(torch.tensor(low).bfloat16(), torch.tensor(low * 2).bfloat16())
+                torch.nextafter(
+                    torch.tensor(low).bfloat16(), torch.tensor(low * 2).bfloat16()
+                )
                 .float()
                 .item()
                 - low
@@ -374,13 +402,19 @@ def test_averages_on_the_host_take_no_device_memory() -> None:
     ema.update(1, torch.tensor(True, device="cuda"))
     own = weight.detach().clone()
     with ema.in_place():
-        assert torch.equal(weight.cpu(), ema.values["w"]) is False, "they have changed places"
+        assert torch.equal(weight.cpu(), ema.values["w"]) is False, (
+            "they have changed places"
+        )
     assert torch.equal(weight, own)
 
 
 @pytest.mark.parametrize("name", ["ADAMW", "LION", "ADAFACTOR", "MUON", "ADAMW_8BIT"])
-def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(name: str) -> None:
-    """300 updates of 1e-4 on weights of 1, whose bf16 step is 1/128: nearest stays, by chance the mean arrives."""
+def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(
+    name: str,
+) -> None:
+    """300 updates of 1e-4 on weights of 1, whose bf16 step is 1/128: nearest stays, by
+    chance the mean arrives.
+    """
     weights = {
         dtype: nn.Parameter(torch.ones(80, 80, dtype=dtype))
         for dtype in (torch.float32, torch.bfloat16)
@@ -397,13 +431,17 @@ def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(name:
             for group in optimizers[dtype].param_groups:
                 group["lr"] = 1e-4 if name != "MUON" else 1e-3
             weight.grad, before = gradient.to(dtype), weight.detach().float()
-            update_rounded(owners_of(optimizers[dtype])[id(weight)], weight, GOOD, 0, step, "w")
+            update_rounded(
+                owners_of(optimizers[dtype])[id(weight)], weight, GOOD, 0, step, "w"
+            )
         if step == 0:
             one = before - weights[torch.float32].detach()
-            assert torch.equal((before - one).bfloat16().float(), before) or name == "MUON", (
-                "nearest loses the update"
-            )
-    exact, rounded = (1 - weight.detach().float().mean().item() for weight in weights.values())
+            assert (
+                torch.equal((before - one).bfloat16().float(), before) or name == "MUON"
+            ), "nearest loses the update"
+    exact, rounded = (
+        1 - weight.detach().float().mean().item() for weight in weights.values()
+    )
     assert exact > 4e-3
     assert rounded == pytest.approx(exact, rel=0.05)
     kept = optimizer_state(optimizers[torch.bfloat16], {"w": weights[torch.bfloat16]})
@@ -412,7 +450,9 @@ def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(name:
     )
 
 
-def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alone() -> None:
+def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alone() -> (
+    None
+):
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
     parameters = dict(net.named_parameters())
@@ -427,6 +467,10 @@ def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alo
     updates.loss(loss)
     loss.backward()
     assert not updates.norm().isfinite()
-    moved = {name for name, value in parameters.items() if not torch.equal(value, before[name])}
+    moved = {
+        name
+        for name, value in parameters.items()
+        if not torch.equal(value, before[name])
+    }
     assert moved == {*before} - {"2.weight"}
     assert all(value.isfinite().all() for value in parameters.values())

@@ -1,4 +1,5 @@
-"""The journal on a disk that is full, broken, or torn by a kill: no line is lost, none is half there.
+"""The journal on a disk that is full, broken, or torn by a kill: no line is lost, none
+is half there.
 
 TensorBoard's files follow it where they can be written.
 """
@@ -34,13 +35,17 @@ def filled(run: Path, steps: int = 6) -> Journal:
         journal.write(step_line(step, loss=0.1 * step))
         if step % 3 == 0:
             journal.event("save", step=step, path=f"checkpoints/step-{step}")
-            journal.event("sample", step=step, prompt=PROMPT, path=f"samples/step-{step}.mp4")
+            journal.event(
+                "sample", step=step, prompt=PROMPT, path=f"samples/step-{step}.mp4"
+            )
     journal.event("end", step=steps, why="done")
     return journal
 
 
 class Small:
-    """A file on a disk that takes so many bytes more: a write takes what fits, as the system's does, or fails."""
+    """A file on a disk that takes so many bytes more: a write takes what fits, as the
+    system's does, or fails.
+    """
 
     def __init__(self, file: Any, room: int) -> None:
         self.file, self.room, self.name = file, room, file.name
@@ -106,7 +111,9 @@ def test_a_broken_disk_is_no_full_one(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EIO
 
 
-def test_a_last_line_torn_anywhere_is_dropped_and_the_next_one_is_whole(tmp_path: Path) -> None:
+def test_a_last_line_torn_anywhere_is_dropped_and_the_next_one_is_whole(
+    tmp_path: Path,
+) -> None:
     """Also inside a letter, where the file is no UTF-8 any more."""
     filled(tmp_path / "whole").close()
     whole = (tmp_path / "whole" / "journal.jsonl").read_bytes()
@@ -161,7 +168,9 @@ def test_killed_anywhere_in_cutting_the_journal_is_the_old_one_or_the_new_one(
         History(run).cut(3)
 
     filled(tmp_path / "before").close()
-    points = kill_points(cut, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING)
+    points = kill_points(
+        cut, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING
+    )
     for number, point in enumerate(points):
         run = shutil.copytree(tmp_path / "before", tmp_path / str(number))
         assert killed_at(point, cut, run, SAVING)
@@ -182,8 +191,12 @@ def step(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("taken", [0, 10], ids=["nothing is taken", "a part is"])
-def test_a_full_disk_is_told_once_and_the_curves_go_on(taken: int, tmp_path: Path) -> None:
-    """The journal has every line; of the curves what could not be written is missing, and what comes after it is there."""
+def test_a_full_disk_is_told_once_and_the_curves_go_on(
+    taken: int, tmp_path: Path
+) -> None:
+    """The journal has every line; of the curves what could not be written is missing,
+    and what comes after it is there.
+    """
     told: list[str] = []
     board, journal = TensorBoardWriter(tmp_path, 1, told.append), Journal(tmp_path)
     journal.followers.append(board.line)
@@ -227,7 +240,9 @@ def test_the_journal_has_a_line_before_anybody_follows_it(tmp_path: Path) -> Non
 
 def test_experts_and_probes_have_curves() -> None:
     part = {"normalised": 0.5, "mean": 0.2, "experts": {"high": 0.4, "low": 0.6}}
-    validation = scalars({"kind": "validation", "step": 1, "held_out": None, "train": part})
+    validation = scalars(
+        {"kind": "validation", "step": 1, "held_out": None, "train": part}
+    )
     assert set(validation) == {
         f"validation/train{end}" for end in ("", "_mean", "_high", "_low")
     }
@@ -242,4 +257,6 @@ def test_experts_and_probes_have_curves() -> None:
     found = scalars(probe | {"diversity": {"value": 1.5}, "motion": motion})
     known = {"replication": 0.3, "copies": 2.0, "diversity": 1.5, "energy": 0.1}
     assert found == {f"sample_metrics/{name}": value for name, value in known.items()}
-    assert scalars({"kind": "sample_metrics", "step": 1, "not_measured": "budget"}) == {}
+    assert (
+        scalars({"kind": "sample_metrics", "step": 1, "not_measured": "budget"}) == {}
+    )

@@ -14,12 +14,28 @@ from hypothesis import strategies as st
 from tests.support.journal_lines import step_line
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import TimestepSampler
-from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
-from videotune.latent_cache.sampler import Schedule, bucket_of, steps_per_bucket, times_seen
+from videotune.latent_cache.exposure import (
+    Exposure,
+    advice,
+    band,
+    exposure,
+    most,
+    steps_for,
+)
+from videotune.latent_cache.sampler import (
+    Schedule,
+    bucket_of,
+    steps_per_bucket,
+    times_seen,
+)
 from videotune.runs.journal import Journal
 from videotune.trainer.throughput import RECENT, Throughput, time_left
 from videotune.types import Batch, ClipShape, Conditioning, Window
-from videotune.validation.selection import quantiles_by_window, spread_evenly, spread_over_clips
+from videotune.validation.selection import (
+    quantiles_by_window,
+    spread_evenly,
+    spread_over_clips,
+)
 from videotune.validation.validation_loss import (
     ValidationLoss,
     average_over_clips,
@@ -31,7 +47,9 @@ SHAPE = ClipShape(5, 32, 32, 16.0)
 
 
 def windows(count: int) -> tuple[Window, ...]:
-    return tuple(Window(f"{i:012x}".ljust(32, "0"), 0.0, 0.3, SHAPE) for i in range(count))
+    return tuple(
+        Window(f"{i:012x}".ljust(32, "0"), 0.0, 0.3, SHAPE) for i in range(count)
+    )
 
 
 def test_bands_are_total_and_half_open() -> None:
@@ -40,7 +58,9 @@ def test_bands_are_total_and_half_open() -> None:
 
 
 def test_a_windows_views_are_those_of_all_its_entries() -> None:
-    """Two windows shown twice a pass and two shown once, two samples a step: ten passes."""
+    """Two windows shown twice a pass and two shown once, two samples a step: ten
+    passes.
+    """
     once, twice = windows(4)[:2], windows(4)[2:]
     entries = (*once, *twice, *twice)
     counted = exposure(times_seen(Schedule(0, (6,), (2,)), 30), [entries])
@@ -51,18 +71,30 @@ def test_a_windows_views_are_those_of_all_its_entries() -> None:
         window.clip_id: counted.windows[window.id] for window in (*once, *twice)
     }
     facts = counted.to_json(1e-4)
-    assert facts["per_window"] == {"min": 10, "mean": 15.0, "max": 20, "band": "moderate"}
+    assert facts["per_window"] == {
+        "min": 10,
+        "mean": 15.0,
+        "max": 20,
+        "band": "moderate",
+    }
     assert "regularization" not in facts
 
 
 def test_regularization_is_counted_and_decides_no_band() -> None:
-    """Eight training windows and one that keeps the model as it is, shown 60 times a pass, in a bucket of its own."""
+    """Eight training windows and one that keeps the model as it is, shown 60 times a
+    pass, in a bucket of its own.
+    """
     every = windows(9)
     buckets = [every[:8], every[8:] * 60]
     counts = times_seen(Schedule(0, (8, 60), (1, 1)), 68 * 3)
     counted = exposure(counts, buckets, [every[8].clip_id])
     facts = counted.to_json(1e-4)
-    assert facts["per_window"] == {"min": 3, "mean": 3.0, "max": 3, "band": "conservative"}
+    assert facts["per_window"] == {
+        "min": 3,
+        "mean": 3.0,
+        "max": 3,
+        "band": "conservative",
+    }
     assert facts["per_clip"] == {"min": 3, "mean": 3.0, "max": 3}
     assert facts["regularization"] == {"min": 180, "mean": 180.0, "max": 180}
     assert facts["clips"][every[8].clip_id] == 180, "counted all the same"
@@ -83,7 +115,8 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     journal.write(step_line(1, loss=float("nan"), mse=float("inf"), prompt="schön NaN"))
     journal.close()
     line = json.loads(
-        (tmp_path / "journal.jsonl").read_text(), parse_constant=lambda word: pytest.fail(word)
+        (tmp_path / "journal.jsonl").read_text(),
+        parse_constant=lambda word: pytest.fail(word),
     )
     assert line == step_line(1, loss=None, mse=None, prompt="schön NaN")
 
@@ -103,7 +136,10 @@ def batch_of(window: Window) -> Batch:
 
 
 def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
-    net, loss = family.denoiser(), objective("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0))
+    net, loss = (
+        family.denoiser(),
+        objective("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0)),
+    )
     net.train()
     validation = ValidationLoss(windows(3), windows(2), seed=0)
     state = torch.random.get_rng_state()
@@ -115,14 +151,21 @@ def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     assert net.training
     assert len(first["held_out"]["by_quantile"]) == 9
-    assert first["held_out"]["mean"] == pytest.approx(sum(first["held_out"]["by_quantile"]) / 9)
+    assert first["held_out"]["mean"] == pytest.approx(
+        sum(first["held_out"]["by_quantile"]) / 9
+    )
     assert first["held_out"]["by_quantile"] != first["train"]["by_quantile"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_clips_take_turns_and_together_read_every_level(count: int, family: Any) -> None:
+def test_clips_take_turns_and_together_read_every_level(
+    count: int, family: Any
+) -> None:
     """Against a reading of each window alone, which is at all levels."""
-    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, TimestepSampler())
+    nets, loss = (
+        {"transformer": family.denoiser()},
+        objective("flow", {}, TimestepSampler()),
+    )
     some = windows(count)
     whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)[
         "held_out"
@@ -133,7 +176,9 @@ def test_clips_take_turns_and_together_read_every_level(count: int, family: Any)
         value is not None for clip in whole["clips"].values() for value in clip
     )
     alone = [
-        read_validation(ValidationLoss((one,), (), 0), family, nets, loss, batch_of)["held_out"]
+        read_validation(ValidationLoss((one,), (), 0), family, nets, loss, batch_of)[
+            "held_out"
+        ]
         for one in some
     ]
     for level, mean in enumerate(whole["by_quantile"]):
@@ -174,8 +219,11 @@ def test_levels_that_are_read_together_read_as_one_by_one(
         objective("flow", {}, TimestepSampler()),
         [],
     )
-    for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine
-        monkeypatch.setattr("videotune.validation.validation_loss.TOKENS_PER_PASS", tokens)
+    # a clip of this size is 8 tokens: one level, three, all nine
+    for tokens in (1, 25, 4096):
+        monkeypatch.setattr(
+            "videotune.validation.validation_loss.TOKENS_PER_PASS", tokens
+        )
         readings.append(
             read_validation(
                 ValidationLoss(windows(2), windows(1), 0), family, nets, loss, batch_of
@@ -185,7 +233,9 @@ def test_levels_that_are_read_together_read_as_one_by_one(
         assert other["held_out"]["by_quantile"] == pytest.approx(
             readings[0]["held_out"]["by_quantile"], rel=1e-5
         )
-        assert set(other["held_out"]["clips"]) == {window.clip_id[:12] for window in windows(2)}
+        assert set(other["held_out"]["clips"]) == {
+            window.clip_id[:12] for window in windows(2)
+        }
 
 
 @pytest.mark.parametrize(
@@ -211,14 +261,21 @@ def test_the_steps_for_so_many_views_are_the_first_that_show_them(
 def test_views_so_far_are_told_in_few_words() -> None:
     counted = exposure(times_seen(Schedule(0, (4,), (1,)), 10), [windows(4)])
     line = counted.so_far()
-    assert line["per_window"] == {"min": 2, "mean": 2.5, "max": 3, "band": "conservative"}
+    assert line["per_window"] == {
+        "min": 2,
+        "mean": 2.5,
+        "max": 3,
+        "band": "conservative",
+    }
     assert line["windows"] == {"2": 2, "3": 2}
     assert sum(line["clips"].values()) == 10
     assert all(len(name) == 12 for name in line["clips"])
 
 
 def test_a_probe_is_spread_over_the_set() -> None:
-    assert [int(window.clip_id[:12], 16) for window in spread_evenly(windows(20), 4)] == [
+    assert [
+        int(window.clip_id[:12], 16) for window in spread_evenly(windows(20), 4)
+    ] == [
         0,
         5,
         10,
@@ -240,7 +297,9 @@ def test_places_are_dealt_out_clip_by_clip(lengths: list[int], count: int) -> No
     ]
     chosen = spread_over_clips(several, count)
     assert len(chosen) == len(set(chosen)) == min(count, len(several))
-    assert list(chosen) == [window for window in several if window in chosen], "in their order"
+    assert list(chosen) == [window for window in several if window in chosen], (
+        "in their order"
+    )
     each = [sum(window.clip_id == clip.clip_id for window in chosen) for clip in clips]
     if count >= len(clips):
         full = [length == share for length, share in zip(lengths, each, strict=True)]
@@ -251,7 +310,9 @@ def test_places_are_dealt_out_clip_by_clip(lengths: list[int], count: int) -> No
 
 
 def test_a_reading_counts_each_clip_alike() -> None:
-    """A clip of three windows that is learnt and one of one window that is not: half and half, not three to one."""
+    """A clip of three windows that is learnt and one of one window that is not: half
+    and half, not three to one.
+    """
     long, short = windows(2)
     three = [replace(long, start=float(i)) for i in range(3)]
     errors = torch.tensor([[0.5] * 9] * 3 + [[1.5] * 9], dtype=torch.float64)
@@ -266,8 +327,14 @@ def test_a_reading_counts_each_clip_alike() -> None:
 
 
 def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
-    """A dear bucket of 9 s a step and a cheap one of 1 s: after any step the rest is exactly what is still to come."""
-    schedule, cost, throughput = Schedule(0, (3, 7), (1, 1)), {0: 9.0, 1: 1.0}, Throughput()
+    """A dear bucket of 9 s a step and a cheap one of 1 s: after any step the rest is
+    exactly what is still to come.
+    """
+    schedule, cost, throughput = (
+        Schedule(0, (3, 7), (1, 1)),
+        {0: 9.0, 1: 1.0},
+        Throughput(),
+    )
     for step in range(1, 41):
         bucket = bucket_of(schedule, step)
         throughput.add(bucket, {"data": 0.0, "forward": cost[bucket]})
@@ -281,11 +348,15 @@ def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
     plain = (
         40 * sum(cost.values()) / 2
     )  # what a mean over the buckets would say of the whole run
-    assert abs(plain - sum(cost[bucket_of(schedule, step)] for step in range(1, 41))) > 50
+    assert (
+        abs(plain - sum(cost[bucket_of(schedule, step)] for step in range(1, 41))) > 50
+    )
 
 
 def test_a_bucket_without_a_step_is_as_dear_for_its_size_as_the_others() -> None:
-    assert time_left({1: 2.0}, {0: 3, 1: 5}, [40.0, 10.0]) == pytest.approx(3 * 8.0 + 5 * 2.0)
+    assert time_left({1: 2.0}, {0: 3, 1: 5}, [40.0, 10.0]) == pytest.approx(
+        3 * 8.0 + 5 * 2.0
+    )
     assert time_left({}, {0: 3}, [40.0]) is None
 
 

@@ -1,4 +1,6 @@
-"""What measures samples, held against what is known: copies that were planted, sets of known diversity, known motion."""
+"""What measures samples, held against what is known: copies that were planted, sets of
+known diversity, known motion.
+"""
 
 import shutil
 from pathlib import Path
@@ -45,10 +47,12 @@ def test_the_vendi_score_counts_what_differs() -> None:
     assert metrics.vendi_score(alike) == pytest.approx(1, abs=1e-9), (
         "the same, whatever its length"
     )
-    assert metrics.vendi_score(np.eye(7)) == pytest.approx(7, abs=1e-9), "nothing in common"
-    assert metrics.vendi_score(np.repeat(np.eye(3), 4, 0)) == pytest.approx(3, abs=1e-9), (
-        "three kinds of four"
+    assert metrics.vendi_score(np.eye(7)) == pytest.approx(7, abs=1e-9), (
+        "nothing in common"
     )
+    assert metrics.vendi_score(np.repeat(np.eye(3), 4, 0)) == pytest.approx(
+        3, abs=1e-9
+    ), "three kinds of four"
     uneven = np.concatenate([np.repeat(np.eye(2)[:1], 9, 0), np.eye(2)[1:]])
     assert metrics.vendi_score(uneven) == pytest.approx(
         np.exp(-(0.9 * np.log(0.9) + 0.1 * np.log(0.1))), abs=1e-9
@@ -95,7 +99,9 @@ def test_a_copy_is_found_and_its_clip_named(
             assert found.similarity == pytest.approx(1, abs=1e-4)
 
 
-def test_clips_of_other_videos_are_no_copies(gallery: Gallery, usual: Baselines) -> None:
+def test_clips_of_other_videos_are_no_copies(
+    gallery: Gallery, usual: Baselines
+) -> None:
     line = usual.line()
     for seed in range(100, 120):
         found = gallery.nearest(embeddings.embed_with_mirror(EMBEDDING, film(seed)[:5]))
@@ -103,7 +109,9 @@ def test_clips_of_other_videos_are_no_copies(gallery: Gallery, usual: Baselines)
 
 
 def test_likeness_keeps_the_order_of_frames() -> None:
-    """The same frames backwards are less like, and a clip longer than the other is compared with its beginning."""
+    """The same frames backwards are less like, and a clip longer than the other is
+    compared with its beginning.
+    """
     whole = embeddings.embed_views(EMBEDDING, film(2))[None]
     forward, backward = (
         embeddings.embed_with_mirror(EMBEDDING, frames)
@@ -112,9 +120,9 @@ def test_likeness_keeps_the_order_of_frames() -> None:
     assert metrics.similarities(forward, whole)[0] == pytest.approx(1, abs=1e-4)
     assert metrics.similarities(backward, whole)[0] < 0.97
     short = embeddings.embed_views(EMBEDDING, film(2)[:4])[None]
-    assert metrics.similarities(embeddings.embed_with_mirror(EMBEDDING, film(2)), short)[
-        0
-    ] == pytest.approx(1, abs=1e-4)
+    assert metrics.similarities(
+        embeddings.embed_with_mirror(EMBEDDING, film(2)), short
+    )[0] == pytest.approx(1, abs=1e-4)
 
 
 def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> None:
@@ -127,7 +135,10 @@ def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> N
     )
     assert Baselines((), ()).line() is None
     told = Baselines((), many).to_json()
-    assert told == {"held_out": None, "others": {"clips": 1001, "median": 0.5, "p99": 0.99}}
+    assert told == {
+        "held_out": None,
+        "others": {"clips": 1001, "median": 0.5, "p99": 0.99},
+    }
 
 
 def test_vectors_have_length_one_and_a_flat_frame_is_no_error() -> None:
@@ -174,7 +185,9 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "clip": transformers.CLIPVisionModel(
             transformers.CLIPVisionConfig(**small, intermediate_size=16)
         ),
-        "dino": transformers.Dinov2Model(transformers.Dinov2Config(**small, mlp_ratio=1)),
+        "dino": transformers.Dinov2Model(
+            transformers.Dinov2Config(**small, mlp_ratio=1)
+        ),
         "siglip": transformers.SiglipModel(siglip),
     }
     folder = tmp_path_factory.mktemp("encoders")
@@ -190,13 +203,17 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_persons_own_encoder_takes_the_heuristics_place(
     encoders: dict[str, Path], name: str
 ) -> None:
-    """By transformers: its vectors are those of its own processor and model, called by hand."""
+    """By transformers: its vectors are those of its own processor and model, called by
+    hand.
+    """
     from transformers import AutoImageProcessor, AutoModel
 
     embedding = embeddings.open_encoder(str(encoders[name]))
     assert embedding.name != embeddings.HEURISTIC
     names = [embeddings.open_encoder(str(path)).name for path in encoders.values()]
-    assert names.count(embedding.name) == 1, "each has a name of its own, always the same"
+    assert names.count(embedding.name) == 1, (
+        "each has a name of its own, always the same"
+    )
     frames = film(0)[:3]
     seen = embeddings.embed_with_mirror(embedding, frames)
     assert seen.shape == (2, 3, 16)

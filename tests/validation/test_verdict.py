@@ -1,7 +1,7 @@
 """The verdict on planted courses of the validation loss, and on pure chance.
 
-research/verdict.json has the results of research/verdict.py on the toy model; docs/monitor.md
-describes them.
+research/verdict.json has the results of research/verdict.py on the toy model;
+docs/monitor.md describes them.
 """
 
 import json
@@ -74,7 +74,8 @@ COURSES = {
     "nothing falls any more": ((*DOWN, 0.5, 0.5, 0.5, 0.5), (*DOWN, 0.5, 0.5, 0.5, 0.5), PLATEAU, None, ""),
     "held-out clips alone still fall": ((*DOWN, 0.45, 0.4), (*DOWN, 0.5, 0.5), LEARNING, None, ""),
     "the run flies apart": (UP, UP, PLATEAU, 20, "both have got worse, a sign of too high a learning_rate"),
-    # the training clips at the validation that rose, not at a later one at which they may lie higher again
+    # the training clips at the validation that rose, not at a later one at which they
+    # may lie higher again
     "what was seen when it was called": (
         (*DOWN, 0.55, 0.6, 0.61), (*DOWN, 0.4, 0.3, 0.9), OVERFITTING, 30, "training clips fell from 0.500 to 0.300",
     ),
@@ -84,7 +85,9 @@ COURSES = {
     "it stands": ((*DOWN, 0.55, 0.6, 0.505), (*DOWN, 0.4, 0.3, 0.2), OVERFITTING, 30, "at step 50 (now 0.5"),
     "until there is a new best": ((*DOWN, 0.55, 0.6, 0.505, 0.4), (*DOWN, 0.4, 0.3, 0.2, 0.2), LEARNING, None, ""),
 }  # fmt: skip
-"""Validation losses of held-out and of training clips; the verdict, its best step, and a part of its reason."""
+"""Validation losses of held-out and of training clips; the verdict, its best step, and
+a part of its reason.
+"""
 
 
 @pytest.mark.parametrize("how", COURSES)
@@ -145,7 +148,14 @@ def test_another_ruler_begins_anew() -> None:
 
 def test_the_readings_in_a_row_are_counted_from_the_last() -> None:
     lines = course([*DOWN, 0.55, 0.6, 0.65, 0.7], [*DOWN, 0.4, 0.3, 0.2, 0.1])
-    assert [count_latest(lines[:n], OVERFITTING) for n in range(3, 9)] == [0, 0, 0, 1, 2, 3]
+    assert [count_latest(lines[:n], OVERFITTING) for n in range(3, 9)] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+        3,
+    ]
     assert count_latest([*lines, reading(80, 0.3, 0.05)], OVERFITTING) == 0
 
 
@@ -167,11 +177,15 @@ def test_steps_whose_readings_cannot_be_told_from_the_best_are_as_good() -> None
 
 
 def test_the_chance_is_students() -> None:
-    """Its table against 100,000 draws: a mean of n normal differences lies above it once in twenty times."""
+    """Its table against 100,000 draws: a mean of n normal differences lies above it
+    once in twenty times.
+    """
     random = np.random.default_rng(0)
     for n in range(2, 2 + len(STUDENT_T)):
         draws = random.standard_normal((100_000, n))
-        share = (draws.mean(1) > STUDENT_T[n - 2] * draws.std(1, ddof=1) / np.sqrt(n)).mean()
+        share = (
+            draws.mean(1) > STUDENT_T[n - 2] * draws.std(1, ddof=1) / np.sqrt(n)
+        ).mean()
         assert share == pytest.approx(0.05, abs=0.003), n
     before, now = {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 1.1, "b": 2.3, "c": 3.2}
     mean, chance = rise(before, now)
@@ -179,12 +193,17 @@ def test_the_chance_is_students() -> None:
 
 
 def test_chance_alone_is_seldom_called_overfitting() -> None:
-    """Two hundred courses that fall and then rest, with the scatter of each clip and of all together."""
+    """Two hundred courses that fall and then rest, with the scatter of each clip and of
+    all together.
+    """
     called = 0
     for seed in range(200):
         random, lines = np.random.default_rng(seed), []
         for i in range(11):
-            level, common = 0.4 + 0.6 * float(np.exp(-i)), 0.005 * random.standard_normal()
+            level, common = (
+                0.4 + 0.6 * float(np.exp(-i)),
+                0.005 * random.standard_normal(),
+            )
             own = 0.005 * random.standard_normal(8)
             lines.append(reading(i, level + common + HARD + own, level + common))
         called += any(label_of(lines[:n]) == OVERFITTING for n in range(1, 12))
@@ -205,7 +224,8 @@ def test_the_verdict_was_right_as_often_as_is_said() -> None:
         "the figures are of another validation"
     )
     four, endless, levels = (
-        [row for row in rows if row["case"] == case] for case in ("four", "endless", "levels")
+        [row for row in rows if row["case"] == case]
+        for case in ("four", "endless", "levels")
     )
     assert len(four) == len(endless) == 20
     right = tuple(
@@ -213,7 +233,8 @@ def test_the_verdict_was_right_as_often_as_is_said() -> None:
     )
     assert right[0] == sum(row["called_at"] is not None for row in four)
     assert right[1] == sum(
-        abs(row["best_step"] - row["dense_best"]) <= found["settings"]["every"] for row in four
+        abs(row["best_step"] - row["dense_best"]) <= found["settings"]["every"]
+        for row in four
     )
     assert all(row["called_at"] is None for row in endless)
     for words in (

@@ -1,4 +1,5 @@
-"""The types of adapter: PEFT's names for their tensors, and which of these begin at zero.
+"""The types of adapter: PEFT's names for their tensors, and which of these begin at
+zero.
 
 With s = alpha / rank:
 
@@ -6,7 +7,8 @@ With s = alpha / rank:
 - DoRA (Liu et al. 2024, arXiv 2402.09353): m·V / ‖V‖ row by row, V = W + s·B·A
 - LoHa (Hyeon-Woo et al. 2021, arXiv 2108.06098): W + s·(A1·B1)∘(A2·B2)
 - LoKr (Yeh et al. 2023, arXiv 2309.14859): W + s·(W1 ⊗ W2)
-- OFT (Qiu et al. 2023, arXiv 2306.07280): W·Rᵀ, R made of rotations of a few inputs each
+- OFT (Qiu et al. 2023, arXiv 2306.07280): W·Rᵀ, R made of rotations of a few inputs
+  each
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "LOHA": ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
     "LOKR": ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"),
 }
-"""PEFT's tensor names by type. Each of LoKr's factors is one tensor or a product of _a and
-_b."""
+"""PEFT's tensor names by type.
+
+Each of LoKr's factors is one tensor or a product of _a and _b.
+"""
 
 ZERO = ("lora_B", "hada_w2_b", "lokr_w1", "lokr_w1_a", "oft_R")
 """Tensors that begin at zero, so that step 0 is the base model.
@@ -54,7 +58,9 @@ def parse_param_name(name: str) -> tuple[str, str] | None:
 
 
 def by_module(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Group an adapter's tensors by module path and PEFT's name; other tensors are left out."""
+    """Group an adapter's tensors by module path and PEFT's name; other tensors are left
+    out.
+    """
     modules: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
         parsed = parse_param_name(name)
@@ -79,15 +85,17 @@ def kind_of(state: Collection[str]) -> str | None:
     return None
 
 
-def peft_config(kind: str, rank: int, scale: float, dropout: float, paths: list[str]) -> Any:
+def peft_config(
+    kind: str, rank: int, scale: float, dropout: float, paths: list[str]
+) -> Any:
     """Build PEFT's config of an adapter whose tensors the caller initializes.
 
     Args:
         kind: the type, a key of ``PARTS``.
         rank: rank; for OFT the block size.
         scale: alpha / rank.
-        dropout: share of the adapter's inputs (LoRA, DoRA) or of the update's rows (LoHa, LoKr)
-            that is dropped; the others are scaled up.
+        dropout: share of the adapter's inputs (LoRA, DoRA) or of the update's rows
+            (LoHa, LoKr) that is dropped; the others are scaled up.
         paths: module paths.
     """
     import peft
@@ -111,5 +119,7 @@ def side_of(numbers: int) -> int:
     """Return the side b of a rotation that has b(b-1)/2 numbers."""
     side = round((1 + (1 + 8 * numbers) ** 0.5) / 2)
     if side * (side - 1) // 2 != numbers:
-        raise VideotuneError(f"no rotation has {numbers} numbers: this is not an OFT adapter")
+        raise VideotuneError(
+            f"no rotation has {numbers} numbers: this is not an OFT adapter"
+        )
     return side

@@ -44,7 +44,10 @@ def change(parts: AdapterTensors, scale: float) -> Tensor:
         w1 = _double(parts["hada_w1_a"]) @ _double(parts["hada_w1_b"])
         w2 = _double(parts["hada_w2_a"]) @ _double(parts["hada_w2_b"])
         return scale * w1 * w2
-    return scale * torch.kron(_factor(parts, "lokr_w1"), _factor(parts, "lokr_w2")).contiguous()
+    return (
+        scale
+        * torch.kron(_factor(parts, "lokr_w1"), _factor(parts, "lokr_w2")).contiguous()
+    )
 
 
 def _factor(parts: AdapterTensors, name: str) -> Tensor:
@@ -57,9 +60,9 @@ def _factor(parts: AdapterTensors, name: str) -> Tensor:
 def rotations(numbers: Tensor) -> Tensor:
     """Return PEFT's rotations (blocks, b, b), float64.
 
-    ``numbers`` (blocks, b(b-1)/2) are those above the diagonal of skew matrices Q.
-    R = 1 + 2Q + 2Q² + 2Q³ + Q⁴: the series of Cayley's (1 + Q)(1 - Q)⁻¹, truncated as in PEFT
-    (Qiu et al. 2025, arXiv 2506.19847).
+    ``numbers`` (blocks, b(b-1)/2) are those above the diagonal of skew matrices Q. R =
+    1 + 2Q + 2Q² + 2Q³ + Q⁴: the series of Cayley's (1 + Q)(1 - Q)⁻¹, truncated as in
+    PEFT (Qiu et al. 2025, arXiv 2506.19847).
     """
     side = side_of(numbers.shape[1])
     rows, columns = torch.triu_indices(side, side, 1)
@@ -74,7 +77,9 @@ def rotations(numbers: Tensor) -> Tensor:
     )
 
 
-def effects(state: Mapping[str, Tensor], scale: float) -> dict[str, Callable[[], Tensor]]:
+def effects(
+    state: Mapping[str, Tensor], scale: float
+) -> dict[str, Callable[[], Tensor]]:
     """Return functions that compute an adapter's ``change``, by module path.
 
     DoRA's magnitudes are under the path and " magnitude".
@@ -83,7 +88,9 @@ def effects(state: Mapping[str, Tensor], scale: float) -> dict[str, Callable[[],
     for path, parts in by_module(state).items():
         functions[path] = partial(change, parts, scale)
         if "lora_magnitude_vector" in parts:
-            functions[f"{path} magnitude"] = partial(_double, parts["lora_magnitude_vector"])
+            functions[f"{path} magnitude"] = partial(
+                _double, parts["lora_magnitude_vector"]
+            )
     return functions
 
 

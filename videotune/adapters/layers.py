@@ -1,9 +1,11 @@
 """The weights that train: modules and layers named by patterns, and rows of new tokens.
 
-Textual inversion (Gal et al. 2022, arXiv 2208.01618) trains only the rows of new tokens. They
-are a separate parameter over the frozen table of a text encoder, so nothing else has a gradient
-or weight decay. n vectors are n tokens ``<name>``, ``<name>_1``, …; the word ``<name>`` in a
-caption is replaced by all of them, as in diffusers."""
+Textual inversion (Gal et al. 2022, arXiv 2208.01618) trains only the rows of new
+tokens. They are a separate parameter over the frozen table of a text encoder, so
+nothing else has a gradient or weight decay. n vectors are n tokens ``<name>``,
+``<name>_1``, …; the word ``<name>`` in a caption is replaced by all of them, as in
+diffusers.
+"""
 
 import re
 from collections import Counter
@@ -37,11 +39,15 @@ class LiveText:
 
 
 def is_named(path: str, pattern: str) -> bool:
-    """Return whether a pattern is a regular expression of the full path, or its last parts."""
+    """Return whether a pattern is a regular expression of the full path, or its last
+    parts.
+    """
     return re.fullmatch(pattern, path) is not None or f".{path}".endswith(f".{pattern}")
 
 
-def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, noun: str) -> set[str]:
+def named_by(
+    paths: Sequence[str], patterns: Sequence[str], key: str, noun: str
+) -> set[str]:
     """Return the paths that any of the patterns names, see ``is_named``.
 
     Args:
@@ -118,7 +124,9 @@ def _let_train(parameters: Parameters, names: Sequence[str]) -> dict[str, nn.Par
     return {name: parameters[name] for name in names}
 
 
-def add_full(net: nn.Module, layers: Sequence[str] | None = None) -> dict[str, nn.Parameter]:
+def add_full(
+    net: nn.Module, layers: Sequence[str] | None = None
+) -> dict[str, nn.Parameter]:
     """Make all weights of a network or those of ``layers`` trainable."""
     parameters = dict(net.named_parameters())
     return _let_train(parameters, layers_of(parameters, layers))
@@ -139,7 +147,9 @@ def add_text(
     return _let_train(parameters, layers_of(parameters, layers, of_text=True))
 
 
-def load_weights(parameters: Parameters, state: Mapping[str, Tensor], where: str) -> None:
+def load_weights(
+    parameters: Parameters, state: Mapping[str, Tensor], where: str
+) -> None:
     """Copy saved weights into parameters of the same names.
 
     Raises:
@@ -190,7 +200,9 @@ class Overlay(nn.Module):
         index = numbers - self.first
         is_new = (index >= 0) & (index < len(self.rows))
         table_rows = self.table(numbers.masked_fill(is_new, 0))
-        new_rows = nn.functional.embedding(index.clamp(0, len(self.rows) - 1), self.rows)
+        new_rows = nn.functional.embedding(
+            index.clamp(0, len(self.rows) - 1), self.rows
+        )
         return torch.where(is_new[..., None], new_rows.to(table_rows.dtype), table_rows)
 
 
@@ -198,17 +210,24 @@ def add_rows(
     parts: Mapping[str, TextPart], settings: Embedding, seed: int
 ) -> dict[str, nn.Parameter]:
     """Add the new tokens to each text encoder; returns their rows (n, D)."""
-    rows = {name: first_rows(part, settings, seed, name) for name, part in parts.items()}
-    return {name: lay_rows(part, settings.tokens, rows[name]) for name, part in parts.items()}
+    rows = {
+        name: first_rows(part, settings, seed, name) for name, part in parts.items()
+    }
+    return {
+        name: lay_rows(part, settings.tokens, rows[name])
+        for name, part in parts.items()
+    }
 
 
 def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Parameter:
     """Add tokens to the tokenizer and their rows (n, D) to the encoder's table.
 
-    T5's ``shared`` and its encoder's ``embed_tokens`` are one table and get one overlay.
+    T5's ``shared`` and its encoder's ``embed_tokens`` are one table and get one
+    overlay.
 
-    Raises: VideotuneError: if the tokenizer already has a token or splits it, or the rows have
-        another width."""
+    Raises: VideotuneError: if the tokenizer already has a token or splits it, or the
+        rows have another width.
+    """
     encoder: Any = part.encoder
     table = encoder.get_input_embeddings()
     if rows.shape != (len(tokens), table.weight.shape[1]):
@@ -217,13 +236,16 @@ def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Paramete
             f"{table.weight.shape[1]}: it is for another one"
         )
     first = add_tokens(part.tokenizer, tokens)
-    parameter = nn.Parameter(rows.detach().to(table.weight.device, torch.float32, copy=True))
+    parameter = nn.Parameter(
+        rows.detach().to(table.weight.device, torch.float32, copy=True)
+    )
     encoder.set_input_embeddings(Overlay(table, parameter, first))
     return parameter
 
 
 def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> int:
-    """Add tokens to a tokenizer and return the number of the first; the others follow it.
+    """Add tokens to a tokenizer and return the number of the first; the others follow
+    it.
 
     Raises:
         VideotuneError: if the tokenizer already has a token or splits it.
@@ -251,10 +273,10 @@ def first_rows(
 ) -> Tensor:
     """Return the initial rows (n, D), float32 on the CPU.
 
-    The tokens of ``init_text`` are spread over the rows in order: a single row is the mean of
-    all tokens, n rows of n tokens are the tokens' rows, and fewer tokens than rows are
-    repeated. Without a text, rows are drawn around the mean of the table's rows with their
-    deviation, by (seed, encoder).
+    The tokens of ``init_text`` are spread over the rows in order: a single row is the
+    mean of all tokens, n rows of n tokens are the tokens' rows, and fewer tokens than
+    rows are repeated. Without a text, rows are drawn around the mean of the table's
+    rows with their deviation, by (seed, encoder).
 
     Raises:
         VideotuneError: for a text without a token.
@@ -268,7 +290,9 @@ def first_rows(
         return usual.mean(0) + usual.std(0) * torch.from_numpy(noise)
     numbers = part.tokenizer(settings.init_text, add_special_tokens=False).input_ids
     if not numbers:
-        raise VideotuneError(f"embedding.init_text: {settings.init_text!r} has no token")
+        raise VideotuneError(
+            f"embedding.init_text: {settings.init_text!r} has no token"
+        )
     token_rows = table[torch.tensor(numbers, device=table.device)].float().cpu()
     count = settings.vectors
     bounds = [i * len(token_rows) // count for i in range(count + 1)]

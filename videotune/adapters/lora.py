@@ -1,6 +1,8 @@
-"""LoRA and related adapters (``adapter_types.py``), added to the diffusers model by PEFT.
+"""LoRA and related adapters (``adapter_types.py``), added to the diffusers model by
+PEFT.
 
-The adapter is part of the model, not a wrapper: the same object trains, is sampled and is saved.
+The adapter is part of the model, not a wrapper: the same object trains, is sampled and
+is saved.
 """
 
 import re
@@ -21,8 +23,11 @@ from videotune.types import ModelSpec
 ADAPTER = "default"
 
 
-def matching(net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]) -> list[str]:
-    """Return the paths of the Linear modules in the family's blocks that the targets name.
+def matching(
+    net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]
+) -> list[str]:
+    """Return the paths of the Linear modules in the family's blocks that the targets
+    name.
 
     Args:
         net: the denoiser.
@@ -44,10 +49,12 @@ def matching(net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]) -> l
 
 
 def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Parameter]:
-    """Add the adapter to the network and return its parameters, not yet initialized, by name.
+    """Add the adapter to the network and return its parameters, not yet initialized, by
+    name.
 
     Raises:
-        VideotuneError: if OFT's blocks of ``rank`` inputs do not divide a module's inputs.
+        VideotuneError: if OFT's blocks of ``rank`` inputs do not divide a module's
+            inputs.
     """
     paths = matching(net, spec, settings.targets)
     rule_patterns = [rule.pattern for rule in settings.modules]
@@ -89,7 +96,9 @@ def rule_of(settings: Lora, path: str) -> LoraModules | None:
 
 
 def of_module(settings: Lora, path: str) -> Lora:
-    """Return the settings of a module, with the rank and alpha of its rule if it has them."""
+    """Return the settings of a module, with the rank and alpha of its rule if it has
+    them.
+    """
     rule = rule_of(settings, path)
     changes = {}
     if rule is not None:
@@ -117,7 +126,9 @@ def in_one_scale(state: Mapping[str, Tensor], settings: Lora) -> dict[str, Tenso
 
 
 class LinearInInputDtype(nn.Linear):
-    """A float32 linear layer whose product is in its input's dtype; its gradient is float32."""
+    """A float32 linear layer whose product is in its input's dtype; its gradient is
+    float32.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Round the weight (out, in) to the dtype of the input (…, in)."""
@@ -125,7 +136,9 @@ class LinearInInputDtype(nn.Linear):
 
 
 def multiply_in_input_dtype(net: nn.Module, paths: Sequence[str]) -> None:
-    """Multiply by LoRA's factors in the network's dtype; PEFT would cast activations to float32."""
+    """Multiply by LoRA's factors in the network's dtype; PEFT would cast activations to
+    float32.
+    """
     for path in paths:
         layer: Any = net.get_submodule(path)
         layer.cast_input_dtype_enabled = False
@@ -158,9 +171,9 @@ def add_lora(
 ) -> dict[str, nn.Parameter]:
     """Add the adapter and return its parameters, float32, by name.
 
-    Names are ``{module path}.lora_A.weight`` and so on. Step 0 is exactly the base model: the
-    tensors in ``ZERO`` are zero, and DoRA's magnitudes are the norms of the weight's rows. All
-    others are uniform in ±1/√columns, drawn by (seed, name).
+    Names are ``{module path}.lora_A.weight`` and so on. Step 0 is exactly the base
+    model: the tensors in ``ZERO`` are zero, and DoRA's magnitudes are the norms of the
+    weight's rows. All others are uniform in ±1/√columns, drawn by (seed, name).
     """
     parameters = inject(net, spec, settings)
     for name, parameter in parameters.items():
@@ -175,12 +188,15 @@ def add_lora(
             bound = parameter.shape[1] ** -0.5
             generator = generator_for(seed, "lora", name)
             values = generator.uniform(-bound, bound, size=tuple(parameter.shape))
-            parameter.data = torch.tensor(values, dtype=torch.float32, device=parameter.device)
+            parameter.data = torch.tensor(
+                values, dtype=torch.float32, device=parameter.device
+            )
     return parameters
 
 
 def row_norms(layer: nn.Module) -> Tensor:
-    """Return the norms (out,) of the base weight's rows, float32, computed as PEFT's DoRA does.
+    """Return the norms (out,) of the base weight's rows, float32, computed as PEFT's
+    DoRA does.
 
     Their ratio is then exactly 1.
     """
@@ -201,7 +217,8 @@ def adapter_off(net: nn.Module) -> Iterator[None]:
         yield
     finally:
         net.enable_adapters()  # type: ignore[operator]
-        for parameter, before in trains:  # PEFT turns gradients off and on with the adapter
+        # PEFT turns gradients off and on with the adapter
+        for parameter, before in trains:
             parameter.requires_grad_(before)
         for module, before in training:
             module.training = before
@@ -242,7 +259,8 @@ def lora_parameters(net: nn.Module, adapter: str = ADAPTER) -> dict[str, nn.Para
 
 
 def bind_parameters(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Replace the network's parameters of the same names, so that updating them updates the network.
+    """Replace the network's parameters of the same names, so that updating them updates
+    the network.
 
     An adapter's names do not contain the adapter's name.
     """

@@ -1,4 +1,6 @@
-"""Vision-language models that caption: a server with OpenAI's chat API, or a local model."""
+"""Vision-language models that caption: a server with OpenAI's chat API, or a local
+model.
+"""
 
 import base64
 import io
@@ -19,20 +21,24 @@ from videotune.lazy import openai, torch, transformers
 from videotune.memory.accelerator import has_bf16, local_device
 
 LONGEST_SIDE = 768
-"""Pixels of a frame's longer side: models resize to about this, and requests stay small."""
+"""Pixels of a frame's longer side: models resize to about this, and requests stay
+small.
+"""
 
 ANSWER_TOKENS = 1024
 """Most tokens of an answer, with room for thoughts before the caption."""
 
 RETRIES = 3
-"""Retries of the openai package after a lost connection, a timeout, 408, 409, 429 or 5xx, with
-growing delays."""
+"""Retries of the openai package after a lost connection, a timeout, 408, 409, 429 or
+5xx, with growing delays.
+"""
 
 Captioner = Callable[[Frames, str], str]
 """Describes a clip: frames (T, H, W, 3) in order and a prompt -> the model's answer.
 
-Raises CaptionError if this clip gets no caption, VideotuneError if no other clip would get one
-either."""
+Raises CaptionError if this clip gets no caption, VideotuneError if no other clip would
+get one either.
+"""
 
 
 def read_frames(info: MediaInfo, times: Sequence[float], count: int) -> Frames:
@@ -70,7 +76,10 @@ class _ServerCaptioner:
         self._key = os.environ.get(key_env, "").strip()
         try:
             self._client = openai.OpenAI(
-                base_url=url, api_key=self._key or "none", max_retries=RETRIES, timeout=timeout
+                base_url=url,
+                api_key=self._key or "none",
+                max_retries=RETRIES,
+                timeout=timeout,
             )
         except ModuleNotFoundError as error:
             raise VideotuneError(
@@ -81,13 +90,17 @@ class _ServerCaptioner:
     def __call__(self, frames: Frames, prompt: str) -> str:
         content: list[Any] = []
         for frame in frames:
-            content.append({"type": "image_url", "image_url": {"url": _data_url(frame)}})
+            content.append(
+                {"type": "image_url", "image_url": {"url": _data_url(frame)}}
+            )
         content.append({"type": "text", "text": prompt})
         messages: Any = [{"role": "user", "content": content}]
 
         try:
             reply = self._client.chat.completions.create(
-                model=self._model, messages=messages, max_completion_tokens=ANSWER_TOKENS
+                model=self._model,
+                messages=messages,
+                max_completion_tokens=ANSWER_TOKENS,
             )
             # Adding to "" raises TypeError for an answer that is not a text.
             return "" + (reply.choices[0].message.content or "")
@@ -106,7 +119,9 @@ class _ServerCaptioner:
 
         is_refused = isinstance(
             error,
-            openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError,
+            openai.AuthenticationError
+            | openai.PermissionDeniedError
+            | openai.NotFoundError,
         )
         if is_refused:
             return VideotuneError(
@@ -184,7 +199,11 @@ def local_model(name: str) -> Captioner:
 
 def _loading_problem(name: str, error: Exception, *, is_folder: bool) -> str:
     """Explain why a model could not be loaded."""
-    if isinstance(error, OSError) and isinstance(error.__cause__, Exception) and not is_folder:
+    if (
+        isinstance(error, OSError)
+        and isinstance(error.__cause__, Exception)
+        and not is_folder
+    ):
         return hub_problem(name, error.__cause__)
     message = " ".join(str(error).split())[:300]
     return f"{name} is not a vision-language model that can be loaded: {message}"

@@ -22,10 +22,13 @@ class CaptionError(Exception):
     """Raised if one clip gets no caption; the others do. The text explains why."""
 
 
-def prompt_for(purpose: str, custom_prompt: str | None, frames: int, max_words: int) -> str:
+def prompt_for(
+    purpose: str, custom_prompt: str | None, frames: int, max_words: int
+) -> str:
     """Return the prompt for a clip.
 
-    A caption names what varies between clips; what it leaves out is learnt by the trigger word.
+    A caption names what varies between clips; what it leaves out is learnt by the
+    trigger word.
 
     Args:
         purpose: key of the built-in prompt.
@@ -39,7 +42,9 @@ def prompt_for(purpose: str, custom_prompt: str | None, frames: int, max_words: 
     parts.append(custom_prompt or TABLES["prompts"][purpose])
     parts.append(TABLES["form"])
     prompt = " ".join(parts)
-    return prompt.replace("{frames}", str(frames)).replace("{max_words}", str(max_words))
+    return prompt.replace("{frames}", str(frames)).replace(
+        "{max_words}", str(max_words)
+    )
 
 
 def clean(answer: str, max_words: int) -> str:
@@ -70,7 +75,8 @@ def clean(answer: str, max_words: int) -> str:
 def hints(
     captions: Mapping[str, Sequence[str]], tokens: Mapping[str, int], most: int
 ) -> list[dict[str, str]]:
-    """Return hints on captions, whoever wrote them; hints on all of them have the clip "".
+    """Return hints on captions, whoever wrote them; hints on all of them have the clip
+    "".
 
     Args:
         captions: captions by clip.

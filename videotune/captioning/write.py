@@ -89,7 +89,8 @@ def caption_files(root: Path, clips: set[str]) -> dict[Path, str]:
         Clips by text file. Of two clips of one name, which share a file, the first.
 
     Raises:
-        VideotuneError: if a metadata file has captions, or a link leads out of the dataset.
+        VideotuneError: if a metadata file has captions, or a link leads out of the
+            dataset.
     """
     files: dict[Path, str] = {}
     clip_files, _ = read_folder(root)
@@ -150,7 +151,9 @@ class _ClipCaptioner:
             frames = read_frames(
                 self._library.media[clip_id], self._times(clip_id), options.frames
             )
-            prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
+            prompt = prompt_for(
+                options.purpose, options.prompt, len(frames), options.max_words
+            )
             text = clean(self._captioner(frames, prompt), options.max_words)
         except (CaptionError, ClipProblem) as problem:
             return _Answer(file, clip, problem=str(problem))
@@ -166,7 +169,10 @@ class _ClipCaptioner:
 
 
 def write_all(
-    library: Library, todo: dict[Path, str], options: CaptionOptions, result: CaptionResult
+    library: Library,
+    todo: dict[Path, str],
+    options: CaptionOptions,
+    result: CaptionResult,
 ) -> None:
     """Caption clips, and write each caption as soon as it is there.
 
@@ -184,7 +190,11 @@ def write_all(
         bar("captioning") as progress,
     ):
         items = todo.items()
-        answers = pool.imap_unordered(caption_clip, items) if pool else map(caption_clip, items)
+        answers = (
+            pool.imap_unordered(caption_clip, items)
+            if pool
+            else map(caption_clip, items)
+        )
         for done, answer in enumerate(answers, start=1):
             if answer.caption:
                 _write_caption(answer.file, answer.caption)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from videotune.cli.options import AsJson, CacheFolder, Opt, Skips, takes_config, with_json
+from videotune.cli.options import (
+    AsJson,
+    CacheFolder,
+    Opt,
+    Skips,
+    takes_config,
+    with_json,
+)
 from videotune.console import out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
 from videotune.text import counted
@@ -18,10 +25,13 @@ if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
 
 LISTED = 20
-"""Entries, and other files, that ``prune`` lists before it counts the remaining ones."""
+"""Entries, and other files, that ``prune`` lists before it counts the remaining ones.
+"""
 
 Every = Annotated[bool, Opt("--all", help="print a row for each entry")]
-Yes = Annotated[bool, Opt("--yes", help="remove them; without --yes they are only listed")]
+Yes = Annotated[
+    bool, Opt("--yes", help="remove them; without --yes they are only listed")
+]
 
 cache_app = typer.Typer(
     help="Encode clips and captions before a training; list, verify and prune the cache."
@@ -31,8 +41,12 @@ cache_app = typer.Typer(
 @cache_app.callback(invoke_without_command=True)
 @with_json
 @takes_config
-def cache(overrides: Overrides, context: typer.Context, allow_skips: Skips = None) -> None:
-    """Encode the clips and captions of a run; a subcommand lists, verifies or prunes a cache."""
+def cache(
+    overrides: Overrides, context: typer.Context, allow_skips: Skips = None
+) -> None:
+    """Encode the clips and captions of a run; a subcommand lists, verifies or prunes a
+    cache.
+    """
     from videotune.commands.cache import cache as encode_cache
 
     subcommand = context.invoked_subcommand
@@ -50,8 +64,12 @@ def cache(overrides: Overrides, context: typer.Context, allow_skips: Skips = Non
 
 
 @cache_app.command("ls")
-def cache_ls(folder: CacheFolder, as_json: AsJson = False, every: Every = False) -> None:
-    """List the entries of a cache: clips, captions, sizes, and the encoders that made them."""
+def cache_ls(
+    folder: CacheFolder, as_json: AsJson = False, every: Every = False
+) -> None:
+    """List the entries of a cache: clips, captions, sizes, and the encoders that made
+    them.
+    """
     from videotune.commands.cache import list_cache
 
     store, rows = list_cache(folder)
@@ -72,7 +90,9 @@ def cache_ls(folder: CacheFolder, as_json: AsJson = False, every: Every = False)
 
 @cache_app.command("verify")
 def cache_verify(folder: CacheFolder) -> None:
-    """Verify every entry; drop damaged ones, which the next run encodes again (exit code 2)."""
+    """Verify every entry; drop damaged ones, which the next run encodes again (exit
+    code 2).
+    """
     from videotune.commands.cache import verify_cache
 
     store, count, damaged = verify_cache(folder)
@@ -108,9 +128,13 @@ def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     if yes:
         out(f"removed {freed}; {pruned.kept} entries stay in {store.folder}")
     elif pruned.entries or pruned.files:
-        out(f"would remove {freed}; {pruned.kept} entries would stay. --yes removes them")
+        out(
+            f"would remove {freed}; {pruned.kept} entries would stay. --yes removes them"
+        )
     else:
-        out(f"nothing to remove: all {pruned.kept} entries in {store.folder} are needed")
+        out(
+            f"nothing to remove: all {pruned.kept} entries in {store.folder} are needed"
+        )
 
 
 def entry_cells(row: dict[str, Any]) -> list[str | None]:
@@ -129,7 +153,9 @@ def entry_cells(row: dict[str, Any]) -> list[str | None]:
 
 
 def encoder_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line for each encoder: its entries, their size, and the time of the last one."""
+    """Return a line for each encoder: its entries, their size, and the time of the last
+    one.
+    """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["kind"], row["encoder"] or ""), []).append(row)

@@ -1,4 +1,6 @@
-"""The last guard: an unforeseen exception becomes one sentence and a file for a bug report."""
+"""The last guard: an unforeseen exception becomes one sentence and a file for a bug
+report.
+"""
 
 import os
 import platform
@@ -33,7 +35,9 @@ _SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD")
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with tokens, passwords and secret environment values replaced by ***."""
+    """Return the text with tokens, passwords and secret environment values replaced by
+    ***.
+    """
     for name, value in os.environ.items():
         if _SECRET_VARIABLE.search(name.upper()) and len(value) >= 8:
             text = text.replace(value, "***")
@@ -44,8 +48,8 @@ def crash_report(error: BaseException) -> Path | None:
     """Write versions, the command, its config file and the traceback to a file.
 
     Returns:
-        The file in the user's cache folder, or else in the system's temporary folder; None
-        if neither can be written.
+        The file in the user's cache folder, or else in the system's temporary folder;
+        None if neither can be written.
     """
     versions = [
         f"videotune {__version__}",
@@ -66,7 +70,9 @@ def crash_report(error: BaseException) -> Path | None:
     for folder in (user_cache() / "crashes", Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            (folder / name).write_text(
+                text, encoding="utf-8", errors="backslashreplace"
+            )
         except OSError:
             continue
         return folder / name
@@ -91,5 +97,7 @@ def sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())[:200]
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     path = crash_report(error)
-    advice = f"please report it with {path}" if path else "no report file could be written"
+    advice = (
+        f"please report it with {path}" if path else "no report file could be written"
+    )
     return f"videotune: unexpected {reason} (a fault of videotune; {advice})"

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from videotune.cli.options import Arg, AsJson, Folder, Opt, Skips, takes_config, with_clips
+from videotune.cli.options import (
+    Arg,
+    AsJson,
+    Folder,
+    Opt,
+    Skips,
+    takes_config,
+    with_clips,
+)
 from videotune.console import answer, bar, echo, out, print_table, width
 from videotune.console import out as say
 from videotune.errors import DONE, SKIPPED
@@ -35,7 +43,8 @@ ALIKE = 4
 
 MANY = 20
 FEW = 5
-"""Of more than MANY clips with one state, FEW are listed, and the number of the others."""
+"""Of more than MANY clips with one state, FEW are listed, and the number of the others.
+"""
 
 COLUMNS = (
     "clip",
@@ -49,12 +58,21 @@ COLUMNS = (
     "views",
     "notes",
 )
-MEDIUM_COLUMNS = ("clip", "state", "source", "bucket", "windows", "frames used", "views")
+MEDIUM_COLUMNS = (
+    "clip",
+    "state",
+    "source",
+    "bucket",
+    "windows",
+    "frames used",
+    "views",
+)
 NARROW_COLUMNS = ("clip", "state", "bucket", "windows", "views")
 NUMBERS = ("frames", "windows", "frames used", "views")
 
 ContactSheet = Annotated[
-    Path | None, Opt(help="folder for a page with pictures of each clip as it is trained")
+    Path | None,
+    Opt(help="folder for a page with pictures of each clip as it is trained"),
 ]
 Every = Annotated[bool, Opt("--all", help="print a line for each clip")]
 
@@ -68,21 +86,28 @@ def check(
     contact_sheet: ContactSheet = None,
     every: Every = False,
 ) -> None:
-    """Account for every clip: used, held out or skipped, with the reason; load no model."""
+    """Account for every clip: used, held out or skipped, with the reason; load no
+    model.
+    """
     from videotune.commands.check import check as check_clips
 
     result = check_clips(
-        with_clips(overrides, folder), allow_skips=allow_skips, contact_sheet=contact_sheet
+        with_clips(overrides, folder),
+        allow_skips=allow_skips,
+        contact_sheet=contact_sheet,
     )
     answer(as_json, result.account, lambda _: show_account(result, every=every))
     if contact_sheet is not None:
-        echo(f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg")
+        echo(
+            f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg"
+        )
     raise typer.Exit(explain_exit_code(result, allow_skips))
 
 
 def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     """Return the exit code; print its reason if it is not 0."""
-    from videotune.job.job import crop_blocker, refuse_skips  # reads clips: not for --help
+    # reads clips: not for --help
+    from videotune.job.job import crop_blocker, refuse_skips
 
     account = result.account
     skipped = account["skipped"]
@@ -117,7 +142,8 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     show_clips(job, account["clips"], every=every)
     if account["buckets"]:
         buckets = [
-            [shape_words(bucket["shape"]), bucket["windows"]] for bucket in account["buckets"]
+            [shape_words(bucket["shape"]), bucket["windows"]]
+            for bucket in account["buckets"]
         ]
         columns = ["width x height", "windows"]
         print_table("buckets, largest first", columns, buckets, right=(1,))
@@ -126,7 +152,9 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     seconds = sum(clip["source_seconds"] or 0.0 for clip in used_clips)
     seconds_cut = sum(clip["seconds_cut"] for clip in used_clips)
     if seconds_cut > 0.05:
-        out(f"{seconds_cut:.1f} s of the {seconds:.1f} s of these clips are in no window")
+        out(
+            f"{seconds_cut:.1f} s of the {seconds:.1f} s of these clips are in no window"
+        )
 
     sums = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
     shapes = counted(len(job.shapes), "bucket")
@@ -168,7 +196,8 @@ def natural(path: str) -> list[Any]:
 
 
 def first_of_each_state(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows, with only the first FEW of a state that more than MANY clips have.
+    """Return the rows, with only the first FEW of a state that more than MANY clips
+    have.
 
     A row with the number of the others takes their place.
     """
@@ -233,20 +262,30 @@ def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
 Purpose = Literal["general", "style", "character", "motion"]
 Model = Annotated[
     str,
-    Opt(help="the name of a server's model, or a transformers folder or Hub id to run here"),
+    Opt(
+        help="the name of a server's model, or a transformers folder or Hub id to run here"
+    ),
 ]
-Endpoint = Annotated[str | None, Opt(help="a server with OpenAI's chat API: http://…/v1")]
+Endpoint = Annotated[
+    str | None, Opt(help="a server with OpenAI's chat API: http://…/v1")
+]
 KeyVariable = Annotated[str, Opt(help="environment variable with the server's key")]
 Workers = Annotated[int, Opt(min=1, max=256, help="requests at once")]
-Frames = Annotated[int, Opt(min=1, max=256, help="frames of a clip that the model gets")]
+Frames = Annotated[
+    int, Opt(min=1, max=256, help="frames of a clip that the model gets")
+]
 PurposeOption = Annotated[Purpose, Opt(help="what the LoRA is to learn")]
-Prompt = Annotated[str | None, Opt(help="a prompt of your own instead of the purpose's")]
+Prompt = Annotated[
+    str | None, Opt(help="a prompt of your own instead of the purpose's")
+]
 Trigger = Annotated[str | None, Opt(help="a word that each new caption must contain")]
 MaxWords = Annotated[int, Opt(min=1, max=2000, help="words of a caption")]
 OverwriteCaptions = Annotated[
     bool, Opt("--overwrite", help="replace captions; the old ones stay as .bak files")
 ]
-DryRun = Annotated[bool, Opt("--dry-run", help="list the clips that would be captioned")]
+DryRun = Annotated[
+    bool, Opt("--dry-run", help="list the clips that would be captioned")
+]
 
 
 @takes_config
@@ -292,7 +331,9 @@ def show_captions(result: CaptionResult, *, dry_run: bool) -> None:
     """Print the clips without a new caption and the reasons, and the counts."""
     rows = [*result.skipped, *result.failed, *result.hints]
     if dry_run:
-        planned = [{"clip": clip, "state": "would be captioned"} for clip in result.planned]
+        planned = [
+            {"clip": clip, "state": "would be captioned"} for clip in result.planned
+        ]
         rows = [*planned, *rows]
     for row in rows:
         out(": ".join(filter(None, row.values())))
@@ -302,7 +343,9 @@ def show_captions(result: CaptionResult, *, dry_run: bool) -> None:
 dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
 
 SplitSource = Annotated[Path, Arg(help="a video, or a folder of videos")]
-SplitFolder = Annotated[Path, Opt(help="folder for the scenes; the originals stay unchanged")]
+SplitFolder = Annotated[
+    Path, Opt(help="folder for the scenes; the originals stay unchanged")
+]
 MinSeconds = Annotated[float, Opt(help="omit shorter scenes, and list them")]
 Threshold = Annotated[
     float | None,
@@ -340,7 +383,9 @@ def dataset_split(
 
     broken = sum(file.problem is not None for file in files)
     if broken:
-        echo(f"{broken} files could not be split (exit code 2); the table has the reasons")
+        echo(
+            f"{broken} files could not be split (exit code 2); the table has the reasons"
+        )
         raise typer.Exit(SKIPPED)
 
 
@@ -364,7 +409,9 @@ def show_split(files: Sequence[SplitFile], folder: Path, min_seconds: float) -> 
     if written:
         lacks_captions = any(file.scenes and not file.captions for file in videos)
         advice = (
-            "write a caption beside each scene (NAME.txt), then: " if lacks_captions else ""
+            "write a caption beside each scene (NAME.txt), then: "
+            if lacks_captions
+            else ""
         )
         say(f"next: {advice}videotune check {folder}")
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
 
 OutOption = Annotated[Path, Opt("--out", help="folder for all files of the demo")]
-SeedOption = Annotated[int, Opt("--seed", min=0, help="seed of the clips and the training")]
+SeedOption = Annotated[
+    int, Opt("--seed", min=0, help="seed of the clips and the training")
+]
 
 
 def demo(out: OutOption = Path("demo"), seed: SeedOption = 0) -> None:
@@ -61,12 +63,16 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
         ["error on held-out clips", *errors, ""],
     ]
     print()
-    print_table("before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3))
+    print_table(
+        "before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3)
+    )
 
     seconds = clock(result["seconds"])
     difference = result["same_frames"]["max_difference"]
     print(f"{result['clips_used']} clips, {result['steps']} steps, {seconds} in all")
-    print(f"our frames and those of diffusers with the export differ by {difference} of 255")
+    print(
+        f"our frames and those of diffusers with the export differ by {difference} of 255"
+    )
 
     files = {
         "report": out / "run" / "report.html",

@@ -18,11 +18,17 @@ COLUMNS = ("what", "found", "note")
 RunOption = Annotated[Path | None, Arg(help="show the problems of this run folder")]
 Repair = Annotated[
     bool,
-    Opt("--repair-journal", help="remove damaged lines from the run's journal; keep a copy"),
+    Opt(
+        "--repair-journal",
+        help="remove damaged lines from the run's journal; keep a copy",
+    ),
 ]
 GpuOption = Annotated[
     bool,
-    Opt("--gpu", help="test and measure the GPU for some minutes; plan then uses its rates"),
+    Opt(
+        "--gpu",
+        help="test and measure the GPU for some minutes; plan then uses its rates",
+    ),
 ]
 
 
@@ -32,12 +38,15 @@ def doctor(
     gpu: GpuOption = False,
     repair_journal: Repair = False,
 ) -> None:
-    """Show what is installed, the devices, and what is missing; or the problems of a run.
+    """Show what is installed, the devices, and what is missing; or the problems of a
+    run.
 
     Exit code of --gpu: 2 if a result is beyond its bound.
     """
     if gpu and (run is not None or repair_journal):
-        raise VideotuneError("--gpu tests the GPU, not a run. Omit RUN and --repair-journal.")
+        raise VideotuneError(
+            "--gpu tests the GPU, not a run. Omit RUN and --repair-journal."
+        )
     if repair_journal and run is None:
         raise VideotuneError(
             "--repair-journal needs a run. Write: videotune doctor RUN --repair-journal"
@@ -90,7 +99,9 @@ def diagnose_run(run: Path, *, as_json: bool, repair_journal: bool) -> None:
 
 
 def measure_gpu(as_json: bool) -> None:
-    """Test and measure the GPU, print the report, and exit with 2 if a result is out of bounds."""
+    """Test and measure the GPU, print the report, and exit with 2 if a result is out of
+    bounds.
+    """
     from videotune.commands.self_test import self_test
 
     report = self_test()

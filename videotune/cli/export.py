@@ -8,7 +8,8 @@ from videotune.console import exactly, size
 from videotune.files import write_text
 
 Formats = Annotated[
-    list[str] | None, Opt("--format", help="diffusers, comfyui or peft; may be given twice")
+    list[str] | None,
+    Opt("--format", help="diffusers, comfyui or peft; may be given twice"),
 ]
 Merge = Annotated[
     bool,
@@ -23,8 +24,12 @@ RunFolder = Annotated[Path, Arg(help="a run folder that has exports")]
 def export(
     run: Annotated[Path, Arg(help="a run folder")],
     formats: Formats = None,
-    step: Annotated[int | None, Opt(help="step of the checkpoint (default: newest)")] = None,
-    out: Annotated[Path | None, Opt(help="folder for the files (default: RUN/export)")] = None,
+    step: Annotated[
+        int | None, Opt(help="step of the checkpoint (default: newest)")
+    ] = None,
+    out: Annotated[
+        Path | None, Opt(help="folder for the files (default: RUN/export)")
+    ] = None,
     merge: Merge = False,
     dtype: Annotated[
         str | None, Opt(help="FLOAT_32, BFLOAT_16 or FLOAT_16 (default: output_dtype)")
@@ -34,7 +39,9 @@ def export(
     """Write a run's weights for diffusers, ComfyUI or PEFT, and read each file back."""
     from videotune.commands.export import export as write_exports
 
-    exports = write_exports(run, formats or (), step=step, out=out, merge=merge, dtype=dtype)
+    exports = write_exports(
+        run, formats or (), step=step, out=out, merge=merge, dtype=dtype
+    )
     for item in exports:
         error = exactly(item.max_error)
         print(
@@ -44,8 +51,12 @@ def export(
     return {"exports": [item.to_json(run) for item in exports]}
 
 
-def report(run: Annotated[Path, Arg(help="a run folder, also of a running run")]) -> None:
-    """Write RUN/report.html: progress, verdict, recommended checkpoint, clips and settings."""
+def report(
+    run: Annotated[Path, Arg(help="a run folder, also of a running run")],
+) -> None:
+    """Write RUN/report.html: progress, verdict, recommended checkpoint, clips and
+    settings.
+    """
     from videotune.commands.report import report as write_report
 
     print(write_report(run))
@@ -63,7 +74,9 @@ def publish(
         bool, Opt("--dry-run", help="only list the files and print the card")
     ] = False,
 ) -> dict[str, Any]:
-    """Upload a run's exports, model card and previews to the Hugging Face Hub, once each."""
+    """Upload a run's exports, model card and previews to the Hugging Face Hub, once
+    each.
+    """
     from videotune.commands.publish import publish as upload_run
 
     result = upload_run(run, repo, public=public, dry_run=dry_run)
@@ -75,7 +88,9 @@ def publish(
 
 def card(
     run: RunFolder,
-    out: Annotated[Path | None, Opt("--out", help="file to write (default: print it)")] = None,
+    out: Annotated[
+        Path | None, Opt("--out", help="file to write (default: print it)")
+    ] = None,
 ) -> dict[str, Any]:
     """Write the model card that publish would upload."""
     from videotune.commands.publish import card as model_card

@@ -1,4 +1,6 @@
-"""``videotune init``: write a config with reasons; ``videotune tiny``: a random base model."""
+"""``videotune init``: write a config with reasons; ``videotune tiny``: a random base
+model.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +19,12 @@ UNKNOWN_CARD = 1_000_000
 
 def init(
     folder: Annotated[Path, Arg(help="the folder that gets config.yaml")],
-    purpose: Annotated[str | None, Opt(help=f"what to learn: {', '.join(recipes())}")] = None,
+    purpose: Annotated[
+        str | None, Opt(help=f"what to learn: {', '.join(recipes())}")
+    ] = None,
     model: Annotated[
-        str | None, Opt(help="a model of `videotune presets list`, or a preset's full name")
+        str | None,
+        Opt(help="a model of `videotune presets list`, or a preset's full name"),
     ] = None,
     card: Annotated[int | None, Opt(min=1, help="memory of the GPU in GB")] = None,
     data: Annotated[
@@ -30,10 +35,15 @@ def init(
     ] = None,
     prior: Annotated[
         str | None,
-        Opt("--prior-preservation", help="clips of the same class that must stay as they are"),
+        Opt(
+            "--prior-preservation",
+            help="clips of the same class that must stay as they are",
+        ),
     ] = None,
 ) -> None:
-    """Write a commented config for a purpose, a model and a card; ask for missing options."""
+    """Write a commented config for a purpose, a model and a card; ask for missing
+    options.
+    """
     target = folder / "config.yaml"
     if target.exists():
         raise VideotuneError(f"{target} exists already. Name another folder.")
@@ -96,9 +106,13 @@ def tiny(
     family: Annotated[str, Arg(help="the family, by any of its names")],
     folder: Annotated[Path, Arg(help="a new folder; name it as base_model_name")],
     variant: Variant = None,
-    seed: Annotated[int, Opt(min=0, max=2**63 - 1, help="seed of the random weights")] = 0,
+    seed: Annotated[
+        int, Opt(min=0, max=2**63 - 1, help="seed of the random weights")
+    ] = 0,
 ) -> None:
-    """Write a tiny base model of random weights in a family's layout, to try a run anywhere."""
+    """Write a tiny base model of random weights in a family's layout, to try a run
+    anywhere.
+    """
     from videotune.models.loading import quietly
     from videotune.models.registry import find
 

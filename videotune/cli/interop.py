@@ -21,14 +21,16 @@ BUCKETS_SHOWN = 4
 
 def autopsy(
     files: Annotated[
-        list[Path], Arg(help="the other trainer's config; its dataset's config beside it")
+        list[Path],
+        Arg(help="the other trainer's config; its dataset's config beside it"),
     ],
     data: Annotated[Path, Opt(help="a folder of clips")],
     sets: Annotated[
         list[str] | None, Opt("--set", help="KEY=VALUE by their keys; may be repeated")
     ] = None,
     base: Annotated[
-        str | None, Opt(help="the base model's folder or Hub id, if the config names none")
+        str | None,
+        Opt(help="the base model's folder or Hub id, if the config names none"),
     ] = None,
     as_json: AsJson = False,
     offline: Offline = False,
@@ -36,7 +38,9 @@ def autopsy(
     """Compare what another trainer does with these clips by its config with videotune."""
     from videotune.commands.autopsy import autopsy as compare_trainers
 
-    answer(as_json, compare_trainers(files, data, base=base, sets=sets or ()), show_autopsy)
+    answer(
+        as_json, compare_trainers(files, data, base=base, sets=sets or ()), show_autopsy
+    )
 
 
 def show_autopsy(result: dict[str, Any]) -> None:
@@ -114,7 +118,8 @@ ORDER = ("differs", "unknown", "missing", "none", "translated", "same")
 
 def import_config(
     files: Annotated[
-        list[Path], Arg(help="the config; a command line or a dataset's config beside it")
+        list[Path],
+        Arg(help="the config; a command line or a dataset's config beside it"),
     ],
     to: Annotated[
         Path | None, Opt("--out", help="a new JSON file for videotune's config")

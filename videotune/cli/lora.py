@@ -24,11 +24,18 @@ LoraFile = Annotated[
 ]
 Out = Annotated[Path, Opt("--out", help="the file to write; for peft the folder")]
 FormOption = Annotated[
-    str, Opt("--to", help="diffusers, comfyui, kohya (and musubi), original or peft (a folder)")
+    str,
+    Opt(
+        "--to",
+        help="diffusers, comfyui, kohya (and musubi), original or peft (a folder)",
+    ),
 ]
 TargetBaseOption = Annotated[
     str | None,
-    Opt("--base", help="the base model's folder or Hub id (default: detected from the file)"),
+    Opt(
+        "--base",
+        help="the base model's folder or Hub id (default: detected from the file)",
+    ),
 ]
 TargetFamilyOption = Annotated[
     str | None, Opt("--family", help="the model family, if a file fits several")
@@ -36,10 +43,12 @@ TargetFamilyOption = Annotated[
 Overwrite = Annotated[bool, Opt("--overwrite", help="replace an existing --out")]
 Rank = Annotated[int | None, Opt("--rank", min=1, help="the rank of every module")]
 ShareOption = Annotated[
-    float | None, Opt("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")
+    float | None,
+    Opt("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module"),
 ]
 Error = Annotated[
-    float | None, Opt("--error", min=0, max=1, help="relative error of ΔW to allow in each")
+    float | None,
+    Opt("--error", min=0, max=1, help="relative error of ΔW to allow in each"),
 ]
 Weights = Annotated[
     list[float] | None, Opt("--weight", help="strength of each file, in their order")
@@ -49,7 +58,8 @@ Against = Annotated[
 ]
 LoraFiles = Annotated[list[Path], Arg(help="LoRA files of one base model")]
 TunedModel = Annotated[
-    Path, Arg(help="a fine-tuned model in diffusers layout, or its transformer's folder")
+    Path,
+    Arg(help="a fine-tuned model in diffusers layout, or its transformer's folder"),
 ]
 OriginalBase = Annotated[
     str, Opt("--base", help="the base model that it was fine-tuned from, with weights")
@@ -66,7 +76,9 @@ def lora_inspect(
     offline: Offline = False,
     every: Annotated[bool, Opt("--all", help="print a line for each module")] = False,
 ) -> None:
-    """Show a LoRA file's base, form, ranks, scales and health, and how programs read it."""
+    """Show a LoRA file's base, form, ranks, scales and health, and how programs read
+    it.
+    """
     from videotune.commands.lora import inspect, summary_lines
 
     report = inspect(file, against)
@@ -96,7 +108,9 @@ def show_groups(groups: Sequence[dict[str, Any]]) -> None:
     for group in groups:
         name = group["group"].replace("_", " ")
         rows.append([name, group["modules"], f"{group['share']:.1%}"])
-    print_table("share of ‖ΔW‖²", ["modules of", "modules", "share"], rows, right=(1, 2))
+    print_table(
+        "share of ‖ΔW‖²", ["modules of", "modules", "share"], rows, right=(1, 2)
+    )
 
 
 def show_scales(modules: Sequence[dict[str, Any]]) -> None:
@@ -112,7 +126,9 @@ def show_scales(modules: Sequence[dict[str, Any]]) -> None:
 
 def show_modules(modules: Sequence[dict[str, Any]]) -> None:
     """Print a line for each module."""
-    rows = [[row["path"], row["rank"], number(row["norm"]), row["state"]] for row in modules]
+    rows = [
+        [row["path"], row["rank"], number(row["norm"]), row["state"]] for row in modules
+    ]
     print_table("modules", ["module", "rank", "‖ΔW‖", "state"], rows, right=(1, 2))
 
 
@@ -122,7 +138,9 @@ def number(value: float | None) -> str:
 
 
 def program_cells(program: dict[str, Any]) -> list[str]:
-    """Return a program, the scale that it applies, and the strength that makes up for it."""
+    """Return a program, the scale that it applies, and the strength that makes up for
+    it.
+    """
     if program["scale"] is None:
         return [program["program"], "does not read this form", ""]
     scale = " to ".join(dict.fromkeys(map(number, program["scale"])))
@@ -159,7 +177,9 @@ def lora_merge(
     overwrite: Overwrite = False,
     offline: Offline = False,
 ) -> None:
-    """Write the sum of several LoRAs as one: exact, or with --rank the nearest of that rank."""
+    """Write the sum of several LoRAs as one: exact, or with --rank the nearest of that
+    rank.
+    """
     from videotune.commands.lora import Target, merge
 
     target = Target(out, to, base, family, overwrite)

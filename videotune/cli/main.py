@@ -113,7 +113,8 @@ def _print_version(show_version: bool) -> None:
 
 
 Version = Annotated[
-    bool, Opt("--version", callback=_print_version, is_eager=True, help="print the version")
+    bool,
+    Opt("--version", callback=_print_version, is_eager=True, help="print the version"),
 ]
 
 
@@ -123,7 +124,9 @@ def _top(show_version: Version = False) -> None:
 
 
 def main() -> None:
-    """Run a command; a user's mistake is a sentence and exit code 1 or 2, never a traceback."""
+    """Run a command; a user's mistake is a sentence and exit code 1 or 2, never a
+    traceback.
+    """
     from typer.exceptions import TyperException
 
     _set_up_libraries()
@@ -163,9 +166,11 @@ def _set_up_libraries() -> None:
     for library in ("TRANSFORMERS", "DIFFUSERS"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
 
-    # less memory is lost between tensors; single devices have older names for this variable
+    # less memory is lost between tensors; single devices have older names for this
+    # variable
     is_set = any(
-        name.startswith("PYTORCH_") and name.endswith("ALLOC_CONF") for name in os.environ
+        name.startswith("PYTORCH_") and name.endswith("ALLOC_CONF")
+        for name in os.environ
     )
     if not is_set:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -184,7 +189,8 @@ def _set_up_signals() -> None:
 
 def _interrupt(number: int, frame: object) -> None:
     print(
-        "\nvideotune: stopped at once; files that were saved before are intact", file=sys.stderr
+        "\nvideotune: stopped at once; files that were saved before are intact",
+        file=sys.stderr,
     )
     raise KeyboardInterrupt
 

@@ -30,7 +30,8 @@ def _set_offline(is_offline: bool) -> bool:
 
 
 Preset = Annotated[
-    str | None, Opt("--preset", help="a preset by name; `videotune presets list` shows them")
+    str | None,
+    Opt("--preset", help="a preset by name; `videotune presets list` shows them"),
 ]
 ConfigOption = Annotated[
     Path | None, Opt("--config", help="a JSON or YAML file with the config's keys")
@@ -43,16 +44,24 @@ Data = Annotated[
 ]
 Folder = Annotated[str | None, Arg(help="the clips; the same as --data")]
 BaseOption = Annotated[
-    str | None, Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)")
+    str | None,
+    Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)"),
 ]
 Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repeated")]
 Skips = Annotated[
-    str | None, Opt("--allow-skips", help="continue although N (or all) clips are skipped")
+    str | None,
+    Opt("--allow-skips", help="continue although N (or all) clips are skipped"),
 ]
-CacheFolder = Annotated[Path, Arg(help="a cache folder, or the dataset folder that holds one")]
+CacheFolder = Annotated[
+    Path, Arg(help="a cache folder, or the dataset folder that holds one")
+]
 Offline = Annotated[
     bool,
-    Opt("--offline", callback=_set_offline, help="no network requests; use the Hub's cache"),
+    Opt(
+        "--offline",
+        callback=_set_offline,
+        help="no network requests; use the Hub's cache",
+    ),
 ]
 AsJson = Annotated[bool, Opt("--json", help="print JSON")]
 
@@ -64,7 +73,9 @@ def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
     hints |= get_type_hints(_read_overrides, None, names, True)
     shared = signature(_read_overrides).parameters
     own_options = [
-        option for name, option in signature(command).parameters.items() if name != "overrides"
+        option
+        for name, option in signature(command).parameters.items()
+        if name != "overrides"
     ]
 
     def run(**options: Any) -> Any:
@@ -85,7 +96,9 @@ def as_command(
     options: Iterable[Parameter],
     hints: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Make Typer see ``run`` as ``command``: its name, its docstring, and these options."""
+    """Make Typer see ``run`` as ``command``: its name, its docstring, and these
+    options.
+    """
     parameters = [
         option.replace(kind=option.KEYWORD_ONLY, annotation=hints[option.name])
         for option in options
@@ -106,7 +119,9 @@ def _read_overrides(
     sets: Sets = None,
     offline: Offline = False,
 ) -> Overrides:
-    """Return the values of --preset, --config, --family, --base, --data and every --set."""
+    """Return the values of --preset, --config, --family, --base, --data and every
+    --set.
+    """
     from videotune.job.overrides import Overrides
 
     return Overrides(preset, config, family, data, tuple(sets or ()), base)
@@ -128,8 +143,9 @@ def with_clips(overrides: Overrides, folder: str | None) -> Overrides:
 def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--json`` to a command that lacks it.
 
-    The printed object has the exit code, the lines and tables that the command printed, and
-    the keys of the dict that it returned. A command returns "exit_code" if it is not 0.
+    The printed object has the exit code, the lines and tables that the command printed,
+    and the keys of the dict that it returned. A command returns "exit_code" if it is
+    not 0.
     """
     parameters = signature(command).parameters
     if "as_json" in parameters:

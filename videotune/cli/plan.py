@@ -19,7 +19,8 @@ ROWS = 8
 """Lines of the curve of noise levels."""
 
 TimestepsOption = Annotated[
-    bool, Opt("--timesteps", help="show the trained noise levels instead; needs no clips")
+    bool,
+    Opt("--timesteps", help="show the trained noise levels instead; needs no clips"),
 ]
 VramOption = Annotated[
     float | None,
@@ -27,11 +28,15 @@ VramOption = Annotated[
 ]
 CardOption = Annotated[
     str | None,
-    Opt(help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"),
+    Opt(
+        help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"
+    ),
 ]
 Views = Annotated[
     list[int] | None,
-    Opt(min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)"),
+    Opt(
+        min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)"
+    ),
 ]
 
 
@@ -46,7 +51,10 @@ def plan(
     card: CardOption = None,
     views: Views = None,
 ) -> None:
-    """Show a run's steps, views of each clip, memory, time and disk. Exit code 2: no fit."""
+    """Show a run's steps, views of each clip, memory, time and disk.
+
+    Exit code 2: no fit.
+    """
     from videotune.commands.plan import noise_levels
     from videotune.commands.plan import plan as plan_run
 
@@ -56,7 +64,11 @@ def plan(
         return
 
     result = plan_run(
-        overrides, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ())
+        overrides,
+        allow_skips=allow_skips,
+        vram=vram,
+        card=card,
+        views=tuple(views or ()),
     )
     answer(as_json, result.plan, lambda _: show_plan(result))
     raise typer.Exit(result.exit_code)
@@ -101,8 +113,16 @@ def show_steps(result: PlanResult) -> None:
     for bucket in facts["buckets"]:
         share = f"{bucket['share']:.0%}"
         shape = shape_words(bucket["shape"])
-        rows.append([shape, bucket["windows"], share, bucket["batch"], bucket["tokens"]])
-    columns = ["width x height", "windows", "share of steps", "samples a step", "tokens"]
+        rows.append(
+            [shape, bucket["windows"], share, bucket["batch"], bucket["tokens"]]
+        )
+    columns = [
+        "width x height",
+        "windows",
+        "share of steps",
+        "samples a step",
+        "tokens",
+    ]
     print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
 
 
@@ -113,7 +133,9 @@ def show_views(views: Mapping[str, Any]) -> None:
     print(f"{windows}; {clips}")
     print(f"  {views['advice']}")
     if views["steps_for"]:
-        steps = [f"{count} in {steps} steps" for count, steps in views["steps_for"].items()]
+        steps = [
+            f"{count} in {steps} steps" for count, steps in views["steps_for"].items()
+        ]
         print(f"  views of the window that is shown most: {', '.join(steps)}")
 
 
@@ -128,10 +150,14 @@ def show_parameters(result: PlanResult) -> None:
         name = "adapter"
     else:
         name = config.lora.variant
-    print(f"{name}: {adapter['parameters']:,} parameters in {adapter['modules']} modules")
+    print(
+        f"{name}: {adapter['parameters']:,} parameters in {adapter['modules']} modules"
+    )
 
     if not is_full or config.transformer.layers is not None:
-        groups = ", ".join(f"{count} × {path}" for path, count in adapter["groups"].items())
+        groups = ", ".join(
+            f"{count} × {path}" for path, count in adapter["groups"].items()
+        )
         print(f"  {groups}" + (" in each expert" if result.experts > 1 else ""))
 
 
@@ -140,11 +166,17 @@ def show_experts(experts: Mapping[str, Any], steps: int) -> None:
     rows = []
     for expert in experts["each"]:
         levels = f"{expert['from']:g} to {expert['to']:g}"
-        rows.append([expert["name"], levels, expert["steps"], f"{expert['steps'] / steps:.0%}"])
-    print_table("experts", ["expert", "noise levels", "steps", "share"], rows, right=(2, 3))
+        rows.append(
+            [expert["name"], levels, expert["steps"], f"{expert['steps'] / steps:.0%}"]
+        )
+    print_table(
+        "experts", ["expert", "noise levels", "steps", "share"], rows, right=(2, 3)
+    )
 
     if all(expert["steps"] for expert in experts["each"]):
-        print(f"one expert is in memory at a time, for {experts['period']} steps in a row")
+        print(
+            f"one expert is in memory at a time, for {experts['period']} steps in a row"
+        )
 
 
 def show_disk(disk: Mapping[str, Any], cache: str) -> None:
@@ -166,7 +198,9 @@ def show_disk(disk: Mapping[str, Any], cache: str) -> None:
 
 
 def verdict(facts: Mapping[str, Any]) -> str:
-    """Return the plan in one line: whether it fits, on which card, and how long it takes."""
+    """Return the plan in one line: whether it fits, on which card, and how long it
+    takes.
+    """
     device = facts["device"]
     need = size(device["need_bytes"])
     if facts["fits"] is None:
@@ -190,7 +224,9 @@ def verdict(facts: Mapping[str, Any]) -> str:
 
 
 def source_of_rates(device: Mapping[str, Any]) -> str:
-    """Return whether a time is calculated from rates of this machine's card or of its model."""
+    """Return whether a time is calculated from rates of this machine's card or of its
+    model.
+    """
     if device["measured"]:
         return f"calculated from rates measured on this card on {device['measured']}"
     return f"calculated for {device['card']}, not measured"
@@ -218,7 +254,9 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     if facts["hours"] is not None:
         hours = f"{facts['hours']:.1f} hours of steps"
         if facts["hours_beside"]:
-            hours += f" and about {facts['hours_beside']:.1f} of validation and previews"
+            hours += (
+                f" and about {facts['hours_beside']:.1f} of validation and previews"
+            )
         step = f"{facts['seconds_a_step']:.2f} s a step"
         print(f"time: {step}, {hours}; {source_of_rates(device)}")
     for remedy in facts["remedies"]:
@@ -231,7 +269,9 @@ def parts_text(parts: Mapping[str, int]) -> str:
 
 
 def overhead_text(overhead: Mapping[str, Any]) -> str:
-    """Return the work between the steps with its share of their time; empty without any."""
+    """Return the work between the steps with its share of their time; empty without
+    any.
+    """
     parts = []
     readings = overhead["readings"]
     if readings:
@@ -255,7 +295,9 @@ def overhead_text(overhead: Mapping[str, Any]) -> str:
 
 
 def curve(density: list[float]) -> list[str]:
-    """Return a density over [0, 1] as ROWS lines of blocks, the highest value at the top."""
+    """Return a density over [0, 1] as ROWS lines of blocks, the highest value at the
+    top.
+    """
     eighths = " ▁▂▃▄▅▆▇█"
     top = max(density) or 1.0
     heights = [round(value / top * ROWS * 8) for value in density]
@@ -274,13 +316,16 @@ def show_noise_levels(levels: Mapping[str, Any]) -> None:
 
 
 def show_distribution(distribution: dict[str, Any], validation: list[float]) -> None:
-    """Print the density of a bucket's noise levels, and its bands beside the validation's.
+    """Print the density of a bucket's noise levels, and its bands beside the
+    validation's.
 
     Args:
         distribution: The noise levels of the training.
         validation: The noise levels at which the validation loss is measured.
     """
-    title = f"noise levels: {distribution['distribution']}, shift {distribution['shift']:g}"
+    title = (
+        f"noise levels: {distribution['distribution']}, shift {distribution['shift']:g}"
+    )
     if distribution["bucket"]:
         share = f"{distribution['share_of_steps']:.0%} of the steps"
         title += f", {share}: {distribution['bucket']}"
@@ -300,7 +345,9 @@ def show_distribution(distribution: dict[str, Any], validation: list[float]) -> 
             is_last_level = level == 1 and i == bands - 1
             if low <= level < high or is_last_level:
                 levels.append(f"{level:.3f}")
-        rows.append([f"{low:.3f} to {high:.3f}", f"{share:.1%}", ", ".join(levels) or "none"])
+        rows.append(
+            [f"{low:.3f} to {high:.3f}", f"{share:.1%}", ", ".join(levels) or "none"]
+        )
     headings = ["t", "share of draws", "the validation loss reads at"]
     print_table("by band, as the journal's by_t", headings, rows, right=(1,))
 

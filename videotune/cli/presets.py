@@ -19,7 +19,9 @@ from videotune.config.load import (
 from videotune.config.schema import leaves
 from videotune.console import echo, print_json, print_table
 
-presets_app = typer.Typer(help="List presets, and every key of a config.", no_args_is_help=True)
+presets_app = typer.Typer(
+    help="List presets, and every key of a config.", no_args_is_help=True
+)
 config_app = typer.Typer(
     help="Explain keys, and print the JSON Schema of a config.", no_args_is_help=True
 )
@@ -36,7 +38,9 @@ def list_presets() -> None:
         about = preset_about(name)
         card = re.search(r"cards of (\d+ GB)", about)
         method = METHODS.get(settings.get("training_method", ""), "LoRA")
-        rows.append([name, re.split(", |: ", about)[0], method, card[1] if card else "any"])
+        rows.append(
+            [name, re.split(", |: ", about)[0], method, card[1] if card else "any"]
+        )
     print_table("presets", ["preset", "model", "trains", "card"], rows)
     print(
         "Memory is calculated, see `videotune plan`. "
@@ -61,7 +65,9 @@ def list_keys() -> None:
     rows = []
     for name, field in leaves().items():
         default = (
-            "required" if field.is_required() else field.get_default(call_default_factory=True)
+            "required"
+            if field.is_required()
+            else field.get_default(call_default_factory=True)
         )
         rows.append([name, "" if default is None else default, field.description])
     print_table("keys", ["key", "default", "meaning"], rows)
@@ -75,10 +81,14 @@ def show_schema() -> None:
 
 @config_app.command("explain")
 def explain_key(
-    key: Annotated[str, Arg(help="a key, such as learning_rate or lora.rank, or a section")],
+    key: Annotated[
+        str, Arg(help="a key, such as learning_rate or lora.rank, or a section")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Explain a key: meaning, unit, bounds, default with its reason, and the guide's advice."""
+    """Explain a key: meaning, unit, bounds, default with its reason, and the guide's
+    advice.
+    """
     facts = explain(key)
     if as_json:
         print_json({"key": key} | dict(facts))

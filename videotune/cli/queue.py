@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
 
 queue_app = typer.Typer(
-    help="Queue trainings, and run them in turn or one on each GPU.", no_args_is_help=True
+    help="Queue trainings, and run them in turn or one on each GPU.",
+    no_args_is_help=True,
 )
 
 QueueFolder = Annotated[
@@ -28,23 +29,30 @@ QueueFolder = Annotated[
 DEFAULT_QUEUE = Path("videotune-queue")
 EntryOption = Annotated[str, Arg(help="an entry of the queue")]
 EntryName = Annotated[
-    str | None, Opt("--name", help="its name (default: that of --out, or the config file)")
+    str | None,
+    Opt("--name", help="its name (default: that of --out, or the config file)"),
 ]
 RunFolder = Annotated[
     Path | None, Opt("--out", help="the run folder (default: QUEUE/runs/NAME)")
 ]
 Gpus = Annotated[
-    str | None, Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")
+    str | None,
+    Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each"),
 ]
-Watch = Annotated[bool, Opt("--watch", help="wait for more entries when the queue is empty")]
+Watch = Annotated[
+    bool, Opt("--watch", help="wait for more entries when the queue is empty")
+]
 Priority = Annotated[int, Opt("--priority", help="the highest runs first")]
 SweepFolder = Annotated[
     Path, Opt("--out", help="folder of the sweep: its queue, its runs, sweep.html")
 ]
 Vary = Annotated[
-    list[str], Opt("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)
+    list[str],
+    Opt("--vary", help="KEY=V1,V2,…; several are combined", show_default=False),
 ]
-NoRun = Annotated[bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")]
+NoRun = Annotated[
+    bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")
+]
 
 
 def _gpu_list(gpus: str | None) -> list[str | None]:
@@ -107,7 +115,10 @@ def show_queue(rows: Sequence[dict[str, Any]]) -> None:
 def run(
     queue: QueueFolder = DEFAULT_QUEUE, gpus: Gpus = None, watch: Watch = False
 ) -> dict[str, Any]:
-    """Train the waiting entries. Ctrl-C saves and stops; the next `queue run` resumes."""
+    """Train the waiting entries.
+
+    Ctrl-C saves and stops; the next `queue run` resumes.
+    """
     exit_code = worker.run_queue(queue, _gpu_list(gpus), watch, _print_state)
     return {"exit_code": exit_code, "entries": _rows(queue)}
 
@@ -128,7 +139,10 @@ def sweep(
     allow_skips: Skips = None,
     no_run: NoRun = False,
 ) -> dict[str, Any]:
-    """Train every combination of some values, and compare the runs. A repeat continues it."""
+    """Train every combination of some values, and compare the runs.
+
+    A repeat continues it.
+    """
     from videotune.queue.sweep import plan_sweep, run_sweep
 
     names = plan_sweep(out, overrides, vary, allow_skips)

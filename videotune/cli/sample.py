@@ -9,9 +9,12 @@ Step = Annotated[
     int | None, Opt("--step", help="step of the run's checkpoint (default: newest)")
 ]
 Prompts = Annotated[list[str] | None, Opt("--prompt", help="a prompt; may be repeated")]
-FirstSeed = Annotated[int | None, Opt(help="seed of the first prompt (default: sample.seed)")]
+FirstSeed = Annotated[
+    int | None, Opt(help="seed of the first prompt (default: sample.seed)")
+]
 LoraOption = Annotated[
-    list[Path] | None, Opt("--lora", help="a LoRA file for --base; of two experts one for each")
+    list[Path] | None,
+    Opt("--lora", help="a LoRA file for --base; of two experts one for each"),
 ]
 Tokens = Annotated[
     list[Path] | None,
@@ -40,7 +43,9 @@ def sample(
     sets: Sets = None,
     offline: Offline = False,
 ) -> None:
-    """Generate videos with a run, with a LoRA or embedding file, or with only a base model."""
+    """Generate videos with a run, with a LoRA or embedding file, or with only a base
+    model.
+    """
     from videotune.commands.sample import sample as generate
 
     paths = generate(
@@ -62,9 +67,13 @@ def sample(
 
 def compare(
     run: Annotated[Path, Arg(help="a run folder")],
-    prompt: Annotated[str | None, Opt(help="the prompt (default: the first preview's)")] = None,
+    prompt: Annotated[
+        str | None, Opt(help="the prompt (default: the first preview's)")
+    ] = None,
     seed: Annotated[int | None, Opt(help="its seed (default: sample.seed)")] = None,
-    out: Annotated[Path | None, Opt(help="folder for the files (default: RUN/compare)")] = None,
+    out: Annotated[
+        Path | None, Opt(help="folder for the files (default: RUN/compare)")
+    ] = None,
     image: Annotated[Path | None, Opt(help="the first frame")] = None,
     offline: Offline = False,
 ) -> None:

@@ -24,7 +24,8 @@ ResumeStep = Annotated[
     ),
 ]
 Override = Annotated[
-    bool, Opt("--override", help="--resume although a changed setting changes the training")
+    bool,
+    Opt("--override", help="--resume although a changed setting changes the training"),
 ]
 AllowDataChange = Annotated[
     bool, Opt("--allow-data-change", help="--resume although the clips have changed")
@@ -32,14 +33,19 @@ AllowDataChange = Annotated[
 Replan = Annotated[
     bool,
     Opt(
-        "--replan", help="--resume with micro-batch, checkpointing and offloading chosen again"
+        "--replan",
+        help="--resume with micro-batch, checkpointing and offloading chosen again",
     ),
 ]
 InitFrom = Annotated[
     Path | None,
-    Opt(help="start a new run from a LoRA or embedding file's weights; fresh optimizer"),
+    Opt(
+        help="start a new run from a LoRA or embedding file's weights; fresh optimizer"
+    ),
 ]
-PushTo = Annotated[str | None, Opt(help="upload the result to this repository of the Hub")]
+PushTo = Annotated[
+    str | None, Opt(help="upload the result to this repository of the Hub")
+]
 
 
 @takes_config
@@ -110,7 +116,8 @@ def show_training(result: TrainResult) -> None:
 def wait(
     run: Annotated[Path, Arg(help="a run folder, which need not exist yet")],
     step: Annotated[
-        int | None, Opt("--step", min=1, help="wait for this step (default: for the end)")
+        int | None,
+        Opt("--step", min=1, help="wait for this step (default: for the end)"),
     ] = None,
     timeout: Annotated[
         float | None, Opt("--timeout", min=0, help="seconds; 0: print the state now")

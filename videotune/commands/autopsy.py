@@ -1,4 +1,6 @@
-"""``autopsy``: compare what another trainer does with clips, by its own config, with what videotune does."""
+"""``autopsy``: compare what another trainer does with clips, by its own config, with
+what videotune does.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +27,9 @@ def autopsy(
     base: str | None = None,
     sets: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return another trainer's account of clips beside ours, and the differences. No model is loaded.
+    """Return another trainer's account of clips beside ours, and the differences.
+
+    No model is loaded.
 
     Args:
         files: their config.
@@ -34,8 +38,8 @@ def autopsy(
         sets: KEY=VALUE on top of their config, by their keys.
 
     Raises:
-        VideotuneError: for a config that cannot be read, a trainer whose rules are not known, and if no model is named
-            or no clip can be read.
+        VideotuneError: for a config that cannot be read, a trainer whose rules are not
+            known, and if no model is named or no clip can be read.
     """
     theirs = read_foreign_config([Path(file) for file in files])
     changes = _changes(sets, theirs.trainer)
@@ -43,7 +47,9 @@ def autopsy(
     imported = translate(theirs)
     for row in imported.rows:
         if row.key in changes and row.verdict == "unknown":
-            raise VideotuneError(f"--set {row.key}: no rule of {theirs.trainer} knows this key")
+            raise VideotuneError(
+                f"--set {row.key}: no rule of {theirs.trainer} knows this key"
+            )
 
     config = dict(imported.config)
     if base:
@@ -57,7 +63,9 @@ def autopsy(
     result = check(config, allow_skips="all")
     if not result.account["clips"]:
         raise VideotuneError(f"{data} has no clips")
-    with explained(f"{files[0]} has values that {theirs.trainer} would not accept either"):
+    with explained(
+        f"{files[0]} has values that {theirs.trainer} would not accept either"
+    ):
         applied = build_trainer_rules(theirs.trainer, theirs.values, result.job.spec)
         comparison = build_autopsy(
             theirs.trainer,
@@ -76,7 +84,9 @@ def _changes(sets: Sequence[str], trainer: str) -> dict[str, Any]:
     for option in sets:
         key, equals, value = option.partition("=")
         if not key or not equals:
-            raise VideotuneError(f"--set {option}: pass KEY=VALUE, by the keys of {trainer}")
+            raise VideotuneError(
+                f"--set {option}: pass KEY=VALUE, by the keys of {trainer}"
+            )
         changes[key] = parse_scalar(value)
     return changes
 
@@ -84,6 +94,8 @@ def _changes(sets: Sequence[str], trainer: str) -> dict[str, Any]:
 def _our_figures(job: Job) -> dict[str, Any]:
     return {
         "steps_per_epoch": float(steps_per_epoch(job.schedule)) if job.buckets else 0.0,
-        "noise": [float(t) for t in make_timesteps(job.spec, job.config).at(NOISE_QUANTILES)],
+        "noise": [
+            float(t) for t in make_timesteps(job.spec, job.config).at(NOISE_QUANTILES)
+        ],
         "scale": job.config.lora.scale,
     }

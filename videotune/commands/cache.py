@@ -1,4 +1,6 @@
-"""``cache``: encode clips and captions in advance; list, verify and prune what is encoded."""
+"""``cache``: encode clips and captions in advance; list, verify and prune what is
+encoded.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,9 @@ class CacheResult:
 def cache(
     config: ConfigSource = None, *, allow_skips: str | None = None, **overrides: Any
 ) -> CacheResult:
-    """Fill the cache with everything that a run of this config would need; several processes share the work."""
+    """Fill the cache with everything that a run of this config would need; several
+    processes share the work.
+    """
     with join() as dist:
         all_overrides = to_overrides(config, overrides, allow_skips)
         job = dist.main_first(lambda: open_job(*resolve_config(all_overrides)))
@@ -42,11 +46,16 @@ def cache(
         family = open_models(job.spec, job.base, job.config)
         fill_distributed(job, family, cache_items_of(job), dist)
         dist.barrier()
-    return CacheResult(job.cache, len(job.library.windows) + len(job.library.held_out_windows))
+    return CacheResult(
+        job.cache, len(job.library.windows) + len(job.library.held_out_windows)
+    )
 
 
 def cache_at(path: Path) -> Path:
-    """Return the cache folder that a path is, or that a dataset at this path has. Raises VideotuneError if there is none."""
+    """Return the cache folder that a path is, or that a dataset at this path has.
+
+    Raises VideotuneError if there is none.
+    """
     if (path / CACHE_NAME).is_dir():
         return refuse_linked_folder(path / CACHE_NAME)
     has_cache_files = (path / LOCK).exists() or (path / OLD_MANIFEST).exists()
@@ -97,7 +106,8 @@ def verify_cache(path: Path) -> tuple[LatentCache, int, list[Damaged]]:
 def prune_cache(
     config: ConfigSource = None, *, yes: bool = False, **overrides: Any
 ) -> tuple[LatentCache, Pruned]:
-    """Return the cache, and what of it a run of this config would not read; with ``yes`` that is removed.
+    """Return the cache, and what of it a run of this config would not read; with
+    ``yes`` that is removed.
 
     Raises VideotuneError if there is no cache yet, or another process is filling it.
     """
@@ -118,6 +128,9 @@ def prune_cache(
 
 
 def list_cache(path: Path) -> tuple[LatentCache, list[dict[str, Any]]]:
-    """Return the cache and a row for each entry. Raises VideotuneError if ``path`` has no cache."""
+    """Return the cache and a row for each entry.
+
+    Raises VideotuneError if ``path`` has no cache.
+    """
     store = open_store(path)
     return store, listing(store)

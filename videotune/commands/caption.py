@@ -1,4 +1,6 @@
-"""``caption``: let a vision-language model write missing captions, each as soon as it is there."""
+"""``caption``: let a vision-language model write missing captions, each as soon as it
+is there.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -19,16 +21,21 @@ from videotune.files import digest, write_text
 from videotune.job.overrides import ConfigSource, to_overrides
 
 STATE = ".videotune-captions"
-"""A file in the dataset while an --overwrite runs, with its settings. Captions that are newer than it are finished."""
+"""A file in the dataset while an --overwrite runs, with its settings.
+
+Captions that are newer than it are finished.
+"""
 
 
 def caption(
     config: ConfigSource = None, *, options: CaptionOptions, **overrides: Any
 ) -> CaptionResult:
-    """Write captions where the layout of the folder ``data`` reads them. Clips with a caption keep it, but for ``overwrite``.
+    """Write captions where the layout of the folder ``data`` reads them.
 
-    A run that was stopped continues when it is started again. Raises VideotuneError if captions cannot be text files,
-    or if no clip can get one.
+    Clips with a caption keep it, but for ``overwrite``.
+
+    A run that was stopped continues when it is started again. Raises VideotuneError if
+    captions cannot be text files, or if no clip can get one.
     """
     all_overrides = to_overrides(config, overrides)
     root = Path(all_overrides.data or "").expanduser().absolute()
@@ -36,7 +43,9 @@ def caption(
         raise VideotuneError(
             f"{all_overrides.data or 'data'} is not a folder. Captions are files beside the clips: unpack the dataset."
         )
-    allow_empty = replace(all_overrides, sets=(*all_overrides.sets, "missing_caption=empty"))
+    allow_empty = replace(
+        all_overrides, sets=(*all_overrides.sets, "missing_caption=empty")
+    )
     checked = check(allow_empty)
     files = caption_files(root, {clip.path for clip in checked.job.library.clips})
     texts = {clip: texts_of(file) for file, clip in files.items()}
@@ -67,7 +76,9 @@ def caption(
 
 
 def _begin_overwriting(state: Path, options: CaptionOptions) -> float:
-    """Write the state file unless an overwrite with the same settings is under way, and return when it was begun."""
+    """Write the state file unless an overwrite with the same settings is under way, and
+    return when it was begun.
+    """
     settings = digest({**asdict(options), "workers": 0, "timeout": 0})
     continues = state.is_file() and state.read_bytes() == settings.encode()
     if not continues and not options.dry_run:
@@ -80,7 +91,9 @@ def _skipped_row(row: tuple[str, str, str]) -> dict[str, str]:
     return {"clip": clip, "reason": reason, "detail": detail}
 
 
-def _hints(checked: CheckResult, texts: Mapping[str, tuple[str, ...]]) -> list[dict[str, str]]:
+def _hints(
+    checked: CheckResult, texts: Mapping[str, tuple[str, ...]]
+) -> list[dict[str, str]]:
     """Return hints on the captions. Without a model nothing is counted in tokens."""
     tokens = None
     if not checked.assumed:

@@ -33,7 +33,9 @@ class CheckResult:
 
     @property
     def exit_code(self) -> int:
-        """0: every clip is used or held out; 2: some are skipped; 1: a training would end before it begins."""
+        """0: every clip is used or held out; 2: some are skipped; 1: a training would
+        end before it begins.
+        """
         if crop_blocker(self.job) is not None:
             return SKIPPED
         if not self.account["skipped"]:
@@ -48,7 +50,9 @@ def check(
     contact_sheet: Path | None = None,
     **overrides: Any,
 ) -> CheckResult:
-    """Account for every clip: used, held out or skipped, with the reason. No model is loaded.
+    """Account for every clip: used, held out or skipped, with the reason.
+
+    No model is loaded.
 
     Args:
         config: the config. Without a model the toy's rules are used.
@@ -73,8 +77,12 @@ def check(
 
 
 def blockers(job: Job) -> list[str]:
-    """Return what would end a training before it begins, however many clips may be skipped."""
-    uncaptioned = sum(reason.endswith("_caption") for _, reason, _ in job.library.skipped)
+    """Return what would end a training before it begins, however many clips may be
+    skipped.
+    """
+    uncaptioned = sum(
+        reason.endswith("_caption") for _, reason, _ in job.library.skipped
+    )
     if not uncaptioned or job.config.missing_caption != "error":
         return []
     clips = "1 clip has" if uncaptioned == 1 else f"{uncaptioned} clips have"
@@ -85,7 +93,9 @@ def blockers(job: Job) -> list[str]:
 
 
 def token_counts(job: Job, captions: Iterable[str]) -> dict[str, int] | None:
-    """Return the tokens of each caption, or None without a base model that has a fast tokenizer."""
+    """Return the tokens of each caption, or None without a base model that has a fast
+    tokenizer.
+    """
     if job.base is None:
         return None
     texts = sorted(set(captions))
@@ -94,9 +104,11 @@ def token_counts(job: Job, captions: Iterable[str]) -> dict[str, int] | None:
 
 
 def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
-    """Return the account with a warning for each clip that has a caption longer than the model reads.
+    """Return the account with a warning for each clip that has a caption longer than
+    the model reads.
 
-    Without a base model that has a fast tokenizer, a note says that nothing was counted.
+    Without a base model that has a fast tokenizer, a note says that nothing was
+    counted.
     """
     captions: list[str] = []
     for clip in job.library.clips:

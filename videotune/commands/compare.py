@@ -1,4 +1,6 @@
-"""``compare``: show one prompt and seed over all checkpoints of a run, the base model first, side by side."""
+"""``compare``: show one prompt and seed over all checkpoints of a run, the base model
+first, side by side.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +11,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from videotune.commands.sample import SampleOptions, open_sampler, render, shape_of
 from videotune.console import bar, echo
-from videotune.data.video_writer import read_video, side_by_side, write_sheet, write_video
+from videotune.data.video_writer import (
+    read_video,
+    side_by_side,
+    write_sheet,
+    write_video,
+)
 from videotune.errors import VideotuneError
 from videotune.files import digest, path_from, write_json
 from videotune.job import overrides
@@ -39,7 +46,9 @@ def compare(
     out: Path | None = None,
     image: Path | None = None,
 ) -> list[Path]:
-    """Draw a video with each checkpoint of a run. What was drawn before is not drawn again.
+    """Draw a video with each checkpoint of a run.
+
+    What was drawn before is not drawn again.
 
     Args:
         run: the run folder.
@@ -49,7 +58,8 @@ def compare(
         image: the first frame.
 
     Returns:
-        An mp4 with all videos side by side, a sheet as png, and the report that shows both.
+        An mp4 with all videos side by side, a sheet as png, and the report that shows
+        both.
 
     Raises:
         VideotuneError: if there is no checkpoint, or no prompt.
@@ -79,7 +89,9 @@ def compare(
     with bar("checkpoints") as progress:
         for done, step in enumerate(todo):
             progress.update(done, len(todo), title(step))
-            sampler = open_sampler(SampleOptions((prompt,), seed, run, step, images=images))
+            sampler = open_sampler(
+                SampleOptions((prompt,), seed, run, step, images=images)
+            )
             frames = render(sampler, [prompt], [seed], images=images, title="")
             write_video(videos[step], frames[0], settings.shape.fps)
         progress.update(len(todo), len(todo))
@@ -107,11 +119,15 @@ def draw_settings(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
     resolved, spec, _ = overrides.reopened(run_dir.run_settings(run))
     config = resolved.config
     shape = shape_of(run, spec.rules.fps, config, spec)
-    return sample_settings(config, spec, shape), config.sample.seed if seed is None else seed
+    return sample_settings(
+        config, spec, shape
+    ), config.sample.seed if seed is None else seed
 
 
 def key(prompt: str, seed: int, settings: SampleSettings, image: Path | None) -> str:
-    """Return a name that depends on all that decides what a comparison shows, except for the checkpoint."""
+    """Return a name that depends on all that decides what a comparison shows, except
+    for the checkpoint.
+    """
     content = {
         "prompt": prompt,
         "settings": repr(settings),
@@ -121,7 +137,8 @@ def key(prompt: str, seed: int, settings: SampleSettings, image: Path | None) ->
 
 
 def is_drawn(video: Path, checkpoint: Checkpoint | None) -> bool:
-    """Return whether a video exists and is no older than its checkpoint (None: the base model).
+    """Return whether a video exists and is no older than its checkpoint (None: the base
+    model).
 
     After going back, a step has other weights under the same number.
     """
@@ -134,7 +151,9 @@ def title(step: int) -> str:
     return "base" if step == 0 else f"step {step}"
 
 
-def lay_out(paths: Mapping[int, Path], folder: Path, name: str, fps: float) -> dict[str, Any]:
+def lay_out(
+    paths: Mapping[int, Path], folder: Path, name: str, fps: float
+) -> dict[str, Any]:
     """Write the mp4 with all videos in step, and the sheet.
 
     Args:
@@ -170,18 +189,25 @@ def lay_out(paths: Mapping[int, Path], folder: Path, name: str, fps: float) -> d
 def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:
     """Return frames (H, W, 3) with a title above."""
     strip = Image.new("RGB", (video[0].shape[1], LABEL), "#1c1e21")
-    ImageDraw.Draw(strip).text((4, 2), title, fill="#e8e8e4", font=ImageFont.load_default(12))
+    ImageDraw.Draw(strip).text(
+        (4, 2), title, fill="#e8e8e4", font=ImageFont.load_default(12)
+    )
     return [np.concatenate([np.asarray(strip), frame]) for frame in video]
 
 
 def remember(run: Path, folder: Path, entry: Mapping[str, Any]) -> None:
-    """Add a comparison to the folder's compare.json, in place of an earlier one of the same prompt and seed.
+    """Add a comparison to the folder's compare.json, in place of an earlier one of the
+    same prompt and seed.
 
     Paths are relative to the run folder if they are in it.
     """
     list_file = folder / "compare.json"
     base = path_from(run, folder)
-    new = {**entry, "video": f"{base}/{entry['video']}", "sheet": f"{base}/{entry['sheet']}"}
+    new = {
+        **entry,
+        "video": f"{base}/{entry['video']}",
+        "sheet": f"{base}/{entry['sheet']}",
+    }
 
     others = []
     if list_file.is_file():

@@ -1,8 +1,10 @@
-"""``demo``: run the main job on the toy base, from clips on disk to a LoRA that plain diffusers loads, and measure it.
+"""``demo``: run the main job on the toy base, from clips on disk to a LoRA that plain
+diffusers loads, and measure it.
 
-The clips show a shape that the base model does not know, with a new word. A regularization dataset of shapes that it
-does know, whose target is the base's own prediction, lets it keep them. Samples before and after are drawn by diffusers'
-own pipeline from the exported file.
+The clips show a shape that the base model does not know, with a new word. A
+regularization dataset of shapes that it does know, whose target is the base's own
+prediction, lets it keep them. Samples before and after are drawn by diffusers' own
+pipeline from the exported file.
 """
 
 import time
@@ -41,18 +43,25 @@ REPEATS = 2
 """How often each of them counts."""
 
 KNOWN_CLIPS = 40
-"""Clips of what the base knows: about half of each batch, with most of the 48 combinations that it was taught."""
+"""Clips of what the base knows: about half of each batch, with most of the 48
+combinations that it was taught.
+"""
 
 STEPS = 300
 BATCH = 8
 SAMPLE_STEPS = 12
-"""Denoising steps of a sample. Sampling is half of the demo's work; docs/toy.md has the measurements."""
+"""Denoising steps of a sample.
+
+Sampling is half of the demo's work; docs/toy.md has the measurements.
+"""
 
 SEEDS = (100, 101, 102, 103, 104, 105)
 """The concept is drawn in each direction with each of these."""
 
 CONTROLS = HELD_OUT
-"""What the model must still draw: combinations that neither the base's training nor the demo's clips contain."""
+"""What the model must still draw: combinations that neither the base's training nor the
+demo's clips contain.
+"""
 
 PREVIEWS = ("left", "right", "up")
 """Directions in which the run's previews show the concept; as many show a control."""
@@ -66,12 +75,15 @@ def demo(
     seed: int = 0,
     on_step: Callable[[CheckResult | PlanResult | TrainResult], None] = lambda _: None,
 ) -> dict[str, Any] | None:
-    """Run the demo. A second call continues one that was cut off, or returns the finished result again.
+    """Run the demo.
+
+    A second call continues one that was cut off, or returns the finished result again.
 
     Args:
         out: the folder for everything.
         seed: of the clips and of the training.
-        on_step: called with the account of the clips, the plan and the training, each as soon as it is there.
+        on_step: called with the account of the clips, the plan and the training, each
+            as soon as it is there.
 
     Returns:
         ``demo.json``, or None if the training was interrupted.
@@ -89,9 +101,15 @@ def demo(
             f"1/5 writing clips of a new shape into {out / 'clips'}, and of known shapes into {out / 'known'}"
         )
         write_dataset(
-            out / "clips", concept_clips=CLIPS, reminder_clips=0, trigger=TRIGGER, seed=seed
+            out / "clips",
+            concept_clips=CLIPS,
+            reminder_clips=0,
+            trigger=TRIGGER,
+            seed=seed,
         )
-        write_dataset(out / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS, seed=seed)
+        write_dataset(
+            out / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS, seed=seed
+        )
         write_json(config, settings_of(out, seed))
 
         overrides = Overrides(preset="toy", config=config)
@@ -114,9 +132,14 @@ def demo(
 
 
 def train_or_resume(
-    overrides: Overrides, run: Path, on_step: Callable[[TrainResult], None] = lambda _: None
+    overrides: Overrides,
+    run: Path,
+    on_step: Callable[[TrainResult], None] = lambda _: None,
 ) -> bool:
-    """Train, or continue a run that was cut off. Return whether the training is done."""
+    """Train, or continue a run that was cut off.
+
+    Return whether the training is done.
+    """
     if any(line["why"] == "done" for line in History(run).of_kind("end")):
         return True
     exists = (run / "config.json").exists()
@@ -137,7 +160,9 @@ def refuse_other(config: Path, seed: int) -> None:
 
 
 def settings_of(out: Path, seed: int) -> dict[str, Any]:
-    """Return the demo's config: two datasets, and previews of the concept and of known shapes. The preset has the rest."""
+    """Return the demo's config: two datasets, and previews of the concept and of known
+    shapes. The preset has the rest.
+    """
     known = [caption(*look) for look in CONTROLS[:: len(CONTROLS) // len(PREVIEWS)]]
     return {
         "datasets": [
@@ -154,14 +179,17 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
         "sample_after": STEPS,
         "samples": [phrase(TRIGGER, way) for way in PREVIEWS] + known,
         "sample": {"steps": SAMPLE_STEPS},
-        # In a run of minutes they would only pay for the base model's samples, and 96 are measured at the end.
+        # In a run of minutes they would only pay for the base model's samples, and 96
+        # are measured at the end.
         "sample_metrics": {"budget": 0},
         "seed": seed,
     }
 
 
 def measure(run: Path, out: Path) -> dict[str, Any]:
-    """Return ``demo.json``: what the base model and the LoRA draw, seen by the toy's detector."""
+    """Return ``demo.json``: what the base model and the LoRA draw, seen by the toy's
+    detector.
+    """
     prompts: list[str] = []
     seeds: list[int] = []
     for seed in SEEDS:
@@ -171,7 +199,9 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     count = len(prompts)
     controls = [caption(*look) for look in CONTROLS]
     lora = exported(run, "diffusers")
-    before, after = _draw_before_and_after(run, lora, [*prompts, *controls], [*seeds, *seeds])
+    before, after = _draw_before_and_after(
+        run, lora, [*prompts, *controls], [*seeds, *seeds]
+    )
 
     # A sheet of four prompts and every sixth control, before and after in turn.
     rows = []
@@ -202,7 +232,9 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
             "after": share_right(after[count:], CONTROLS),
             "n": len(controls),
         },
-        "same_frames": {"max_difference": own_difference(run, prompts[0], seeds[0], after[0])},
+        "same_frames": {
+            "max_difference": own_difference(run, prompts[0], seeds[0], after[0])
+        },
         "lora": str(lora),
         "base": run_settings(run)["base_model_name"],
     }
@@ -217,7 +249,11 @@ def _draw_before_and_after(
     total = 2 * len(prompts)
     with bar("samples") as progress:
         before = draw(
-            pipe, settings, prompts, seeds, lambda done: progress.update(done, total, "base")
+            pipe,
+            settings,
+            prompts,
+            seeds,
+            lambda done: progress.update(done, total, "base"),
         )
         pipe.load_lora_weights(str(lora))
         after = draw(
@@ -231,10 +267,14 @@ def _draw_before_and_after(
 
 
 def open_pipeline(run: Path) -> Any:
-    """Open diffusers' pipeline over the run's base model, in float32 on the CPU, as any other program would."""
+    """Open diffusers' pipeline over the run's base model, in float32 on the CPU, as any
+    other program would.
+    """
     settings = run_settings(run)
     base = base_model.place(settings["base_model_name"])
-    family = registry.find(settings["family"])(base.folder, torch.device("cpu"), torch.float32)
+    family = registry.find(settings["family"])(
+        base.folder, torch.device("cpu"), torch.float32
+    )
     with loading.quietly():
         pipe = family.pipeline_class().from_pretrained(
             base.folder, dtype=torch.float32, trust_remote_code=False
@@ -250,7 +290,10 @@ def draw(
     seeds: Sequence[int],
     on_done: Callable[[int], None],
 ) -> list[np.ndarray]:
-    """Return float frames (T,H,W,3) in [0,1] for each prompt with its seed. ``on_done`` gets how many are done."""
+    """Return float frames (T,H,W,3) in [0,1] for each prompt with its seed.
+
+    ``on_done`` gets how many are done.
+    """
     sample = settings["sample"]
     frames = []
     height, width = (int(side) for side in sample["resolution"].split("x"))
@@ -263,7 +306,9 @@ def draw(
             num_frames=sample["frames"],
             num_inference_steps=sample["steps"],
             guidance_scale=sample["guidance"],
-            generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds[part]],
+            generator=[
+                torch.Generator("cpu").manual_seed(seed) for seed in seeds[part]
+            ],
             output_type="np",
         )
         frames += list(drawn.frames)
@@ -277,7 +322,9 @@ def to_bytes(clip: np.ndarray) -> np.ndarray:
 
 
 def share_right(clips: Sequence[np.ndarray], looks: Sequence[tuple[str, ...]]) -> float:
-    """Return the share of clips in which the detector sees the colour, the shape, and the direction if one is named."""
+    """Return the share of clips in which the detector sees the colour, the shape, and
+    the direction if one is named.
+    """
     right = 0
     for clip, look in zip(clips, looks, strict=True):
         detection = detect(to_bytes(clip))
@@ -287,12 +334,18 @@ def share_right(clips: Sequence[np.ndarray], looks: Sequence[tuple[str, ...]]) -
 
 
 def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> float:
-    """Return the largest difference, in grey levels of 255, between our sampler's frames and diffusers' frames."""
-    ours = render(open_sampler(SampleOptions((prompt,), seed, run)), [prompt], [seed])[0]
+    """Return the largest difference, in grey levels of 255, between our sampler's
+    frames and diffusers' frames.
+    """
+    ours = render(open_sampler(SampleOptions((prompt,), seed, run)), [prompt], [seed])[
+        0
+    ]
     return int(abs(ours.astype("int16") - to_bytes(theirs).astype("int16")).max())
 
 
-def sheet_row(prompt: str, clip: np.ndarray, model: str) -> tuple[str, list[np.ndarray]]:
+def sheet_row(
+    prompt: str, clip: np.ndarray, model: str
+) -> tuple[str, list[np.ndarray]]:
     """Return a row of the sheet: five frames of what a model has drawn of a prompt."""
     indices = np.linspace(1, len(clip) - 2, 5).round().astype(int)
     return f"{prompt}\n{model}", list(to_bytes(clip[indices]))

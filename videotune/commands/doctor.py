@@ -17,17 +17,25 @@ from videotune.memory.accelerator import has_bf16, local_device, overlaps
 def needed() -> list[str]:
     """Return the names of the packages that videotune needs."""
     requirements = requires("videotune") or []
-    always = [requirement for requirement in requirements if "extra ==" not in requirement]
+    always = [
+        requirement for requirement in requirements if "extra ==" not in requirement
+    ]
     return [re.split(r"[^\w.-]", requirement)[0] for requirement in always]
 
 
 def machine() -> tuple[list[list[str]], list[str]]:
-    """Return rows of (part, version, note) on the machine and its packages, and the needed packages that are missing."""
+    """Return rows of (part, version, note) on the machine and its packages, and the
+    needed packages that are missing.
+    """
     free = size(shutil.disk_usage(Path.cwd()).free)
     rows = [
         ["videotune", __version__, ""],
         ["python", platform.python_version(), sys.executable],
-        ["system", f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} cores"],
+        [
+            "system",
+            f"{platform.system()} {platform.machine()}",
+            f"{os.cpu_count()} cores",
+        ],
         ["disk here", f"{free} free", str(Path.cwd())],
     ]
     missing = []
@@ -65,11 +73,15 @@ def _devices() -> list[list[str]]:
 
 
 COLUMNS, KINDS = read_json(Path(__file__).with_name("devices.json")).values()
-"""For each kind of device: training, bfloat16, weight streaming, weight_dtype, several processes, and what has been run."""
+"""For each kind of device: training, bfloat16, weight streaming, weight_dtype, several
+processes, and what has been run.
+"""
 
 
 def devices() -> list[list[str]]:
-    """Return rows of COLUMNS: for each kind of device whether it is here, what works on it, and what has been run."""
+    """Return rows of COLUMNS: for each kind of device whether it is here, what works on
+    it, and what has been run.
+    """
     import torch
 
     kind = local_device().type.upper()

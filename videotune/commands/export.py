@@ -1,4 +1,7 @@
-"""``export``: write what a run has learnt in formats that other programs read. Each file is read back."""
+"""``export``: write what a run has learnt in formats that other programs read.
+
+Each file is read back.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,10 +65,16 @@ def export(
     return list(exports)
 
 
-def refuse_merge(config: schema.Config, formats: Sequence[str], dtype: str | None) -> None:
-    """Raise VideotuneError if a run has no adapter, or --merge is used with a format or dtype."""
+def refuse_merge(
+    config: schema.Config, formats: Sequence[str], dtype: str | None
+) -> None:
+    """Raise VideotuneError if a run has no adapter, or --merge is used with a format or
+    dtype.
+    """
     if config.training_method == "EMBEDDING":
-        raise VideotuneError("--merge: new tokens are not an adapter and cannot be merged")
+        raise VideotuneError(
+            "--merge: new tokens are not an adapter and cannot be merged"
+        )
     if config.training_method == "FINE_TUNE":
         raise VideotuneError(
             "--merge: a fine-tuned model has no adapter; its export is complete already"
@@ -81,7 +90,10 @@ def refuse_merge(config: schema.Config, formats: Sequence[str], dtype: str | Non
 
 
 def exported(run: Path, format: str) -> Path:
-    """Return the run's file or folder in a format. Raises VideotuneError if there is none, or it was changed."""
+    """Return the run's file or folder in a format.
+
+    Raises VideotuneError if there is none, or it was changed.
+    """
     for entry in read_record(run / "exports.json"):
         if entry["format"] == format:
             return verified(run, entry)

@@ -9,10 +9,14 @@ from videotune.interop.foreign_config import read_foreign_config
 from videotune.interop.translate import Imported, translate
 
 
-def import_config(files: Sequence[Path | str], *, out: Path | str | None = None) -> Imported:
-    """Translate configs of one run of another trainer, and write videotune's config to ``out``, a new JSON file.
+def import_config(
+    files: Sequence[Path | str], *, out: Path | str | None = None
+) -> Imported:
+    """Translate configs of one run of another trainer, and write videotune's config to
+    ``out``, a new JSON file.
 
-    Raises VideotuneError for files that cannot be read, and if ``out`` already exists; then nothing is written.
+    Raises VideotuneError for files that cannot be read, and if ``out`` already exists;
+    then nothing is written.
     """
     if out is not None and Path(out).exists():
         raise VideotuneError(f"{out} already exists. Choose another file")

@@ -4,4 +4,12 @@ from videotune.exporter.lora_extract import extract
 from videotune.exporter.lora_inspect import inspect, summary_lines
 from videotune.exporter.lora_tools import Target, convert, merge, resize
 
-__all__ = ["Target", "convert", "extract", "inspect", "merge", "resize", "summary_lines"]
+__all__ = [
+    "Target",
+    "convert",
+    "extract",
+    "inspect",
+    "merge",
+    "resize",
+    "summary_lines",
+]

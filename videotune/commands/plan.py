@@ -1,4 +1,6 @@
-"""``plan``: say what a run would do: steps, views, tokens, memory, time, disk, and the noise levels it would train."""
+"""``plan``: say what a run would do: steps, views, tokens, memory, time, disk, and the
+noise levels it would train.
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -60,9 +62,11 @@ def plan(
         config: the config.
         vram: memory of the GPU in GB (10^9 bytes).
         card: name of the GPU.
-        views: how often a window should be seen, for which the steps are calculated, instead of 10, 20, 50 and 100.
+        views: how often a window should be seen, for which the steps are calculated,
+            instead of 10, 20, 50 and 100.
         allow_skips: how many clips may be skipped: a number, or "all".
-        known: leave memory and time out unless such a step was measured before, because measuring takes seconds.
+        known: leave memory and time out unless such a step was measured before, because
+            measuring takes seconds.
         overrides: fields of ``Overrides``.
     """
     resolved, spec, base = resolve_config(
@@ -95,15 +99,21 @@ def plan(
 
 
 BANDS = 9
-"""Equal parts of [0, 1], as in the journal's by_t, and levels at which the validation loss is measured."""
+"""Equal parts of [0, 1], as in the journal's by_t, and levels at which the validation
+loss is measured.
+"""
 
 COLUMNS = 72
 """Points of a density."""
 
 
 def noise_levels(config: ConfigSource = None, **overrides: Any) -> dict[str, Any]:
-    """Return the distribution of t that a run would train; with a shift by resolution, one for each bucket of the clips."""
-    resolved, spec, base = resolve_config(to_overrides(config, overrides), planning=True)
+    """Return the distribution of t that a run would train; with a shift by resolution,
+    one for each bucket of the clips.
+    """
+    resolved, spec, base = resolve_config(
+        to_overrides(config, overrides), planning=True
+    )
     buckets: dict[str, tuple[int, float]] = {}
     if resolved.config.timestep_shift == "resolution":
         job = open_job(resolved, spec, base, to_look=True)
@@ -115,15 +125,18 @@ def noise_levels(config: ConfigSource = None, **overrides: Any) -> dict[str, Any
 def levels(
     spec: ModelSpec, config: Config, buckets: dict[str, tuple[int, float]]
 ) -> dict[str, Any]:
-    """Return the levels of the validation loss, and the distributions of t that a run would train.
+    """Return the levels of the validation loss, and the distributions of t that a run
+    would train.
 
     Args:
         spec: facts of the model.
         config: the settings.
-        buckets: tokens and share of the steps of each bucket, if the shift depends on the bucket. Empty: it does not.
+        buckets: tokens and share of the steps of each bucket, if the shift depends on
+            the bucket. Empty: it does not.
 
     Returns:
-        {"validation": levels, "distributions": [one with its bucket, shift, share of the steps, bands, experts, density]}
+        {"validation": levels, "distributions": [one with its bucket, shift, share of
+        the steps, bands, experts, density]}
     """
     timesteps = build.make_objective(spec, config).timesteps
     rule = spec.shift_by_tokens

@@ -1,4 +1,6 @@
-"""``publish`` and ``card``: a run's files and its model card, on the Hugging Face Hub or in a file."""
+"""``publish`` and ``card``: a run's files and its model card, on the Hugging Face Hub
+or in a file.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +32,8 @@ def publish(
 
     Args:
         run: the run folder.
-        repo: id of the repository. None: the name of the run folder, below the token's account.
+        repo: id of the repository. None: the name of the run folder, below the token's
+            account.
         public: make a public repository, rather than a private one.
         dry_run: upload nothing.
 
@@ -38,8 +41,8 @@ def publish(
         What the command prints.
 
     Raises:
-        VideotuneError: if a file is not as it was exported, if the repository is public without ``public``, or if the
-            Hub does not accept it.
+        VideotuneError: if a file is not as it was exported, if the repository is public
+            without ``public``, or if the Hub does not accept it.
     """
     run_facts = read_run(run)
     text = str(model_card(run_facts))
@@ -48,11 +51,15 @@ def publish(
         path = verified(run, entry)
         exported_files = [path]
         if path.is_dir():
-            exported_files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+            exported_files = [
+                file for file in sorted(path.rglob("*")) if file.is_file()
+            ]
         for file in exported_files:
             files[file.relative_to(path.parent).as_posix()] = file
 
-    sizes = [{"path": name, "bytes": path.stat().st_size} for name, path in files.items()]
+    sizes = [
+        {"path": name, "bytes": path.stat().st_size} for name, path in files.items()
+    ]
     name = repo or run.resolve().name
     result = {"repo": name, "url": None, "public": public, "files": sizes, "card": text}
     if dry_run:
@@ -60,8 +67,11 @@ def publish(
     return result | upload(name, public, files | {"README.md": text.encode()})
 
 
-def upload(repo: str, public: bool, files: Mapping[str, Path | bytes]) -> dict[str, str]:
-    """Commit the files that are not in a repository yet, and return the repository's id and address.
+def upload(
+    repo: str, public: bool, files: Mapping[str, Path | bytes]
+) -> dict[str, str]:
+    """Commit the files that are not in a repository yet, and return the repository's id
+    and address.
 
     Args:
         repo: id of the repository. It is created if it does not exist.
@@ -69,8 +79,8 @@ def upload(repo: str, public: bool, files: Mapping[str, Path | bytes]) -> dict[s
         files: by their names in the repository.
 
     Raises:
-        VideotuneError: without a token, if the repository is public without ``public``, or if the Hub does not accept
-            the files.
+        VideotuneError: without a token, if the repository is public without ``public``,
+            or if the Hub does not accept the files.
     """
     if hub.get_token() is None:
         raise VideotuneError(
@@ -82,10 +92,18 @@ def upload(repo: str, public: bool, files: Mapping[str, Path | bytes]) -> dict[s
         created = api.create_repo(repo, private=not public, exist_ok=True)
         is_exposed = not public and not api.model_info(created.repo_id).private
         if not is_exposed:
-            adds = [hub.CommitOperationAdd(name, content) for name, content in files.items()]
-            api.create_commit(created.repo_id, adds, commit_message="Upload of videotune")
-    except Exception as error:  # the Hub's library raises a dozen kinds; each is explained
-        raise VideotuneError(f"publish: {hub_problem(repo, error, upload=True)}") from error
+            adds = [
+                hub.CommitOperationAdd(name, content) for name, content in files.items()
+            ]
+            api.create_commit(
+                created.repo_id, adds, commit_message="Upload of videotune"
+            )
+    except (
+        Exception
+    ) as error:  # the Hub's library raises a dozen kinds; each is explained
+        raise VideotuneError(
+            f"publish: {hub_problem(repo, error, upload=True)}"
+        ) from error
     if is_exposed:
         raise VideotuneError(
             f"publish: {created.repo_id} is already public. Add --public, or choose another --repo"

@@ -1,4 +1,6 @@
-"""``sample``: draw prompts with a run's adapter, with any LoRA file, or only with the base model."""
+"""``sample``: draw prompts with a run's adapter, with any LoRA file, or only with the
+base model.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +53,10 @@ class SampleOptions:
     """The first seed. None: the config's."""
     run: Path | None = None
     step: int | None = None
-    """Checkpoint of the run. None: the newest; 0: only its base model, drawn as the run draws."""
+    """Checkpoint of the run.
+
+    None: the newest; 0: only its base model, drawn as the run draws.
+    """
     base: str | None = None
     loras: Sequence[Path] = ()
     """LoRA files for the base model, one for each expert."""
@@ -78,7 +83,9 @@ class Sampler:
     seed: int
     """The first seed."""
     teach: Callable[[], Callable[[str], str]]
-    """Loads what was learnt into the text encoders, and returns a function that spells a prompt for them."""
+    """Loads what was learnt into the text encoders, and returns a function that spells
+    a prompt for them.
+    """
 
 
 def sample(
@@ -95,7 +102,10 @@ def sample(
     strength: float = 1.0,
     sets: Sequence[str] = (),
 ) -> list[Path]:
-    """Write an mp4 for each prompt into ``out``. The arguments are those of ``SampleOptions``."""
+    """Write an mp4 for each prompt into ``out``.
+
+    The arguments are those of ``SampleOptions``.
+    """
     options = SampleOptions(
         prompts=prompts,
         seed=seed,
@@ -111,7 +121,8 @@ def sample(
     if options.run is not None:
         run_dir.refuse_samples_in_data(options.run, Path(out))
     sampler = open_sampler(options)
-    Path(out).mkdir(parents=True, exist_ok=True)  # only now: a refused command leaves no folder
+    # only now: a refused command leaves no folder
+    Path(out).mkdir(parents=True, exist_ok=True)
 
     seeds = [sampler.seed + index for index in range(len(prompts))]
     videos = render(sampler, prompts, seeds, images)
@@ -127,7 +138,8 @@ def sample(
 def open_sampler(options: SampleOptions) -> Sampler:
     """Open what the options name. A denoiser is loaded when its first step comes.
 
-    Raises VideotuneError if neither a run nor a base model is named, and for files and images that do not fit it.
+    Raises VideotuneError if neither a run nor a base model is named, and for files and
+    images that do not fit it.
     """
     refuse(options)
     settings: dict[str, Any] = {"base_model_name": options.base}
@@ -227,20 +239,26 @@ class _SampleLoader:
         net.set_adapters([lora.ADAPTER], [self.options.strength])  # type: ignore[operator]
 
     def teach(self) -> Callable[[str], str]:
-        """Load what was learnt into the text encoders, and return a function that spells a prompt for them."""
+        """Load what was learnt into the text encoders, and return a function that
+        spells a prompt for them.
+        """
         if not self.has_checkpoint:
             return text_encoders.put_files(self.family, self.embeddings)
         name_prefix = ""
         if self.trained_experts:
             name_prefix = experts.prefix(self.family.spec, self.trained_experts[0])
         tensors = experts.of_expert(self.weights, name_prefix)
-        return text_encoders.put_text(self.family, self.config, tensors, str(self.options.run))
+        return text_encoders.put_text(
+            self.family, self.config, tensors, str(self.options.run)
+        )
 
 
 def refuse(options: SampleOptions) -> None:
     """Raise VideotuneError for options that do not say what to draw, or with what."""
     if not options.prompts:
-        raise VideotuneError("no prompt given; pass --prompt TEXT, as often as you like")
+        raise VideotuneError(
+            "no prompt given; pass --prompt TEXT, as often as you like"
+        )
     for prompt in options.prompts:
         if _NOT_TEXT.search(prompt) or len(prompt) > LONGEST:
             raise VideotuneError(
@@ -266,7 +284,9 @@ def refuse(options: SampleOptions) -> None:
 
 
 def refuse_images(options: SampleOptions, spec: ModelSpec) -> None:
-    """Raise VideotuneError if the model takes no image, needs one, or the images are not one for each prompt."""
+    """Raise VideotuneError if the model takes no image, needs one, or the images are
+    not one for each prompt.
+    """
     if options.images and spec.first_frame is None:
         raise VideotuneError(
             f"--image: {spec.title} takes no image; it generates only from text"
@@ -282,7 +302,9 @@ def refuse_images(options: SampleOptions, spec: ModelSpec) -> None:
 
 
 def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
-    """Return the LoRA file of each expert. With two experts, the file names contain their names.
+    """Return the LoRA file of each expert.
+
+    With two experts, the file names contain their names.
 
     Raises VideotuneError if a file belongs to no expert.
     """
@@ -308,13 +330,17 @@ def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
 
 
 def named_by(name: str, prompt: str) -> str:
-    """Return a sample's file name with the first letters of its prompt before the ending, all valid on any disk."""
+    """Return a sample's file name with the first letters of its prompt before the
+    ending, all valid on any disk.
+    """
     letters = re.sub(r"[^a-z0-9]+", "-", prompt.lower())[:40].strip("-")
     return f"{name.removesuffix('.mp4')}-{letters}.mp4" if letters else name
 
 
 def adapter_name(options: SampleOptions) -> str:
-    """Return a prefix that distinguishes samples of different adapters and strengths; empty for a run at full strength."""
+    """Return a prefix that distinguishes samples of different adapters and strengths;
+    empty for a run at full strength.
+    """
     stems = [path.stem for path in (*options.loras, *options.embeddings)]
     if options.run:
         name = ""
@@ -327,8 +353,12 @@ def adapter_name(options: SampleOptions) -> str:
     return name if options.strength == 1.0 else f"{name}strength-{options.strength:g}-"
 
 
-def shape_of(run: Path | None, fps: float, config: Config, spec: ModelSpec) -> ClipShape:
-    """Return the shape that a run trained most on, or without a run what the model draws by default."""
+def shape_of(
+    run: Path | None, fps: float, config: Config, spec: ModelSpec
+) -> ClipShape:
+    """Return the shape that a run trained most on, or without a run what the model
+    draws by default.
+    """
     if run is not None:
         buckets = read_record(run / "plan.json")["buckets"]
         largest = max(buckets, key=lambda bucket: bucket["windows"])
@@ -358,7 +388,9 @@ def render(
     images: Sequence[Path] = (),
     title: str = "sampling",
 ) -> list[np.ndarray]:
-    """Return uint8 frames (T,H,W,3) of each prompt. Encoders, transformer and VAE are in memory one after the other.
+    """Return uint8 frames (T,H,W,3) of each prompt.
+
+    Encoders, transformer and VAE are in memory one after the other.
 
     Args:
         sampler: what to draw with.
@@ -403,13 +435,18 @@ def render(
 def encode_images(
     family: DiffusersModel, images: Sequence[Path], shape: ClipShape
 ) -> list[LatentDistribution]:
-    """Encode images, cropped as clips are, as first frames of videos. Raises VideotuneError for an unreadable image."""
+    """Encode images, cropped as clips are, as first frames of videos.
+
+    Raises VideotuneError for an unreadable image.
+    """
     encoded = []
     try:
         for path in images:
             try:
                 times = [0.0] * shape.frames
-                still = decode_frames(probe_image(path), times, shape.height, shape.width)
+                still = decode_frames(
+                    probe_image(path), times, shape.height, shape.width
+                )
             except (ClipProblem, OSError) as problem:
                 reason = getattr(problem, "detail", None) or problem
                 raise VideotuneError(f"--image {path}: {reason}") from problem

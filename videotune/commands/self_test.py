@@ -1,7 +1,7 @@
 """``doctor --gpu``: measure the GPU with short trainings of a small model.
 
-It measures rates, the link to the host, memory beside the plan, equal losses, and whether the GPU slows down under load.
-``plan`` uses the measured rates from then on.
+It measures rates, the link to the host, memory beside the plan, equal losses, and
+whether the GPU slows down under load. ``plan`` uses the measured rates from then on.
 """
 
 import statistics
@@ -51,7 +51,9 @@ WITHIN = 0.05
 """Bound of the memory's difference from its plan."""
 
 SLOWER = 1.10
-"""Bound of a step's time with something on the host, over that with everything on the GPU."""
+"""Bound of a step's time with something on the host, over that with everything on the
+GPU.
+"""
 
 UNDER_LOAD = 0.90
 """Bound of the rate under load, over the first rate."""
@@ -98,7 +100,9 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         overrides = small_run(Path(folder), sizes)
         for number, (name, (checkpointing, streamed)) in enumerate(WAYS.items()):
             progress.update(number, len(WAYS) + 1, name)
-            trainings[name] = trained(overrides, Path(folder) / name, checkpointing, streamed)
+            trainings[name] = trained(
+                overrides, Path(folder) / name, checkpointing, streamed
+            )
         progress.update(len(WAYS), len(WAYS) + 1, "under load")
         loaded_rate = matrix_rate(sizes, sizes.seconds, device)
         job = plan(overrides).job
@@ -121,7 +125,8 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         "matrix_flops": {"first": first_rate, "under load": loaded_rate},
         "link_bytes_a_second": {"to the card": to_gpu, "to the host": to_host},
         "trainings": trainings,
-        "same_losses": trainings["resident"]["losses"] == trainings["once more"]["losses"],
+        "same_losses": trainings["resident"]["losses"]
+        == trainings["once more"]["losses"],
     }
     report["wrong"] = wrong(report)
     write_json(measured_file(properties.name), report)
@@ -129,7 +134,9 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
 
 
 def small_run(folder: Path, sizes: Sizes) -> Overrides:
-    """Return the overrides of a run: a random model, wider than its tiny checkpoint, two clips, and nothing but steps."""
+    """Return the overrides of a run: a random model, wider than its tiny checkpoint,
+    two clips, and nothing but steps.
+    """
     base = folder / "base"
     wider = {
         "num_layers": sizes.blocks,
@@ -138,7 +145,9 @@ def small_run(folder: Path, sizes: Sizes) -> Overrides:
         "ffn_dim": 4 * sizes.heads * sizes.head,
     }
     with loading.quietly():
-        family = registry.find(base_model.spec_for(None, base_model.place("asset:toy")).name)
+        family = registry.find(
+            base_model.spec_for(None, base_model.place("asset:toy")).name
+        )
         tiny = family.tiny(base)
         config = read_json(tiny / "transformer" / "config.json") | wider
         network_class = getattr(diffusers, config["_class_name"])
@@ -172,8 +181,13 @@ def small_run(folder: Path, sizes: Sizes) -> Overrides:
 def trained(
     overrides: Overrides, run: Path, checkpointing: str, streamed: float
 ) -> dict[str, Any]:
-    """Train, and return the losses, the seconds of a step, and the bytes held and planned."""
-    sets = (f"gradient_checkpointing={checkpointing}", f"layer_offload_fraction={streamed}")
+    """Train, and return the losses, the seconds of a step, and the bytes held and
+    planned.
+    """
+    sets = (
+        f"gradient_checkpointing={checkpointing}",
+        f"layer_offload_fraction={streamed}",
+    )
     overrides = Overrides(data=overrides.data, sets=(*overrides.sets, *sets))
     with redirect_stderr(StringIO()):  # hides the messages of five trainings
         job = plan(overrides).job
@@ -204,7 +218,9 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def matrix_rate(sizes: Sizes, warm_up: float, device: torch.device) -> float:
-    """Return the operations per second of matrix products in the training dtype, after ``warm_up`` seconds of them."""
+    """Return the operations per second of matrix products in the training dtype, after
+    ``warm_up`` seconds of them.
+    """
     side = sizes.matrix
     dtype = torch.bfloat16 if has_bf16(device) else torch.float32
     a = torch.randn(side, side, device=device).to(dtype)
@@ -225,8 +241,12 @@ def link_rates(sizes: Sizes, device: torch.device) -> tuple[float, float]:
     """Return the bytes per second from pinned memory to the GPU and back."""
     host = pinned([sizes.copied], torch.uint8)
     card = torch.empty(sizes.copied, dtype=torch.uint8, device=device)
-    to_gpu = sizes.copied / seconds(partial(card.copy_, host, non_blocking=True), device)
-    to_host = sizes.copied / seconds(partial(host.copy_, card, non_blocking=True), device)
+    to_gpu = sizes.copied / seconds(
+        partial(card.copy_, host, non_blocking=True), device
+    )
+    to_host = sizes.copied / seconds(
+        partial(host.copy_, card, non_blocking=True), device
+    )
     return to_gpu, to_host
 
 
@@ -239,7 +259,9 @@ def wrong(report: Mapping[str, Any]) -> list[str]:
             continue
         difference = row["planned_bytes"] / row["allocated_bytes"] - 1
         if abs(difference) > WITHIN:
-            faults.append(f"{name}: the plan is {difference:+.0%} off the memory that was held")
+            faults.append(
+                f"{name}: the plan is {difference:+.0%} off the memory that was held"
+            )
 
     for name in ("weights streamed", "block inputs offloaded"):
         slowdown = trainings[name]["seconds"] / trainings["resident"]["seconds"]
@@ -249,7 +271,9 @@ def wrong(report: Mapping[str, Any]) -> list[str]:
             )
     rate = report["matrix_flops"]
     if rate["under load"] < UNDER_LOAD * rate["first"]:
-        faults.append("the card slows down under load: look at its cooling and its power limit")
+        faults.append(
+            "the card slows down under load: look at its cooling and its power limit"
+        )
     if not report["same_losses"]:
         faults.append(
             "two equal trainings had different losses: deterministic=true makes them equal, and slower"

@@ -17,7 +17,11 @@ from videotune.exporter.formats import Exported
 from videotune.job.job import refuse_nothing_to_learn, refuse_skips
 from videotune.job.overrides import ConfigSource, Overrides, to_overrides
 from videotune.memory import accelerator, compiling
-from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
+from videotune.planner.out_of_memory import (
+    DeviceFull,
+    device_full_message,
+    retry_settings,
+)
 from videotune.planner.plan import make_plan
 from videotune.planner.settings import chosen_for_run, peak
 from videotune.reporter import build, contact_sheet
@@ -39,7 +43,10 @@ from videotune.validation.callbacks import callbacks_of, recommend_checkpoint
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a training ended. All but ``run``, ``why`` and ``step`` are set only on the main process."""
+    """How a training ended.
+
+    All but ``run``, ``why`` and ``step`` are set only on the main process.
+    """
 
     run: Path
     why: str
@@ -91,15 +98,16 @@ def train(
 ) -> TrainResult:
     """Train to the end, or until asked to stop; export and report the result.
 
-    If a step runs out of memory and the config allows it, the run continues once with a setting that needs less memory
-    and gives the same result.
+    If a step runs out of memory and the config allows it, the run continues once with a
+    setting that needs less memory and gives the same result.
 
     Args:
         config: the config.
         out: the run folder.
         resume: continue the run in ``out``.
         allow_skips: how many clips may be skipped: a number, or "all".
-        begun: the ``time.perf_counter()`` at which the program began, if its time counts as the run's.
+        begun: the ``time.perf_counter()`` at which the program began, if its time
+            counts as the run's.
         overrides: fields of ``Overrides``.
     """
     begun = time.perf_counter() if begun is None else begun
@@ -112,7 +120,9 @@ def train(
     guard_stderr()
     hangup_is_termination()
     try:
-        return train_once(all_overrides, run, resume=how, allow_skips=allow_skips, begun=begun)
+        return train_once(
+            all_overrides, run, resume=how, allow_skips=allow_skips, begun=begun
+        )
     except DeviceFull as error:
         if not error.remedy:
             raise
@@ -196,7 +206,8 @@ def explained_loop(trainer: Trainer) -> str:
 
     Raises:
         DeviceFull: for a step that does not fit on the device.
-        VideotuneError: for a batch that cannot be read, and for losses that are not finite.
+        VideotuneError: for a batch that cannot be read, and for losses that are not
+            finite.
     """
     try:
         return train_loop(trainer)
@@ -220,7 +231,9 @@ def explained_loop(trainer: Trainer) -> str:
 
 
 def free_failed_step(error: OutOfMemory) -> None:
-    """Free what the frames of a failed step hold, so that the device has room for what saving needs."""
+    """Free what the frames of a failed step hold, so that the device has room for what
+    saving needs.
+    """
     for exception in (error, error.__cause__):
         if exception is not None:
             traceback.clear_frames(exception.__traceback__)
@@ -228,7 +241,9 @@ def free_failed_step(error: OutOfMemory) -> None:
 
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
-    """Export the run in its formats: its last step, or with early_stopping the recommended checkpoint."""
+    """Export the run in its formats: its last step, or with early_stopping the
+    recommended checkpoint.
+    """
     run = trainer.run
     job = trainer.job
     step = job.steps
@@ -243,7 +258,10 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
 
 
 def push(trainer: Trainer, repo: str) -> None:
-    """Upload the result. If the Hub does not accept it, a warning says how to try again."""
+    """Upload the result.
+
+    If the Hub does not accept it, a warning says how to try again.
+    """
     try:
         echo(f"pushed to {publish(trainer.run, repo)['url']}")
     except VideotuneError as error:
@@ -266,7 +284,9 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     exports: Sequence[Exported] = ()
     if why in ("done", "early"):
         trainer.heartbeat.set("exporting", history.last)
-        exports = saving.with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
+        exports = saving.with_disk_retry(
+            trainer, job.steps, lambda: export_of(trainer, why)
+        )
 
     step = history.last
     memory = peak(job, trainer.peaks)

@@ -22,7 +22,9 @@ def wait(
     timeout: float | None = None,
     tell: StepFn = lambda _: None,
 ) -> tuple[int, dict[str, Any]]:
-    """Block until a step is done, or until the run has ended. A folder without a run is waited for, too.
+    """Block until a step is done, or until the run has ended.
+
+    A folder without a run is waited for, too.
 
     Args:
         run: the run folder.
@@ -31,7 +33,8 @@ def wait(
         tell: called with each new step.
 
     Returns:
-        (exit code, status). The code is 0 if that was reached, 1 if the run ended otherwise, 2 after the timeout.
+        (exit code, status). The code is 0 if that was reached, 1 if the run ended
+        otherwise, 2 after the timeout.
     """
     run = Path(run)
     deadline = None if timeout is None else time.monotonic() + timeout

@@ -1,4 +1,7 @@
-"""Names that keys had in earlier versions. Each is read as its new name until version 0.3."""
+"""Names that keys had in earlier versions.
+
+Each is read as its new name until version 0.3.
+"""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -17,14 +20,18 @@ KEYS = {
 }
 """Old name -> new name, dotted."""
 
-VALUES: Mapping[str, Mapping[Any, Any]] = {"tensorboard": {True: ["tensorboard"], False: []}}
+VALUES: Mapping[str, Mapping[Any, Any]] = {
+    "tensorboard": {True: ["tensorboard"], False: []}
+}
 """Old name -> old value -> new value, where these differ."""
 
 TARGETS = {"base": True, "clip": False}
 """``datasets.target`` -> ``datasets.prior_preservation``."""
 
 
-def renamed(raw: Mapping[str, Any], where: str, warn: Callable[[str], None]) -> dict[str, Any]:
+def renamed(
+    raw: Mapping[str, Any], where: str, warn: Callable[[str], None]
+) -> dict[str, Any]:
     """Return keys by today's names.
 
     Args:
@@ -63,7 +70,9 @@ def renamed(raw: Mapping[str, Any], where: str, warn: Callable[[str], None]) -> 
     return keys
 
 
-def _rename_target(dataset: dict[str, Any], where: str, warn: Callable[[str], None]) -> None:
+def _rename_target(
+    dataset: dict[str, Any], where: str, warn: Callable[[str], None]
+) -> None:
     value = dataset.pop("target")
     if value is not None:
         dataset["prior_preservation"] = TARGETS.get(value, value)
@@ -73,7 +82,10 @@ def _rename_target(dataset: dict[str, Any], where: str, warn: Callable[[str], No
 
 
 def renamed_run(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's config.json with today's names. Its digest is updated, unless it was wrong."""
+    """Return a run's config.json with today's names.
+
+    Its digest is updated, unless it was wrong.
+    """
     content = dict(run_config)
     has_right_digest = content.get("digest") == _digest(content)
     for name in ("settings", "asked"):

@@ -2,7 +2,8 @@
 
 - safe: nothing that was learnt depends on it. It takes effect with the resume.
 - override: it changes what is learnt from the next step on, so the user must allow it.
-- data: it decides what is trained on. It is judged by what it does to clips and windows, as other changes of the data.
+- data: it decides what is trained on. It is judged by what it does to clips and
+  windows, as other changes of the data.
 - fatal: the saved state has no meaning under another value.
 """
 
@@ -36,7 +37,9 @@ class Change:
 
 
 def differences(key: str, before: Any, after: Any) -> list[tuple[str, Any, Any]]:
-    """Return (key, before, after) of a key; of a list of sections, those of each section's keys that differ."""
+    """Return (key, before, after) of a key; of a list of sections, those of each
+    section's keys that differ.
+    """
     are_lists = isinstance(before, list) and isinstance(after, list)
     if not are_lists or not all(isinstance(row, Mapping) for row in (*before, *after)):
         return [(key, before, after)]
@@ -51,21 +54,26 @@ def differences(key: str, before: Any, after: Any) -> list[tuple[str, Any, Any]]
         else:
             for name in {**old, **new}:
                 if old.get(name) != new.get(name):
-                    changes.append((f"{key}.{index}.{name}", old.get(name), new.get(name)))
+                    changes.append(
+                        (f"{key}.{index}.{name}", old.get(name), new.get(name))
+                    )
     return changes
 
 
 def class_of(key: str) -> str:
-    """Return the class of a key, as its field says; "checked" if it depends on the values, see ``drift``."""
+    """Return the class of a key, as its field says; "checked" if it depends on the
+    values, see ``drift``.
+    """
     return str(leaves()[key].json_schema_extra["resume"])
 
 
 def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """Return the keys that differ, each with its class.
 
-    More or fewer steps are safe if the learning rate does not depend on them. Another split of a step's samples into
-    batches and accumulation is safe if their product stays. A base model may be in another folder: the caller compares
-    its bytes. If epochs are set they decide the steps, whatever ``steps`` says.
+    More or fewer steps are safe if the learning rate does not depend on them. Another
+    split of a step's samples into batches and accumulation is safe if their product
+    stays. A base model may be in another folder: the caller compares its bytes. If
+    epochs are set they decide the steps, whatever ``steps`` says.
 
     Args:
         before: the config of the run, complete, as ``config.json`` keeps it.
@@ -82,7 +90,9 @@ def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     return changes
 
 
-def _class_here(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
+def _class_here(
+    key: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> tuple[str, str]:
     """Return the class of a change, and why it is of that class."""
     match key:
         case "steps" | "epochs":

@@ -16,7 +16,10 @@ from videotune.config.fields import (
 
 
 class Section(BaseModel):
-    """A part of the config: unknown keys are errors, and so are NaN and infinity. A field's docstring is its help."""
+    """A part of the config: unknown keys are errors, and so are NaN and infinity.
+
+    A field's docstring is its help.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -31,7 +34,9 @@ class Dataset(Section):
     """One source of clips."""
 
     path: str = data()
-    """a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"""
+    """a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car
+    .txt, metadata
+    """
     kind: DatasetKind = data("train")
     """train, validation (measured, never trained) or regularization"""
     repeats: int = data(1, ge=1, le=1_000_000)
@@ -41,7 +46,9 @@ class Dataset(Section):
     caption_weights: (
         Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)] | None
     ) = data(None)
-    """of several captions of a clip, how often the first, second, … is drawn, the others never (default: alike)"""
+    """of several captions of a clip, how often the first, second, … is drawn, the
+    others never (default: alike)
+    """
     resolution: Resolution | None = data(None)
     """its own resolution instead of the run's"""
     windows: Layout | None = data(None)
@@ -49,24 +56,36 @@ class Dataset(Section):
     loss_weight: float = data(1.0, ge=0)
     """factor of the loss of its samples; 0: the dataset is left out"""
     prior_preservation: bool | None = data(None)
-    """regularization: true (default): learn what the base model predicts; false: the clips themselves"""
+    """regularization: true (default): learn what the base model predicts; false: the
+    clips themselves
+    """
 
 
 class VideoConfig(Section):
     """Which frames of a clip are used."""
 
     max_frames: FrameCount = data(16)
-    """most frames of a training window; rounded to the nearest count that the model takes"""
-    frames: FrameCount | Annotated[list[FrameCount], Field(min_length=1)] | None = data(None)
-    """frames of a training window, instead of max_frames; a list: windows of every count that a clip is long enough for"""
+    """most frames of a training window; rounded to the nearest count that the model
+    takes
+    """
+    frames: FrameCount | Annotated[list[FrameCount], Field(min_length=1)] | None = data(
+        None
+    )
+    """frames of a training window, instead of max_frames; a list: windows of every
+    count that a clip is long enough for
+    """
     strict_frames: bool = data(False)
     """a frame count that the model cannot take is an error, not snapped"""
     min_frames: int | None = data(None, ge=1, le=100_000)
     """shorter clips are skipped (default: the model's smallest count from 5 up)"""
     pad_short: Literal["freeze"] | None = data(None)
-    """freeze: clips shorter than a window hold their last frame (default: shorter windows)"""
+    """freeze: clips shorter than a window hold their last frame (default: shorter
+    windows)
+    """
     frame_sample_strategy: Literal["uniform", "random", "keyframe"] = data("uniform")
-    """windows evenly spaced, from random starts, or from keyframes; frames always evenly in time"""
+    """windows evenly spaced, from random starts, or from keyframes; frames always
+    evenly in time
+    """
     keyframe_source: Literal["container", "scenes"] = data("container")
     """what a keyframe is: the file's own, or a cut between scenes"""
     windows: Layout = data("chunks")
@@ -80,17 +99,26 @@ class VideoConfig(Section):
     max_duration: float = data(10.0, gt=0)
     """seconds of each clip that are used, at most"""
     spatial_compression_ratio: int | None = data(None, ge=1, le=1024)
-    """pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)"""
+    """pixels per latent cell; k times the VAE's own shrinks clips by k (default: the
+    VAE's)
+    """
     temporal_compression_ratio: int | None = data(None, ge=1, le=1024)
-    """frames per latent frame; k times the VAE's own keeps every k-th (default: the VAE's)"""
+    """frames per latent frame; k times the VAE's own keeps every k-th (default: the
+    VAE's)
+    """
     video_batch_size_multiplier: float = fatal(0.5, gt=0, le=10**6)
     """where images and videos are mixed, video steps take batch_size times this"""
     temporal_augmentation: bool = data(False)
-    """windows begin up to half their length off, and neighbouring frames swap (p = 0.1)"""
+    """windows begin up to half their length off, and neighbouring frames swap (p = 0.1)
+    """
     variants: int = data(4, ge=0, le=10_000)
-    """encoded variants kept of each window that is augmented; 0: the VAE stays loaded and encodes each sample in its step"""
+    """encoded variants kept of each window that is augmented; 0: the VAE stays loaded
+    and encodes each sample in its step
+    """
     use_temporal_attention: bool = override(True)
-    """false: while training, frames attend only to themselves and the text; less time a step"""
+    """false: while training, frames attend only to themselves and the text; less time a
+    step
+    """
     frame_dropout_probability: float = override(0.0, ge=0, le=0.3)
     """share of latent frames, never the first, fed as noise and left out of the loss"""
     temporal_consistency_weight: float = override(0.0, ge=0, le=2)

@@ -21,12 +21,17 @@ ON_RESUME: dict[str, str] = read_json(Path(__file__).with_name("on_resume.json")
 
 @lru_cache
 def advice() -> dict[str, dict[str, Any]]:
-    """Return by key "units", "reasons" of a default, and "guide" (what a training guide says, and our reading of it)."""
+    """Return by key "units", "reasons" of a default, and "guide" (what a training guide
+    says, and our reading of it).
+    """
     return read_json(Path(__file__).with_name("advice.json"))
 
 
 def kinds(annotation: Any) -> Iterator[str]:
-    """Yield what a value may be, in words. None is left out: it is the same as leaving out the key."""
+    """Yield what a value may be, in words.
+
+    None is left out: it is the same as leaving out the key.
+    """
     origin = get_origin(annotation)
 
     if origin is Annotated:
@@ -74,12 +79,16 @@ def default(field: Any) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a config file, with which editors complete and check keys."""
+    """Return the JSON Schema of a config file, with which editors complete and check
+    keys.
+    """
     schema = Config.model_json_schema()
     properties = schema["properties"]
     # These sections may be given as one value.
     optimizer_names = list(get_args(leaves()["optimizer.name"].annotation))
-    properties["optimizer"] = {"anyOf": [properties["optimizer"], {"enum": optimizer_names}]}
+    properties["optimizer"] = {
+        "anyOf": [properties["optimizer"], {"enum": optimizer_names}]
+    }
     properties["ema"] = {"anyOf": [properties["ema"], {"type": "number"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
@@ -117,7 +126,10 @@ def _explain_key(key: str, field: Any) -> Iterator[tuple[str, str]]:
     goes_with = field.json_schema_extra.get("goes_with")
     if goes_with:
         other_key, choices = goes_with
-        yield "goes with", f"{other_key} {' or '.join(choices)}; with another it is refused"
+        yield (
+            "goes with",
+            f"{other_key} {' or '.join(choices)}; with another it is refused",
+        )
     yield "on a resume", ON_RESUME[class_of(key)]
     if key in guide:
         says, ours = guide[key]

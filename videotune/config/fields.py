@@ -1,4 +1,6 @@
-"""The values that a config takes, and the fields of its keys: each says what a resume may do with its key."""
+"""The values that a config takes, and the fields of its keys: each says what a resume
+may do with its key.
+"""
 
 from typing import Annotated, Any, Literal
 

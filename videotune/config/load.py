@@ -1,4 +1,7 @@
-"""Read config files, presets and ``--set`` options into nested dicts. An unknown key is an error with the nearest name."""
+"""Read config files, presets and ``--set`` options into nested dicts.
+
+An unknown key is an error with the nearest name.
+"""
 
 import difflib
 import json
@@ -52,7 +55,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def config_text(path: Path) -> str:
-    """Return the text of a config file. Raises VideotuneError if it is missing, too large or not UTF-8."""
+    """Return the text of a config file.
+
+    Raises VideotuneError if it is missing, too large or not UTF-8.
+    """
     if not path.is_file():
         raise VideotuneError(f"config file not found: {path}")
     if path.stat().st_size > LARGEST:
@@ -68,7 +74,10 @@ def config_text(path: Path) -> str:
 
 
 def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the keys by today's names. Raises VideotuneError for an unknown key, and for values that cannot be used."""
+    """Return the keys by today's names.
+
+    Raises VideotuneError for an unknown key, and for values that cannot be used.
+    """
     refuse_unreadable(value, where)
     value = renamed(value, where, warn)
     check_keys(value, where)
@@ -76,7 +85,9 @@ def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _refuse_other_trainer(value: Any, path: Path) -> None:
-    """Raise VideotuneError for another trainer's config, and for TOML, which only other trainers use."""
+    """Raise VideotuneError for another trainer's config, and for TOML, which only other
+    trainers use.
+    """
     trainer = other_trainer(value)
     if trainer and not _is_mostly_ours(value, trainer):
         raise VideotuneError(
@@ -89,7 +100,9 @@ def _refuse_other_trainer(value: Any, path: Path) -> None:
 
 
 def _is_mostly_ours(value: Any, trainer: Mapping[str, Any]) -> bool:
-    """Return whether a config has our keys, and only one of another trainer's by mistake."""
+    """Return whether a config has our keys, and only one of another trainer's by
+    mistake.
+    """
     if not isinstance(value, dict) or len(trainer["keys"]) >= 2:
         return False
     our_sections = {name.partition(".")[0] for name in leaves()}
@@ -97,7 +110,9 @@ def _is_mostly_ours(value: Any, trainer: Mapping[str, Any]) -> bool:
 
 
 def refuse_unreadable(value: Any, where: str) -> None:
-    """Raise VideotuneError for values that cannot be used: texts that no file can hold, absurd sizes and depths."""
+    """Raise VideotuneError for values that cannot be used: texts that no file can hold,
+    absurd sizes and depths.
+    """
     for path, inner in walk_json(value):
         if len(path) > DEEPEST:
             problem: str | None = f"is nested more than {DEEPEST} deep"
@@ -126,7 +141,10 @@ def _unreadable(value: Any) -> str | None:
 
 
 def parsed(text: str, path: Path) -> Any:
-    """Parse a text in YAML, TOML or JSON, as the name of its file says. Raises VideotuneError if it is not valid."""
+    """Parse a text in YAML, TOML or JSON, as the name of its file says.
+
+    Raises VideotuneError if it is not valid.
+    """
     formats = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
     format = formats.get(path.suffix.lower(), "JSON")
     try:
@@ -136,7 +154,9 @@ def parsed(text: str, path: Path) -> Any:
             return tomllib.loads(text)
         return json.loads(text, object_pairs_hook=_each_once)
     except _DuplicateKey as error:
-        raise VideotuneError(f"{path} has {error} twice. Leave one of them out") from error
+        raise VideotuneError(
+            f"{path} has {error} twice. Leave one of them out"
+        ) from error
     except RecursionError as error:
         raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
     except json.JSONDecodeError as error:
@@ -150,7 +170,10 @@ def parsed(text: str, path: Path) -> Any:
 
 
 class _DuplicateKey(ValueError):
-    """A key that is twice in one object. Readers of JSON and YAML would silently take the last."""
+    """A key that is twice in one object.
+
+    Readers of JSON and YAML would silently take the last.
+    """
 
 
 def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -164,10 +187,12 @@ def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader for the YAML that a config needs: no tags, no aliases, and the scalars of YAML 1.2.
+    """PyYAML's safe loader for the YAML that a config needs: no tags, no aliases, and
+    the scalars of YAML 1.2.
 
-    A few nested aliases can stand for more values than fit into memory. YAML 1.1 reads 1e-4 as text, 017 as 15, 1:30 as
-    90, and ``on`` as true; here numbers are read as in JSON.
+    A few nested aliases can stand for more values than fit into memory. YAML 1.1 reads
+    1e-4 as text, 017 as 15, 1:30 as 90, and ``on`` as true; here numbers are read as in
+    JSON.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -220,8 +245,9 @@ def read_preset(name: str) -> dict[str, Any]:
 def preset_named(name: str) -> str:
     """Return a preset's full name.
 
-    A leading ``#``, the ending ``.json`` and its class of memory (16GB) may be left out. Without its class it is the
-    one for the largest GPUs. Raises VideotuneError with the nearest name.
+    A leading ``#``, the ending ``.json`` and its class of memory (16GB) may be left
+    out. Without its class it is the one for the largest GPUs. Raises VideotuneError
+    with the nearest name.
     """
     wanted = name.removeprefix("#").removesuffix(".json").strip().lower()
     memory_classes = {preset: memory_class(preset) for preset in preset_names()}
@@ -240,7 +266,9 @@ def preset_named(name: str) -> str:
 
     wanted_words = set(_words_of(wanted))
     similar = [
-        preset for preset in memory_classes if wanted_words <= set(_words_of(preset.lower()))
+        preset
+        for preset in memory_classes
+        if wanted_words <= set(_words_of(preset.lower()))
     ]
     if not wanted_words or not similar:
         similar = difflib.get_close_matches(wanted, list(memory_classes), 1, 0.4)
@@ -254,7 +282,9 @@ def _words_of(name: str) -> list[str]:
 
 
 def memory_class(preset: str) -> int | None:
-    """Return the GB of the GPUs that a preset is for, as its name ends, or None if it names none."""
+    """Return the GB of the GPUs that a preset is for, as its name ends, or None if it
+    names none.
+    """
     ending = re.search(r" (\d+)GB$", preset)
     return int(ending[1]) if ending else None
 
@@ -274,7 +304,10 @@ def _preset(full_name: str) -> dict[str, Any]:
 
 
 def parse_sets(sets: Iterable[str]) -> dict[str, Any]:
-    """Parse ``--set key.sub=value`` options into a nested dict. A value is JSON if it reads as JSON, else text."""
+    """Parse ``--set key.sub=value`` options into a nested dict.
+
+    A value is JSON if it reads as JSON, else text.
+    """
     values: dict[str, Any] = {}
     for option in sets:
         key, equals, text = option.partition("=")
@@ -309,10 +342,13 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            # An optimizer's name is short for the section; its other keys stay as they are.
+            # An optimizer's name is short for the section; its other keys stay as they
+            # are.
             if name == "optimizer" and isinstance(value, str):
                 value = {"name": value}
-            are_sections = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+            are_sections = isinstance(value, Mapping) and isinstance(
+                merged.get(name), Mapping
+            )
             merged[name] = merge(merged[name], value) if are_sections else value
     return merged
 
@@ -341,7 +377,9 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_keys(raw: Mapping[str, Any], where: str) -> None:
-    """Raise VideotuneError for keys that do not exist, each with the nearest name in its section."""
+    """Raise VideotuneError for keys that do not exist, each with the nearest name in
+    its section.
+    """
     keys = set(leaves())
     sections = {key.rsplit(".", 1)[0] for key in keys if "." in key}
 

@@ -1,4 +1,6 @@
-"""The optimizers: for each, what a config must know of it and how it is built from its library."""
+"""The optimizers: for each, what a config must know of it and how it is built from its
+library.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ class OptimizerKind:
     """An optimizer of a library."""
 
     build: Callable[[Rows, Optimizer], list[torch.optim.Optimizer]]
-    """Returns the library's own optimizers for some groups. All of them step together."""
+    """Returns the library's own optimizers for some groups.
+
+    All of them step together.
+    """
     state_bytes: int
     """Bytes of state for each number of a large matrix."""
     betas: bool = True
     """Whether it uses beta1 and beta2."""
     by_number: bool = False
-    """Whether the update of a number needs only that number's gradient and moments, so that shards of a matrix can be
-    updated separately."""
+    """Whether the update of a number needs only that number's gradient and moments, so
+    that shards of a matrix can be updated separately.
+    """
     learning_rate: float | None = None
     """Its own default rate. None: the training method's."""
 
@@ -46,17 +52,23 @@ def _numbers(settings: Optimizer) -> dict[str, Any]:
     }
 
 
-# Libraries are imported by the builders: the config is read where nothing trains, and must load no torch.
+# Libraries are imported by the builders: the config is read where nothing trains, and
+# must load no torch.
 
 
 def _adamw(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """torch's (Loshchilov and Hutter 2019, arXiv 1711.05101). The fused kernel can skip a step on the device."""
+    """torch's (Loshchilov and Hutter 2019, arXiv 1711.05101).
+
+    The fused kernel can skip a step on the device.
+    """
     import torch
 
     return [torch.optim.AdamW(rows, **_numbers(settings), fused=True)]
 
 
-def _bitsandbytes(name: str) -> Callable[[Rows, Optimizer], list[torch.optim.Optimizer]]:
+def _bitsandbytes(
+    name: str,
+) -> Callable[[Rows, Optimizer], list[torch.optim.Optimizer]]:
     """bitsandbytes' optimizer of that name; one that pages its moments needs CUDA."""
 
     def build(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
@@ -77,9 +89,11 @@ def _is_on_cuda(row: dict[str, Any]) -> bool:
 
 
 def _adafactor(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """transformers' (Shazeer and Stern 2018, arXiv 1804.04235), with the run's rate, not one of its own.
+    """transformers' (Shazeer and Stern 2018, arXiv 1804.04235), with the run's rate,
+    not one of its own.
 
-    torch's always multiplies the rate by the weight's own size, which for an adapter that begins at 0 is next to nothing.
+    torch's always multiplies the rate by the weight's own size, which for an adapter
+    that begins at 0 is next to nothing.
     """
     from transformers.optimization import Adafactor
 
@@ -88,7 +102,9 @@ def _adafactor(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _prodigy(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """prodigyopt's (Mishchenko and Defazio 2023, arXiv 2306.06101): the rate multiplies one that it finds for each group."""
+    """prodigyopt's (Mishchenko and Defazio 2023, arXiv 2306.06101): the rate multiplies
+    one that it finds for each group.
+    """
     from prodigyopt import Prodigy
 
     with redirect_stdout(io.StringIO()):  # it prints that its weight decay is decoupled
@@ -96,9 +112,12 @@ def _prodigy(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """torch's (Jordan et al. 2024) for matrices, with beta1 as momentum, scaled so that AdamW's rates fit it.
+    """torch's (Jordan et al.
 
-    The scale is that of Liu et al. 2025 (arXiv 2502.16982). Everything else is updated by AdamW.
+    2024) for matrices, with beta1 as momentum, scaled so that AdamW's rates fit it.
+
+    The scale is that of Liu et al. 2025 (arXiv 2502.16982). Everything else is updated
+    by AdamW.
     """
     import torch
 
@@ -129,7 +148,10 @@ def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _came(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """pytorch_optimizer's (Luo et al. 2023, arXiv 2307.02047); the decay of its confidence is its default."""
+    """pytorch_optimizer's (Luo et al.
+
+    2023, arXiv 2307.02047); the decay of its confidence is its default.
+    """
     from pytorch_optimizer import CAME
 
     numbers = _numbers(settings) | {
@@ -141,7 +163,10 @@ def _came(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _schedule_free(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """schedulefree's AdamW (Defazio et al. 2024, arXiv 2405.15682), left in its training mode."""
+    """schedulefree's AdamW (Defazio et al.
+
+    2024, arXiv 2405.15682), left in its training mode.
+    """
     from schedulefree import AdamWScheduleFree
 
     optimizer = AdamWScheduleFree(rows, **_numbers(settings))
@@ -151,9 +176,11 @@ def _schedule_free(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimize
 
 OPTIMIZERS = {
     "ADAMW": OptimizerKind(_adamw, 8, by_number=True),
-    # moments of weights of 4096 numbers and more in 8 bits (Dettmers et al. 2022, arXiv 2110.02861)
+    # moments of weights of 4096 numbers and more in 8 bits (Dettmers et al. 2022, arXiv
+    # 2110.02861)
     "ADAMW_8BIT": OptimizerKind(_bitsandbytes("AdamW8bit"), 2),
-    # the same in unified memory, which CUDA moves to the host and back (Dettmers et al. 2023, arXiv 2305.14314)
+    # the same in unified memory, which CUDA moves to the host and back (Dettmers et al.
+    # 2023, arXiv 2305.14314)
     "PAGED_ADAMW_8BIT": OptimizerKind(_bitsandbytes("PagedAdamW8bit"), 2),
     "ADAFACTOR": OptimizerKind(
         _adafactor, 0, betas=False
@@ -174,19 +201,27 @@ class Optimizer(Section):
     """How gradients become updates."""
 
     name: OptimizerName = fatal("ADAMW")
-    """torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, Adafactor, Prodigy, CAME, schedule-free AdamW"""
+    """torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, Adafactor,
+    Prodigy, CAME, schedule-free AdamW
+    """
     beta1: float = override(0.9, ge=0, lt=1)
     """beta1 of Adam (decay of the gradient's mean); MUON: its momentum"""
     beta2: float = override(0.99, ge=0, lt=1)
-    """beta2 of Adam (decay of the mean of the gradient's square); LION: its beta2; MUON: AdamW's"""
+    """beta2 of Adam (decay of the mean of the gradient's square); LION: its beta2;
+    MUON: AdamW's
+    """
     weight_decay: float = override(0.01, ge=0)
     """decoupled weight decay"""
-    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = (
-        fatal("FLOAT_32")
-    )
-    """of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance"""
+    masters: Annotated[
+        Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)
+    ] = fatal("FLOAT_32")
+    """of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates
+    are rounded by chance
+    """
     step_in_backward: bool = override(False)
-    """update each tensor in backward and free its gradient; max_grad_norm and the finite check are each tensor's own"""
+    """update each tensor in backward and free its gradient; max_grad_norm and the
+    finite check are each tensor's own
+    """
 
 
 def default_warmup(steps: int) -> int:

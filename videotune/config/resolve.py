@@ -1,4 +1,6 @@
-"""Merge overrides, preset and defaults into one checked config that knows where each value comes from."""
+"""Merge overrides, preset and defaults into one checked config that knows where each
+value comes from.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,16 @@ class Resolved:
 
     config: Config
     origins: Mapping[str, str]
-    """Where each dotted key's value comes from: "user", "preset", "family", "default" or "plan"."""
+    """Where each dotted key's value comes from: "user", "preset", "family", "default"
+    or "plan".
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``config.json`` keeps."""
-        return {"settings": self.config.model_dump(mode="json"), "origins": dict(self.origins)}
+        return {
+            "settings": self.config.model_dump(mode="json"),
+            "origins": dict(self.origins),
+        }
 
     def with_planned(self, values: Mapping[str, Any]) -> Resolved:
         """Return the same config with values, by dotted keys, that a plan has chosen."""
@@ -98,8 +105,12 @@ def resolve(
     Raises VideotuneError with a line for each value out of its bounds.
     """
     user_keys = _without_none(flatten(user))
-    # A preset's frames must not win over the user's max_frames, and its alpha is another adapter's.
-    if "video_config.max_frames" in user_keys and "video_config.frames" not in user_keys:
+    # A preset's frames must not win over the user's max_frames, and its alpha is
+    # another adapter's.
+    if (
+        "video_config.max_frames" in user_keys
+        and "video_config.frames" not in user_keys
+    ):
         preset = merge(preset, {"video_config": {"frames": None}})
     if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in user_keys:
         preset = merge(preset, {"lora": {"alpha": None}})
@@ -141,7 +152,9 @@ def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
 
     Raises VideotuneError if only one of them is given, or a resolution as well.
     """
-    sides: dict[str, Any] = {name: layer[name] for name in ("height", "width") if name in layer}
+    sides: dict[str, Any] = {
+        name: layer[name] for name in ("height", "width") if name in layer
+    }
     if not sides:
         return layer
 
@@ -161,7 +174,10 @@ def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """Validate keys against the schema. Raises VideotuneError with pydantic's findings in words."""
+    """Validate keys against the schema.
+
+    Raises VideotuneError with pydantic's findings in words.
+    """
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
@@ -184,7 +200,9 @@ def _explain(finding: Any) -> str:
     if finding["type"] == "model_type":
         # Of a list of sections pydantic names the index, too.
         section = re.sub(r"\.\d+$", "", key)
-        example = next((leaf for leaf in leaves() if leaf.startswith(f"{section}.")), section)
+        example = next(
+            (leaf for leaf in leaves() if leaf.startswith(f"{section}.")), section
+        )
         return f"{key}: takes keys of its own, such as {example}, not {value}"
 
     message = finding["msg"]
@@ -217,7 +235,8 @@ def _without_none(layer: Mapping[str, Any]) -> dict[str, Any]:
 def total_steps(
     config: Config, windows: int, steps_per_pass: Fraction
 ) -> tuple[int, str | None]:
-    """Return the number of optimizer updates, and the arithmetic in words if ``epochs`` is set.
+    """Return the number of optimizer updates, and the arithmetic in words if ``epochs``
+    is set.
 
     Args:
         config: the settings.
@@ -239,7 +258,9 @@ INTERVALS = ("save_every", "validate_every", "sample_after")
 
 
 def intervals(config: Config, steps_per_pass: Fraction) -> dict[str, int]:
-    """Return the intervals that the config gives in passes over the data, by their keys, in steps."""
+    """Return the intervals that the config gives in passes over the data, by their
+    keys, in steps.
+    """
     steps = {}
     for key in INTERVALS:
         epochs = getattr(config, f"{key}_epochs")

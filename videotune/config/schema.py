@@ -1,6 +1,9 @@
-"""Every option there is, with its default, its bounds and one line of help. A key exists only if it does something.
+"""Every option there is, with its default, its bounds and one line of help.
 
-A key with a single legal value (``training_method``) is a statement that a config may make, not a knob.
+A key exists only if it does something.
+
+A key with a single legal value (``training_method``) is a statement that a config may
+make, not a knob.
 """
 
 from collections.abc import Callable
@@ -30,9 +33,13 @@ def weights(value: Any) -> Any:
 Side = Annotated[int, Field(ge=1, le=16_384)] | None
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 ExportFormat = Literal["diffusers", "comfyui", "peft"]
-ExportDtype = Annotated[Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)]
+ExportDtype = Annotated[
+    Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)
+]
 WeightDtype = Annotated[
-    Literal["auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"],
+    Literal[
+        "auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"
+    ],
     BeforeValidator(weights),
 ]
 Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(word)]
@@ -46,16 +53,21 @@ Timesteps = Annotated[
 Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
 
 
-# diffusers' back ends with gradients that are installed packages: none of sage's has any, and others fetch code of the Hub
+# diffusers' back ends with gradients that are installed packages: none of sage's has
+# any, and others fetch code of the Hub
 _NATIVE = Literal["_native_cudnn", "_native_efficient", "_native_flash", "_native_math"]
 Attention = Literal["auto", "native", _NATIVE, "flash", "_flash_3", "xformers"]
 
 
 class LoraModules(Section):
-    """Modules of the adapter with numbers of their own; what is left out is the adapter's."""
+    """Modules of the adapter with numbers of their own; what is left out is the
+    adapter's.
+    """
 
     pattern: Annotated[str, Field(min_length=1)]
-    """a module's path as a regular expression, or its last parts; the first rule that names a module counts"""
+    """a module's path as a regular expression, or its last parts; the first rule that
+    names a module counts
+    """
     rank: int | None = Field(None, ge=1, le=8192)
     """rank of their update"""
     alpha: float | None = Field(None, gt=0)
@@ -70,19 +82,26 @@ class Lora(Section):
     variant: Annotated[
         Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)
     ] = fatal("LORA")
-    """LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"""
+    """LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations
+    """
     rank: int = fatal(16, ge=1, le=8192)
     """rank of the low-rank update (OFT: size of the rotated blocks)"""
     alpha: float | None = fatal(None, gt=0)
     """the update is scaled by alpha / rank (default: alpha = rank)"""
     dropout: float = override(0.0, ge=0, lt=1)
-    """dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"""
+    """dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)
+    """
     learning_rate_ratio: float = fatal(1.0, gt=0)
-    """LoRA+: learning rate of lora_B divided by that of lora_A, which is learning_rate"""
+    """LoRA+: learning rate of lora_B divided by that of lora_A, which is learning_rate
+    """
     modules: list[LoraModules] = fatal([])
-    """[{"pattern", "rank", "alpha", "learning_rate"}]: modules whose rank, alpha or rate differ; the first match counts"""
+    """[{"pattern", "rank", "alpha", "learning_rate"}]: modules whose rank, alpha or
+    rate differ; the first match counts
+    """
     targets: str | Annotated[list[str], Field(min_length=1)] = fatal("attention")
-    """attention, self_attention, cross_attention, feed_forward, experts, linear, all; or a list of module path patterns"""
+    """attention, self_attention, cross_attention, feed_forward, experts, linear, all;
+    or a list of module path patterns
+    """
 
     @property
     def scale(self) -> float:
@@ -94,42 +113,58 @@ class Ema(Section):
     """An average of the last steps' weights."""
 
     decay: float | None = override(None, gt=0, lt=1)
-    """share of the average that stays at each step, say 0.999; previews and exports use it (default: none)"""
+    """share of the average that stays at each step, say 0.999; previews and exports use
+    it (default: none)
+    """
     device: Literal["device", "host"] = safe("device")
-    """where the average is kept; host: no device memory, but each step copies the weights there"""
+    """where the average is kept; host: no device memory, but each step copies the
+    weights there
+    """
 
 
 class Transformer(Section):
     """The denoiser."""
 
     train: bool = fatal(True)
-    """false: it stays as it is, and only the text encoder trains (default for EMBEDDING: false)"""
+    """false: it stays as it is, and only the text encoder trains (default for
+    EMBEDDING: false)
+    """
     weight_dtype: WeightDtype = fatal("auto")
     """dtype of its frozen weights (auto: as weight_dtype says)"""
     file: str | list[str | None] | None = fatal(None)
-    """a .safetensors file whose weights replace the base model's; for two experts a list, null: the base's"""
+    """a .safetensors file whose weights replace the base model's; for two experts a
+    list, null: the base's
+    """
     layers: Annotated[list[str], Field(min_length=1)] | None = fatal(None)
-    """FINE_TUNE: patterns on module or parameter paths that train, the rest frozen (default: all)"""
+    """FINE_TUNE: patterns on module or parameter paths that train, the rest frozen
+    (default: all)
+    """
 
 
 class TextEncoder(Section):
     """The text encoder."""
 
     train: bool = fatal(False)
-    """FINE_TUNE: its weights train too, in the loop; false: frozen, its states are cached"""
+    """FINE_TUNE: its weights train too, in the loop; false: frozen, its states are
+    cached
+    """
     learning_rate: float | None = override(None, gt=0)
     """its own rate (default: learning_rate)"""
     weight_dtype: WeightDtype = fatal("auto")
     """dtype of its frozen weights (auto: as weight_dtype says)"""
     layers: Annotated[list[str], Field(min_length=1)] | None = fatal(None)
-    """patterns on the paths of the weights, or of the modules, that train (default: all)"""
+    """patterns on the paths of the weights, or of the modules, that train (default:
+    all)
+    """
 
 
 class Embedding(Section):
     """New tokens, whose rows of the text encoder's table train."""
 
     token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = fatal("<videotune>")
-    """the word in captions that the new rows belong to; put in front of captions without it"""
+    """the word in captions that the new rows belong to; put in front of captions
+    without it
+    """
     vectors: int = fatal(1, ge=1, le=4096)
     """number of token embeddings that the word stands for"""
     init_text: str | None = fatal(None, min_length=1)
@@ -156,9 +191,12 @@ class Sample(Section):
     seed: int = safe(42, ge=0, lt=2**63)
     """seed of the first prompt's noise; the next prompt takes the next seed"""
     guidance_2: float | None = safe(None, ge=1)
-    """guidance under the expert for low noise, where there are two (default: guidance)"""
+    """guidance under the expert for low noise, where there are two (default: guidance)
+    """
     use_temporal_attention: bool = safe(True)
-    """false: previews are sampled with isolated frames too (video_config.use_temporal_attention)"""
+    """false: previews are sampled with isolated frames too
+    (video_config.use_temporal_attention)
+    """
     shift: float | None = safe(None, gt=0)
     """the scheduler's shift (default: the checkpoint's own)"""
     frames: int | None = safe(None, ge=1)
@@ -166,7 +204,9 @@ class Sample(Section):
     resolution: str | None = safe(None, pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$")
     """"HxW" of a preview (default: the bucket with most windows)"""
     negative: str = safe("")
-    """what guidance leads away from, instead of the empty prompt; of previews and `sample`"""
+    """what guidance leads away from, instead of the empty prompt; of previews and
+    `sample`
+    """
 
 
 class Prompt(Section):
@@ -183,23 +223,35 @@ class Prompt(Section):
 
 
 class SampleMetrics(Section):
-    """Small samples that are measured: how near they come to the clips, how diverse they are, how they move."""
+    """Small samples that are measured: how near they come to the clips, how diverse
+    they are, how they move.
+    """
 
     budget: float = safe(0.015, ge=0)
-    """share of the training time that they may take; their spacing follows from it; 0: never"""
+    """share of the training time that they may take; their spacing follows from it; 0:
+    never
+    """
     samples: int = safe(8, ge=1, le=10_000)
     """number of samples generated at a checkpoint, evenly over its prompts"""
     steps: int = safe(12, ge=1)
     """denoising steps of each"""
-    prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = safe(2)
+    prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = (
+        safe(2)
+    )
     """prompts, or how many captions of training clips to take as prompts"""
     encoder: str | None = safe(None)
-    """an image encoder that transformers reads (folder or Hub id) to compare by (default: a heuristic)"""
+    """an image encoder that transformers reads (folder or Hub id) to compare by
+    (default: a heuristic)
+    """
 
 
 def _short(kind: type, wrap: Callable[[Any], Any]) -> BeforeValidator:
-    """A value of that kind is short for what ``wrap`` makes of it: ``"ema": 0.999`` for ``{"decay": 0.999}``."""
-    return BeforeValidator(lambda value: wrap(value) if isinstance(value, kind) else value)
+    """A value of that kind is short for what ``wrap`` makes of it: ``"ema": 0.999`` for
+    ``{"decay": 0.999}``.
+    """
+    return BeforeValidator(
+        lambda value: wrap(value) if isinstance(value, kind) else value
+    )
 
 
 class Config(Section):
@@ -208,21 +260,33 @@ class Config(Section):
     family: str | None = fatal(None)
     """the model family (default: as the base model says)"""
     base_model_name: str | None = checked(None, min_length=1)
-    """a folder in diffusers layout, a Hub id, a .safetensors file with base_parts, or asset:toy (comes with videotune)"""
+    """a folder in diffusers layout, a Hub id, a .safetensors file with base_parts, or
+    asset:toy (comes with videotune)
+    """
     base_parts: str | None = checked(None, min_length=1)
-    """the folder or Hub id, in diffusers layout, of all but the transformer where base_model_name is a file"""
+    """the folder or Hub id, in diffusers layout, of all but the transformer where
+    base_model_name is a file
+    """
     training_method: Annotated[
         Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)
     ] = fatal("LORA")
-    """LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)"""
+    """LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual
+    inversion)
+    """
     init_from: str | None = fatal(None, min_length=1)
-    """weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer"""
+    """weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a
+    fresh optimizer
+    """
     datasets: list[Dataset] = Field(default_factory=list)
     """the folders of clips; --data DIR is a list of one"""
     prior_preservation: str | None = data(None, min_length=1)
-    """a folder of clips at which the base model's predictions stay: short for a dataset of kind regularization"""
+    """a folder of clips at which the base model's predictions stay: short for a dataset
+    of kind regularization
+    """
     cache_dir: str | None = safe(None, min_length=1)
-    """where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)"""
+    """where encoded clips and captions are kept (default: .videotune-cache in or beside
+    the first dataset)
+    """
 
     steps: int = checked(2000, ge=1, le=10**9)
     """optimizer steps"""
@@ -233,15 +297,21 @@ class Config(Section):
     gradient_accumulation_steps: int = checked(1, ge=1, le=65_536)
     """forward passes summed into one update"""
     micro_batch_size: int | None = safe(None, ge=1)
-    """samples of a forward pass, at most; the step stays the same (default: as many of batch_size as fit)"""
+    """samples of a forward pass, at most; the step stays the same (default: as many of
+    batch_size as fit)
+    """
     shuffle: bool = fatal(True)
     """false: each bucket in path order"""
     seed: int = fatal(0, ge=0)
     """the random seed of the run"""
     deterministic: bool = safe(False)
-    """kernels that give the same bits every time; steps may take longer (a CPU gives them anyway)"""
+    """kernels that give the same bits every time; steps may take longer (a CPU gives
+    them anyway)
+    """
     resolution: Resolution | None = data(None)
-    """R: about R×R pixels at each clip's own aspect; "HxW"; or a list (default: the family's)"""
+    """R: about R×R pixels at each clip's own aspect; "HxW"; or a list (default: the
+    family's)
+    """
     width: Side = data(None)
     """with height: resolution, each side named"""
     height: Side = data(None)
@@ -249,14 +319,19 @@ class Config(Section):
     allow_crop: bool = safe(False)
     """train although more than half of every clip is cropped away"""
     resize: Literal["center", "random", "pad", "stretch"] = data("center")
-    """how frames are resized: centre crop, random crop, black borders (pad), or stretch"""
+    """how frames are resized: centre crop, random crop, black borders (pad), or stretch
+    """
     video_config: VideoConfig = Field(default_factory=VideoConfig)
     """frames"""
 
     experts: Literal["both", "high", "low"] | None = fatal(None)
-    """of a model with two experts, for high noise and for low, which train (default: both)"""
+    """of a model with two experts, for high noise and for low, which train (default:
+    both)
+    """
     expert_share: Share | None = fatal(None)
-    """share of the steps that the expert for high noise trains (default: its share of the draws)"""
+    """share of the steps that the expert for high noise trains (default: its share of
+    the draws)
+    """
     expert_period: int = fatal(50, ge=1, le=10**9)
     """steps in a row that one expert trains before the other is loaded"""
 
@@ -273,9 +348,13 @@ class Config(Section):
     )
     """the optimizer"""
     learning_rate: float = override(1e-4, gt=0)
-    """the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1, times what it finds)"""
+    """the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1,
+    times what it finds)
+    """
     embedding_learning_rate: float | None = override(None, gt=0)
-    """EMBEDDING: the peak learning rate of the new token embeddings, instead of learning_rate"""
+    """EMBEDDING: the peak learning rate of the new token embeddings, instead of
+    learning_rate
+    """
     learning_rate_low: float | None = override(None, gt=0)
     """of the expert for low noise, where there are two (default: learning_rate)"""
     learning_rate_scheduler: Decay = override("CONSTANT")
@@ -297,27 +376,45 @@ class Config(Section):
     max_grad_norm: float = override(1.0, gt=0)
     """the gradient is clipped to this norm, once a step"""
     out_of_memory: Literal["stop", "retry"] = safe("stop")
-    """where a step does not fit: stop: save the state and end; retry: once, with a remedy that changes no result"""
+    """where a step does not fit: stop: save the state and end; retry: once, with a
+    remedy that changes no result
+    """
     train_dtype: Dtype | None = fatal(None)
-    """dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"""
+    """dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32
+    on a CPU)
+    """
     weight_dtype: WeightDtype = fatal("auto")
-    """dtype of the blocks' frozen weights (auto: train_dtype); FLOAT_8, INT_8, NFLOAT_4: rounded, so another base"""
+    """dtype of the blocks' frozen weights (auto: train_dtype); FLOAT_8, INT_8,
+    NFLOAT_4: rounded, so another base
+    """
     gradient_checkpointing: Checkpointing | None = safe(None)
-    """ON: recompute blocks in backward; CPU_OFFLOADED: their inputs wait on the host too (default: fastest that fits)"""
+    """ON: recompute blocks in backward; CPU_OFFLOADED: their inputs wait on the host
+    too (default: fastest that fits)
+    """
     layer_offload_fraction: Share | None = safe(None)
-    """share of the blocks whose weights are streamed from the host (default: the fastest that fits, 0 where all do)"""
+    """share of the blocks whose weights are streamed from the host (default: the
+    fastest that fits, 0 where all do)
+    """
     attention: Attention = safe("auto")
-    """diffusers' name of what computes attention (auto: on a GPU the fastest of those installed, measured; else native)"""
+    """diffusers' name of what computes attention (auto: on a GPU the fastest of those
+    installed, measured; else native)
+    """
     compile: bool | Literal["auto"] = safe("auto")
-    """compile each kind of block (auto: on a GPU, where the planned run saves more time than that takes)"""
+    """compile each kind of block (auto: on a GPU, where the planned run saves more time
+    than that takes)
+    """
     sharding: Annotated[Literal["OFF", "FULL"], BeforeValidator(word)] = safe("OFF")
-    """of several processes: FULL: each keeps a part of the denoiser's weights, and of what trains of them"""
+    """of several processes: FULL: each keeps a part of the denoiser's weights, and of
+    what trains of them
+    """
     timestep_distribution: Timesteps | None = override(None)
     """how noise levels are drawn (default: the family's)"""
-    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = override(
-        None
+    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = (
+        override(None)
     )
-    """moves the draws toward noise; resolution: by each bucket's tokens, if published (default: the family's)"""
+    """moves the draws toward noise; resolution: by each bucket's tokens, if published
+    (default: the family's)
+    """
     timestep_mean: float | None = override(
         None, goes_with=("timestep_distribution", ("LOGIT_NORMAL",))
     )
@@ -329,7 +426,9 @@ class Config(Section):
     timestep_scale: float | None = override(
         None, goes_with=("timestep_distribution", ("SIGMOID", "MODE"))
     )
-    """SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75 (default: 1.29)"""
+    """SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75
+    (default: 1.29)
+    """
     timestep_alpha: float | None = override(
         None, gt=0, goes_with=("timestep_distribution", ("BETA",))
     )
@@ -345,8 +444,12 @@ class Config(Section):
     timestep_stratified: bool = override(False)
     """the samples of a step draw from equal parts of the distribution, one each"""
     loss: Literal["mse", "huber", "pseudo_huber"] = override("mse")
-    """what an error costs: its square; huber, pseudo_huber: beyond loss_delta in proportion to it"""
-    loss_delta: float = override(0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber")))
+    """what an error costs: its square; huber, pseudo_huber: beyond loss_delta in
+    proportion to it
+    """
+    loss_delta: float = override(
+        0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber"))
+    )
     """huber, pseudo_huber: the error about which the square gives way"""
     loss_weighting: Literal["none", "min_snr"] = override("none")
     """weight of each noise level; flow takes none"""
@@ -357,7 +460,8 @@ class Config(Section):
     caption_dropout: Share = override(0.1)
     """share of samples trained with the empty caption (default for EMBEDDING: 0)"""
     first_frame_probability: Share | None = override(None)
-    """share of samples conditioned on their clip's first frame (default: the family's)"""
+    """share of samples conditioned on their clip's first frame (default: the family's)
+    """
     missing_caption: Literal["error", "skip", "empty", "text"] = data("error")
     """what a clip without a caption does; text: it takes missing_caption_text"""
     missing_caption_text: str | None = data(None, min_length=1)
@@ -368,13 +472,19 @@ class Config(Section):
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = data(0.1)
     """share of source videos held out, from 20 source videos up"""
     validate_every: int | None = safe(None, ge=0)
-    """steps between validations; 0: never (default: such that validation takes 4.5 % of the run)"""
+    """steps between validations; 0: never (default: such that validation takes 4.5 % of
+    the run)
+    """
     validate_every_epochs: float | None = safe(None, gt=0)
     """passes over the data between validations, instead of validate_every"""
     validation_windows: int | None = safe(None, ge=3)
-    """number of windows that a validation reads, a third of them of training clips (default: 6 to 24)"""
+    """number of windows that a validation reads, a third of them of training clips
+    (default: 6 to 24)
+    """
     early_stopping: int | None = safe(None, ge=1)
-    """number of verdicts OVERFITTING in a row that end the run; the best checkpoint is exported (default: never)"""
+    """number of verdicts OVERFITTING in a row that end the run; the best checkpoint is
+    exported (default: never)
+    """
     save_every: int = safe(250, ge=0)
     """steps between checkpoints; 0: only at the end"""
     save_every_epochs: float | None = safe(None, gt=0)
@@ -388,17 +498,26 @@ class Config(Section):
     backup_keep: int = safe(2, ge=1)
     """number of newest backups to keep"""
     sample_after: int | None = safe(None, ge=0)
-    """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
+    """steps between previews, step 0 too; 0: never (default: such that monitoring as a
+    whole takes 8 % of the run)
+    """
     sample_after_epochs: float | None = safe(None, gt=0)
     """passes over the data between previews, instead of sample_after"""
     samples: Annotated[
-        Annotated[int, Field(ge=0)] | list[str | Prompt], _short(str, lambda value: [value])
+        Annotated[int, Field(ge=0)] | list[str | Prompt],
+        _short(str, lambda value: [value]),
     ] = safe(2)
-    """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or how many captions to take"""
+    """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or
+    how many captions to take
+    """
     sample: Sample = Field(default_factory=Sample)
     """how previews are sampled"""
-    trackers: Annotated[list[TrackerName], _short(str, lambda value: [value])] = safe([])
-    """curves, validations and previews for tensorboard, wandb, trackio or mlflow too, or for a list of them"""
+    trackers: Annotated[list[TrackerName], _short(str, lambda value: [value])] = safe(
+        []
+    )
+    """curves, validations and previews for tensorboard, wandb, trackio or mlflow too,
+    or for a list of them
+    """
     tracker_project: str = safe("videotune", pattern=r"^[\w.-]{1,64}$")
     """the project (MLflow: the experiment) under which trackers list the run"""
     sample_metrics: SampleMetrics = Field(default_factory=SampleMetrics)
@@ -406,18 +525,27 @@ class Config(Section):
 
     output_model_destination: str | None = safe(None, min_length=1)
     """folder of the exported LoRA (default: RUN/export)"""
-    output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = (
-        safe("diffusers")
-    )
-    """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"""
+    output_model_format: (
+        ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)]
+    ) = safe("diffusers")
+    """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT:
+    peft)
+    """
     output_dtype: ExportDtype | None = safe(None)
-    """dtype of exported weights (default: adapters FLOAT_32, models train_dtype; merged models keep the base's)"""
+    """dtype of exported weights (default: adapters FLOAT_32, models train_dtype; merged
+    models keep the base's)
+    """
     push_to: str | None = safe(None, pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$", max_length=96)
-    """id of a repository of the Hugging Face Hub, made private, to which the end of the run uploads the exports"""
+    """id of a repository of the Hugging Face Hub, made private, to which the end of the
+    run uploads the exports
+    """
 
     @property
     def text_in_step(self) -> bool:
-        """Whether text is encoded in the step, because its encoder trains. The cache then holds only latents."""
+        """Whether text is encoded in the step, because its encoder trains.
+
+        The cache then holds only latents.
+        """
         return self.training_method == "EMBEDDING" or self.text_encoder.train
 
 
@@ -429,7 +557,9 @@ def leaves(section: type[Section] = Config, prefix: str = "") -> dict[str, Any]:
         if isinstance(kind, type) and issubclass(kind, Section):
             fields |= leaves(kind, f"{prefix}{name}.")
         elif name == "datasets":
-            fields |= {f"datasets.{key}": value for key, value in Dataset.model_fields.items()}
+            fields |= {
+                f"datasets.{key}": value for key, value in Dataset.model_fields.items()
+            }
         else:
             fields[f"{prefix}{name}"] = field
     return fields

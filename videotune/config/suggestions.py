@@ -1,4 +1,6 @@
-"""Guess what a user meant: names that other trainers give to a key or a value, and their config files."""
+"""Guess what a user meant: names that other trainers give to a key or a value, and
+their config files.
+"""
 
 import difflib
 import re
@@ -14,17 +16,23 @@ from videotune.files import read_json
 
 @lru_cache
 def others() -> dict[str, Any]:
-    """Return other trainers' names of our "keys", their words for our "values" in capitals, and marks of their "files"."""
+    """Return other trainers' names of our "keys", their words for our "values" in
+    capitals, and marks of their "files".
+    """
     return dict(read_json(Path(__file__).with_name("other_trainers.json")))
 
 
 def nearest_key(name: str, keys: Collection[str]) -> str:
-    """Return the end of a sentence on an unknown key: the keys that it may stand for, in its own section if possible."""
+    """Return the end of a sentence on an unknown key: the keys that it may stand for,
+    in its own section if possible.
+    """
     section, _, last = name.rpartition(".")
     their_names: Mapping[str, str | None] = others()["keys"]
     if last.lower() in their_names:
         our_name = their_names[last.lower()]
-        return did_you_mean([our_name] if our_name else [], "; videotune has no such key")
+        return did_you_mean(
+            [our_name] if our_name else [], "; videotune has no such key"
+        )
 
     in_section = []
     for key in sorted(keys):
@@ -45,7 +53,9 @@ def nearest_key(name: str, keys: Collection[str]) -> str:
 
 
 def nearest_value(value: object, allowed: Sequence[str]) -> str:
-    """Return the end of a sentence on a value that a key does not take; empty if no allowed value is near."""
+    """Return the end of a sentence on a value that a key does not take; empty if no
+    allowed value is near.
+    """
     given_value = str(value).upper()
     meant = others()["values"].get(given_value)
     if meant in allowed:
@@ -58,7 +68,9 @@ def nearest_value(value: object, allowed: Sequence[str]) -> str:
 
 
 def other_trainer(raw: object) -> Mapping[str, Any] | None:
-    """Return the trainer whose config file this is, by its keys: "trainer", "keys" and more, or None if not known."""
+    """Return the trainer whose config file this is, by its keys: "trainer", "keys" and
+    more, or None if not known.
+    """
     names: set[str] = set()
     for key in flat_leaves(raw):
         for section in accumulate(key.split("."), "{}.{}".format):
@@ -71,12 +83,17 @@ def other_trainer(raw: object) -> Mapping[str, Any] | None:
 
 
 def plain(key: str) -> str:
-    """Replace each index in a dotted key by N: "datasets.0.path" becomes "datasets.N.path"."""
+    """Replace each index in a dotted key by N: "datasets.0.path" becomes
+    "datasets.N.path".
+    """
     return re.sub(r"(?<![^.])\d+(?![^.])", "N", key)
 
 
 def flat_leaves(value: object, prefix: str = "") -> dict[str, Any]:
-    """Return every leaf of a nested value by its dotted key. Lists without objects, and empty objects, are leaves."""
+    """Return every leaf of a nested value by its dotted key.
+
+    Lists without objects, and empty objects, are leaves.
+    """
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         children = value.items()

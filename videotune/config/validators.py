@@ -10,13 +10,17 @@ from videotune.errors import VideotuneError
 from videotune.types import ModelSpec
 
 LEAST_OF_PRODIGY = 0.01
-"""A rate below this is meant for another optimizer: PRODIGY multiplies it with the rate that it finds."""
+"""A rate below this is meant for another optimizer: PRODIGY multiplies it with the rate
+that it finds.
+"""
 
 
 def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
-    """Raise VideotuneError for keys that contradict each other, or that another choice or the model does not use.
+    """Raise VideotuneError for keys that contradict each other, or that another choice
+    or the model does not use.
 
-    A value that is its default is never refused, because a run's config.json names every key.
+    A value that is its default is never refused, because a run's config.json names
+    every key.
     """
     rules = (
         _unused,
@@ -66,9 +70,7 @@ def cannot_compile(config: Config) -> str | None:
     if config.sharding == "FULL":
         return "with sharding FULL the weights of a block are gathered within it"
     if weight_dtype in ROUNDED:
-        return (
-            f"weights in {weight_dtype} are dequantized by functions that torch cannot compile"
-        )
+        return f"weights in {weight_dtype} are dequantized by functions that torch cannot compile"
     return None
 
 
@@ -90,7 +92,9 @@ def _with_sharding(config: Config) -> Iterator[str]:
 
     name = config.optimizer.name
     by_number = [other for other, kind in OPTIMIZERS.items() if kind.by_number]
-    trains_all_weights = config.training_method == "FINE_TUNE" and config.transformer.train
+    trains_all_weights = (
+        config.training_method == "FINE_TUNE" and config.transformer.train
+    )
     if trains_all_weights and name not in by_number:
         yield (
             f"optimizer.name: {name} looks at a matrix, or at blocks of numbers, as a whole, and with sharding FULL a "
@@ -99,7 +103,9 @@ def _with_sharding(config: Config) -> Iterator[str]:
 
 
 def _with_the_optimizer(config: Config) -> Iterator[str]:
-    """Yield faults of keys that the optimizer does not use, or that it cannot work with."""
+    """Yield faults of keys that the optimizer does not use, or that it cannot work
+    with.
+    """
     settings = config.optimizer
     fields = type(settings).model_fields
     for key in ("beta1", "beta2"):
@@ -153,9 +159,7 @@ def _with_rounding(config: Config) -> Iterator[str]:
 
 
 def _needs_all_gradients(key: str) -> str:
-    return (
-        f"{key}: PRODIGY finds one rate from all gradients together. Choose another optimizer"
-    )
+    return f"{key}: PRODIGY finds one rate from all gradients together. Choose another optimizer"
 
 
 def _with_step_in_backward(config: Config) -> Iterator[str]:
@@ -164,9 +168,7 @@ def _with_step_in_backward(config: Config) -> Iterator[str]:
     if settings.step_in_backward and settings.name == "PRODIGY":
         yield _needs_all_gradients("optimizer.step_in_backward")
 
-    cannot_sum = (
-        "optimizer.step_in_backward: a gradient that is used at once cannot be summed over"
-    )
+    cannot_sum = "optimizer.step_in_backward: a gradient that is used at once cannot be summed over"
     if settings.step_in_backward and config.gradient_accumulation_steps > 1:
         yield (
             f"{cannot_sum} gradient_accumulation_steps {config.gradient_accumulation_steps}. Set one of the two back"
@@ -185,7 +187,9 @@ def _with_step_in_backward(config: Config) -> Iterator[str]:
 
 
 def _with_the_method(config: Config) -> Iterator[str]:
-    """Yield faults of what the training method cannot train or does not use, and if nothing would train."""
+    """Yield faults of what the training method cannot train or does not use, and if
+    nothing would train.
+    """
     method = config.training_method
     trains_transformer = config.transformer.train
     trains_text = config.text_encoder.train
@@ -236,7 +240,9 @@ def _with_oft(config: Config) -> Iterator[str]:
 
 
 def _rounded(config: Config) -> Iterator[str]:
-    """Yield faults of weights that train and would be stored in another dtype, whose steps are larger than updates."""
+    """Yield faults of weights that train and would be stored in another dtype, whose
+    steps are larger than updates.
+    """
     parts: dict[str, Any] = {
         "transformer": config.transformer,
         "text_encoder": config.text_encoder,
@@ -295,7 +301,11 @@ def _of_datasets(config: Config) -> Iterator[str]:
     for dataset in config.datasets:
         prior = dataset.prior_preservation
         is_regularization = dataset.kind == "regularization"
-        if config.training_method == "FINE_TUNE" and is_regularization and prior is not False:
+        if (
+            config.training_method == "FINE_TUNE"
+            and is_regularization
+            and prior is not False
+        ):
             yield (
                 "datasets.prior_preservation: FINE_TUNE keeps no base model beside the one it changes. "
                 f"Set it to false for {dataset.path}"
@@ -336,9 +346,11 @@ def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 
 def cannot_wait(config: Config) -> str | None:
-    """Return why weights of this run cannot wait on the host, by the key that prevents it, or None if they can.
+    """Return why weights of this run cannot wait on the host, by the key that prevents
+    it, or None if they can.
 
-    Frozen weights always can. Those that train have their masters and updates there, which only torch's AdamW makes.
+    Frozen weights always can. Those that train have their masters and updates there,
+    which only torch's AdamW makes.
     """
     settings = config.optimizer
     if config.training_method != "FINE_TUNE" or not config.transformer.train:

@@ -1,1 +1,4 @@
-"""Files on disk become a library of clips and windows. This package imports no torch."""
+"""Files on disk become a library of clips and windows.
+
+This package imports no torch.
+"""

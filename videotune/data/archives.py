@@ -1,8 +1,10 @@
-"""Archives: unpack a zip or tar of clips once into the cache, and write nothing outside of it.
+"""Archives: unpack a zip or tar of clips once into the cache, and write nothing outside
+of it.
 
-Files are written by this module under names that it has checked: no link, device, owner or mode
-of an archive reaches the disk. Both formats yield no more bytes of a member than its header
-declares, so the declared sizes are the limit."""
+Files are written by this module under names that it has checked: no link, device, owner
+or mode of an archive reaches the disk. Both formats yield no more bytes of a member
+than its header declares, so the declared sizes are the limit.
+"""
 
 import lzma
 import os
@@ -38,12 +40,17 @@ ARCHIVE_SUFFIXES = (
     ".tar.zst",
     ".tzst",
 )
-"""Suffixes of archives, in lower case. The type of a file is determined by its bytes."""
+"""Suffixes of archives, in lower case.
+
+The type of a file is determined by its bytes.
+"""
 
 RATIO = 200
 MARGIN = 10**9
-"""An archive may unpack to RATIO times its own bytes plus MARGIN. Videos hardly compress at
-all."""
+"""An archive may unpack to RATIO times its own bytes plus MARGIN.
+
+Videos hardly compress at all.
+"""
 
 RESERVE = 10**9
 """Bytes of the disk that must stay free."""
@@ -95,20 +102,22 @@ class _Member(NamedTuple):
 
 
 def unpack(archive: Path, cache: Path, progress: FileProgressFn = silent) -> Path:
-    """Unpack an archive into a folder below ``cache``/archives, unless it already is there.
+    """Unpack an archive into a folder below ``cache``/archives, unless it already is
+    there.
 
     Args:
         archive: zip or tar, compressed or not.
         cache: the dataset's cache folder.
-        progress: called with (megabytes of the archive read, megabytes in all, current file).
+        progress: called with (megabytes of the archive read, megabytes in all, current
+            file).
 
     Returns:
         The folder.
 
     Raises:
-        VideotuneError: if the archive is damaged, locked by a password, too large for the disk
-            or for its own size, or has a member that is a link or leads out of its folder.
-            Nothing of it is left then.
+        VideotuneError: if the archive is damaged, locked by a password, too large for
+            the disk or for its own size, or has a member that is a link or leads out of
+            its folder. Nothing of it is left then.
     """
     home = cache / "archives"
     try:
@@ -159,8 +168,16 @@ def _is_complete(folder: Path) -> bool:
     """Return whether an unpacked folder has all its files in their sizes."""
     try:
         sizes = files.read_json(folder / _SIZES_NAME)
-        return all(os.stat(f"{folder}/{name}").st_size == size for name, size in sizes.items())
-    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, RecursionError):
+        return all(
+            os.stat(f"{folder}/{name}").st_size == size for name, size in sizes.items()
+        )
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):
         return False
 
 
@@ -180,7 +197,9 @@ def _unpack_into(
             def report(name: str) -> None:
                 # In megabytes, rounded up.
                 progress(
-                    -(-raw.tell() // 10**6), -(-archive_size // 10**6), f"unpacking {name}"
+                    -(-raw.tell() // 10**6),
+                    -(-archive_size // 10**6),
+                    f"unpacking {name}",
                 )
 
             if archive_type == "zip":
@@ -237,14 +256,18 @@ def _write_members(
         _check_limits(archive, archive_size, declared_bytes, count)
 
         # Folders are created when a file needs them.
-        is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+        is_hidden = any(
+            part.startswith(".") or part == "__MACOSX" for part in name.split("/")
+        )
         if not member.is_folder and not is_hidden and name:
             report(name)
             sizes[name] = _write_member(archive, member, name, folder, report)
     return sizes
 
 
-def _check_limits(archive: Path, archive_size: int, declared_bytes: int, count: int) -> None:
+def _check_limits(
+    archive: Path, archive_size: int, declared_bytes: int, count: int
+) -> None:
     """Raise VideotuneError if an archive unpacks to far more than its own size."""
     most_bytes = RATIO * archive_size + MARGIN
     if declared_bytes > most_bytes or count > MAX_MEMBERS:
@@ -255,7 +278,11 @@ def _check_limits(archive: Path, archive_size: int, declared_bytes: int, count: 
 
 
 def _write_member(
-    archive: Path, member: _Member, name: str, folder: Path, report: Callable[[str], None]
+    archive: Path,
+    member: _Member,
+    name: str,
+    folder: Path,
+    report: Callable[[str], None],
 ) -> int:
     """Write one file of an archive and return its size."""
     path = folder / name
@@ -263,7 +290,9 @@ def _write_member(
         path.parent.mkdir(parents=True, exist_ok=True)
         target = path.open("xb")
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise _refused(archive, name, "occurs twice, or is a file and a folder") from error
+        raise _refused(
+            archive, name, "occurs twice, or is a file and a folder"
+        ) from error
 
     with target, member.open() as source:
         while True:
@@ -308,7 +337,9 @@ def _zip_members(raw: IO[bytes]) -> Iterator[_Member]:
     with zipfile.ZipFile(raw) as archive:
         for info in archive.infolist():
             # Only archives from Unix have file modes.
-            mode = stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
+            mode = (
+                stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
+            )
 
             fault = ""
             if info.flag_bits & 1:
@@ -323,7 +354,8 @@ def _zip_members(raw: IO[bytes]) -> Iterator[_Member]:
             name = info.orig_filename
             is_marked_utf8 = info.flag_bits & 0x800
             if not is_marked_utf8:
-                # By the format it is CP437; macOS and many tools write UTF-8 all the same.
+                # By the format it is CP437; macOS and many tools write UTF-8 all the
+                # same.
                 with suppress(UnicodeError):
                     name = name.encode("cp437").decode()
 

@@ -17,8 +17,10 @@ Size = tuple[int, int]
 """Height and width in pixels."""
 
 SizeChoices = tuple[int | Size, ...]
-"""Value of ``resolution``: an integer n is an area of n², a pair is exactly that size. Each
-clip takes one of the choices."""
+"""Value of ``resolution``: an integer n is an area of n², a pair is exactly that size.
+
+Each clip takes one of the choices.
+"""
 
 
 def parse_resolution(
@@ -32,8 +34,8 @@ def parse_resolution(
         shrink: clips are made this many times smaller, so sizes must be as much larger.
 
     Raises:
-        VideotuneError: for any other value, and for a size that the model does not accept; the
-            message names the nearest one that it does.
+        VideotuneError: for any other value, and for a size that the model does not
+            accept; the message names the nearest one that it does.
     """
     if value == []:
         raise VideotuneError(
@@ -93,9 +95,7 @@ def _size_problem(choice: int | Size, rules: VideoRules, shrink: int) -> str | N
         most_area = rules.most_area * shrink**2
         if sides[0] * sides[-1] > most_area:
             side = math.isqrt(most_area)
-            return (
-                f"a frame may have at most {most_area} pixels, as {side}x{side} has. Lower it."
-            )
+            return f"a frame may have at most {most_area} pixels, as {side}x{side} has. Lower it."
 
     if rules.size is not None:
         only_size = (shrink * rules.size[0], shrink * rules.size[1])
@@ -120,9 +120,13 @@ def _multiple_problem(sides: tuple[int, ...], multiple: int) -> str | None:
         return None
 
     if any(side % multiple for side in sides):
-        nearest_sides = [max(1, math.floor(side / multiple + 0.5)) * multiple for side in sides]
+        nearest_sides = [
+            max(1, math.floor(side / multiple + 0.5)) * multiple for side in sides
+        ]
         nearest = "x".join(str(side) for side in nearest_sides)
-        return f'both sides must be multiples of {multiple}. The nearest is "{nearest}".'
+        return (
+            f'both sides must be multiples of {multiple}. The nearest is "{nearest}".'
+        )
     return None
 
 
@@ -132,7 +136,9 @@ def size_rule(rules: VideoRules) -> str:
         return f"{rules.size[0]}x{rules.size[1]}"
 
     side_limit = "" if rules.most_side is None else f", at most {rules.most_side}"
-    area_limit = "" if rules.most_area is None else f", at most {rules.most_area} in all"
+    area_limit = (
+        "" if rules.most_area is None else f", at most {rules.most_area} in all"
+    )
     return f"multiples of {rules.side_multiple}{side_limit}{area_limit}"
 
 
@@ -152,9 +158,9 @@ def choose_size(
 ) -> Size:
     """Choose the size of a clip.
 
-    Of several choices, take the largest that the clip fills without upscaling; at equal areas
-    the one that crops least; the smallest if it fills none. A single choice is taken even if
-    it upscales (see ``upscale_factor``).
+    Of several choices, take the largest that the clip fills without upscaling; at equal
+    areas the one that crops least; the smallest if it fills none. A single choice is
+    taken even if it upscales (see ``upscale_factor``).
 
     Args:
         width: width of the clip.
@@ -186,17 +192,23 @@ def choose_size(
     def preference(size: Size) -> tuple[bool, int, float]:
         is_filled = upscale_factor(width, height, size) <= 1
         area = size[0] * size[1]
-        return is_filled, area if is_filled else -area, visible_share(width, height, size)
+        return (
+            is_filled,
+            area if is_filled else -area,
+            visible_share(width, height, size),
+        )
 
     best_height, best_width = max(sizes, key=preference)
     return best_height // shrink, best_width // shrink
 
 
-def upscale_factor(width: int, height: int, size: Size, resize: str = "center") -> float:
+def upscale_factor(
+    width: int, height: int, size: Size, resize: str = "center"
+) -> float:
     """Return by which factor a clip is enlarged; below 1 it is reduced.
 
-    A crop covers the size; "pad" fits into it; "stretch" scales each side by itself, and the
-    larger factor counts.
+    A crop covers the size; "pad" fits into it; "stretch" scales each side by itself,
+    and the larger factor counts.
 
     Args:
         width: width of the clip.
@@ -209,11 +221,18 @@ def upscale_factor(width: int, height: int, size: Size, resize: str = "center") 
 
 
 def padded_box(width: int, height: int, size: Size) -> tuple[int, int, int, int]:
-    """Return where "pad" puts the picture in ``size``: (top, left, height, width) in pixels."""
+    """Return where "pad" puts the picture in ``size``: (top, left, height, width) in
+    pixels.
+    """
     scale = min(size[0] / height, size[1] / width)
     box_height = min(size[0], max(1, round(height * scale)))
     box_width = min(size[1], max(1, round(width * scale)))
-    return (size[0] - box_height) // 2, (size[1] - box_width) // 2, box_height, box_width
+    return (
+        (size[0] - box_height) // 2,
+        (size[1] - box_width) // 2,
+        box_height,
+        box_width,
+    )
 
 
 def visible_share(width: int, height: int, size: Size) -> float:
@@ -233,9 +252,9 @@ def _size_at_aspect(
 ) -> Size:
     """Return a size of about side² pixels at the clip's aspect ratio.
 
-    Of the multiples just below and above each ideal side, take the pair with the least error in
-    aspect and in area, measured in logarithms; aspect counts twice, since its error is cropped
-    away. A portrait clip gets the size of its landscape twin, turned.
+    Of the multiples just below and above each ideal side, take the pair with the least
+    error in aspect and in area, measured in logarithms; aspect counts twice, since its
+    error is cropped away. A portrait clip gets the size of its landscape twin, turned.
 
     Args:
         width: width of the clip.

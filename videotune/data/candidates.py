@@ -1,4 +1,5 @@
-"""Candidates: files of datasets on their way to clips, or the reason why one is skipped.
+"""Candidates: files of datasets on their way to clips, or the reason why one is
+skipped.
 
 A candidate gets media info and content scan first, then size, windows and captions.
 """
@@ -17,7 +18,11 @@ from videotune.data.content_scan import ContentScan
 from videotune.data.decode import TONE_MAPPING_VERSION
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import shrink_factor
-from videotune.data.frame_sampling import FrameSampling, sample_frames, without_randomness
+from videotune.data.frame_sampling import (
+    FrameSampling,
+    sample_frames,
+    without_randomness,
+)
 from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
@@ -101,7 +106,9 @@ class Candidate:
             id=self.clip_id,
             path=self.path,
             source=self.source,
-            captions=tuple(with_trigger(text, dataset.trigger) for text in self.captions),
+            captions=tuple(
+                with_trigger(text, dataset.trigger) for text in self.captions
+            ),
             held_out=self.held_out,
             kind=dataset.kind,
             repeats=dataset.repeats * self.repeats[1],
@@ -133,7 +140,8 @@ class Candidate:
         )
 
         samples_scenes = (
-            video.frame_sample_strategy == "keyframe" and video.keyframe_source == "scenes"
+            video.frame_sample_strategy == "keyframe"
+            and video.keyframe_source == "scenes"
         )
         cuts = self.scan.cuts if samples_scenes and self.scan else ()
         sampling = sample_frames(self.media, video, rules, cuts)
@@ -142,7 +150,9 @@ class Candidate:
         windows = []
         for window in sampling.windows:
             shape = replace(window.shape, height=height, width=width)
-            windows.append(replace(window, clip_id=self.clip_id, shape=shape, resize=resize))
+            windows.append(
+                replace(window, clip_id=self.clip_id, shape=shape, resize=resize)
+            )
         self.sampling = replace(sampling, windows=tuple(windows))
 
 
@@ -190,7 +200,8 @@ def _prepare(
     """
     if not candidate.file.exists:
         raise ClipProblem(
-            "missing_file", f"{candidate.file.metadata_row} lists it, but it does not exist"
+            "missing_file",
+            f"{candidate.file.metadata_row} lists it, but it does not exist",
         )
 
     original = first_by_content.get(candidate.content_id)
@@ -218,12 +229,15 @@ def _duplicate_problem(
     with suppress(ClipProblem):
         captions = _captions_of(candidate.file, config)
         if not set(captions) <= set(original.captions):
-            detail += ", whose captions are used; its own captions differ and are not used"
+            detail += (
+                ", whose captions are used; its own captions differ and are not used"
+            )
     return ClipProblem("duplicate", detail)
 
 
 def _captions_of(file: ClipFile, config: Config) -> tuple[str, ...]:
-    """Read the variants of a clip's caption, or the config's substitute for a missing one.
+    """Read the variants of a clip's caption, or the config's substitute for a missing
+    one.
 
     Raises:
         ClipProblem: if there is no caption and the config does not allow that.
@@ -240,10 +254,14 @@ def _captions_of(file: ClipFile, config: Config) -> tuple[str, ...]:
 
 
 def _read_captions(file: ClipFile) -> tuple[str, ...]:
-    """Read captions from the metadata file if it lists the clip, else from its text file."""
+    """Read captions from the metadata file if it lists the clip, else from its text
+    file.
+    """
     if file.metadata_captions is not None:
         if not any(caption.strip() for caption in file.metadata_captions):
-            raise ClipProblem("empty_caption", f"{file.metadata_row} has no text for it")
+            raise ClipProblem(
+                "empty_caption", f"{file.metadata_row} has no text for it"
+            )
         return file.metadata_captions
 
     if file.caption_file is None:

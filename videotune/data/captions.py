@@ -28,8 +28,10 @@ _PLACEHOLDERS = re.compile(
 _INVISIBLE = frozenset(
     "\ufeff\ufffd\u200b\u2060\u00ad\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 )
-"""Characters that are not displayed, and U+FFFD, which replaces a lost one. Joiners are not
-included, since some scripts need them."""
+"""Characters that are not displayed, and U+FFFD, which replaces a lost one.
+
+Joiners are not included, since some scripts need them.
+"""
 
 
 def read_caption(path: Path) -> tuple[str, ...]:
@@ -57,8 +59,8 @@ def read_utf8(path: Path) -> str:
     """Read UTF-8 text, with or without a byte order mark.
 
     Raises:
-        ClipProblem: if the file cannot be read or has another encoding; the message names the
-            encoding that it seems to have.
+        ClipProblem: if the file cannot be read or has another encoding; the message
+            names the encoding that it seems to have.
     """
     try:
         content = path.read_bytes()
@@ -81,14 +83,17 @@ def read_utf8(path: Path) -> str:
         if 0 in content:
             guess = "UTF-16, UTF-32 or no text"
         raise ClipProblem(
-            "undecodable_caption", f"{path} {fault}; it looks like {guess}; save it as UTF-8"
+            "undecodable_caption",
+            f"{path} {fault}; it looks like {guess}; save it as UTF-8",
         )
     return text
 
 
 def with_trigger(caption: str, trigger: str | None) -> str:
     """Put the trigger word in front of a caption, unless it contains that word."""
-    if not trigger or re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE):
+    if not trigger or re.search(
+        rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE
+    ):
         return caption
     return f"{trigger}, {caption}" if caption else trigger
 
@@ -115,14 +120,20 @@ def lint_caption(caption: str, name: str | None = None) -> list[str]:
     temporal_words = sorted({match.lower() for match in _TEMPORAL.findall(caption)})
     if temporal_words:
         quoted = ", ".join(f'"{text}"' for text in temporal_words)
-        hints.append(f"the caption tells a sequence ({quoted}); describe what is seen instead")
+        hints.append(
+            f"the caption tells a sequence ({quoted}); describe what is seen instead"
+        )
 
     count = len(caption.split())
     if count > LONG_CAPTION:
-        hints.append(f"the caption has {count} words; text encoders truncate it long before")
+        hints.append(
+            f"the caption has {count} words; text encoders truncate it long before"
+        )
 
     if _PLACEHOLDERS.fullmatch(_normalize(caption)):
-        hints.append(f'the caption is only "{caption.strip()}"; it looks like a placeholder')
+        hints.append(
+            f'the caption is only "{caption.strip()}"; it looks like a placeholder'
+        )
     elif name and _normalize(caption) == _normalize(name):
         hints.append(
             f'the caption is only the file\'s name, "{caption.strip()}"; describe what is seen'
@@ -136,7 +147,9 @@ def lint_caption(caption: str, name: str | None = None) -> list[str]:
 
 
 def _normalize(text: str) -> str:
-    """Lower the case and drop surrounding marks: "<TODO>" and "todo." both become "todo"."""
+    """Lower the case and drop surrounding marks: "<TODO>" and "todo." both become
+    "todo".
+    """
     spaced = re.sub(r"[\s_\-]+", " ", text).lower()
     return " ".join(spaced.strip(" \"'.,:;!?<>[](){}*…").split())
 
@@ -144,14 +157,16 @@ def _normalize(text: str) -> str:
 def _is_invisible(char: str) -> bool:
     if char in _INVISIBLE:
         return True
-    return unicodedata.category(char) in ("Cc", "Cn", "Co", "Cs") and char not in "\t\n\r"
+    return (
+        unicodedata.category(char) in ("Cc", "Cn", "Co", "Cs") and char not in "\t\n\r"
+    )
 
 
 def lint_captions(captions: Mapping[str, Iterable[str]]) -> list[str]:
     """Return hints on the captions of a dataset; none of them is an error.
 
-    A caption that more than half of the clips share teaches nothing that a trigger word would
-    not.
+    A caption that more than half of the clips share teaches nothing that a trigger word
+    would not.
 
     Args:
         captions: variants by clip.

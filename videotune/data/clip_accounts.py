@@ -27,7 +27,9 @@ REPEATS_LIMIT = 0.2
 """Share of repeated frames above which a clip has a warning."""
 
 JITTER_LIMIT = 0.1
-"""Share of uneven frame intervals above which a clip counts as one of variable frame rate."""
+"""Share of uneven frame intervals above which a clip counts as one of variable frame
+rate.
+"""
 
 CROP_LIMIT = 0.5
 """Visible share of the picture below which a clip has a warning."""
@@ -48,22 +50,25 @@ STILL_LIMIT = 0.5
 """Share of frozen or black time above which a clip has a warning."""
 
 
-def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> dict[str, Any]:
+def account_of(
+    candidate: Candidate, clip: Clip | None, rules: VideoRules
+) -> dict[str, Any]:
     """Return what became of one file, as ``check --json`` prints it.
 
     Keys whose names do not say it all:
 
     - "id": hash of the file's bytes; None if it is skipped.
-    - "used": for training; "held_out": for validation. If neither, "reason" (a code) and
-      "detail" give the cause.
+    - "used": for training; "held_out": for validation. If neither, "reason" (a code)
+      and "detail" give the cause.
     - "model_frames": the clip's frames at the rate of training, up to ``max_duration``.
     - "frames": pixel frames per epoch, in "windows" windows of "shape".
     - "frames_cut", "seconds_cut": part of the clip that is in no window.
     - "spans": start and end of each window in seconds.
-    - "repeats_share": share of frames that show the same source frame as the one before.
+    - "repeats_share": share of frames that show the same source frame as the one
+      before.
     - "speed": how fast motion plays; 1.0 is as filmed.
-    - "views_a_pass": views per epoch, with repeats. The caller sets "views", since it knows the
-      number of steps.
+    - "views_a_pass": views per epoch, with repeats. The caller sets "views", since it
+      knows the number of steps.
 
     An image has no rate and no duration.
 
@@ -85,7 +90,8 @@ def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> di
         seconds = candidate.info.seconds if candidate.info else 0.0
         sampling = FrameSampling(seconds_cut=seconds)
     spans = [
-        [window.start, end] for window, end in zip(sampling.windows, sampling.ends, strict=True)
+        [window.start, end]
+        for window, end in zip(sampling.windows, sampling.ends, strict=True)
     ]
     return {
         "path": candidate.path,
@@ -145,7 +151,9 @@ def _views_per_epoch(clip: Clip | None, sampling: FrameSampling) -> int:
     return len(sampling.windows) * clip.repeats
 
 
-def _add_size_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> None:
+def _add_size_hints(
+    candidate: Candidate, warnings: list[str], notes: list[str]
+) -> None:
     """Add hints on frames that are enlarged, cropped, padded or distorted."""
     resize = candidate.sampling.windows[0].resize
     source_width = candidate.media.width
@@ -172,7 +180,9 @@ def _add_size_hints(candidate: Candidate, warnings: list[str], notes: list[str])
             f"{source_width}x{source_height} in {width}x{height}"
         )
     if resize == "stretch" and share < DISTORTION_LIMIT:
-        warnings.append(f"distorted: {source_width}x{source_height} becomes {width}x{height}")
+        warnings.append(
+            f"distorted: {source_width}x{source_height} becomes {width}x{height}"
+        )
 
 
 def _add_time_hints(
@@ -225,8 +235,12 @@ def _add_time_hints(
         )
 
 
-def _add_content_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> None:
-    """Add hints on interlaced, transparent, frozen, black, repeated or damaged pictures."""
+def _add_content_hints(
+    candidate: Candidate, warnings: list[str], notes: list[str]
+) -> None:
+    """Add hints on interlaced, transparent, frozen, black, repeated or damaged
+    pictures.
+    """
     info = candidate.media
     scan = candidate.scan
 
@@ -247,7 +261,9 @@ def _add_content_hints(candidate: Candidate, warnings: list[str], notes: list[st
     if scan.black > STILL_LIMIT:
         warnings.append(f"{scan.black:.0%} of it is black or one flat colour")
     elif scan.frozen > STILL_LIMIT:
-        warnings.append(f"{scan.frozen:.0%} of it is frozen: the picture does not change")
+        warnings.append(
+            f"{scan.frozen:.0%} of it is frozen: the picture does not change"
+        )
 
     cuts_inside = _cuts_inside_windows(scan, candidate.sampling)
     if cuts_inside:
@@ -294,8 +310,8 @@ def notes_on_clips(
 ) -> list[str]:
     """Return notes on the dataset as a whole.
 
-    They are on repeats by folder names, changed frame counts, windows that no clip fills,
-    frame rates, and captions that do not differ.
+    They are on repeats by folder names, changed frame counts, windows that no clip
+    fills, frame rates, and captions that do not differ.
 
     Args:
         candidates: all usable files.
@@ -328,7 +344,9 @@ def _frame_count_notes(
     videos: Sequence[Candidate], video: VideoConfig, rules: VideoRules
 ) -> list[str]:
     """Return notes on frame counts that the model changes, or that no clip has."""
-    plans = [planned_frames(settings, rules) for settings in split_by_frame_count(video)]
+    plans = [
+        planned_frames(settings, rules) for settings in split_by_frame_count(video)
+    ]
     largest_count = plans[0][0]
 
     notes = []
@@ -358,7 +376,9 @@ def _frame_rate_notes(videos: Sequence[Candidate], fps: float) -> list[str]:
     notes = []
     rates = Counter(round(candidate.media.fps, 2) for candidate in videos)
     if len(rates) > 1:
-        counts = ", ".join(f"{rate:g} fps ({count})" for rate, count in rates.most_common(5))
+        counts = ", ".join(
+            f"{rate:g} fps ({count})" for rate, count in rates.most_common(5)
+        )
         if len(rates) > 5:
             counts += f" and {len(rates) - 5} more"
         notes.append(

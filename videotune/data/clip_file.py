@@ -28,7 +28,9 @@ class ClipFile:
     """Path at which the layout expects the text file."""
 
     metadata_captions: tuple[str, ...] | None = None
-    """Variants by a metadata file, which alone count then; empty if its row has no text."""
+    """Variants by a metadata file, which alone count then; empty if its row has no
+    text.
+    """
 
     metadata_row: str | None = None
     """Row of the metadata file that lists the clip, such as "metadata.csv:3"."""
@@ -41,11 +43,12 @@ class ClipFile:
 
 
 def repeats_of(root: Path, path: Path) -> tuple[str, int]:
-    """Return how often a clip is shown per epoch by its folder's name, as kohya's scripts do.
+    """Return how often a clip is shown per epoch by its folder's name, as kohya's
+    scripts do.
 
-    "10_ohwx_horse" sets 10 repeats. The folder is the one in ``root``, or ``root`` itself for
-    clips directly in it. Numbers that begin with 0 or exceed 1000 mean something else, such as
-    an order or a year.
+    "10_ohwx_horse" sets 10 repeats. The folder is the one in ``root``, or ``root``
+    itself for clips directly in it. Numbers that begin with 0 or exceed 1000 mean
+    something else, such as an order or a year.
 
     Returns:
         Name of the folder and number of repeats; ("", 1) if the name sets none.

@@ -1,9 +1,11 @@
-"""Content scan: one cheap pass over a clip that finds frozen and black parts, cuts and damage.
+"""Content scan: one cheap pass over a clip that finds frozen and black parts, cuts and
+damage.
 
-It also computes signatures, by which clips of one source video are found. Each frame is decoded
-once and reduced to 60 × 60 grey cells. No frame is skipped and no loop filter left out: that
-would save 40 % of the time, but make cuts inexact and damage invisible. Each threshold has its
-measurement next to it."""
+It also computes signatures, by which clips of one source video are found. Each frame is
+decoded once and reduced to 60 × 60 grey cells. No frame is skipped and no loop filter
+left out: that would save 40 % of the time, but make cuts inexact and damage invisible.
+Each threshold has its measurement next to it.
+"""
 
 import base64
 from bisect import bisect_left
@@ -27,34 +29,46 @@ from videotune.lazy import av_reformatter
 Picture = NDArray[np.float32]
 
 SIDE = 60
-"""Rows and columns of the picture that is examined, whatever the clip's aspect ratio."""
+"""Rows and columns of the picture that is examined, whatever the clip's aspect ratio.
+"""
 
 GRID = 10
 """Rows and columns of a signature's brightness; its two colours have half of that."""
 
 FROZEN_LEVELS = 3.0
-"""Largest change of a cell (of 255) in a frozen picture. Stills re-encoded by x264 (CRF 18 to
-38), x265, VP9, MPEG-2 and MJPEG stay within 2; a chest that rises by 1.5 pixels of 720p changes
-a cell by 6 to 17."""
+"""Largest change of a cell (of 255) in a frozen picture.
+
+Stills re-encoded by x264 (CRF 18 to 38), x265, VP9, MPEG-2 and MJPEG stay within 2; a
+chest that rises by 1.5 pixels of 720p changes a cell by 6 to 17.
+"""
 
 FROZEN_SECONDS = 1.0
-"""Shortest freeze. A breathing person rests half a second at each turn (at most 0.47 of the
-time at 1 s)."""
+"""Shortest freeze.
+
+A breathing person rests half a second at each turn (at most 0.47 of the time at 1 s).
+"""
 
 BLANK_LEVELS = 8.0
 """Largest range of the cells of a blank picture: black, white or flat."""
 
 CUT_LEVELS = 4.0
-"""Mean change (of 255) below which nothing is a cut. Of 200 cuts between unrelated clips the
-smallest had 30."""
+"""Mean change (of 255) below which nothing is a cut.
+
+Of 200 cuts between unrelated clips the smallest had 30.
+"""
 
 CUT_RATIO = 3.0
-"""A cut changes the picture this many times as much as the frames around it do. A pan begins
-with 2.0; cuts have 4.6 and more."""
+"""A cut changes the picture this many times as much as the frames around it do.
+
+A pan begins with 2.0; cuts have 4.6 and more.
+"""
 
 CUT_LIKENESS = 0.3
-"""Largest ``likeness`` across a cut. It is at most 0.07; with the same bars and logo over both
-shots 0.27; within a shot 0.56 to 0.94 at 8 fps, 0.31 on a galloping horse."""
+"""Largest ``likeness`` across a cut.
+
+It is at most 0.07; with the same bars and logo over both shots 0.27; within a shot 0.56
+to 0.94 at 8 fps, 0.31 on a galloping horse.
+"""
 
 BLOCKS = 5
 """Rows and columns of blocks in which details are compared."""
@@ -63,7 +77,8 @@ FLAT_DETAILS = 6.0
 """Length of a block's details (36 cells) below which it is flat: one level per cell."""
 
 CUT_SECONDS = 0.25
-"""A picture that returns within this time was not cut away: a flash, a flicker, a bump."""
+"""A picture that returns within this time was not cut away: a flash, a flicker, a bump.
+"""
 
 
 @dataclass(frozen=True)
@@ -88,16 +103,24 @@ class ContentScan:
     """Share of frame intervals that differ from the median by more than 20 %."""
 
     signatures: tuple[str, ...] = ()
-    """Signatures (see ``_signature``) of the first frame, the one in the middle of the scan,
-    and the clip's last frame, even after ``until``; if that cannot be decoded, the last scanned
-    one. An image has one."""
+    """Signatures (see ``_signature``) of the first frame, the one in the middle of the
+    scan, and the clip's last frame, even after ``until``; if that cannot be decoded,
+    the last scanned one. An image has one.
+    """
 
     damaged_at: Number | None = None
-    """Timestamp of the first frame that cannot be decoded; nothing after it was scanned."""
+    """Timestamp of the first frame that cannot be decoded; nothing after it was
+    scanned.
+    """
 
     def to_json(self) -> dict[str, Any]:
-        """Return about 700 bytes of JSON from which ``from_json`` restores an equal scan."""
-        return vars(self) | {"cuts": list(self.cuts), "signatures": list(self.signatures)}
+        """Return about 700 bytes of JSON from which ``from_json`` restores an equal
+        scan.
+        """
+        return vars(self) | {
+            "cuts": list(self.cuts),
+            "signatures": list(self.signatures),
+        }
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> "ContentScan":
@@ -124,8 +147,8 @@ def scan_content(
     Args:
         info: media info of the clip.
         until: seconds to scan.
-        cut_ratio: how many times as much as the frames around it a cut changes the picture;
-            higher finds fewer cuts.
+        cut_ratio: how many times as much as the frames around it a cut changes the
+            picture; higher finds fewer cuts.
         threads: decoding threads; 0 chooses by the size of frames.
 
     Raises:
@@ -140,12 +163,15 @@ def scan_content(
         statistics = _ScanStatistics(info, count)
         damaged_at = _scan_frames(reader, statistics, count)
 
-        # The last frame only serves near-duplicates, so failing to decode it is no problem.
+        # The last frame only serves near-duplicates, so failing to decode it is no
+        # problem.
         if damaged_at is None and count < len(info.ticks) and not info.counted:
             with suppress(ClipProblem):
                 _, statistics.last_frame = next(reader.frames([len(info.ticks) - 1]))
 
-    cuts = find_cuts(statistics.changes, statistics.likenesses, statistics.durations, cut_ratio)
+    cuts = find_cuts(
+        statistics.changes, statistics.likenesses, statistics.durations, cut_ratio
+    )
     signature_frames = (
         statistics.first_frame,
         statistics.middle_frame or statistics.last_frame,
@@ -162,7 +188,9 @@ def scan_content(
     )
 
 
-def _scan_frames(reader: Reader, statistics: "_ScanStatistics", count: int) -> float | None:
+def _scan_frames(
+    reader: Reader, statistics: "_ScanStatistics", count: int
+) -> float | None:
     """Add the first ``count`` frames to the statistics.
 
     Returns:
@@ -199,15 +227,18 @@ class _ScanStatistics:
         """Mean change from frame i to i + 1."""
 
         self.likenesses: dict[int, float] = {}
-        """By frame i, the largest ``likeness`` between a frame shortly before it and one from
-        it on: whether the picture returns after a change."""
+        """By frame i, the largest ``likeness`` between a frame shortly before it and
+        one from it on: whether the picture returns after a change.
+        """
 
         self.first_frame: Any = None
         self.middle_frame: Any = None
         self.last_frame: Any = None
 
         self._stamps = (*info.timestamps, info.seconds)
-        self.durations = [max(0.0, end - start) for start, end in pairwise(self._stamps)]
+        self.durations = [
+            max(0.0, end - start) for start, end in pairwise(self._stamps)
+        ]
         self._middle = bisect_left(self._stamps, self._stamps[total] / 2)
         self._reformatter = av_reformatter.VideoReformatter()
         self._rest_picture: Picture | None = None
@@ -247,7 +278,9 @@ class _ScanStatistics:
         self.count = index + 1
 
     def _compare_details(self, index: int, picture: Picture) -> None:
-        """Compare a picture with those shortly before it, for all boundaries between them."""
+        """Compare a picture with those shortly before it, for all boundaries between
+        them.
+        """
         half_size = picture.reshape(SIDE // 2, 2, SIDE // 2, 2).mean((1, 3))
         details = fine_details(half_size)
 
@@ -269,7 +302,9 @@ class _ScanStatistics:
     def frozen_share(self) -> float:
         """Return the share of the seconds that belong to a freeze."""
         shortest_freeze = min(FROZEN_SECONDS, self.seconds) - 1e-6
-        frozen_seconds = sum(seconds for seconds in self.rests if seconds >= shortest_freeze)
+        frozen_seconds = sum(
+            seconds for seconds in self.rests if seconds >= shortest_freeze
+        )
         return min(1.0, frozen_seconds / self.seconds)
 
 
@@ -301,9 +336,10 @@ def fine_details(picture: Picture) -> Picture:
 def likeness(details_a: Picture, details_b: Picture) -> float:
     """Return how much of their details two pictures share, -1 to 1.
 
-    This is the correlation that two thirds of their blocks exceed. A third may agree because of
-    an overlay: bars, a logo, subtitles. Blocks that are flat in both do not count; 1 if all
-    are."""
+    This is the correlation that two thirds of their blocks exceed. A third may agree
+    because of an overlay: bars, a logo, subtitles. Blocks that are flat in both do not
+    count; 1 if all are.
+    """
     has_details = details_a.any(1) | details_b.any(1)
     correlations = (details_a * details_b).sum(1)[has_details]
     if len(correlations) < 3:
@@ -321,8 +357,8 @@ def find_cuts(
 
     Args:
         changes: mean change from frame i to i + 1.
-        likenesses: by frame i, the largest likeness of details between a frame shortly before
-            it and one from it on.
+        likenesses: by frame i, the largest likeness of details between a frame shortly
+            before it and one from it on.
         gaps: seconds from frame i to i + 1.
         ratio: how many times as much as the frames around it a cut changes the picture.
     """
@@ -330,7 +366,8 @@ def find_cuts(
     padded_changes = [0.0, 0.0, *changes, 0.0, 0.0]
     padded_gaps = [0.0, 0.0, *gaps[: len(changes)], 0.0, 0.0]
     for index, change in enumerate(changes):
-        # The two changes before and the two after, by their indices in the padded lists.
+        # The two changes before and the two after, by their indices in the padded
+        # lists.
         neighbours = [index, index + 1, index + 3, index + 4]
         usual_change = sum(padded_changes[k] for k in neighbours) / 4
 

@@ -11,7 +11,12 @@ from typing import Any
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.archives import FileProgressFn, silent
-from videotune.data.buckets import SizeChoices, is_valid_size, parse_resolution, visible_share
+from videotune.data.buckets import (
+    SizeChoices,
+    is_valid_size,
+    parse_resolution,
+    visible_share,
+)
 from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_accounts import account_of, notes_on_clips
 from videotune.data.file_checks import refuse_links
@@ -61,7 +66,9 @@ class Library:
     @cached_property
     def regularization(self) -> frozenset[str]:
         """Ids of the regularization clips."""
-        return frozenset(clip.id for clip in self.clips if clip.kind == "regularization")
+        return frozenset(
+            clip.id for clip in self.clips if clip.kind == "regularization"
+        )
 
 
 def scan(
@@ -75,7 +82,8 @@ def scan(
     Args:
         config: the run's config, with ``resolution`` set.
         rules: frames and sizes that the model accepts.
-        index_path: the media index; files that it has are not opened. None keeps no index.
+        index_path: the media index; files that it has are not opened. None keeps no
+            index.
         progress: called with (files done, files in all, current file).
 
     Raises:
@@ -92,7 +100,8 @@ def scan(
         cache = Path(dataset.path) / ".videotune-cache"
         if index_path is not None:
             cache = index_path.parent
-        # Parsed before the files are fetched, so that a wrong resolution is reported at once.
+        # Parsed before the files are fetched, so that a wrong resolution is reported at
+        # once.
         size_choices = _size_choices(dataset, config, rules)
         video = _video_settings(dataset, config)
         location = open_location(dataset.path, cache, progress)
@@ -125,11 +134,15 @@ def _size_choices(dataset: Dataset, config: Config, rules: VideoRules) -> SizeCh
     """Parse the dataset's resolution, or else the config's."""
     resolution = config.resolution if dataset.resolution is None else dataset.resolution
     assert resolution is not None
-    return parse_resolution(resolution, rules, shrink_factor(config.video_config, rules))
+    return parse_resolution(
+        resolution, rules, shrink_factor(config.video_config, rules)
+    )
 
 
 def _video_settings(dataset: Dataset, config: Config) -> VideoConfig:
-    """Return the config's frames and windows, with the windows of the dataset if it has any."""
+    """Return the config's frames and windows, with the windows of the dataset if it has
+    any.
+    """
     if dataset.windows is None:
         return config.video_config
     return config.video_config.model_copy(update={"windows": dataset.windows})
@@ -139,7 +152,8 @@ def _check_settings(config: Config, rules: VideoRules) -> list[str]:
     """Check the datasets' paths and the frame counts; return notes on unusual settings.
 
     Raises:
-        VideotuneError: if a path appears twice, or the model does not accept the frames.
+        VideotuneError: if a path appears twice, or the model does not accept the
+            frames.
     """
     counts = Counter(dataset.path for dataset in config.datasets)
     for path, count in counts.items():
@@ -189,7 +203,9 @@ def _hold_out(
     for candidate in usable:
         if candidate.scan is not None:
             path = PurePosixPath(names[candidate.location.root]) / candidate.relative
-            clips.append(SourceClip(path, candidate.media.seconds, candidate.scan.signatures))
+            clips.append(
+                SourceClip(path, candidate.media.seconds, candidate.scan.signatures)
+            )
 
     for first, second in near_duplicates(clips):
         _mark_duplicate(usable[second], original=usable[first])
@@ -217,8 +233,12 @@ def _mark_duplicate(candidate: Candidate, *, original: Candidate) -> None:
         candidate.duplicate = str(original.relative)
 
 
-def _dataset_names(locations: Sequence[Location], paths: Sequence[str]) -> dict[Path, str]:
-    """Return a name for each dataset's folder, with its parents' names if two are the same."""
+def _dataset_names(
+    locations: Sequence[Location], paths: Sequence[str]
+) -> dict[Path, str]:
+    """Return a name for each dataset's folder, with its parents' names if two are the
+    same.
+    """
     names = {location.root: location.name for location in locations}
     most_parts = max((len(root.absolute().parts) for root in names), default=1)
     for depth in range(1, most_parts):
@@ -277,10 +297,11 @@ def _most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
 
 
 def buckets(library: Library) -> dict[ClipShape, list[Window]]:
-    """Group the training windows by shape, the most expensive shape first, in path order.
+    """Group the training windows by shape, the most expensive shape first, in path
+    order.
 
-    The windows of a dataset with repeats appear several times: a bucket lists all windows, then
-    those with a second copy, and so on.
+    The windows of a dataset with repeats appear several times: a bucket lists all
+    windows, then those with a second copy, and so on.
     """
     repeats = {clip.id: clip.repeats for clip in library.clips}
     shapes = {window.shape for window in library.windows}
@@ -296,7 +317,8 @@ def buckets(library: Library) -> dict[ClipShape, list[Window]]:
 
 
 def crop_problem(library: Library, rules: VideoRules, resolution: object) -> str | None:
-    """Return a message if every clip loses over half of its picture to the crop, or None.
+    """Return a message if every clip loses over half of its picture to the crop, or
+    None.
 
     Mostly this means that height and width were exchanged.
 
@@ -338,7 +360,9 @@ def crop_problem(library: Library, rules: VideoRules, resolution: object) -> str
 
 
 def totals(library: Library) -> dict[str, int]:
-    """Count the files found, used, held out and skipped; the first is the sum of the others."""
+    """Count the files found, used, held out and skipped; the first is the sum of the
+    others.
+    """
     accounts = library.accounts
     counts = {
         "found": len(accounts),
@@ -346,7 +370,9 @@ def totals(library: Library) -> dict[str, int]:
         "held_out": sum(account["held_out"] for account in accounts),
         "skipped": sum(account["reason"] is not None for account in accounts),
     }
-    assert counts["found"] == counts["used"] + counts["held_out"] + counts["skipped"], counts
+    assert counts["found"] == counts["used"] + counts["held_out"] + counts["skipped"], (
+        counts
+    )
     assert counts["skipped"] == len(library.skipped), counts
     assert counts["found"] == len(library.clips) + len(library.skipped), counts
     return counts

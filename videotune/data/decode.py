@@ -26,16 +26,19 @@ from videotune.lazy import av, av_reformatter
 Frames = NDArray[np.uint8]
 
 LEAP = 12
-"""Seek only if it skips more frames than this: a seek empties the decoder and stalls its
-threads."""
+"""Seek only if it skips more frames than this: a seek empties the decoder and stalls
+its threads.
+"""
 
 TONE_MAPPING_VERSION = 1
-"""Increase it when tone mapping changes pixels, so that older latents are re-encoded."""
+"""Increase it when tone mapping changes pixels, so that older latents are re-encoded.
+"""
 
 TILE_HEIGHT = 128
 TILE_WIDTH = 512
-"""Tone mapping treats each pixel by itself, so pictures of any size go through one filter graph
-of this size: building the graph's table takes seconds."""
+"""Tone mapping treats each pixel by itself, so pictures of any size go through one
+filter graph of this size: building the graph's table takes seconds.
+"""
 
 
 def decode(
@@ -49,18 +52,20 @@ def decode(
 ) -> Frames:
     """Decode the frame on display at each time.
 
-    A frame is turned upright, its pixels are made square, and it is resized (antialiased
-    bicubic). Colours follow the matrix and the range that the frame declares; undeclared,
-    BT.709 for HD and BT.601 below, as players do. An alpha channel is dropped, the two fields
-    of an interlaced frame stay woven, and HDR (PQ, HLG) is tone-mapped to BT.709.
+    A frame is turned upright, its pixels are made square, and it is resized
+    (antialiased bicubic). Colours follow the matrix and the range that the frame
+    declares; undeclared, BT.709 for HD and BT.601 below, as players do. An alpha
+    channel is dropped, the two fields of an interlaced frame stay woven, and HDR (PQ,
+    HLG) is tone-mapped to BT.709.
 
     Args:
         info: media info of the clip.
-        times: seconds of the clip, in any order (tolerance: see ``MediaInfo.frames_at``).
+        times: seconds of the clip, in any order (tolerance: see
+            ``MediaInfo.frames_at``).
         height: height of the frames.
         width: width of the frames.
-        resize: "center" and "random" cover the size and crop; "pad" fits into it, centred on
-            black; "stretch" gives up the aspect ratio.
+        resize: "center" and "random" cover the size and crop; "pad" fits into it,
+            centred on black; "stretch" gives up the aspect ratio.
         crop_position: where a crop is, as fractions of its margins (down, right).
         threads: decoding threads; 0 chooses by the size of frames.
 
@@ -101,8 +106,11 @@ class Reader:
         self._container: Any = None
         self._decoded: Iterator[tuple[int, Any]] = iter(())
         self._last: tuple[int, Any] | None = None
-        """Position and frame that were decoded last. A position is the pts, or the frame's
-        number in a file whose frames are found by counting."""
+        """Position and frame that were decoded last.
+
+        A position is the pts, or the frame's number in a file whose frames are found by
+        counting.
+        """
 
         self._reached = -1
         """Index of the frame that the current pass has come to."""
@@ -139,8 +147,8 @@ class Reader:
             except ClipProblem:
                 if not self._has_sought:
                     raise
-                # In some files the index leads past the keyframe; a pass from the beginning
-                # always works.
+                # In some files the index leads past the keyframe; a pass from the
+                # beginning always works.
                 self.close()
                 self._may_seek = False
 
@@ -173,7 +181,8 @@ class Reader:
             if is_behind or (self._may_seek and keyframe > self._reached + LEAP):
                 self._start(keyframe if self._may_seek else 0)
 
-            # The last frame of the run before may be needed again; chain() then frees it.
+            # The last frame of the run before may be needed again; chain() then frees
+            # it.
             decoded = chain([] if self._last is None else [self._last], self._decoded)
             for position, frame in decoded:
                 self._last = (position, frame)
@@ -204,7 +213,9 @@ class Reader:
         if self._container is None or keyframe == 0:
             self.close()
             path = os.path.abspath(self.info.path)
-            self._container = av.open(path, options=OPEN_OPTIONS, metadata_errors="replace")
+            self._container = av.open(
+                path, options=OPEN_OPTIONS, metadata_errors="replace"
+            )
             codec = video_stream(self._container).codec_context
             limit_pixels(codec)
             codec.thread_count = self.threads
@@ -213,7 +224,9 @@ class Reader:
         stream = video_stream(self._container)
         self._has_sought = keyframe > 0
         if self._has_sought:
-            self._container.seek(self.info.ticks[keyframe], stream=stream, backward=True)
+            self._container.seek(
+                self.info.ticks[keyframe], stream=stream, backward=True
+            )
         self._decoded = self._decode_stream(stream)
         self._last = None
         self._reached = keyframe - 1
@@ -254,18 +267,22 @@ def _still_frame(info: MediaInfo) -> Any:
     try:
         pixels, _, _ = read_image(Path(info.path))
     except ClipProblem as problem:
-        raise ClipProblem("decode_error", f"frame 0 of 1: {problem.detail}") from problem
+        raise ClipProblem(
+            "decode_error", f"frame 0 of 1: {problem.detail}"
+        ) from problem
 
     if pixels.shape[:2] != (info.height, info.width):
         size = f"{pixels.shape[1]} × {pixels.shape[0]}"
         raise ClipProblem(
-            "decode_error", f"frame 0 of 1 is {size} now, not {info.width} × {info.height}"
+            "decode_error",
+            f"frame 0 of 1 is {size} now, not {info.width} × {info.height}",
         )
     return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
 
 
 class _Resizer:
-    """Writes decoded frames into arrays: upright, with square pixels, resized and cropped.
+    """Writes decoded frames into arrays: upright, with square pixels, resized and
+    cropped.
 
     Args:
         info: media info of the clip.
@@ -286,7 +303,9 @@ class _Resizer:
         self.info = info
         self.height = height
         self.width = width
-        self.picture_height, self.picture_width = _picture_size(info, height, width, resize)
+        self.picture_height, self.picture_width = _picture_size(
+            info, height, width, resize
+        )
         if self.picture_height * self.picture_width > MAX_PIXELS:
             raise ClipProblem(
                 "decode_error",
@@ -313,12 +332,17 @@ class _Resizer:
         flags = av_reformatter.Interpolation
         # Full chroma resolution on input and output. Without scaling, only chroma is
         # interpolated: bilinear as in players, in half the time.
-        self._interpolation = flags.ACCURATE_RND | flags.FULL_CHR_H_INT | flags.FULL_CHR_H_INP
-        is_scaled = (self.picture_height, self.picture_width) != (info.height, info.width)
+        self._interpolation = (
+            flags.ACCURATE_RND | flags.FULL_CHR_H_INT | flags.FULL_CHR_H_INP
+        )
+        is_scaled = (self.picture_height, self.picture_width) != (
+            info.height,
+            info.width,
+        )
         self._interpolation |= flags.BICUBIC if is_scaled else flags.BILINEAR
 
-        # swscale writes planar RGB with vector instructions and packed RGB without: the same
-        # values in a third of the time.
+        # swscale writes planar RGB with vector instructions and packed RGB without: the
+        # same values in a third of the time.
         self._pixel_format = "gbrp10le" if info.hdr else "gbrp"
         self._dtype: Any = np.uint16 if info.hdr else np.uint8
         self._reformatter = av_reformatter.VideoReformatter()
@@ -365,7 +389,9 @@ class _Resizer:
         green, blue, red = scaled.planes
         arrays = []
         for plane in (red, green, blue):
-            rows = np.frombuffer(memoryview(plane), self._dtype).reshape(decoded_height, -1)
+            rows = np.frombuffer(memoryview(plane), self._dtype).reshape(
+                decoded_height, -1
+            )
             arrays.append(rows[:, :decoded_width])
         return arrays
 
@@ -375,10 +401,14 @@ def _undeclared_matrix(frame: Any) -> Any:
     if frame.format.is_rgb or frame.colorspace in (1, 4, 5, 6, 7, 9):
         return None
     is_hd = frame.height > 576 or frame.width >= 1280
-    return av_reformatter.Colorspace.ITU709 if is_hd else av_reformatter.Colorspace.ITU601
+    return (
+        av_reformatter.Colorspace.ITU709 if is_hd else av_reformatter.Colorspace.ITU601
+    )
 
 
-def _picture_size(info: MediaInfo, height: int, width: int, resize: str) -> tuple[int, int]:
+def _picture_size(
+    info: MediaInfo, height: int, width: int, resize: str
+) -> tuple[int, int]:
     """Return (height, width) of the upright picture before it is cropped or padded."""
     if resize == "stretch":
         return height, width

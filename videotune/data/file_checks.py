@@ -22,11 +22,14 @@ REASONS = (
     "duplicate",
     "missing_file",
 )
-"""Codes of the reasons for which a clip is left out, as the dataset account uses them."""
+"""Codes of the reasons for which a clip is left out, as the dataset account uses them.
+"""
 
 MAX_PIXELS = 1 << 27
-"""Most pixels of one picture: 134 million, four frames of 8K. Damaged headers and decompression
-bombs declare more."""
+"""Most pixels of one picture: 134 million, four frames of 8K.
+
+Damaged headers and decompression bombs declare more.
+"""
 
 ARCHIVES = ("zip", "tar", "gz", "bz2", "xz", "zst", "7z", "rar")
 """Results of ``type_of`` that are archives, or compressions of one."""
@@ -86,19 +89,23 @@ class ClipProblem(Exception):
 
 
 def type_of(head: bytes) -> str:
-    """Return a file's type by its first bytes: "video", "image", one of ``ARCHIVES``, or ""."""
+    """Return a file's type by its first bytes: "video", "image", one of ``ARCHIVES``,
+    or "".
+    """
     for offset, magic, file_type in _SIGNATURES:
         if head[offset : offset + len(magic)] == magic:
             return file_type
 
-    # MPEG transport streams: packets of 188 bytes begin with a G, in M2TS after 4 more bytes.
+    # MPEG transport streams: packets of 188 bytes begin with a G, in M2TS after 4 more
+    # bytes.
     if head[0:189:188] == b"GG" or head[4:197:192] == b"GG":
         return "video"
     return ""
 
 
 def type_of_file(path: Path) -> str:
-    """Return ``type_of`` for a file, also "tar" for a .tar without a signature (before 1988).
+    """Return ``type_of`` for a file, also "tar" for a .tar without a signature (before
+    1988).
 
     Raises:
         OSError: if the file cannot be read.
@@ -116,8 +123,8 @@ def stat_of(file: Path) -> os.stat_result:
     """Return the file's stat without opening it.
 
     Raises:
-        ClipProblem: if the file does not exist, or is a pipe, a socket or a device, on which a
-            reader might wait forever.
+        ClipProblem: if the file does not exist, or is a pipe, a socket or a device, on
+            which a reader might wait forever.
     """
     try:
         status = file.stat()
@@ -152,14 +159,18 @@ def head_of(file: Path) -> bytes:
 
 
 def refuse_links(folder: Path) -> None:
-    """Check that a cache folder contains no links: writes and deletes would follow them.
+    """Check that a cache folder contains no links: writes and deletes would follow
+    them.
 
     Raises:
         VideotuneError: if the folder or a folder in it contains a link.
     """
     # Two levels are enough: the files of an unpacked archive are deeper.
     for directory in (folder, *folder.glob("*/")):
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(directory) as entries,
+        ):
             link = next((entry.path for entry in entries if entry.is_symlink()), None)
             if link is not None:
                 raise VideotuneError(

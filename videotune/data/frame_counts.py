@@ -15,9 +15,12 @@ def frame_interval(video: VideoConfig, rules: VideoRules) -> int:
     """Return k if the config keeps every k-th frame, 1 if it keeps all.
 
     Raises:
-        VideotuneError: if the VAE cannot have the configured temporal compression ratio.
+        VideotuneError: if the VAE cannot have the configured temporal compression
+            ratio.
     """
-    return _multiple_of("temporal", video.temporal_compression_ratio, rules.temporal_stride)
+    return _multiple_of(
+        "temporal", video.temporal_compression_ratio, rules.temporal_stride
+    )
 
 
 def shrink_factor(video: VideoConfig, rules: VideoRules) -> int:
@@ -26,7 +29,9 @@ def shrink_factor(video: VideoConfig, rules: VideoRules) -> int:
     Raises:
         VideotuneError: if the VAE cannot have the configured spatial compression ratio.
     """
-    return _multiple_of("spatial", video.spatial_compression_ratio, rules.spatial_stride)
+    return _multiple_of(
+        "spatial", video.spatial_compression_ratio, rules.spatial_stride
+    )
 
 
 def _multiple_of(dimension: str, ratio: int | None, vae_ratio: int) -> int:
@@ -50,7 +55,9 @@ def sample_fps(video: VideoConfig, rules: VideoRules) -> float:
 
 
 def snap_frames(requested: int, rules: VideoRules) -> int:
-    """Return the valid frame count nearest to ``requested``; ties go up (4n+1: 19 -> 21)."""
+    """Return the valid frame count nearest to ``requested``; ties go up (4n+1: 19 ->
+    21).
+    """
     neighbours = (valid_at_least(requested, rules), valid_at_most(requested, rules))
     candidates = [count for count in neighbours if count is not None]
     return min(candidates, key=lambda count: abs(count - requested))
@@ -83,14 +90,15 @@ def valid_at_least(frames: int, rules: VideoRules) -> int | None:
 def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | None]:
     """Return how many frames a window has.
 
-    The configured count spans the frames that are skipped too; it is snapped to a valid one.
+    The configured count spans the frames that are skipped too; it is snapped to a valid
+    one.
 
     Returns:
         The frames of a window, and a note if that is not the configured count.
 
     Raises:
-        VideotuneError: if ``strict_frames`` forbids the change, or if settings contradict
-            each other.
+        VideotuneError: if ``strict_frames`` forbids the change, or if settings
+            contradict each other.
     """
     if video.stretch and video.frame_sample_strategy == "keyframe":
         raise VideotuneError(
@@ -99,7 +107,9 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
         )
 
     key = "max_frames" if video.frames is None else "frames"
-    explicit_frames = max(video.frames) if isinstance(video.frames, list) else video.frames
+    explicit_frames = (
+        max(video.frames) if isinstance(video.frames, list) else video.frames
+    )
     requested = video.max_frames if explicit_frames is None else explicit_frames
     if rules.most_frames == 1 and (explicit_frames or 1) > 1:
         raise VideotuneError(
@@ -114,9 +124,7 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
     rule = f"this model takes {frame_rule(rules)}"
     interval_note = None
     if interval > 1:
-        interval_note = (
-            f"one in {interval} of {spanned_frames} frames is kept, so a window has {frames}"
-        )
+        interval_note = f"one in {interval} of {spanned_frames} frames is kept, so a window has {frames}"
         rule += f", and one frame in {interval} is kept (temporal_compression_ratio)"
 
     if spanned_frames == requested:
@@ -125,11 +133,16 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
         raise VideotuneError(
             f"video_config.{key} is {requested}, but {rule}. Set it to {spanned_frames}."
         )
-    return frames, f"{key} {requested} becomes {spanned_frames}: {interval_note or rule}"
+    return (
+        frames,
+        f"{key} {requested} becomes {spanned_frames}: {interval_note or rule}",
+    )
 
 
 def frame_rule(rules: VideoRules) -> str:
-    """Describe the frame counts that a model accepts, such as "4n+1 frames, at most 81"."""
+    """Describe the frame counts that a model accepts, such as "4n+1 frames, at most
+    81".
+    """
     if rules.frame_step:
         limit = "" if rules.most_frames is None else f", at most {rules.most_frames}"
         return f"{rules.frame_step}n+{rules.frame_rest} frames{limit}"
@@ -168,5 +181,7 @@ def smallest_window(video: VideoConfig, rules: VideoRules) -> int:
 
 
 def frames_in(seconds: float, fps: float, interval: int = 1) -> int:
-    """Return how many frames fill ``seconds`` at ``fps`` if every ``interval``-th is kept."""
+    """Return how many frames fill ``seconds`` at ``fps`` if every ``interval``-th is
+    kept.
+    """
     return (math.floor(seconds * fps + 1e-6) - 1) // interval + 1

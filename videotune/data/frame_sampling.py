@@ -24,14 +24,21 @@ from videotune.data.frame_counts import (
     valid_at_most,
 )
 from videotune.rng import generator_for
-from videotune.types import DETERMINISTIC_VARIANT, ClipShape, FrameSample, VideoRules, Window
+from videotune.types import (
+    DETERMINISTIC_VARIANT,
+    ClipShape,
+    FrameSample,
+    VideoRules,
+    Window,
+)
 
 # media_info needs PyAV, which a machine that only trains may not have.
 if TYPE_CHECKING:
     from .media_info import MediaInfo
 
 SWAP_PROBABILITY = 0.1
-"""Probability that two neighbouring frames change places under temporal augmentation."""
+"""Probability that two neighbouring frames change places under temporal augmentation.
+"""
 
 EPSILON = 1e-6
 """Tolerance for rounding, in seconds or frames."""
@@ -45,17 +52,22 @@ class FrameSampling:
     """All windows; with several frame counts, those of the largest first."""
 
     ends: tuple[float, ...] = ()
-    """Second at which the last frame of each window ends. ``Window.end`` is later if frames
-    are skipped in between or if the start is random."""
+    """Second at which the last frame of each window ends.
+
+    ``Window.end`` is later if frames are skipped in between or if the start is random.
+    """
 
     frames: int = 0
     """Frames at the rate of samples that fill the clip, up to ``max_duration``."""
 
     seconds_cut: float = 0.0
-    """Seconds of the clip that are in no window: the tail, and all beyond ``max_duration``."""
+    """Seconds of the clip that are in no window: the tail, and all beyond
+    ``max_duration``.
+    """
 
     repeats_share: float = 0.0
-    """Share of the windows' frames that show the same source frame as the one before."""
+    """Share of the windows' frames that show the same source frame as the one before.
+    """
 
     speed: float = 1.0
     """How fast motion plays; 1.0 is as filmed."""
@@ -71,17 +83,20 @@ def sample_frames(
 
     The strategies:
 
-    - "uniform": windows of the planned count one after the other ("chunks"; the tail is cut),
-      only the first one ("head"), or one every ``window_stride`` frames ("slide").
-    - "random": as many windows, each with a random start in its equal share of the clip.
-    - "keyframe": windows begin at keyframes of the container, or each scene is sampled as if
-      it were a clip, so that no window crosses a cut.
+    - "uniform": windows of the planned count one after the other ("chunks"; the tail is
+      cut), only the first one ("head"), or one every ``window_stride`` frames
+      ("slide").
+    - "random": as many windows, each with a random start in its equal share of the
+      clip.
+    - "keyframe": windows begin at keyframes of the container, or each scene is sampled
+      as if it were a clip, so that no window crosses a cut.
     - ``stretch``: one window over the whole clip.
 
-    A clip that is shorter than the planned count takes one window of the largest valid count
-    that it fills, down to ``smallest_window``. An image is one window of one frame. If the
-    config lists several frame counts, each that the clip is long enough for has its windows;
-    a clip that is too short for all of them is sampled for the smallest.
+    A clip that is shorter than the planned count takes one window of the largest valid
+    count that it fills, down to ``smallest_window``. An image is one window of one
+    frame. If the config lists several frame counts, each that the clip is long enough
+    for has its windows; a clip that is too short for all of them is sampled for the
+    smallest.
 
     Args:
         info: media info of the clip.
@@ -171,7 +186,8 @@ class _WindowSampler:
 
         is_stretched = self.video.stretch and frames > self.planned
         ends = tuple(
-            self._last_frame_end(window, is_stretched=is_stretched) for window in windows
+            self._last_frame_end(window, is_stretched=is_stretched)
+            for window in windows
         )
         covered_seconds = _covered_seconds(windows, ends)
         all_frames = self.frames_in(self.info.seconds)
@@ -181,7 +197,9 @@ class _WindowSampler:
             frames=frames,
             seconds_cut=max(0.0, self.info.seconds - covered_seconds),
             repeats_share=_repeats_share(self.info, windows),
-            speed=self.usable_seconds * self.fps / self.planned if is_stretched else 1.0,
+            speed=self.usable_seconds * self.fps / self.planned
+            if is_stretched
+            else 1.0,
             frames_cut=max(0, all_frames - self.frames_in(covered_seconds)),
         )
 
@@ -196,9 +214,7 @@ class _WindowSampler:
 
     def _too_short(self, frames: int) -> ClipProblem:
         """Build the problem of a clip (or of all its scenes) without room for a window."""
-        detail = (
-            f"has {frames} frames at {self.fps:g} fps; the smallest window is {self.smallest}"
-        )
+        detail = f"has {frames} frames at {self.fps:g} fps; the smallest window is {self.smallest}"
         if self.cuts and frames >= self.smallest:
             detail = (
                 f"none of its {len(self.cuts) + 1} scenes has {self.smallest} frames, "
@@ -213,8 +229,9 @@ class _WindowSampler:
         if is_stretched:
             return window.end
 
-        # Window.end is count / fps after the last possible start. If only every interval-th
-        # frame is kept, this includes the skipped frames after the last one.
+        # Window.end is count / fps after the last possible start. If only every
+        # interval-th frame is kept, this includes the skipped frames after the last
+        # one.
         count = window.shape.frames
         skipped_seconds = count / self.fps - self._window_seconds(count)
         return window.end - skipped_seconds
@@ -238,7 +255,12 @@ class _WindowSampler:
     ) -> Window:
         shape = ClipShape(frames=frames, height=1, width=1, fps=self.fps)
         return Window(
-            clip_id="", start=start, end=end, shape=shape, sampling=sampling, swaps=swaps
+            clip_id="",
+            start=start,
+            end=end,
+            shape=shape,
+            sampling=sampling,
+            swaps=swaps,
         )
 
     def _video_windows(self) -> list[Window]:
@@ -264,7 +286,9 @@ class _WindowSampler:
                 stamps = [self.info.timestamps[index] for index in self.info.keyframes]
                 usable_stamps = [stamp for stamp in stamps if stamp < usable_seconds]
                 return self._windows_at_keyframes(usable_stamps or [0.0])
-            inner_cuts = [c for c in self.cuts if EPSILON < c < usable_seconds - EPSILON]
+            inner_cuts = [
+                c for c in self.cuts if EPSILON < c < usable_seconds - EPSILON
+            ]
             bounds = [0.0, *inner_cuts, usable_seconds]
 
         windows: list[Window] = []
@@ -274,7 +298,9 @@ class _WindowSampler:
 
     def _largest_count(self, seconds: float) -> int | None:
         """Return the frames of a window that fits in ``seconds``; None if none fits."""
-        frames = min(self.planned, valid_at_most(self.frames_in(seconds), self.rules) or 0)
+        frames = min(
+            self.planned, valid_at_most(self.frames_in(seconds), self.rules) or 0
+        )
         return frames if frames >= self.smallest else None
 
     def _windows_between(self, low: float, high: float) -> list[Window]:
@@ -322,9 +348,9 @@ class _WindowSampler:
     ) -> list[Window]:
         """Place one window at each start.
 
-        Under temporal augmentation a window may begin up to half its length earlier or later,
-        within ``low`` to ``high``, but not before the middle between its start and the previous
-        one, so that no two windows are the same.
+        Under temporal augmentation a window may begin up to half its length earlier or
+        later, within ``low`` to ``high``, but not before the middle between its start
+        and the previous one, so that no two windows are the same.
         """
         length = frames / self.fps
         if not self.video.temporal_augmentation:
@@ -337,16 +363,18 @@ class _WindowSampler:
             reach = min(length, distance) / 2
             begin = max(low, start - reach)
             end = max(start + length, min(high, start + length + reach))
-            windows.append(self._window(begin, end, frames, sampling="start", swaps=True))
+            windows.append(
+                self._window(begin, end, frames, sampling="start", swaps=True)
+            )
             previous_start = start
         return windows
 
     def _windows_at_keyframes(self, keyframes: Sequence[float]) -> list[Window]:
         """Place windows that begin at keyframes (seconds of the clip, ascending).
 
-        They follow each other ("chunks"), begin at each keyframe ("slide"), or only the first
-        is taken ("head"). A keyframe too near to the end for the planned count is ignored. If
-        all are, the first takes the largest count that fits.
+        They follow each other ("chunks"), begin at each keyframe ("slide"), or only the
+        first is taken ("head"). A keyframe too near to the end for the planned count is
+        ignored. If all are, the first takes the largest count that fits.
         """
         starts = [
             keyframe
@@ -366,7 +394,9 @@ class _WindowSampler:
         return self._windows_at(starts, self.planned, 0.0, self.usable_seconds)
 
     def _without_overlap(self, starts: Sequence[float]) -> list[float]:
-        """Return the first start, then each next one at which the previous window has ended."""
+        """Return the first start, then each next one at which the previous window has
+        ended.
+        """
         window_seconds = self._window_seconds(self.planned)
         chosen = [starts[0]]
         while True:
@@ -394,13 +424,17 @@ def _repeats_share(info: MediaInfo, windows: Sequence[Window]) -> float:
     for window in windows:
         sample = sample_window(window, DETERMINISTIC_VARIANT, seed=0)
         indices = info.frames_at(sample.times)
-        repeated_frames += sum(index == following for index, following in pairwise(indices))
+        repeated_frames += sum(
+            index == following for index, following in pairwise(indices)
+        )
         total_frames += len(indices)
     return repeated_frames / total_frames
 
 
 def frame_times(start: float, frames: int, fps: float) -> tuple[float, ...]:
-    """Return the seconds of ``frames`` frames at ``fps``: frame i is at start + i / fps."""
+    """Return the seconds of ``frames`` frames at ``fps``: frame i is at start + i /
+    fps.
+    """
     return tuple(start + i / fps for i in range(frames))
 
 
@@ -422,13 +456,17 @@ def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
     if window.sampling == "start":
         latest_delay = max(0.0, window.end - window.start - shape.frames / shape.fps)
         delay_share = random.random() if is_random else 0.5
-        times = frame_times(window.start + latest_delay * delay_share, shape.frames, shape.fps)
+        times = frame_times(
+            window.start + latest_delay * delay_share, shape.frames, shape.fps
+        )
     elif window.sampling == "hold":
         unclamped = frame_times(window.start, shape.frames, shape.fps)
         times = tuple(min(time, window.end) for time in unclamped)
     elif window.sampling == "frames" and is_random:
         window_seconds = window.end - window.start
-        times = tuple(sorted(window.start + window_seconds * random.random(shape.frames)))
+        times = tuple(
+            sorted(window.start + window_seconds * random.random(shape.frames))
+        )
     else:
         fps = shape.frames / (window.end - window.start)
         times = frame_times(window.start, shape.frames, fps)

@@ -31,7 +31,8 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
     """Decode an image file.
 
     Returns:
-        The pixels, uint8 (H, W, 3); the name of the format; whether any pixel is not opaque.
+        The pixels, uint8 (H, W, 3); the name of the format; whether any pixel is not
+        opaque.
 
     Raises:
         ClipProblem: if the file cannot be used, whatever its bytes are.
@@ -43,7 +44,9 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
             with Image.open(path, formats=FORMATS) as picture:
                 _check_header(picture)
                 picture.load()
-                codec = "jpeg" if picture.format == "MPO" else str(picture.format).lower()
+                codec = (
+                    "jpeg" if picture.format == "MPO" else str(picture.format).lower()
+                )
                 return _pixels(picture), codec, _is_transparent(picture)
     except ClipProblem:
         raise
@@ -52,8 +55,8 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
     except Image.DecompressionBombError as error:
         raise _too_large("more") from error
     except Exception as error:
-        # Pillow's readers are Python that parses arbitrary bytes: they raise SyntaxError,
-        # struct.error, KeyError, IndexError and others.
+        # Pillow's readers are Python that parses arbitrary bytes: they raise
+        # SyntaxError, struct.error, KeyError, IndexError and others.
         cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ClipProblem(
             "decode_error", f"the image is damaged or cut short ({cause})"
@@ -61,14 +64,14 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
 
 
 def _too_large(pixels: str) -> ClipProblem:
-    detail = (
-        f"its header declares {pixels} pixels; at most {MAX_PIXELS // 10**6} million are read"
-    )
+    detail = f"its header declares {pixels} pixels; at most {MAX_PIXELS // 10**6} million are read"
     return ClipProblem("unreadable", detail)
 
 
 def _unidentified(path: Path) -> ClipProblem:
-    """Build the problem of a file that has an image's suffix but that Pillow does not open."""
+    """Build the problem of a file that has an image's suffix but that Pillow does not
+    open.
+    """
     file_type = type_of(head_of(path))
     if file_type == "video":
         return ClipProblem(
@@ -92,13 +95,16 @@ def _check_header(picture: Picture) -> None:
     count = getattr(picture, "n_frames", 1)
     if count > 1 and picture.format == "TIFF":
         raise ClipProblem(
-            "not_a_video", f"it has {count} pages; save the page you want as a file of its own"
+            "not_a_video",
+            f"it has {count} pages; save the page you want as a file of its own",
         )
 
     # A camera's MPO is a JPEG with further views after the picture.
     if count > 1 and picture.format != "MPO":
         hint = "convert it to an .mp4 (ffmpeg -i NAME NAME.mp4) to train on its motion"
-        raise ClipProblem("not_a_video", f"it is an animation of {count} frames; {hint}")
+        raise ClipProblem(
+            "not_a_video", f"it is an animation of {count} frames; {hint}"
+        )
 
 
 def _pixels(picture: Picture) -> NDArray[np.uint8]:
@@ -142,7 +148,9 @@ def _is_transparent(picture: Picture) -> bool:
 
 
 def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:
-    """Convert to sRGB; ignore a profile that is damaged or does not fit, as browsers do."""
+    """Convert to sRGB; ignore a profile that is damaged or does not fit, as browsers
+    do.
+    """
     if not profile:
         return picture
 

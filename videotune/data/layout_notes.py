@@ -15,7 +15,8 @@ from videotune.data.probe import VIDEO_SUFFIXES
 from videotune.files import read_json
 
 UNREAD_SUFFIXES = tuple(read_json(Path(__file__).with_name("unread.json")))
-"""Suffixes of pictures and videos that are not clips; a note reports them as ignored."""
+"""Suffixes of pictures and videos that are not clips; a note reports them as ignored.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class LayoutNotes:
 
     def _double_caption_notes(self) -> list[str]:
         """Report text files that a metadata file makes useless."""
-        doubles = [clip for clip in self.clips if clip.metadata_row and clip.caption_file]
+        doubles = [
+            clip for clip in self.clips if clip.metadata_row and clip.caption_file
+        ]
         if not doubles:
             return []
 
@@ -68,7 +71,9 @@ class LayoutNotes:
             for clip in self.clips
             if clip.path.name.lower().endswith(IMAGE_SUFFIXES)
         ]
-        thumbnails = [path for path in images if os.path.splitext(path)[0] in video_stems]
+        thumbnails = [
+            path for path in images if os.path.splitext(path)[0] in video_stems
+        ]
         if not thumbnails:
             return []
         return [
@@ -104,11 +109,15 @@ class LayoutNotes:
         if not unread_files:
             return []
 
-        suffix_counts = Counter(os.path.splitext(path)[1].lower() for path in unread_files)
+        suffix_counts = Counter(
+            os.path.splitext(path)[1].lower() for path in unread_files
+        )
         suffixes = ", ".join(
             f"{suffix} ({count})" for suffix, count in suffix_counts.most_common()
         )
-        return [f"{len(unread_files)} files look like media and are not read: {suffixes}"]
+        return [
+            f"{len(unread_files)} files look like media and are not read: {suffixes}"
+        ]
 
     def _orphan_caption_notes(self) -> list[str]:
         """Report captions without a clip."""
@@ -117,7 +126,9 @@ class LayoutNotes:
             return []
 
         count = (
-            "1 caption file has" if len(orphans) == 1 else f"{len(orphans)} caption files have"
+            "1 caption file has"
+            if len(orphans) == 1
+            else f"{len(orphans)} caption files have"
         )
         listing = ", ".join(orphans[:3])
         if len(orphans) > 3:
@@ -141,11 +152,13 @@ class LayoutNotes:
     def _orphan_captions(self) -> list[str]:
         """Return text files that seem to be captions but have no clip.
 
-        They are in folders called captions, or in folders in which at least half of the clips
-        have a text file. Other text files are ignored.
+        They are in folders called captions, or in folders in which at least half of the
+        clips have a text file. Other text files are ignored.
         """
         caption_files = text_files_by_name(self.files)
-        sibling_captions = [os.path.splitext(str(clip.path))[0] + ".txt" for clip in self.clips]
+        sibling_captions = [
+            os.path.splitext(str(clip.path))[0] + ".txt" for clip in self.clips
+        ]
         expected_captions = {str(clip.expected_caption) for clip in self.clips}
 
         clips_in_folder = Counter(os.path.dirname(path) for path in sibling_captions)
@@ -154,7 +167,9 @@ class LayoutNotes:
         )
 
         orphans = []
-        for path in sorted(caption_files.keys() - {*sibling_captions, *expected_captions}):
+        for path in sorted(
+            caption_files.keys() - {*sibling_captions, *expected_captions}
+        ):
             folder = os.path.dirname(path)
             is_captioned = (
                 folder in clips_in_folder

@@ -21,23 +21,27 @@ CLIP_FOLDERS = ("videos", "images")
 """Folders whose clips have their captions in a sibling folder ``captions``."""
 
 
-def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile], list[str]]:
+def read_folder(
+    root: Path, within: Path | None = None
+) -> tuple[list[ClipFile], list[str]]:
     """Find all videos and images in a folder, and those that its metadata files list.
 
-    A clip below a folder ``videos`` or ``images`` has its caption at the same path below the
-    sibling folder ``captions``, or else next to itself. A row of a metadata.csv or .jsonl has
-    precedence over both. Hidden files and folders are ignored; links are followed.
+    A clip below a folder ``videos`` or ``images`` has its caption at the same path
+    below the sibling folder ``captions``, or else next to itself. A row of a
+    metadata.csv or .jsonl has precedence over both. Hidden files and folders are
+    ignored; links are followed.
 
     Args:
         root: the dataset's folder.
-        within: files that a metadata file lists must be in this folder; default is ``root``.
+        within: files that a metadata file lists must be in this folder; default is
+            ``root``.
 
     Returns:
         The clips in path order, and notes.
 
     Raises:
-        VideotuneError: if the folder does not exist or has no clips, or if a metadata file is
-            invalid.
+        VideotuneError: if the folder does not exist or has no clips, or if a metadata
+            file is invalid.
     """
     if root.is_file():
         raise VideotuneError(
@@ -103,17 +107,22 @@ class _DatasetFolder:
         """Path of each text file, by that path with the suffix in lower case."""
 
         self.foreign_captions = self._foreign_captions(self.files | outside_captions)
-        """Targets of captions that are links out of the dataset to files that are not .txt. A
-        hostile dataset could show the first line of any file by one; they are not read."""
+        """Targets of captions that are links out of the dataset to files that are not
+        .txt. A hostile dataset could show the first line of any file by one; they are
+        not read.
+        """
 
     def _find_files(self) -> dict[str, bool]:
-        """Collect the files of the folder; return those of a ``captions`` folder outside it.
+        """Collect the files of the folder; return those of a ``captions`` folder
+        outside it.
 
         That folder exists if the root is itself a ``videos`` folder.
         """
         captions_folder = _captions_folder(self.root, self.root)
         try:
-            for path, is_link in _walk(str(self.root), frozenset(), False, self.run_folders):
+            for path, is_link in _walk(
+                str(self.root), frozenset(), False, self.run_folders
+            ):
                 self.files[path.removeprefix(f".{os.sep}")] = is_link
 
             if captions_folder == self.root or not captions_folder.is_dir():
@@ -125,7 +134,9 @@ class _DatasetFolder:
             ) from error
 
     def _check_names(self) -> None:
-        """Raise VideotuneError for a training run and for file names that are not UTF-8."""
+        """Raise VideotuneError for a training run and for file names that are not
+        UTF-8.
+        """
         if str(self.root) in self.run_folders:
             raise VideotuneError(
                 f"The dataset folder {self.root} contains a training run. "
@@ -239,7 +250,10 @@ class _DatasetFolder:
         """Find the captions folder and the nearest metadata file of a folder."""
         metadata_file = None
         for ancestor in (folder, *folder.parents):
-            if ancestor.is_relative_to(self.root) and str(ancestor) in self.metadata_files:
+            if (
+                ancestor.is_relative_to(self.root)
+                and str(ancestor) in self.metadata_files
+            ):
                 metadata_file = self.metadata_files[str(ancestor)]
                 break
         return _Layout(folder, _captions_folder(self.root, folder), metadata_file)
@@ -262,7 +276,9 @@ class _DatasetFolder:
         if not exists:
             missing_detail = f"{metadata_row} lists it, and it does not exist"
         elif row is None and caption_file is None:
-            missing_detail = self._missing_caption_detail(text_file, expected_caption, layout)
+            missing_detail = self._missing_caption_detail(
+                text_file, expected_caption, layout
+            )
 
         return ClipFile(
             path=layout.folder / name,
@@ -295,13 +311,17 @@ class _DatasetFolder:
 
     def _no_clips_message(self) -> str:
         """Describe what a folder without clips contains, with a remedy."""
-        suffixes = (os.path.splitext(path)[1].lower() or "no suffix" for path in self.files)
+        suffixes = (
+            os.path.splitext(path)[1].lower() or "no suffix" for path in self.files
+        )
         suffix_counts = Counter(suffixes)
         contents = ", ".join(
             f"{count} {suffix}" for suffix, count in suffix_counts.most_common(8)
         )
 
-        archives = [path for path in self.files if path.lower().endswith(ARCHIVE_SUFFIXES)]
+        archives = [
+            path for path in self.files if path.lower().endswith(ARCHIVE_SUFFIXES)
+        ]
         unread_suffixes = sorted(suffix_counts.keys() & set(UNREAD_SUFFIXES))
         if archives:
             hint = f"Give the archive itself: {archives[0]}."
@@ -358,8 +378,8 @@ def _walk(
 def _captions_folder(root: Path, folder: Path) -> Path:
     """Return the folder in which the captions of a folder's clips are expected.
 
-    It is below the ``captions`` sibling of the nearest videos/ or images/, else the folder
-    itself.
+    It is below the ``captions`` sibling of the nearest videos/ or images/, else the
+    folder itself.
     """
     for ancestor in (folder, *folder.parents):
         if ancestor.name in CLIP_FOLDERS:

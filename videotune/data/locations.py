@@ -1,4 +1,6 @@
-"""Dataset locations: a folder, an archive, or a dataset of the Hub becomes a folder on disk."""
+"""Dataset locations: a folder, an archive, or a dataset of the Hub becomes a folder on
+disk.
+"""
 
 import os
 import re
@@ -30,18 +32,22 @@ class Location:
     files: list[ClipFile]
 
     notes: list[str]
-    """The first note on a Hub dataset names its commit, so that it can be fetched again."""
+    """The first note on a Hub dataset names its commit, so that it can be fetched
+    again.
+    """
 
     name: str
     """Name of the dataset, independent of where it is on disk."""
 
 
-def open_location(path: str, cache: Path, progress: FileProgressFn = silent) -> Location:
+def open_location(
+    path: str, cache: Path, progress: FileProgressFn = silent
+) -> Location:
     """Find the clips of a dataset, after unpacking or downloading it if needed.
 
     Args:
-        path: a folder, an archive, or a Hub dataset: "hf://datasets/user/name@revision", or
-            "user/name" if no such path exists.
+        path: a folder, an archive, or a Hub dataset:
+            "hf://datasets/user/name@revision", or "user/name" if no such path exists.
         cache: folder into which an archive is unpacked.
         progress: called while an archive is unpacked.
 
@@ -85,9 +91,13 @@ def _open_hub(path: str, cache: Path, progress: FileProgressFn) -> Location:
     repo = match["repo"]
     suffixes = (*CLIP_SUFFIXES, ".txt")
     try:
-        root = _snapshot(repo, match["revision"], suffixes=suffixes, names=METADATA_NAMES)
+        root = _snapshot(
+            repo, match["revision"], suffixes=suffixes, names=METADATA_NAMES
+        )
     except VideotuneError as error:
-        local = "" if path.startswith("hf://") else f"There is no folder {path} here, and "
+        local = (
+            "" if path.startswith("hf://") else f"There is no folder {path} here, and "
+        )
         raise VideotuneError(f"{local}{error}") from error
 
     commit_note = f"{path} is hf://datasets/{repo}@{root.name}"
@@ -113,11 +123,17 @@ def _open_hub(path: str, cache: Path, progress: FileProgressFn) -> Location:
     raise VideotuneError(_no_clips_message(repo, repo_files))
 
 
-def _repo_notes(repo: str, repo_files: Sequence[str], archives: Sequence[str]) -> list[str]:
-    """Return notes on archives and test splits of a Hub dataset that has clips as files."""
+def _repo_notes(
+    repo: str, repo_files: Sequence[str], archives: Sequence[str]
+) -> list[str]:
+    """Return notes on archives and test splits of a Hub dataset that has clips as
+    files.
+    """
     notes = []
     if archives:
-        notes.append(f"{repo}: {len(archives)} archives are not fetched ({archives[0]})")
+        notes.append(
+            f"{repo}: {len(archives)} archives are not fetched ({archives[0]})"
+        )
 
     clips = [file for file in repo_files if file.lower().endswith(CLIP_SUFFIXES)]
     test_clips = [file for file in clips if file.split("/")[0] in _OTHER_SPLITS]
@@ -141,7 +157,9 @@ def _open_hub_archive(
 ) -> Location:
     """Open the single archive of a Hub dataset; report captions next to it as not used."""
     location = _open_archive(root / archive_name, cache, progress)
-    text_files = [file for file in repo_files if file.endswith((*METADATA_NAMES, ".txt"))]
+    text_files = [
+        file for file in repo_files if file.endswith((*METADATA_NAMES, ".txt"))
+    ]
     text_notes = [
         f"{repo}: {file} is not used, since the clips are in {archive_name}"
         for file in text_files
@@ -152,7 +170,9 @@ def _open_hub_archive(
 
 def _no_clips_message(repo: str, repo_files: Sequence[str]) -> str:
     suffixes = Counter(os.path.splitext(file)[1] or "no suffix" for file in repo_files)
-    contents = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(8))
+    contents = ", ".join(
+        f"{count} {suffix}" for suffix, count in suffixes.most_common(8)
+    )
     return (
         f"The Hub dataset {repo} has no video or image files (it has {contents or 'nothing'}) "
         "and not exactly one archive. Save the clips as files and give their folder."
@@ -160,7 +180,9 @@ def _no_clips_message(repo: str, repo_files: Sequence[str]) -> str:
 
 
 def _may_be_hub_id(path: str) -> bool:
-    """Return whether a path that does not exist can be meant as the user/name of a dataset."""
+    """Return whether a path that does not exist can be meant as the user/name of a
+    dataset.
+    """
     is_path = path.lower().endswith(ARCHIVE_SUFFIXES) or path.startswith((".", "~"))
     if is_path or not _HUB_ID.fullmatch(path):
         return False
@@ -191,7 +213,9 @@ def _snapshot(
         folder = hub.snapshot_download(
             repo, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
-    except Exception as error:  # the library raises a dozen types; hub_problem explains each
+    except (
+        Exception
+    ) as error:  # the library raises a dozen types; hub_problem explains each
         raise VideotuneError(
             f"the Hub dataset {hub_problem(repo, error, folder='datasets/')}"
         ) from error

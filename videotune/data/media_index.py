@@ -1,7 +1,7 @@
 """The media index: media info and content scans of files, remembered between scans.
 
-A file is identified by path, size and modification time, a content by the hash of its bytes: a
-file that was moved or copied is only hashed. The index is one JSON file:
+A file is identified by path, size and modification time, a content by the hash of its
+bytes: a file that was moved or copied is only hashed. The index is one JSON file:
 
     {
       "version", "av",
@@ -30,8 +30,9 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Call, default_workers
 
 INDEX_VERSION = 5
-"""Increase it whenever ``probe`` or ``scan_content`` returns something else for the same
-file."""
+"""Increase it whenever ``probe`` or ``scan_content`` returns something else for the
+same file.
+"""
 
 SAVE_EVERY = 60.0
 """Seconds of a long scan after which the index is saved."""
@@ -44,13 +45,21 @@ SLOWEST_DECODER = 20.0
 thread."""
 
 AHEAD = 64
-"""Clips submitted to the workers before their turn: one that hangs holds up the others only if
-this many are queued behind it."""
+"""Clips submitted to the workers before their turn: one that hangs holds up the others
+only if this many are queued behind it.
+"""
 
 IndexRow = dict[str, Any]
 
 _ID = re.compile("[0-9a-f]{32}")
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_DAMAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 """Errors that a damaged or hostile index can raise."""
 
 
@@ -67,10 +76,12 @@ class Examined(NamedTuple):
 
 
 class MediaIndex:
-    """Media info and content scans by file, read from an index or else from the workers.
+    """Media info and content scans by file, read from an index or else from the
+    workers.
 
-    The index is saved at the end, every minute, and when a call is interrupted. Problems that
-    may go away (missing rights, a decoder that crashed or hung) are not remembered.
+    The index is saved at the end, every minute, and when a call is interrupted.
+    Problems that may go away (missing rights, a decoder that crashed or hung) are not
+    remembered.
 
     Args:
         path: the index file; None keeps nothing.
@@ -91,18 +102,22 @@ class MediaIndex:
     def examine(
         self, paths: Sequence[Path], roots: Sequence[Path], until: float
     ) -> list[Examined]:
-        """Return media info and content scan of each file; start workers only if needed.
+        """Return media info and content scan of each file; start workers only if
+        needed.
 
-        A remembered scan counts only if it covered the same part of the clip, so results do not
-        depend on earlier runs.
+        A remembered scan counts only if it covered the same part of the clip, so
+        results do not depend on earlier runs.
 
         Args:
             paths: files of all datasets.
-            roots: folders of the datasets; entries of vanished files in them are dropped.
+            roots: folders of the datasets; entries of vanished files in them are
+                dropped.
             until: seconds of each clip to scan.
         """
         lookups = [(path, *self._look_up(path, until)) for path in paths]
-        missing = [(path, stamp) for path, stamp, remembered in lookups if remembered is None]
+        missing = [
+            (path, stamp) for path, stamp, remembered in lookups if remembered is None
+        ]
 
         examined: list[Examined] = []
         saved_at = time.monotonic()
@@ -141,7 +156,9 @@ class MediaIndex:
     def _examine_in_workers(
         self, missing: Sequence[tuple[Path, IndexRow]], until: float
     ) -> Generator[Any, None, None]:
-        """Yield the workers' answers for files, in order; known contents are only hashed."""
+        """Yield the workers' answers for files, in order; known contents are only
+        hashed.
+        """
         if not missing:
             return
         pool = default_workers()
@@ -152,7 +169,10 @@ class MediaIndex:
             candidate_ids[stamp["size"], _content_key("", path)] = set()
         for name, row in self._files.items():
             ids = candidate_ids.get((row["size"], _content_key("", name)))
-            if ids is not None and self._content(Path(name), row["id"], until) is not None:
+            if (
+                ids is not None
+                and self._content(Path(name), row["id"], until) is not None
+            ):
                 ids.add(row["id"])
 
         def calls() -> Iterator[Call]:
@@ -160,7 +180,9 @@ class MediaIndex:
                 arguments = {
                     "path": _absolute_name(path),
                     "until": until,
-                    "known_ids": sorted(candidate_ids[stamp["size"], _content_key("", path)]),
+                    "known_ids": sorted(
+                        candidate_ids[stamp["size"], _content_key("", path)]
+                    ),
                 }
                 hash_seconds = stamp["size"] / SLOWEST_DISK
                 decode_seconds = SLOWEST_DECODER * min(until, 3600.0)
@@ -169,7 +191,9 @@ class MediaIndex:
         yield from pool.map(calls(), AHEAD)
 
     def _look_up(self, path: Path, until: float) -> tuple[IndexRow, Examined | None]:
-        """Return a file's size and modification time, and its entry if these are unchanged."""
+        """Return a file's size and modification time, and its entry if these are
+        unchanged.
+        """
         try:
             stat = stat_of(path)
         except ClipProblem as problem:
@@ -183,8 +207,8 @@ class MediaIndex:
     def _content(self, path: Path, clip_id: str, until: float) -> Examined | None:
         """Return a remembered content as the file ``path`` has it.
 
-        Returns None if the content is not in the index, was scanned for another part of the
-        clip, or is damaged; a damaged entry is dropped.
+        Returns None if the content is not in the index, was scanned for another part of
+        the clip, or is damaged; a damaged entry is dropped.
         """
         key = _content_key(clip_id, path)
 
@@ -207,7 +231,9 @@ class MediaIndex:
                 )
             return None
 
-    def _store(self, path: Path, stamp: IndexRow, answer: Any, until: float) -> Examined:
+    def _store(
+        self, path: Path, stamp: IndexRow, answer: Any, until: float
+    ) -> Examined:
         """Store a worker's answer, unless the next attempt may give another."""
         if isinstance(answer, ClipProblem):
             return Examined("", problem=answer)
@@ -227,7 +253,9 @@ class MediaIndex:
         return examined
 
     def _read(self) -> None:
-        """Read the index file; leave the index empty if it is damaged or of another version."""
+        """Read the index file; leave the index empty if it is damaged or of another
+        version.
+        """
         if self.path is None or not self.path.exists():
             return
 

@@ -1,4 +1,5 @@
-"""Media info: size, rotation, frame times and keyframes of a video or image, without pixels.
+"""Media info: size, rotation, frame times and keyframes of a video or image, without
+pixels.
 
 ``probe.py`` reads it from a file.
 """
@@ -55,8 +56,9 @@ class MediaInfo:
     """Whether a vertical flip comes before the rotation."""
 
     counted: bool = False
-    """Whether frames must be found by counting, since the file has no presentation times
-    (AVI, and streams without pts)."""
+    """Whether frames must be found by counting, since the file has no presentation
+    times (AVI, and streams without pts).
+    """
 
     unusable: Count = 0
     """Frames before the first keyframe. They cannot be decoded; no other field includes
@@ -79,7 +81,9 @@ class MediaInfo:
     def timestamps(self) -> tuple[float, ...]:
         """Presentation time of each frame in seconds, counted from the first one."""
         numerator, denominator = self.time_base
-        return tuple((tick - self.ticks[0]) * numerator / denominator for tick in self.ticks)
+        return tuple(
+            (tick - self.ticks[0]) * numerator / denominator for tick in self.ticks
+        )
 
     @property
     def seconds(self) -> float:
@@ -87,11 +91,13 @@ class MediaInfo:
         return self.timestamps[-1] + self.frame_seconds
 
     def frames_at(self, times: Iterable[float]) -> list[int]:
-        """Return for each time the index of the frame on display: the latest that has begun.
+        """Return for each time the index of the frame on display: the latest that has
+        begun.
 
-        A frame that begins up to a tenth of its predecessor's duration later counts as begun:
-        containers round their timestamps (Matroska to 1 ms), and sampling a 24 fps file at
-        24 fps must give each frame once. An image is on display at any time.
+        A frame that begins up to a tenth of its predecessor's duration later counts as
+        begun: containers round their timestamps (Matroska to 1 ms), and sampling a 24
+        fps file at 24 fps must give each frame once. An image is on display at any
+        time.
 
         Args:
             times: seconds of the clip, in any order.
@@ -105,7 +111,9 @@ class MediaInfo:
 
     def _frame_at(self, time: float) -> int:
         if not -1e-6 <= time <= self.seconds + 1e-6:
-            detail = f"{time:.3f} s is outside the clip, which lasts {self.seconds:.3f} s"
+            detail = (
+                f"{time:.3f} s is outside the clip, which lasts {self.seconds:.3f} s"
+            )
             raise ClipProblem("decode_error", detail)
 
         stamps = self.timestamps
@@ -148,14 +156,20 @@ class MediaInfo:
         is_positive = min(info.width, info.height, *info.time_base) > 0
         # The duration is defined only for a clip that passed the first two checks.
         if not (is_ascending and is_positive and math.isfinite(info.seconds)):
-            raise ValueError("the media info has an impossible size or impossible frame times")
+            raise ValueError(
+                "the media info has an impossible size or impossible frame times"
+            )
         if info.rotation not in (0, 90, 180, 270):
-            raise ValueError(f"the media info has an impossible rotation: {info.rotation}")
+            raise ValueError(
+                f"the media info has an impossible rotation: {info.rotation}"
+            )
         return info
 
 
 def _pack(values: Sequence[int]) -> str:
-    """Encode ascending integers as the first one and their steps: 0 1001 2002 -> "0 1001x2"."""
+    """Encode ascending integers as the first one and their steps: 0 1001 2002 -> "0
+    1001x2".
+    """
     parts = [str(value) for value in values[:1]]
     steps = (following - value for value, following in pairwise(values))
     for step, group in groupby(steps):

@@ -1,4 +1,6 @@
-"""Read metadata.csv and metadata.jsonl, which list a folder's clips with their captions."""
+"""Read metadata.csv and metadata.jsonl, which list a folder's clips with their
+captions.
+"""
 
 import csv
 import io
@@ -16,8 +18,10 @@ METADATA_NAMES = ("metadata.csv", "metadata.jsonl")
 """Names of metadata files, by the Hub's convention."""
 
 TEXT_COLUMNS = ("text", "caption", "prompt")
-"""Names of the column of captions. ``text`` is the Hub's and wins; the others count if it is
-absent."""
+"""Names of the column of captions.
+
+``text`` is the Hub's and wins; the others count if it is absent.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class MetadataRow:
 def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
     """Read the rows of a metadata file, and notes on data that is not used.
 
-    The file needs a column ``file_name`` and one of ``TEXT_COLUMNS``. Several lines in a text,
-    and in JSON a list of texts, are variants.
+    The file needs a column ``file_name`` and one of ``TEXT_COLUMNS``. Several lines in
+    a text, and in JSON a list of texts, are variants.
 
     Raises:
         VideotuneError: for anything else; the message names file and line.
@@ -48,7 +52,9 @@ def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
     except ClipProblem as problem:
         raise VideotuneError(f"{problem.detail}.") from problem
 
-    rows = list(_csv_rows(path, text) if path.suffix == ".csv" else _json_rows(path, text))
+    rows = list(
+        _csv_rows(path, text) if path.suffix == ".csv" else _json_rows(path, text)
+    )
     if not rows:
         raise VideotuneError(
             f"{path} lists no clips. Write one row per clip, or delete the file."
@@ -60,7 +66,9 @@ def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
     column, notes = _text_column(path, list(columns))
 
     metadata_rows = [_parse_row(path, position, row, column) for position, row in rows]
-    multiline_texts = [row[column] for _, row in rows if isinstance(row.get(column), str)]
+    multiline_texts = [
+        row[column] for _, row in rows if isinstance(row.get(column), str)
+    ]
     multiline_count = sum(len(split_variants(text)) > 1 for text in multiline_texts)
     if multiline_count:
         notes.append(
@@ -98,10 +106,15 @@ def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a CSV file, each with the position ("PATH:line") at which it begins."""
+    """Yield the rows of a CSV file, each with the position ("PATH:line") at which it
+    begins.
+    """
     delimiter = _delimiter_of(text)
     reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        strict=True,
+        skipinitialspace=True,
     )
     header: list[str] = []
     line = 1
@@ -180,7 +193,9 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{path}:{line}", value
 
 
-def _parse_row(path: Path, position: str, row: Mapping[str, Any], column: str) -> MetadataRow:
+def _parse_row(
+    path: Path, position: str, row: Mapping[str, Any], column: str
+) -> MetadataRow:
     """Check a row; a text that is absent, null or blank has no variants.
 
     Args:

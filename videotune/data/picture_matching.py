@@ -15,23 +15,30 @@ from numpy.typing import NDArray
 from videotune.data.content_scan import GRID
 
 NEAR = 0.2
-"""Largest difference of matching frames, as a share of their own structure. Re-encodes at half
-the size and CRF 35 differ by at most 0.10, frames 1/24 s apart by less than 0.2 in most shots,
-frames of unrelated clips by more than 1."""
+"""Largest difference of matching frames, as a share of their own structure.
+
+Re-encodes at half the size and CRF 35 differ by at most 0.10, frames 1/24 s apart by
+less than 0.2 in most shots, frames of unrelated clips by more than 1.
+"""
 
 NEAR_LEVELS = 10.0
-"""Largest difference of matching frames in levels of 255, however rich the picture is."""
+"""Largest difference of matching frames in levels of 255, however rich the picture is.
+"""
 
 RICH_LEVELS = 6.0
-"""Weakest structure of a picture that counts: its distance from a plane fitted to it."""
+"""Weakest structure of a picture that counts: its distance from a plane fitted to it.
+"""
 
 PLAIN_SHARE = 0.6
-"""Largest share of a picture within 4 levels of one tone. Black, titles and drawings on a flat
-ground have 0.75 and more; real clips at most 0.26."""
+"""Largest share of a picture within 4 levels of one tone.
+
+Black, titles and drawings on a flat ground have 0.75 and more; real clips at most 0.26.
+"""
 
 COMMON = 4
-"""A frame found in more than this many other videos is a logo or a title: then the middle
-frames must match too."""
+"""A frame found in more than this many other videos is a logo or a title: then the
+middle frames must match too.
+"""
 
 BLOCK = 256
 """Frames that are compared with all others at once."""
@@ -52,7 +59,8 @@ class SourceClip:
     seconds: float = 0.0
 
     signatures: tuple[str, ...] = ()
-    """Signatures of the content scan: first, middle and last frame, or one of an image."""
+    """Signatures of the content scan: first, middle and last frame, or one of an image.
+    """
 
 
 def path_order(clips: Sequence[SourceClip]) -> list[int]:
@@ -63,12 +71,12 @@ def path_order(clips: Sequence[SourceClip]) -> list[int]:
 def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
     """Find pairs of clips that look nearly the same from beginning to end.
 
-    Their first, middle and last frames match, and their durations agree to 20 % or half a
-    second.
+    Their first, middle and last frames match, and their durations agree to 20 % or half
+    a second.
 
     Returns:
-        Pairs (i, j): j looks like i, the first such clip in path order. Each clip is j at most
-        once.
+        Pairs (i, j): j looks like i, the first such clip in path order. Each clip is j
+        at most once.
     """
     order = path_order(clips)
     ordered_clips = [clips[index] for index in order]
@@ -196,8 +204,8 @@ class _FrameTable:
 
         self._mean = mean[order]
         self._limit = np.minimum(NEAR * structure, NEAR_LEVELS)[order]
-        # Scaled so that a squared distance is the mean over the cells of brightness plus the
-        # mean over those of colour.
+        # Scaled so that a squared distance is the mean over the cells of brightness
+        # plus the mean over those of colour.
         cell_counts = [cells] * cells + [cells // 2] * (cells // 2)
         self._vectors = (raw[order] - 128) / np.sqrt(np.array(cell_counts, np.float32))
         self._squares = (self._vectors**2).sum(1)
@@ -217,7 +225,9 @@ class _FrameTable:
 
             # Rows are in order of their mean, and matching rows have nearly the same.
             first = np.searchsorted(row_means, self._mean[block[0]] - NEAR_LEVELS)
-            end = np.searchsorted(row_means, self._mean[block[-1]] + NEAR_LEVELS, "right")
+            end = np.searchsorted(
+                row_means, self._mean[block[-1]] + NEAR_LEVELS, "right"
+            )
             candidates = rows[first:end]
 
             products = self._vectors[block] @ self._vectors[candidates].T
@@ -247,8 +257,8 @@ def _structure(brightness: Vectors) -> tuple[Vectors, Vectors]:
         brightness: (N, 100).
 
     Returns:
-        Distance from the nearest plane in levels, and the largest share of cells of one tone,
-        (N,) each.
+        Distance from the nearest plane in levels, and the largest share of cells of one
+        tone, (N,) each.
     """
     rows, columns = np.mgrid[:GRID, :GRID].reshape(2, -1) - (GRID - 1) / 2
     basis = np.stack([np.ones(GRID * GRID), rows, columns], 1)

@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from videotune.data.file_checks import MAX_PIXELS, ClipProblem, head_of, stat_of, type_of
+from videotune.data.file_checks import (
+    MAX_PIXELS,
+    ClipProblem,
+    head_of,
+    stat_of,
+    type_of,
+)
 from videotune.data.images import IMAGE_SUFFIXES, is_animated, read_image
 from videotune.data.media_info import MediaInfo
 from videotune.lazy import av
@@ -42,14 +48,17 @@ OPEN_OPTIONS = {
     "format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif",
     "protocol_whitelist": "file",
 }
-"""Only containers that have the video in themselves: a playlist renamed to .mp4 must not make
-the reader open other files."""
+"""Only containers that have the video in themselves: a playlist renamed to .mp4 must
+not make the reader open other files.
+"""
 
 HDR_TRANSFERS = {"PQ": 16, "HLG": 18}
 """FFmpeg's numbers of the transfers SMPTE ST 2084 and ARIB STD-B67, both in BT.2100."""
 
 _INTERLACED = (2, 3, 4, 5)
-"""FFmpeg's numbers of the field orders in which a frame is two fields; 1 is progressive."""
+"""FFmpeg's numbers of the field orders in which a frame is two fields; 1 is
+progressive.
+"""
 
 
 def probe(path: str | os.PathLike[str]) -> MediaInfo:
@@ -86,7 +95,8 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
 
 
 def probe_image(path: str | os.PathLike[str]) -> MediaInfo:
-    """Read the media info of an image; decode it once, so that a truncated file is found.
+    """Read the media info of an image; decode it once, so that a truncated file is
+    found.
 
     Raises:
         ClipProblem: if the file cannot be used, whatever its bytes are.
@@ -114,7 +124,9 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     stream = video_stream(container)
     context = stream.codec_context
     if context is None:
-        raise ClipProblem("unreadable", "its codec has no decoder in this build of FFmpeg")
+        raise ClipProblem(
+            "unreadable", "its codec has no decoder in this build of FFmpeg"
+        )
     limit_pixels(context)
 
     packets, frame, is_cut_short = _demux(container, stream)
@@ -123,13 +135,16 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     timeline = _build_timeline(packets, stream, is_counted=is_counted)
     if len(timeline.ticks) < 2:
         raise ClipProblem(
-            "one_frame", f"it has {len(timeline.ticks)} frame; a video needs at least two"
+            "one_frame",
+            f"it has {len(timeline.ticks)} frame; a video needs at least two",
         )
 
     time_base = timeline.time_base
     numerator, denominator = time_base.as_integer_ratio()
     first_tick = timeline.ticks[0]
-    timestamps = [(tick - first_tick) * numerator / denominator for tick in timeline.ticks]
+    timestamps = [
+        (tick - first_tick) * numerator / denominator for tick in timeline.ticks
+    ]
     frame_seconds = _last_frame_seconds(
         timestamps,
         declared_seconds=timeline.last_duration * float(time_base),
@@ -151,7 +166,9 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     if rotation % 180:
         width, height = height, width
 
-    has_alpha = _has_alpha(frame, context.name) or stream.metadata.get("alpha_mode") == "1"
+    has_alpha = (
+        _has_alpha(frame, context.name) or stream.metadata.get("alpha_mode") == "1"
+    )
     return MediaInfo(
         path=path,
         codec=context.name,
@@ -174,7 +191,9 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
 
 
 def limit_pixels(codec_context: Any) -> None:
-    """Make the decoder refuse frames beyond ``MAX_PIXELS``; call it before decoding starts."""
+    """Make the decoder refuse frames beyond ``MAX_PIXELS``; call it before decoding
+    starts.
+    """
     codec_context.options = {"max_pixels": str(MAX_PIXELS)}
 
 
@@ -219,7 +238,8 @@ def _demux(container: Any, stream: Any) -> tuple[list[_Packet], Any, bool]:
     """Read all packets and decode the first frame.
 
     Returns:
-        The packets in decoding order, the decoded frame, and whether a packet was cut short.
+        The packets in decoding order, the decoded frame, and whether a packet was cut
+        short.
     """
     packets: list[_Packet] = []
     first_frame = None
@@ -234,7 +254,8 @@ def _demux(container: Any, stream: Any) -> tuple[list[_Packet], Any, bool]:
                 is_cut_short = True
                 continue
 
-            # AVI repeats a picture with an empty packet; decoding it would end the decoder.
+            # AVI repeats a picture with an empty packet; decoding it would end the
+            # decoder.
             is_end = packet.size == 0 and packet.dts is None
             if packet.size == 0 and not is_end:
                 continue
@@ -279,46 +300,59 @@ class _Timeline:
     """Indices of frames at which decoding can start."""
 
     undecodable_frames: int
-    """Displayed frames that nothing can decode, since they depend on a missing keyframe."""
+    """Displayed frames that nothing can decode, since they depend on a missing
+    keyframe.
+    """
 
     last_duration: int
     """Duration of the last frame in ticks; 0 if not declared."""
 
 
-def _build_timeline(packets: Sequence[_Packet], stream: Any, *, is_counted: bool) -> _Timeline:
+def _build_timeline(
+    packets: Sequence[_Packet], stream: Any, *, is_counted: bool
+) -> _Timeline:
     """Sort frames by presentation time, without those before the first keyframe.
 
     Args:
         packets: all packets in decoding order.
         stream: the video stream.
-        is_counted: whether the dts number the frames, since the pts are missing or wrong.
+        is_counted: whether the dts number the frames, since the pts are missing or
+            wrong.
     """
-    keyframe_indices = (index for index, packet in enumerate(packets) if packet.is_keyframe)
+    keyframe_indices = (
+        index for index, packet in enumerate(packets) if packet.is_keyframe
+    )
     decodable = packets[next(keyframe_indices, 0) :]
     time_base: Fraction = stream.time_base
 
     if is_counted and any(packet.dts is None for packet in decodable):
         rate = stream.average_rate or stream.guessed_rate
         if not rate:
-            raise ClipProblem("unreadable", "it has neither timestamps nor a frame rate")
+            raise ClipProblem(
+                "unreadable", "it has neither timestamps nor a frame rate"
+            )
         decodable = [
-            packet._replace(dts=index, duration=1) for index, packet in enumerate(decodable)
+            packet._replace(dts=index, duration=1)
+            for index, packet in enumerate(decodable)
         ]
         time_base = 1 / rate
 
-    # AVI numbers its packets in decoding order, whatever their pts are: the k-th number belongs
-    # to the k-th displayed frame.
+    # AVI numbers its packets in decoding order, whatever their pts are: the k-th number
+    # belongs to the k-th displayed frame.
     timed: list[tuple[_Packet, int]] = []
     for packet in decodable:
         tick = packet.dts if is_counted else packet.pts
         if tick is not None:
             timed.append((packet, tick))
 
-    # A frame presented before the first keyframe refers to frames that are not in the file.
+    # A frame presented before the first keyframe refers to frames that are not in the
+    # file.
     usable = [(packet, tick) for packet, tick in timed if packet.is_displayed]
     if timed and timed[0][0].is_keyframe:
         first_keyframe_tick = timed[0][1]
-        usable = [(packet, tick) for packet, tick in usable if tick >= first_keyframe_tick]
+        usable = [
+            (packet, tick) for packet, tick in usable if tick >= first_keyframe_tick
+        ]
 
     ticks = sorted({tick for _, tick in usable})
     index_by_tick = {tick: index for index, tick in enumerate(ticks)}
@@ -335,13 +369,17 @@ def _build_timeline(packets: Sequence[_Packet], stream: Any, *, is_counted: bool
 
 
 def _last_frame_seconds(
-    timestamps: Sequence[float], *, declared_seconds: float, tick_seconds: float, stream: Any
+    timestamps: Sequence[float],
+    *,
+    declared_seconds: float,
+    tick_seconds: float,
+    stream: Any,
 ) -> float:
     """Return the duration of the last frame.
 
-    If the timestamps are those of a constant rate, up to the container's rounding, the clip
-    lasts exactly frames / rate: 60 frames at 24 fps are 2.5 s, not the 2.499 s of a Matroska
-    file.
+    If the timestamps are those of a constant rate, up to the container's rounding, the
+    clip lasts exactly frames / rate: 60 frames at 24 fps are 2.5 s, not the 2.499 s of
+    a Matroska file.
 
     Args:
         timestamps: seconds of each frame, from 0.
@@ -369,7 +407,12 @@ def _last_frame_seconds(
 
 
 def _check_complete(
-    packets: Sequence[_Packet], *, stream: Any, container: Any, is_cut_short: bool, end: float
+    packets: Sequence[_Packet],
+    *,
+    stream: Any,
+    container: Any,
+    is_cut_short: bool,
+    end: float,
 ) -> None:
     """Check that the file has all frames that its header declares.
 
@@ -398,10 +441,12 @@ def _check_complete(
     if is_cut_short or declared_frames > present_frames:
         total = f" of {declared_frames}" if declared_frames > present_frames else ""
         raise ClipProblem(
-            "decode_error", f"the file is cut short: it has {present_frames}{total} frames"
+            "decode_error",
+            f"the file is cut short: it has {present_frames}{total} frames",
         )
 
-    # With other streams, such as audio, the container's duration may not be the video's.
+    # With other streams, such as audio, the container's duration may not be the
+    # video's.
     if len(container.streams) == 1 and "matroska" in formats and container.duration:
         declared_seconds = container.duration / 1e6
         if end < 0.9 * container.duration / 1e6:
@@ -415,7 +460,8 @@ def _orientation(frame: Any) -> tuple[int, bool]:
     """Return the frame's orientation by its display matrix.
 
     Returns:
-        The counter-clockwise turn in degrees, and whether a vertical flip comes before it.
+        The counter-clockwise turn in degrees, and whether a vertical flip comes before
+        it.
     """
     matrix_type = av.sidedata.sidedata.Type.DISPLAYMATRIX
     if matrix_type not in frame.side_data:
@@ -428,7 +474,9 @@ def _orientation(frame: Any) -> tuple[int, bool]:
 
 
 def _has_alpha(frame: Any, codec: str) -> bool:
-    """Return whether a frame has an alpha channel; for a GIF, whether any pixel uses it."""
+    """Return whether a frame has an alpha channel; for a GIF, whether any pixel uses
+    it.
+    """
     if codec == "gif":
         return bool(frame.to_ndarray()[..., 3].min() < 255)
     return any(component.is_alpha for component in frame.format.components)

@@ -1,4 +1,6 @@
-"""Encode a scene of a clip as H.264 in MP4, with every frame at its time and in its colours."""
+"""Encode a scene of a clip as H.264 in MP4, with every frame at its time and in its
+colours.
+"""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -115,4 +117,6 @@ def _to_upright_yuv(frame: Any, info: MediaInfo, reformatter: Any) -> Any:
             pixels = pixels[::-1]
         planes.append(np.rot90(pixels, info.rotation // 90))
     flat = np.concatenate([plane.ravel() for plane in planes])
-    return av.VideoFrame.from_ndarray(flat.reshape(-1, planes[0].shape[1]), format="yuv420p")
+    return av.VideoFrame.from_ndarray(
+        flat.reshape(-1, planes[0].shape[1]), format="yuv420p"
+    )

@@ -1,8 +1,9 @@
-"""Source videos: which clips come from one video, and which are held out for validation.
+"""Source videos: which clips come from one video, and which are held out for
+validation.
 
-Clips of one video on both sides of the held-out split would make validation look better than it
-is; clips wrongly assigned to one video cost validation its sources. So a name counts only with
-evidence, and so does a picture (``picture_matching``).
+Clips of one video on both sides of the held-out split would make validation look better
+than it is; clips wrongly assigned to one video cost validation its sources. So a name
+counts only with evidence, and so does a picture (``picture_matching``).
 """
 
 import math
@@ -15,11 +16,13 @@ from videotune.data.picture_matching import SourceClip, join_by_pictures, path_o
 from videotune.rng import key
 
 SOURCES_NEEDED = 20
-"""With fewer source videos nothing is held out: every clip is worth more in training."""
+"""With fewer source videos nothing is held out: every clip is worth more in training.
+"""
 
 _GAP = r"[-_. ]+"
 _CUT_MARK = re.compile(
-    rf"^(.+?){_GAP}(scene|part|segment|seg|chunk|clip|shot|cut)[-_. ]*\d+$", re.IGNORECASE
+    rf"^(.+?){_GAP}(scene|part|segment|seg|chunk|clip|shot|cut)[-_. ]*\d+$",
+    re.IGNORECASE,
 )
 # Six digits and more are dates, times or ids.
 _NUMBER = re.compile(rf"^(.+?){_GAP}\d{{1,5}}$")
@@ -45,8 +48,9 @@ class _Series:
 def group_by_source(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
     """Name the source video of each clip.
 
-    A source is named "dataset/relative folder/stem without cut marks"; if pictures join several
-    names, by the smallest of them. The result does not depend on the order of clips.
+    A source is named "dataset/relative folder/stem without cut marks"; if pictures join
+    several names, by the smallest of them. The result does not depend on the order of
+    clips.
 
     Returns:
         The source of each clip, and notes for the user.
@@ -93,9 +97,10 @@ def hold_out(
 ) -> tuple[list[bool], list[str]]:
     """Choose the clips that are held out for validation.
 
-    If there is a validation dataset, its clips are held out and no others, even if none of them
-    can be used. Otherwise max(2, fraction) of the source videos of training datasets are held
-    out, those with the smallest keys of (seed, name). Regularization clips are never held out.
+    If there is a validation dataset, its clips are held out and no others, even if none
+    of them can be used. Otherwise max(2, fraction) of the source videos of training
+    datasets are held out, those with the smallest keys of (seed, name). Regularization
+    clips are never held out.
 
     Args:
         sources: source video of each clip.
@@ -118,7 +123,9 @@ def hold_out(
     if fraction == 0 or not names:
         return [False] * len(sources), []
     if len(names) < SOURCES_NEEDED:
-        return [False] * len(sources), [_too_few_sources_note(len(names), kinds.count("train"))]
+        return [False] * len(sources), [
+            _too_few_sources_note(len(names), kinds.count("train"))
+        ]
 
     count = max(2, math.floor(fraction * len(names) + 0.5))
     shuffled_names = sorted(names, key=lambda name: (key(seed, "held out", name), name))
@@ -139,7 +146,9 @@ def hold_out(
 def _sources_of(kind: str, sources: Sequence[str], kinds: Sequence[str]) -> set[str]:
     """Return the sources of clips whose dataset has this kind."""
     return {
-        source for source, clip_kind in zip(sources, kinds, strict=True) if clip_kind == kind
+        source
+        for source, clip_kind in zip(sources, kinds, strict=True)
+        if clip_kind == kind
     }
 
 
@@ -178,8 +187,8 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
 def _sources_by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
     """Name the source of each clip by its file name.
 
-    Numbered names are cuts only if their folder has at least two such series: a single series
-    may be a camera's numbering.
+    Numbered names are cuts only if their folder has at least two such series: a single
+    series may be a camera's numbering.
 
     Returns:
         The sources, and notes on numbers.
@@ -200,7 +209,9 @@ def _sources_by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]
     return names, _notes_on_series(series_by_folder)
 
 
-def _find_series(stems: Sequence[str], folders: Sequence[str]) -> dict[str, list[_Series]]:
+def _find_series(
+    stems: Sequence[str], folders: Sequence[str]
+) -> dict[str, list[_Series]]:
     """Return the series of at least two numbered names, by folder."""
     stems_by_base: dict[tuple[str, str], set[str]] = defaultdict(set)
     for stem, folder in zip(stems, folders, strict=True):

@@ -1,4 +1,6 @@
-"""Split videos into a clip of each scene, with its caption; the originals stay as they are."""
+"""Split videos into a clip of each scene, with its caption; the originals stay as they
+are.
+"""
 
 import json
 import math
@@ -28,8 +30,9 @@ from videotune.data.scene_encoding import encode_scene
 from videotune.errors import VideotuneError
 
 JOURNAL = ".videotune-split.jsonl"
-"""File in the output folder that records how each video was split, so that a stopped run can
-continue and files of other origin are not overwritten."""
+"""File in the output folder that records how each video was split, so that a stopped
+run can continue and files of other origin are not overwritten.
+"""
 
 JournalRow = dict[str, Any]
 
@@ -84,8 +87,12 @@ class SplitFile:
 
         The scenes of another file, itself called video-scene-001, are not among them.
         """
-        pattern = re.compile(rf"{re.escape(self.stem)}-scene-(\d{{3}}|[1-9]\d{{3,}})\.[^.]+")
-        return sorted(path for path in self.folder.glob("*") if pattern.fullmatch(path.name))
+        pattern = re.compile(
+            rf"{re.escape(self.stem)}-scene-(\d{{3}}|[1-9]\d{{3,}})\.[^.]+"
+        )
+        return sorted(
+            path for path in self.folder.glob("*") if pattern.fullmatch(path.name)
+        )
 
 
 class _Progress:
@@ -120,17 +127,17 @@ def split(
 ) -> list[SplitFile]:
     """Write each scene of a video, or of a folder of videos, as a file of its own.
 
-    A scene is out/<folder within source>/<stem>-scene-001.mp4: H.264 that keeps every frame,
-    its time, and the declared colours, upright, in square pixels and with even sides; no sound.
-    A file without cuts is copied. Each scene gets the caption of its video. A run that was
-    stopped continues where it was.
+    A scene is out/<folder within source>/<stem>-scene-001.mp4: H.264 that keeps every
+    frame, its time, and the declared colours, upright, in square pixels and with even
+    sides; no sound. A file without cuts is copied. Each scene gets the caption of its
+    video. A run that was stopped continues where it was.
 
     Args:
         source: a video or a folder of videos.
         out: folder of the scenes.
         min_seconds: shorter scenes are left out.
-        threshold: how many times as much as the frames around it a cut changes the picture;
-            default is 3.
+        threshold: how many times as much as the frames around it a cut changes the
+            picture; default is 3.
         overwrite: whether scenes of other settings, or other files of their names, are
             replaced.
         progress: called with (seconds done, seconds in all, current file).
@@ -139,8 +146,8 @@ def split(
         One result per file, images last. A video that cannot be read has a problem.
 
     Raises:
-        VideotuneError: if a setting is out of range, or if files would be overwritten without
-            ``overwrite``.
+        VideotuneError: if a setting is out of range, or if files would be overwritten
+            without ``overwrite``.
     """
     settings: JournalRow = {
         "min_seconds": min_seconds,
@@ -188,10 +195,14 @@ def _split_video(
             video.captions += _write_caption(video.file, scene.path.with_suffix(".txt"))
 
 
-def _check_settings(source: Path, out: Path, min_seconds: float, threshold: float) -> None:
+def _check_settings(
+    source: Path, out: Path, min_seconds: float, threshold: float
+) -> None:
     """Raise VideotuneError if the paths or numbers make no sense."""
     if not source.exists():
-        raise VideotuneError(f"{source} does not exist. Give a video or a folder of videos.")
+        raise VideotuneError(
+            f"{source} does not exist. Give a video or a folder of videos."
+        )
     if not 0 <= min_seconds < math.inf:
         raise VideotuneError(
             f"The minimum duration of a scene is {min_seconds} s; it must be 0 or more."
@@ -210,7 +221,9 @@ def _check_settings(source: Path, out: Path, min_seconds: float, threshold: floa
         )
 
 
-def _check_overwriting(videos: Sequence[SplitFile], journal: Mapping[str, JournalRow]) -> None:
+def _check_overwriting(
+    videos: Sequence[SplitFile], journal: Mapping[str, JournalRow]
+) -> None:
     """Raise VideotuneError if files exist that the journal does not explain."""
     unknown_files: list[Path] = []
     for video in videos:
@@ -253,7 +266,9 @@ def _plan_files(source: Path, out: Path, settings: JournalRow) -> list[SplitFile
             stem = f"{path.stem}-{path.suffix[1:].lower()}"
 
         video = SplitFile(file, out / path.parent.relative_to(root), stem)
-        conflicting_path = path_by_name.setdefault((video.folder, stem.casefold()), path)
+        conflicting_path = path_by_name.setdefault(
+            (video.folder, stem.casefold()), path
+        )
         if conflicting_path != path:
             raise VideotuneError(
                 f"The scenes of {conflicting_path} and {path} would have the same names. "
@@ -340,7 +355,9 @@ def _find_scenes(
         if seconds >= video.row["min_seconds"] - 1e-6:
             number += 1
             path = video.folder / f"{video.stem}-scene-{number:03d}{suffix}"
-        scenes.append(Scene(first, end, start=stamps[first], seconds=seconds, path=path))
+        scenes.append(
+            Scene(first, end, start=stamps[first], seconds=seconds, path=path)
+        )
     video.scenes = tuple(scenes)
 
 

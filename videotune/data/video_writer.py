@@ -1,5 +1,5 @@
-"""Write frames as a video file and read them back; put videos side by side, and frames on a
-sheet.
+"""Write frames as a video file and read them back; put videos side by side, and frames
+on a sheet.
 
 The same frames give the same bytes, so files that differ show different videos.
 """
@@ -21,12 +21,16 @@ GAP = 4
 """Black pixels between two videos or frames."""
 
 SAME_BITS = "cpu-independent=1"
-"""x264 parameter that makes files reproducible: by default its AVX-512 code gives other bits
-from call to call."""
+"""x264 parameter that makes files reproducible: by default its AVX-512 code gives other
+bits from call to call.
+"""
 
 
 def write_video(
-    path: Path, frames: Sequence[NDArray[Any]] | NDArray[Any], fps: float, **options: Any
+    path: Path,
+    frames: Sequence[NDArray[Any]] | NDArray[Any],
+    fps: float,
+    **options: Any,
 ) -> None:
     """Write uint8 frames (T, H, W, 3) as a video file, completely or not at all.
 
@@ -50,8 +54,8 @@ def video_bytes(
 ) -> bytes:
     """Encode uint8 frames (T, H, W, 3) as the bytes of a video file.
 
-    Odd sides lose a pixel. H.264 plays in every browser. One thread encodes, since the bits
-    depend on the number of threads.
+    Odd sides lose a pixel. H.264 plays in every browser. One thread encodes, since the
+    bits depend on the number of threads.
 
     Args:
         frames: the frames.
@@ -74,7 +78,9 @@ def video_bytes(
         container_options["movie_timescale"] = "48000"
 
     file = io.BytesIO()
-    with av.open(file, "w", format=kind, container_options=container_options) as container:
+    with av.open(
+        file, "w", format=kind, container_options=container_options
+    ) as container:
         stream: Any = container.add_stream(
             codec, rate=Fraction(fps).limit_denominator(1001), options=encoder_options
         )
@@ -98,8 +104,8 @@ def read_video(path: Path, widest: int) -> tuple[list[NDArray[Any]], Fraction]:
         Frames uint8 (H, W, 3), and the frame rate.
 
     Raises:
-        OSError, ValueError: if the file cannot be read or has no frames (PyAV's errors are
-            both).
+        OSError, ValueError: if the file cannot be read or has no frames (PyAV's errors
+            are both).
     """
     with av.open(str(path)) as container:
         if not container.streams.video:

@@ -1,7 +1,7 @@
 """The child process of the worker pool: reads requests, opens clips, writes answers.
 
-A request is a JSON line [task, arguments] on stdin; an answer is a JSON line [kind, value] on
-stdout. The kinds:
+A request is a JSON line [task, arguments] on stdin; an answer is a JSON line [kind,
+value] on stdout. The kinds:
 
 - "ok": value is the result.
 - "frames": value is the shape (T, H, W, 3); the bytes of the uint8 array follow.
@@ -9,8 +9,8 @@ stdout. The kinds:
 - "crash": value is [reason, detail]; the next attempt may succeed.
 - "error": value is a traceback.
 
-The first line, ["ok", "ready"], reports that the process has started. The process ends when
-stdin does, even during a task, so that a killed parent leaves no children behind.
+The first line, ["ok", "ready"], reports that the process has started. The process ends
+when stdin does, even during a task, so that a killed parent leaves no children behind.
 """
 
 import json
@@ -41,8 +41,8 @@ def examine(path: str, until: float, known_ids: Iterable[str] = ()) -> dict[str,
         known_ids: hashes of contents that need no media info and scan.
 
     Returns:
-        "id", the hash of the bytes ("" if the file cannot be read); and "info" and "scan", or
-        "problem".
+        "id", the hash of the bytes ("" if the file cannot be read); and "info" and
+        "scan", or "problem".
     """
     try:
         answer: dict[str, Any] = {"id": hash_file(Path(path))}
@@ -79,7 +79,9 @@ TASKS: dict[str, Callable[..., Any]] = {"examine": examine, "decode": decode_cli
 
 
 def _is_readable(path: str) -> bool:
-    """Return whether the whole file can still be read; if not, its content is not at fault."""
+    """Return whether the whole file can still be read; if not, its content is not at
+    fault.
+    """
     with suppress(OSError):
         hash_file(Path(path))
         return True
@@ -116,7 +118,9 @@ def _answer(task: str, arguments: dict[str, Any], out: BinaryIO) -> None:
 
 
 def _read_requests(lines: Iterable[bytes], requests: SimpleQueue[list[Any]]) -> None:
-    """Pass requests on; end the process at the end of stdin, since nobody reads the answer."""
+    """Pass requests on; end the process at the end of stdin, since nobody reads the
+    answer.
+    """
     for line in lines:
         requests.put(json.loads(line))
     os._exit(0)
@@ -124,7 +128,8 @@ def _read_requests(lines: Iterable[bytes], requests: SimpleQueue[list[Any]]) -> 
 
 def main() -> None:
     """Answer requests until stdin ends."""
-    # Libraries that print must not disturb the answers, so stdout gets another descriptor.
+    # Libraries that print must not disturb the answers, so stdout gets another
+    # descriptor.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
@@ -137,7 +142,9 @@ def main() -> None:
     os.dup2(null_device, 1)
     os.dup2(null_device, 2)
 
-    reader = Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True)
+    reader = Thread(
+        target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True
+    )
     reader.start()
     try:
         while True:

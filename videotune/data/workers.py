@@ -1,10 +1,12 @@
-"""A pool of child processes that open clips, so that a decoder's crash or hang costs one clip.
+"""A pool of child processes that open clips, so that a decoder's crash or hang costs
+one clip.
 
-FFmpeg is C code that parses untrusted files; a segmentation fault in it would end a training
-run. Each child has a thread here that sends it one task at a time and reads the answer; frames
-are read directly into their array. Children are plain programs (``worker_process.main``, which
-defines the protocol). They are not forked, since CUDA and threads do not survive that, and not
-spawned by multiprocessing, which runs the caller's script again.
+FFmpeg is C code that parses untrusted files; a segmentation fault in it would end a
+training run. Each child has a thread here that sends it one task at a time and reads
+the answer; frames are read directly into their array. Children are plain programs
+(``worker_process.main``, which defines the protocol). They are not forked, since CUDA
+and threads do not survive that, and not spawned by multiprocessing, which runs the
+caller's script again.
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 
 START_LIMIT = 120.0
-"""Seconds within which a child must start. Python's libraries load slowly from a network
-disk."""
+"""Seconds within which a child must start.
+
+Python's libraries load slowly from a network disk.
+"""
 
 PIPE_BYTES = 1 << 20
-"""Capacity of an answer pipe: the most that Linux gives to every user. Frames then need 16
-times fewer switches between the processes."""
+"""Capacity of an answer pipe: the most that Linux gives to every user.
+
+Frames then need 16 times fewer switches between the processes.
+"""
 
 # A child gets this process's module path, in whatever folder it starts.
 _PROGRAM = """
@@ -46,11 +52,15 @@ main()
 """
 
 Call = tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], float]
-"""Arguments of ``Workers.submit``: task name, task arguments, and a time limit in seconds."""
+"""Arguments of ``Workers.submit``: task name, task arguments, and a time limit in
+seconds.
+"""
 
 
 class DecoderCrash(ClipProblem):
-    """Raised if the process that worked on a clip crashed or hung; the clip may be sound."""
+    """Raised if the process that worked on a clip crashed or hung; the clip may be
+    sound.
+    """
 
 
 class _Task(NamedTuple):
@@ -64,8 +74,8 @@ class _Task(NamedTuple):
 class Workers:
     """A pool of child processes, started when first needed and restarted after a crash.
 
-    Close it, as a context manager or by ``close``. If this process ends without that, its
-    children end too, even after a kill.
+    Close it, as a context manager or by ``close``. If this process ends without that,
+    its children end too, even after a kill.
 
     Args:
         count: most children at a time.
@@ -88,13 +98,14 @@ class Workers:
     ) -> Future[Any]:
         """Queue a task and return the future of its answer.
 
-        The future raises ClipProblem; DecoderCrash, a ClipProblem, if the child crashed or
-        exceeded the limit; RuntimeError with the child's traceback for a bug.
+        The future raises ClipProblem; DecoderCrash, a ClipProblem, if the child crashed
+        or exceeded the limit; RuntimeError with the child's traceback for a bug.
 
         Args:
             task: a name from ``worker_process.TASKS``.
             arguments: the task's arguments as JSON; "info" may be a MediaInfo.
-            limit: seconds from when a child starts the task; default is the pool's limit.
+            limit: seconds from when a child starts the task; default is the pool's
+                limit.
         """
         future: Future[Any] = Future()
         seconds = self.limit if limit is None else limit
@@ -114,14 +125,16 @@ class Workers:
     def map(
         self, calls: Iterable[Call], ahead: int | None = None
     ) -> Generator[Any, None, None]:
-        """Yield the answers to the calls in order; a ClipProblem is yielded, not raised.
+        """Yield the answers to the calls in order; a ClipProblem is yielded, not
+        raised.
 
-        Calls are pulled as needed, so memory stays flat for any number of them. Closing the
-        generator cancels the calls without an answer.
+        Calls are pulled as needed, so memory stays flat for any number of them. Closing
+        the generator cancels the calls without an answer.
 
         Args:
             calls: arguments of ``submit``.
-            ahead: most calls that are submitted and not yet yielded; default 2 × ``count``.
+            ahead: most calls that are submitted and not yet yielded; default 2 ×
+                ``count``.
         """
         pending: deque[Future[Any]] = deque()
         remaining_calls = iter(calls)
@@ -185,7 +198,9 @@ class Workers:
                         child = self._start()
                     task.future.set_result(_call(child, task))
                 except BaseException as error:  # raised again by the future
-                    task.future.set_exception(CancelledError() if self._closed else error)
+                    task.future.set_exception(
+                        CancelledError() if self._closed else error
+                    )
 
             with self._lock:
                 self._unfinished -= 1
@@ -240,7 +255,9 @@ class Workers:
 
 
 def _enlarge_pipe(descriptor: int) -> None:
-    """Set the capacity of a pipe, if the system allows it; only the speed depends on it."""
+    """Set the capacity of a pipe, if the system allows it; only the speed depends on
+    it.
+    """
     if sys.platform == "linux":
         import fcntl  # not on Windows
 
@@ -297,7 +314,9 @@ def _call(child: subprocess.Popen[bytes], task: _Task) -> Any:
 
 
 def _exchange(child: subprocess.Popen[bytes], request: str) -> tuple[str, Any]:
-    """Send a request line and read the answer; the value of "frames" is the array itself."""
+    """Send a request line and read the answer; the value of "frames" is the array
+    itself.
+    """
     assert child.stdin
     assert child.stdout
     child.stdin.write(request.encode() + b"\n")

@@ -1,1 +1,3 @@
-"""The equations: noising paths, timestep distributions, the objective and the loss, in torch alone."""
+"""The equations: noising paths, timestep distributions, the objective and the loss, in
+torch alone.
+"""

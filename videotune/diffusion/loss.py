@@ -2,9 +2,10 @@
 
 Training and validation share it. Noise and noise levels are drawn by the caller.
 
-A noise path is x_t = alpha·x0 + sigma·noise with v = d_alpha·x0 + d_sigma·noise, one object for
-flow matching and v-prediction. On both, alpha·d_sigma - sigma·d_alpha = 1: (x_t, v) is a
-rotation or a shear of (x0, noise), and either pair gives the other one without a division.
+A noise path is x_t = alpha·x0 + sigma·noise with v = d_alpha·x0 + d_sigma·noise, one
+object for flow matching and v-prediction. On both, alpha·d_sigma - sigma·d_alpha = 1:
+(x_t, v) is a rotation or a shear of (x0, noise), and either pair gives the other one
+without a division.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +99,9 @@ def objective(
         VideotuneError: A constant is missing.
     """
     if spec_path == "flow":
-        return Objective(flow_path, timesteps, temporal_consistency=temporal_consistency)
+        return Objective(
+            flow_path, timesteps, temporal_consistency=temporal_consistency
+        )
 
     missing = [name for name in V_CONSTANTS if name not in constants]
     if missing:
@@ -123,7 +126,8 @@ def objective(
 
 
 def flow_path(t: Tensor) -> NoisePath:
-    """Return the straight path of flow matching: x_t = (1 - t)·x0 + t·noise, v = noise - x0.
+    """Return the straight path of flow matching: x_t = (1 - t)·x0 + t·noise, v = noise
+    - x0.
 
     t (B,) in [0, 1]. Source: Liu et al. 2022; Esser et al. 2024, eq. 13.
     """
@@ -135,12 +139,12 @@ def flow_path(t: Tensor) -> NoisePath:
 def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], NoisePath]:
     """Return the variance-preserving path of v-prediction.
 
-    alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0. Source: Salimans & Ho 2022,
-    appendix D.
+    alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0. Source: Salimans & Ho
+    2022, appendix D.
 
     Args:
-        alphas_cumprod: Returns ᾱ (K,) float64 of the integer timesteps, to which t (B,) in
-            [0, 1] is mapped by ``timestep_index``.
+        alphas_cumprod: Returns ᾱ (K,) float64 of the integer timesteps, to which t (B,)
+            in [0, 1] is mapped by ``timestep_index``.
     """
     return _VariancePreservingPath(alphas_cumprod)
 
@@ -176,7 +180,9 @@ class _VariancePreservingPath:
 
 
 def timestep_index(t: Tensor, num_timesteps: int) -> Tensor:
-    """Return the integer timestep k = t·(K - 1), rounded, (B,) int64, of t (B,) in [0, 1]."""
+    """Return the integer timestep k = t·(K - 1), rounded, (B,) int64, of t (B,) in [0,
+    1].
+    """
     return (t.float() * (num_timesteps - 1)).round().long()
 
 
@@ -189,9 +195,9 @@ def scaled_linear_alphas_cumprod(
 ) -> Tensor:
     """Return ᾱ of each integer timestep, (steps,) float64.
 
-    It is bit for bit what the diffusers schedulers of this kind have. Source: Rombach et al.
-    2022 (betas); Esser et al. 2024, section 5.3.2 (shift); Lin et al. 2023, algorithm 1 (zero
-    terminal SNR).
+    It is bit for bit what the diffusers schedulers of this kind have. Source: Rombach
+    et al. 2022 (betas); Esser et al. 2024, section 5.3.2 (shift); Lin et al. 2023,
+    algorithm 1 (zero terminal SNR).
 
     Args:
         beta_start: First beta; betas are linear in their roots.
@@ -200,7 +206,9 @@ def scaled_linear_alphas_cumprod(
         snr_shift: Divisor of the SNR.
         zero_terminal_snr: Bring √ᾱ to 0 at the end.
     """
-    betas = torch.linspace(beta_start**0.5, beta_end**0.5, steps, dtype=torch.float64) ** 2
+    betas = (
+        torch.linspace(beta_start**0.5, beta_end**0.5, steps, dtype=torch.float64) ** 2
+    )
     alphas_cumprod = torch.cumprod(1.0 - betas, dim=0)
     alphas_cumprod = alphas_cumprod / (snr_shift + (1 - snr_shift) * alphas_cumprod)
     if zero_terminal_snr:
@@ -222,9 +230,9 @@ def denoising_loss(
 ) -> StepOutput:
     """Return the loss of a batch, over what ``batch.loss_mask`` counts.
 
-    It is s·w(t)·(d(e) + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v and s the
-    ``batch.loss_weight``. The output's ``mse`` is ‖e‖² without weights, d and λ, so that runs
-    with other settings compare.
+    It is s·w(t)·(d(e) + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v and s
+    the ``batch.loss_weight``. The output's ``mse`` is ‖e‖² without weights, d and λ, so
+    that runs with other settings compare.
 
     Args:
         family: Predicts v.
@@ -262,7 +270,8 @@ def denoising_loss(
 
 
 def robust(error: Tensor, kind: str, delta: float) -> Tensor:
-    """Return the cost of each element of an error e: about e² below δ, about 2δ|e| above it.
+    """Return the cost of each element of an error e: about e² below δ, about 2δ|e|
+    above it.
 
     huber is e² up to δ, then δ(2|e| - δ) (Huber 1964, times 2). pseudo_huber is
     2δ(√(e² + δ²) - δ), which is smooth: the distance of Song and Dhariwal 2023 (arXiv
@@ -281,7 +290,8 @@ def noisy(
     path = objective.path(t)  # (B,1,1,1,1) each
     x_t = path.alpha * batch.x0 + path.sigma * noise
     v = path.d_alpha * batch.x0 + path.d_sigma * noise
-    x_t = torch.where(batch.conditioning_mask, batch.x0, x_t)  # conditioning stays clean
+    # conditioning stays clean
+    x_t = torch.where(batch.conditioning_mask, batch.x0, x_t)
     x_t = torch.where(batch.dropped_frames_mask, noise, x_t)  # dropped frames are noise
     return x_t, v
 
@@ -295,11 +305,12 @@ def prior_target(
     noise: Tensor,
     samples: Sequence[int],
 ) -> Tensor:
-    """Return a target for ``denoising_loss`` that keeps some samples as the base has them.
+    """Return a target for ``denoising_loss`` that keeps some samples as the base has
+    them.
 
     A regularization sample is to stay at what the base predicts for the same x_t, t and
-    caption (Li & Hoiem 2016, "Learning without forgetting", arXiv 1606.09282). Only these
-    samples run through the base, without a graph.
+    caption (Li & Hoiem 2016, "Learning without forgetting", arXiv 1606.09282). Only
+    these samples run through the base, without a graph.
 
     Args:
         family: Predicts v.
@@ -336,13 +347,14 @@ def prior_target(
 def with_flicker(mse: Tensor, error: Tensor, weight: Tensor, strength: float) -> Tensor:
     """Return (mse + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), (B,): flickering errors cost more.
 
-    Δe is the error's difference between neighbouring latent frames, over pairs that both
-    count. Its square is summed and divided by the same count as mse's: F frames have F - 1
-    pairs, and white error has E(Δe)² = 2E(e²), so the divisor keeps the loss's scale. The
-    optimum is unchanged. If some frames do not count, (F - 1)/F is the share of counting pairs
-    in counting frames.
+    Δe is the error's difference between neighbouring latent frames, over pairs that
+    both count. Its square is summed and divided by the same count as mse's: F frames
+    have F - 1 pairs, and white error has E(Δe)² = 2E(e²), so the divisor keeps the
+    loss's scale. The optimum is unchanged. If some frames do not count, (F - 1)/F is
+    the share of counting pairs in counting frames.
     """
-    # the minimum of both weights, not their product: halving all weights changes nothing
+    # the minimum of both weights, not their product: halving all weights changes
+    # nothing
     pairs = torch.minimum(weight[:, :, 1:], weight[:, :, :-1])
     pair_count = pairs.flatten(1).sum(1)
     frame_count = weight.flatten(1).sum(1)

@@ -1,8 +1,8 @@
 """Distributions of the trained noise levels t in [0, 1], shifted and truncated exactly.
 
-Nothing is drawn here: each distribution is its inverse CDF, a function from a uniform u to t,
-and the u's come from ``videotune.rng``. Everything is computed in float64 and cast once, at the
-end.
+Nothing is drawn here: each distribution is its inverse CDF, a function from a uniform u
+to t, and the u's come from ``videotune.rng``. Everything is computed in float64 and
+cast once, at the end.
 """
 
 import math
@@ -29,10 +29,12 @@ def logit_normal(u: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
 
 
 def mode(u: Tensor, scale: float = MODE_SCALE) -> Tensor:
-    """Return t with more weight in the middle for scale > 0, and at the ends for scale < 0.
+    """Return t with more weight in the middle for scale > 0, and at the ends for scale
+    < 0.
 
-    The paper's map 1 - u - s·(cos²(πu/2) - 1 + u), at 1 - u so that it rises with u as an
-    inverse CDF does. Source: Esser et al. 2024, eq. 20; monotone for scale in [-1, 2/(π - 2)].
+    The paper's map 1 - u - s·(cos²(πu/2) - 1 + u), at 1 - u so that it rises with u as
+    an inverse CDF does. Source: Esser et al. 2024, eq. 20; monotone for scale in [-1,
+    2/(π - 2)].
     """
     return u - scale * (torch.sin(torch.pi / 2 * u).square() - u)
 
@@ -50,16 +52,20 @@ def beta(u: Tensor, a: float, b: float) -> Tensor:
 def shift_of_tokens(tokens: int, rule: tuple[float, float, float, float]) -> float:
     """Return the shift e^μ of a sample with a number of tokens.
 
-    Larger pictures need more noise to be destroyed. Source: Esser et al. 2024, section 5.3.2.
-    The line is diffusers' ``calculate_shift``, and e^μ t/(1 + (e^μ - 1) t) is what its flow
-    scheduler does with μ.
+    Larger pictures need more noise to be destroyed. Source: Esser et al. 2024, section
+    5.3.2. The line is diffusers' ``calculate_shift``, and e^μ t/(1 + (e^μ - 1) t) is
+    what its flow scheduler does with μ.
 
     Args:
         tokens: Number of tokens.
         rule: (tokens, μ there, other tokens, μ there); μ is linear in the tokens.
     """
     first_tokens, first_mu, second_tokens, second_mu = rule
-    slope = (second_mu - first_mu) * (tokens - first_tokens) / (second_tokens - first_tokens)
+    slope = (
+        (second_mu - first_mu)
+        * (tokens - first_tokens)
+        / (second_tokens - first_tokens)
+    )
     return math.exp(first_mu + slope)
 
 
@@ -102,17 +108,22 @@ class TimestepSampler:
     num_timesteps: int | None = None
     """K of a path that is a table: each draw becomes k/(K - 1).
 
-    [0, 1] is cut into K equal cells, so that UNIFORM draws every k equally often, also the ends.
+    [0, 1] is cut into K equal cells, so that UNIFORM draws every k equally often, also
+    the ends.
     """
 
     def __post_init__(self) -> None:
         """Raise VideotuneError for numbers that define no distribution."""
         problem = self._problem()
         if problem is not None:
-            raise VideotuneError(f"timestep_distribution {self.distribution}: {problem}")
+            raise VideotuneError(
+                f"timestep_distribution {self.distribution}: {problem}"
+            )
 
     def _problem(self) -> str | None:
-        """Return what is wrong with the numbers, beyond the bounds of the config's schema."""
+        """Return what is wrong with the numbers, beyond the bounds of the config's
+        schema.
+        """
         largest_scale = 2 / (math.pi - 2)
         if not self.scale > 0:
             return f"the scale of SIGMOID is {self.scale}. Set a number above 0"
@@ -167,8 +178,8 @@ class TimestepSampler:
     def draw(self, u: Tensor) -> Tensor:
         """Return t (B,) float32 for uniform numbers u (B,).
 
-        t = F⁻¹(F(lo) + u·(F(hi) - F(lo))): exact, with one u a draw and nothing rejected. It is
-        in [lo, hi) also after rounding to float32.
+        t = F⁻¹(F(lo) + u·(F(hi) - F(lo))): exact, with one u a draw and nothing
+        rejected. It is in [lo, hi) also after rounding to float32.
         """
         below, up_to = _cut(self)
         probability = below + u.double() * (up_to - below)
@@ -181,7 +192,9 @@ class TimestepSampler:
         return (k / (self.num_timesteps - 1)).float()
 
     def cdf(self, t: Tensor) -> Tensor:
-        """Return the probability of a draw below t, float64, before it is put on a grid."""
+        """Return the probability of a draw below t, float64, before it is put on a
+        grid.
+        """
         below, up_to = _cut(self)
         return ((_cdf(self, t.double()) - below) / (up_to - below)).clamp(0, 1)
 
@@ -221,7 +234,9 @@ def _cdf(ts: TimestepSampler, t: Tensor) -> Tensor:
         case "MODE":
             return _mode_cdf(t, ts.mode_scale)
         case "BETA":
-            return torch.as_tensor(scipy_special.betainc(ts.alpha, ts.beta, t.double().numpy()))
+            return torch.as_tensor(
+                scipy_special.betainc(ts.alpha, ts.beta, t.double().numpy())
+            )
     return t
 
 
@@ -252,7 +267,9 @@ def _cut(ts: TimestepSampler) -> tuple[float, float]:
 
 
 def _grid_inside(lo: float, hi: float, num: int) -> tuple[int, int]:
-    """Return the first and last k with k/(num - 1) in [lo, hi); hi = 1 includes the last k."""
+    """Return the first and last k with k/(num - 1) in [lo, hi); hi = 1 includes the
+    last k.
+    """
     slack = 1e-9  # so that lo = k/(num - 1), itself rounded, still means k
     first = math.ceil(lo * (num - 1) - slack)
     last = num - 1 if hi >= 1 else math.ceil(hi * (num - 1) - slack) - 1

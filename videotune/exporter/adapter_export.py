@@ -1,9 +1,10 @@
 """Export adapters and new tokens, and load such files of any program into a network.
 
 Adapters are loaded by diffusers' loader, or by PEFT's injection if the file has PEFT's
-settings; ``exporter/formats.py`` describes how they are written. diffusers' form of a token's
-rows is one tensor (n, D) under the token; ComfyUI looks for one key per text encoder, in a file
-named after the token. videotune's facts are in the header under the key ``videotune``.
+settings; ``exporter/formats.py`` describes how they are written. diffusers' form of a
+token's rows is one tensor (n, D) under the token; ComfyUI looks for one key per text
+encoder, in a file named after the token. videotune's facts are in the header under the
+key ``videotune``.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +53,8 @@ def export_lora(
     expert: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Exported:
-    """Write an adapter to a file, load it as other programs do, and compare ΔW of each module.
+    """Write an adapter to a file, load it as other programs do, and compare ΔW of each
+    module.
 
     Args:
         family: the family of the base model.
@@ -93,10 +95,11 @@ def export_lora(
 
 
 def read_lora(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> str:
-    """Load an adapter's file into a network as ``load_lora_weights`` does, with its metadata.
+    """Load an adapter's file into a network as ``load_lora_weights`` does, with its
+    metadata.
 
-    A file with PEFT's settings in its header is loaded by PEFT; ComfyUI's names are converted
-    to diffusers' first.
+    A file with PEFT's settings in its header is loaded by PEFT; ComfyUI's names are
+    converted to diffusers' first.
 
     Args:
         family: the family of the base model.
@@ -105,11 +108,12 @@ def read_lora(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> 
         name: the adapter's name in the network.
 
     Returns:
-        The program that loaded it: PEFT, diffusers, or videotune if diffusers does not know the
-        names.
+        The program that loaded it: PEFT, diffusers, or videotune if diffusers does not
+        know the names.
 
     Raises:
-        ValueError: if the adapter has tensors that the network lacks, or the other way around.
+        ValueError: if the adapter has tensors that the network lacks, or the other way
+            around.
     """
     file = AdapterFile(path)
     if needs_peft(file):
@@ -164,7 +168,8 @@ def _load_with_peft(
     """Load an adapter of any kind with PEFT's injection.
 
     Raises:
-        ValueError: if the adapter has tensors that the network lacks, or the other way around.
+        ValueError: if the adapter has tensors that the network lacks, or the other way
+            around.
     """
     import peft
 
@@ -175,7 +180,9 @@ def _load_with_peft(
             state[tensor_name(path, part)] = value
 
     net.add_adapter(peft_settings(modules), adapter_name=name)  # type: ignore[operator]
-    shapes = {key: value.shape for key, value in lora.lora_parameters(net, name).items()}
+    shapes = {
+        key: value.shape for key, value in lora.lora_parameters(net, name).items()
+    }
     misfits = sorted(set(shapes) ^ set(state))
     if not misfits:
         misfits = [key for key, shape in shapes.items() if shape != state[key].shape]
@@ -208,20 +215,24 @@ def read_effects(
     """Load a file and return each module's update as its reader applies it.
 
     Returns:
-        Functions that calculate the updates in float64, as ``adapters.effect.effects`` has
-        them; and the program that loaded the file.
+        Functions that calculate the updates in float64, as ``adapters.effect.effects``
+        has them; and the program that loaded the file.
     """
     net = family.skeleton(expert)
     # All weights share one zero, so only the adapter takes memory.
     zero = torch.zeros(())
     for module in net.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            shared_weight = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
+            shared_weight = nn.Parameter(
+                zero.expand(parameter.shape), requires_grad=False
+            )
             setattr(module, name, shared_weight)
 
     reader = read_lora(family, net, path, READ)
     effects: dict[str, Callable[[], Tensor]] = {}
-    for module_path, parts in adapter_types.by_module(lora.lora_parameters(net, READ)).items():
+    for module_path, parts in adapter_types.by_module(
+        lora.lora_parameters(net, READ)
+    ).items():
         effects[module_path] = partial(_update, net.get_submodule(module_path))
         if "lora_magnitude_vector" in parts:
             magnitude = parts["lora_magnitude_vector"].detach()
@@ -261,15 +272,16 @@ def export_embedding(
 
     Args:
         family: the family of the base model.
-        format: a key of ``family.embedding_keys()``. diffusers' form has one file per encoder,
-            whose name ends in the encoder's if there are several.
+        format: a key of ``family.embedding_keys()``. diffusers' form has one file per
+            encoder, whose name ends in the encoder's if there are several.
         rows: the rows (n, D) of each text encoder.
         token: the token.
         path: the file without its ending.
         facts: written into the header.
 
     Raises:
-        VideotuneError: for rows that are not finite, or if a file reads back differently.
+        VideotuneError: for rows that are not finite, or if a file reads back
+            differently.
     """
     formats.check_finite("new tokens' rows", rows)
     stored_rows = {
@@ -308,7 +320,11 @@ def export_embedding(
 
 
 def _verify_rows(
-    family: DiffusersModel, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path
+    family: DiffusersModel,
+    token: str,
+    rows: Mapping[str, Tensor],
+    tokenizer: Any,
+    path: Path,
 ) -> tuple[float, str]:
     """Read a token's file back; with a tokenizer also by diffusers.
 
@@ -322,12 +338,18 @@ def _verify_rows(
     if tokenizer is None:
         return 0.0, "safetensors, by the key that ComfyUI asks for"
 
-    from diffusers.loaders.textual_inversion import TextualInversionLoaderMixin as Loader
+    from diffusers.loaders.textual_inversion import (
+        TextualInversionLoaderMixin as Loader,
+    )
     from diffusers.loaders.textual_inversion import load_textual_inversion_state_dicts
 
-    (state,) = load_textual_inversion_state_dicts([str(path.parent)], weight_name=path.name)
+    (state,) = load_textual_inversion_state_dicts(
+        [str(path.parent)], weight_name=path.name
+    )
     loaded = Loader._retrieve_tokens_and_embeddings([None], [state], tokenizer)
-    loaded_rows = zip(*Loader._extend_tokens_and_embeddings(*loaded, tokenizer), strict=True)
+    loaded_rows = zip(
+        *Loader._extend_tokens_and_embeddings(*loaded, tokenizer), strict=True
+    )
     (encoder_rows,) = rows.values()
     names = token_names(token, len(encoder_rows))
     formats.check_same(dict(zip(names, encoder_rows, strict=True)), loaded_rows, path)
@@ -337,12 +359,12 @@ def _verify_rows(
 def read_embedding(family: DiffusersModel, path: Path) -> tuple[str, dict[str, Tensor]]:
     """Read a file of a new token.
 
-    diffusers' form (one tensor under its token), ComfyUI's (one key per encoder) and files with
-    the key ``emb_params`` are read.
+    diffusers' form (one tensor under its token), ComfyUI's (one key per encoder) and
+    files with the key ``emb_params`` are read.
 
     Returns:
-        The token (the file's name if the file has none), and the rows (n, D) of each text
-        encoder, float32.
+        The token (the file's name if the file has none), and the rows (n, D) of each
+        text encoder, float32.
 
     Raises:
         VideotuneError: for any other file.

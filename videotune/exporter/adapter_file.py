@@ -31,7 +31,8 @@ def adapter_path(path: Path) -> Path:
     PEFT and diffusers save an adapter as a folder.
 
     Raises:
-        VideotuneError: if there is not exactly one file, or its format can run code when read.
+        VideotuneError: if there is not exactly one file, or its format can run code
+            when read.
     """
     if path.is_dir():
         names = sorted(file.name for file in path.glob("*.safetensors"))
@@ -58,8 +59,8 @@ class AdapterFile:
     A file written by videotune is checked against the digest in its header.
 
     Raises:
-        VideotuneError: for a file that is missing, damaged or changed, for integers, and for
-            NaN or infinite numbers unless ``finite`` is False.
+        VideotuneError: for a file that is missing, damaged or changed, for integers,
+            and for NaN or infinite numbers unless ``finite`` is False.
     """
 
     header: dict[str, str]
@@ -95,7 +96,8 @@ class AdapterFile:
                     f"{path}: {key} holds {dtype}, which is not a weight dtype"
                 )
 
-            # PyTorch cannot calculate in 8 bits; bfloat16 holds each of these numbers exactly.
+            # PyTorch cannot calculate in 8 bits; bfloat16 holds each of these numbers
+            # exactly.
             if value.dtype.itemsize == 1:
                 value = value.bfloat16()
                 self.tensors[key] = value
@@ -113,7 +115,9 @@ class AdapterFile:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts that videotune writes into the header; {} for a file of another program."""
+        """The facts that videotune writes into the header; {} for a file of another
+        program.
+        """
         return self.header_object("videotune")
 
     @property
@@ -123,15 +127,17 @@ class AdapterFile:
 
     @property
     def settings_source(self) -> str:
-        """Where the settings were found: "header", "lora_config" or "folder"; "" if nowhere."""
+        """Where the settings were found: "header", "lora_config" or "folder"; "" if
+        nowhere.
+        """
         return self._settings_and_source[1]
 
     @cached_property
     def _settings_and_source(self) -> tuple[dict[str, Any], str]:
         """PEFT's settings and their source.
 
-        diffusers writes them into the header, finetrainers under another key, PEFT into a file
-        next to the weights.
+        diffusers writes them into the header, finetrainers under another key, PEFT into
+        a file next to the weights.
         """
         header_keys = {
             "lora_adapter_metadata": "header",
@@ -141,7 +147,9 @@ class AdapterFile:
         for key, source in header_keys.items():
             if key in self.header:
                 entries = self.header_object(key).items()
-                settings = {name.removeprefix("transformer."): value for name, value in entries}
+                settings = {
+                    name.removeprefix("transformer."): value for name, value in entries
+                }
                 return settings, source
 
         config_file = self.path.with_name("adapter_config.json")
@@ -156,13 +164,16 @@ class AdapterFile:
 
         Args:
             key: the setting, such as "lora_alpha".
-            exceptions: the setting with exceptions by module, such as "alpha_pattern". Only
-                exact names are read: matching an unknown regular expression might never end.
+            exceptions: the setting with exceptions by module, such as "alpha_pattern".
+                Only exact names are read: matching an unknown regular expression might
+                never end.
             module_path: the module.
         """
         location = f"{self.path}: {module_path}"
         patterns = self.settings.get(exceptions) or {}
-        is_readable = isinstance(patterns, dict) and all(map(_MODULE_NAME.fullmatch, patterns))
+        is_readable = isinstance(patterns, dict) and all(
+            map(_MODULE_NAME.fullmatch, patterns)
+        )
         if not is_readable:
             raise VideotuneError(
                 f"{location}: {exceptions} must give modules by their exact names,"
@@ -178,7 +189,9 @@ class AdapterFile:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise VideotuneError(f"{location}: {key} is {str(value)[:40]!r}, not a number")
+            raise VideotuneError(
+                f"{location}: {key} is {str(value)[:40]!r}, not a number"
+            )
         return float(value)
 
 

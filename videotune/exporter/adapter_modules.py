@@ -1,4 +1,6 @@
-"""Read the modules of any program's adapter file by diffusers' names, with their scales."""
+"""Read the modules of any program's adapter file by diffusers' names, with their
+scales.
+"""
 
 import math
 import re
@@ -38,7 +40,8 @@ _PREFIX = re.compile(
 )
 
 _MAX_SCALE = 1000.0
-"""alpha / rank above which a file is damaged; published files have 1/rank to about 10."""
+"""alpha / rank above which a file is damaged; published files have 1/rank to about 10.
+"""
 
 _SPLIT_BY_ROWS = ("lora_B", "lora_magnitude_vector", "hada_w1_a", "hada_w2_a")
 """Tensors that have one row per output of their module."""
@@ -52,7 +55,9 @@ class AdapterModule:
     """The module's name in the file."""
 
     paths: tuple[str, ...]
-    """The module in diffusers; several, in the order of their rows, if the form fuses them."""
+    """The module in diffusers; several, in the order of their rows, if the form fuses
+    them.
+    """
 
     parts: dict[str, Tensor]
     """The tensors by PEFT's names."""
@@ -65,12 +70,16 @@ class AdapterModule:
 
     @property
     def rank(self) -> int:
-        """The rank of the factors; for OFT and for LoKr with full factors the block size."""
+        """The rank of the factors; for OFT and for LoKr with full factors the block
+        size.
+        """
         rank = alpha_rank(self.parts)
         if rank:
             return rank
 
-        full_factors = [self.parts[name] for name in ("lokr_w2", "oft_R") if name in self.parts]
+        full_factors = [
+            self.parts[name] for name in ("lokr_w2", "oft_R") if name in self.parts
+        ]
         return min(factor.shape[-1] for factor in full_factors)
 
     @property
@@ -90,7 +99,9 @@ def without_alpha(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def alpha_rank(parts: Mapping[str, Tensor]) -> int | None:
-    """Return the rank that alpha is divided by; None for full factors and for rotations."""
+    """Return the rank that alpha is divided by; None for full factors and for
+    rotations.
+    """
     for name in ("lora_A", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
         if name in parts:
             return len(parts[name])
@@ -98,7 +109,9 @@ def alpha_rank(parts: Mapping[str, Tensor]) -> int | None:
 
 
 def delta_shape(parts: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """Return the shape of ΔW without computing it; () if the tensors are not a complete set."""
+    """Return the shape of ΔW without computing it; () if the tensors are not a complete
+    set.
+    """
     is_empty = any(0 in value.shape for value in parts.values())
     if kind_of_parts(parts) is None or is_empty:
         return ()
@@ -123,8 +136,8 @@ def group_by_module(
     """Group a file's tensors by module.
 
     Returns:
-        Each module's tensors by PEFT's names, alpha included; and the tensors that are not an
-        adapter's.
+        Each module's tensors by PEFT's names, alpha included; and the tensors that are
+        not an adapter's.
 
     Raises:
         VideotuneError: if there is no module, or one has a tensor twice or lacks one.
@@ -151,7 +164,9 @@ def group_by_module(
             value = value[:, 0]
         parts[part] = value
 
-    modules = {name: parts for name, parts in modules.items() if set(parts) != {"alpha"}}
+    modules = {
+        name: parts for name, parts in modules.items() if set(parts) != {"alpha"}
+    }
     for name, parts in modules.items():
         if not _is_complete(without_alpha(parts)):
             raise VideotuneError(
@@ -167,7 +182,9 @@ def group_by_module(
 
 
 def _is_complete(parts: Mapping[str, Tensor]) -> bool:
-    """Return whether a module has all tensors of its kind, with shapes that go together."""
+    """Return whether a module has all tensors of its kind, with shapes that go
+    together.
+    """
     if set(parts) == {"oft_R"}:
         rotations = parts["oft_R"]
         return rotations.ndim == 2 and rotations.numel() > 0
@@ -201,7 +218,8 @@ def read_modules(
         raise not_a_lora(family, file.path, unknown_names, fault)
 
     modules = [
-        locate_module(family, net, file, name, parts) for name, parts in parts_by_name.items()
+        locate_module(family, net, file, name, parts)
+        for name, parts in parts_by_name.items()
     ]
     module_fault = _find_fault(modules)
     if module_fault is not None:
@@ -244,7 +262,9 @@ def locate_module(
     name: str,
     parts: Mapping[str, Tensor],
 ) -> AdapterModule:
-    """Return a file's module with its paths and scale, its shape checked against the model."""
+    """Return a file's module with its paths and scale, its shape checked against the
+    model.
+    """
     paths = paths_by_name(family, net)[flat_name(name)]
     factors = without_alpha(parts)
     if "oft_R" in factors:
@@ -316,8 +336,8 @@ def lora_state_dict(
 ) -> dict[str, Tensor]:
     """Return the tensors of a LoRA or DoRA file as ``load_lora_weights`` takes them.
 
-    They have diffusers' names, and B is multiplied by alpha / rank. Names and tensors that are
-    not in our table are left to diffusers' converters.
+    They have diffusers' names, and B is multiplied by alpha / rank. Names and tensors
+    that are not in our table are left to diffusers' converters.
 
     Raises:
         VideotuneError: if the file cannot be read completely.
@@ -362,7 +382,11 @@ def paths_by_name(family: DiffusersModel, net: nn.Module) -> dict[str, tuple[str
         if not hasattr(module, "in_features"):
             continue
         original_name = family.original(f"{path}.weight") or path
-        names = {path, family.to_comfyui_name(path), original_name.removesuffix(".weight")}
+        names = {
+            path,
+            family.to_comfyui_name(path),
+            original_name.removesuffix(".weight"),
+        }
         for name in names:
             paths_of.setdefault(name.replace(".", "_"), []).append(path)
 
@@ -398,8 +422,8 @@ def read_scale(
 ) -> tuple[float, str]:
     """Return a module's alpha / rank, and where alpha was found.
 
-    LyCORIS, musubi and ComfyUI do not scale a LoKr with full factors, whatever its alpha; PEFT
-    does.
+    LyCORIS, musubi and ComfyUI do not scale a LoKr with full factors, whatever its
+    alpha; PEFT does.
 
     Args:
         file: the adapter, whose header may state alpha.
@@ -413,7 +437,9 @@ def read_scale(
     is_lora = "lora_A" in parts
     rank = alpha_rank(parts)
     location = f"{file.path}: {path}"
-    header_alpha = file.peft_number("lora_alpha" if is_lora else "alpha", "alpha_pattern", path)
+    header_alpha = file.peft_number(
+        "lora_alpha" if is_lora else "alpha", "alpha_pattern", path
+    )
     header_rank = None if is_lora else file.peft_number("r", "rank_pattern", path)
     divisor = header_rank or rank or 1
 
@@ -454,7 +480,10 @@ def _convert_with_diffusers(
 ) -> dict[str, Tensor]:
     """Convert a file whose names are not in our table, such as those of full biases."""
     unreadable = not_a_lora(
-        family, file.path, list(file.tensors), "it has modules or tensors that are not read"
+        family,
+        file.path,
+        list(file.tensors),
+        "it has modules or tensors that are not read",
     )
     paths_of = paths_by_name(family, net)
     state = dict(other_tensors)

@@ -1,8 +1,10 @@
-"""Formats of a trained adapter, and files that are verified before they take their name.
+"""Formats of a trained adapter, and files that are verified before they take their
+name.
 
-The scale alpha / rank is multiplied into one tensor, and no file states an alpha that differs
-from its rank. So every reader applies the update as it was trained, whatever it assumes about
-alpha. Each file is read back and compared with what was trained before it takes its name.
+The scale alpha / rank is multiplied into one tensor, and no file states an alpha that
+differs from its rank. So every reader applies the update as it was trained, whatever it
+assumes about alpha. Each file is read back and compared with what was trained before it
+takes its name.
 """
 
 import json
@@ -32,7 +34,10 @@ UNSUPPORTED = {
     ("DORA", "comfyui"): (
         "ComfyUI divides DoRA's weights by another norm than it was trained with"
     ),
-    ("OFT", "comfyui"): "ComfyUI's OFT rotates a weight's outputs and PEFT's its inputs",
+    (
+        "OFT",
+        "comfyui",
+    ): "ComfyUI's OFT rotates a weight's outputs and PEFT's its inputs",
     ("LOHA", "diffusers"): "diffusers' load_lora_weights reads only LoRA and DoRA",
     ("LOKR", "diffusers"): "diffusers' load_lora_weights reads only LoRA and DoRA",
     ("OFT", "diffusers"): "diffusers' load_lora_weights reads only LoRA and DoRA",
@@ -95,7 +100,8 @@ def write_verified(
         modules: how many modules the tensors change.
         tensors: the file's tensors.
         facts: written into the header under ``videotune``, with the tensors' digest.
-        verify: reads the file, and returns the largest error and the program that read it.
+        verify: reads the file, and returns the largest error and the program that read
+            it.
         header: further entries of the header.
     """
     # JSON in ASCII, because names of files in the facts may hold undecodable bytes.
@@ -121,7 +127,9 @@ def write_verified(
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return 16 hex digits that identify tensors by their names, shapes, dtypes and bytes."""
+    """Return 16 hex digits that identify tensors by their names, shapes, dtypes and
+    bytes.
+    """
     return hash_of({name: own_storage(value) for name, value in tensors.items()})
 
 
@@ -169,7 +177,11 @@ def check_same(
     for name, value in tensors:
         file_names.add(name)
         match = expected.get(name)
-        if match is None or match.shape != value.shape or not bool((value == match).all()):
+        if (
+            match is None
+            or match.shape != value.shape
+            or not bool((value == match).all())
+        ):
             raise verification_error(path, f"{name} does not match")
 
     missing = set(expected if needed is None else needed) - file_names
@@ -185,23 +197,27 @@ def check_updates(
     path: Path,
     reader: str,
 ) -> float:
-    """Compare the updates of a file with the trained ones; one module at a time is in memory.
+    """Compare the updates of a file with the trained ones; one module at a time is in
+    memory.
 
     Args:
-        expected: the trained updates, calculated at the call; see ``adapters.effect.effects``.
+        expected: the trained updates, calculated at the call; see
+            ``adapters.effect.effects``.
         actual: those of the file.
         path: the file.
         reader: the program that read the file.
 
     Returns:
-        The largest difference of ΔW over the modules, each relative to its own largest entry.
+        The largest difference of ΔW over the modules, each relative to its own largest
+        entry.
 
     Raises:
         VideotuneError: if a module is missing, or differs by more than is allowed.
     """
     unexpected = sorted(set(actual) - set(expected))
     misfits = sorted(set(expected) - set(actual))
-    # In a format that joins modules, modules without an adapter read back as zero updates.
+    # In a format that joins modules, modules without an adapter read back as zero
+    # updates.
     misfits += [name for name in unexpected if bool(actual[name]().any())]
     if misfits:
         raise verification_error(
@@ -219,7 +235,8 @@ def check_updates(
         max_error = max(max_error, error)
     if max_error > TOLERANCE:
         raise verification_error(
-            path, f"through {reader}, ΔW differs by {max_error:.1e} (allowed: {TOLERANCE:.0e})"
+            path,
+            f"through {reader}, ΔW differs by {max_error:.1e} (allowed: {TOLERANCE:.0e})",
         )
     return max_error
 
@@ -233,7 +250,9 @@ def verification_error(path: Path, fault: str) -> VideotuneError:
 
 
 def formats_of(family: DiffusersModel, kind: str) -> tuple[str, ...]:
-    """Return the formats in which an adapter of this kind can be written for this family."""
+    """Return the formats in which an adapter of this kind can be written for this
+    family.
+    """
     lora_formats = family.lora_formats()
     if kind == "LORA":
         return lora_formats
@@ -265,7 +284,9 @@ def refuse_format(family: DiffusersModel, kind: str, name: str) -> None:
 
 
 def check_formats(config: Config, family: DiffusersModel) -> None:
-    """Raise VideotuneError, before the training, for a format that could not be written."""
+    """Raise VideotuneError, before the training, for a format that could not be
+    written.
+    """
     method = config.training_method
     for name in configured_formats(config):
         if method == "FINE_TUNE" and name != "diffusers":

@@ -1,4 +1,5 @@
-"""Export a whole model as a folder in diffusers layout, which ``from_pretrained`` opens.
+"""Export a whole model as a folder in diffusers layout, which ``from_pretrained``
+opens.
 
 It is a fine-tuned model, or the base model with an adapter merged into its weights.
 """
@@ -43,7 +44,8 @@ def export_full(
     text: Mapping[str, StateDict] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Exported:
-    """Write a model with trained weights, everything else as in ``base``, and read it back.
+    """Write a model with trained weights, everything else as in ``base``, and read it
+    back.
 
     Args:
         family: the family of the model.
@@ -53,12 +55,12 @@ def export_full(
         folder: the folder to write.
         facts: written to ``videotune.json``.
         text: trained weights of text encoders, by their folders and by name.
-        dtype: the dtype of the weights, except those that diffusers keeps in float32. None: the
-            run's.
+        dtype: the dtype of the weights, except those that diffusers keeps in float32.
+            None: the run's.
 
     Raises:
-        VideotuneError: for NaN, for weights that the dtype cannot hold, and if the weights read
-            back differently.
+        VideotuneError: for NaN, for weights that the dtype cannot hold, and if the
+            weights read back differently.
     """
     text_states = {name: weights for name, weights in (text or {}).items() if weights}
     check_finite("model", state, *text_states.values())
@@ -89,7 +91,9 @@ def export_full(
                     dtype=dtype,
                 )
 
-    weight_count = len(state) + sum(len(text_state) for text_state in text_states.values())
+    weight_count = len(state) + sum(
+        len(text_state) for text_state in text_states.values()
+    )
     return Exported(
         format="diffusers",
         path=folder,
@@ -104,7 +108,8 @@ def export_full(
 def model_folder(
     base: Path, folder: Path, parts: Collection[str], facts: Mapping[str, Any]
 ) -> Iterator[Path]:
-    """Yield a folder with the base's files, which takes its name at the end of the block.
+    """Yield a folder with the base's files, which takes its name at the end of the
+    block.
 
     The files are hard links if the disk allows it, so that they take no space twice.
 
@@ -117,7 +122,11 @@ def model_folder(
 
     def ignored(directory: str, names: list[str]) -> list[str]:
         is_root = Path(directory) == base
-        return [name for name in names if name.startswith(".") or (is_root and name in parts)]
+        return [
+            name
+            for name in names
+            if name.startswith(".") or (is_root and name in parts)
+        ]
 
     with whole_folder(folder) as temporary_folder:
         shutil.copytree(
@@ -163,7 +172,8 @@ def cast_weights(
 ) -> dict[str, Tensor]:
     """Return a model's weights in the dtypes that they are used in.
 
-    Buffers, such as a table of positions, and untrained weights come from the base's files.
+    Buffers, such as a table of positions, and untrained weights come from the base's
+    files.
     """
     model_class = type(model)
     weights = _untrained_weights(model, state, base) | dict(state)
@@ -210,8 +220,8 @@ def export_merged(
 ) -> Exported:
     """Write the base model with adapters merged into its weights, and read it back.
 
-    Each new weight is calculated in float64 and rounded once, to its dtype in the base's file.
-    One tensor at a time is in memory.
+    Each new weight is calculated in float64 and rounded once, to its dtype in the
+    base's file. One tensor at a time is in memory.
 
     Args:
         family: the family of the model.
@@ -222,14 +232,18 @@ def export_merged(
         facts: written to ``videotune.json``.
 
     Raises:
-        VideotuneError: for NaN, for modules that the base lacks, and if a weight reads back
-            differently.
+        VideotuneError: for NaN, for modules that the base lacks, and if a weight reads
+            back differently.
     """
     check_finite("adapter", *adapters.values())
 
-    part_states = {family.spec.part_of(expert): state for expert, state in adapters.items()}
+    part_states = {
+        family.spec.part_of(expert): state for expert, state in adapters.items()
+    }
     with model_folder(base, folder, part_states, facts) as temporary_folder:
-        nets = {family.spec.part_of(expert): family.skeleton(expert) for expert in adapters}
+        nets = {
+            family.spec.part_of(expert): family.skeleton(expert) for expert in adapters
+        }
 
         weight_count = 0
         for part, net in nets.items():
@@ -255,9 +269,12 @@ def export_merged(
 def _merge_part(
     net: Any, dtype: Any, base: Path, state: StateDict, scale: float, folder: Path
 ) -> int:
-    """Write a part of the model with its adapter merged; return the changed weights' count."""
+    """Write a part of the model with its adapter merged; return the changed weights'
+    count.
+    """
     modules = {
-        f"{path}.weight": parts for path, parts in adapter_types.by_module(state).items()
+        f"{path}.weight": parts
+        for path, parts in adapter_types.by_module(state).items()
     }
     weight_files = model_files.weight_files(base)
     sources = loading.check_part(type(net), base, net)
@@ -297,7 +314,8 @@ def _merge_converted(
     scale: float,
     folder: Path,
 ) -> None:
-    """Merge a part whose file has another layout: all weights are saved again by diffusers.
+    """Merge a part whose file has another layout: all weights are saved again by
+    diffusers.
 
     Weights in fp8 are saved in ``dtype``.
     """
@@ -307,7 +325,9 @@ def _merge_converted(
         if name in modules:
             weight = effect.new_weight(value, modules[name], scale)
         is_fp8 = sources[name].stored.dtype in single_file.FP8
-        weight_dtype = loading.dtype_of(name, type(net), dtype) if is_fp8 else value.dtype
+        weight_dtype = (
+            loading.dtype_of(name, type(net), dtype) if is_fp8 else value.dtype
+        )
         weights[name] = weight.to(weight_dtype, copy=True)
 
     check_finite("merged model", weights)

@@ -32,7 +32,8 @@ def extract(
         target: the file to write.
 
     Raises:
-        VideotuneError: if the weights do not have the base's architecture, or nothing changed.
+        VideotuneError: if the weights do not have the base's architecture, or nothing
+            changed.
     """
     target.check(folder)
     base = next(candidate_bases(base_name))
@@ -71,7 +72,9 @@ def extract(
 
 
 def _check_expert(spec: ModelSpec, base_name: str, expert: str | None) -> None:
-    """Raise VideotuneError unless the expert is named exactly if the base model has several."""
+    """Raise VideotuneError unless the expert is named exactly if the base model has
+    several.
+    """
     names = [spec_expert.name for spec_expert in spec.experts]
     has_several = len(names) > 1
     if expert in names or (expert is None and not has_several):
@@ -86,11 +89,15 @@ def _check_shapes(
     tuned_folder: Path,
     base_name: str,
 ) -> None:
-    """Raise VideotuneError if a fine-tuned model has tensors of other shapes than its base."""
+    """Raise VideotuneError if a fine-tuned model has tensors of other shapes than its
+    base.
+    """
     base_shapes = _shapes(base_tensors)
     tuned_shapes = _shapes(tuned_tensors)
     names = sorted({*base_shapes, *tuned_shapes})
-    differing = [name for name in names if base_shapes.get(name) != tuned_shapes.get(name)]
+    differing = [
+        name for name in names if base_shapes.get(name) != tuned_shapes.get(name)
+    ]
     if differing:
         raise VideotuneError(
             f"{tuned_folder} is not a fine-tuned {base_name}: {len(differing)} tensors"
@@ -99,7 +106,9 @@ def _check_shapes(
 
 
 def _shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(file.get_slice(name).get_shape()) for name, file in tensors.items()}
+    return {
+        name: tuple(file.get_slice(name).get_shape()) for name, file in tensors.items()
+    }
 
 
 @dataclass
@@ -123,7 +132,9 @@ def _extract_modules(
     tuned_folder: Path,
     rank: int,
 ) -> _Extracted:
-    """Compare the models tensor by tensor and truncate the change of each linear weight."""
+    """Compare the models tensor by tensor and truncate the change of each linear
+    weight.
+    """
     linear_weights = {
         f"{path}.weight"
         for path, module in base.net.named_modules()

@@ -45,7 +45,9 @@ def svd_of(factors: Factors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def product_norm(factors: Factors) -> float:
-    """Return ‖BA‖ (Frobenius), from the triangular factors of both to avoid cancellation."""
+    """Return ‖BA‖ (Frobenius), from the triangular factors of both to avoid
+    cancellation.
+    """
     b, a = factors
     r_b = torch.linalg.qr(b).R
     r_a = torch.linalg.qr(a.T).R
@@ -60,7 +62,9 @@ def truncate_svd(svd: tuple[Tensor, Tensor, Tensor], rank: int) -> Factors:
 
 
 def rank_for(sigma: Tensor, error: float) -> int:
-    """Return the lowest rank, at least 1, that loses at most the part ``error`` of ‖ΔW‖."""
+    """Return the lowest rank, at least 1, that loses at most the part ``error`` of
+    ‖ΔW‖.
+    """
     # lost[k]: ‖ΔW‖² that is lost without the k-th and all smaller singular values
     lost = sigma.square().flip(0).cumsum(0).flip(0)
     return max(1, int((lost > error**2 * lost[0]).sum()))
@@ -69,8 +73,8 @@ def rank_for(sigma: Tensor, error: float) -> int:
 def low_rank_factors(matrix: Tensor, rank: int) -> Factors:
     """Return the nearest factors of a matrix (out, in) in float64.
 
-    Small matrices get a full SVD, others a randomized one (Halko, Martinsson and Tropp 2011,
-    arXiv 0909.4061).
+    Small matrices get a full SVD, others a randomized one (Halko, Martinsson and Tropp
+    2011, arXiv 0909.4061).
     """
     if min(matrix.shape) <= max(FULL_SVD_LIMIT, rank + OVERSAMPLING):
         return truncate_svd(torch.linalg.svd(matrix, full_matrices=False), rank)

@@ -1,4 +1,6 @@
-"""Inspect any program's adapter file: its base, form, ranks, scales, health and readers."""
+"""Inspect any program's adapter file: its base, form, ranks, scales, health and
+readers.
+"""
 
 import re
 from collections import Counter
@@ -41,7 +43,9 @@ MAX_ENTRIES = 40
 """Header keys, misfits and other tensors that are listed."""
 
 MAX_BYTES = 8 << 30
-"""Size of the largest adapter that is read; published ones have a few hundred megabytes."""
+"""Size of the largest adapter that is read; published ones have a few hundred
+megabytes.
+"""
 
 _ADAPTER_MARKS = (".lora", ".hada_", ".lokr_", ".oft_R")
 """Parts of tensor names that only adapters have."""
@@ -74,7 +78,9 @@ def open_adapter(path: Path, *, finite: bool = True) -> AdapterFile:
 
     size = file.stat().st_size
     if size > MAX_BYTES:
-        raise VideotuneError(f"{file} has {size >> 30} GB, which is too large for an adapter")
+        raise VideotuneError(
+            f"{file} has {size >> 30} GB, which is too large for an adapter"
+        )
 
     keys = "\n".join(model_files.headers([file]))
     if not any(mark in keys for mark in _ADAPTER_MARKS):
@@ -88,17 +94,22 @@ def open_adapter(path: Path, *, finite: bool = True) -> AdapterFile:
 @cache
 def load_architecture(folder: Path, names: tuple[str, ...]) -> Base:
     """Build the architecture from the configs in a folder."""
-    family_name = base_model.spec_for(None, base_model.place(str(folder), weights=False)).name
+    family_name = base_model.spec_for(
+        None, base_model.place(str(folder), weights=False)
+    ).name
     family_class = registry.find(family_name)
     family = family_class(folder, torch.device("cpu"), torch.float32)
     return Base(names, family, family.skeleton())
 
 
-def candidate_bases(base: str | None = None, family: str | None = None) -> Iterator[Base]:
+def candidate_bases(
+    base: str | None = None, family: str | None = None
+) -> Iterator[Base]:
     """Yield the architectures that a file may belong to.
 
     Args:
-        base: a folder or Hub id; only its configs are read. None: all published base models.
+        base: a folder or Hub id; only its configs are read. None: all published base
+            models.
         family: only published base models of this family.
     """
     if base is not None:
@@ -108,7 +119,9 @@ def candidate_bases(base: str | None = None, family: str | None = None) -> Itera
     folder_names: dict[str, str] = read_json(base_model.CONFIGS / "index.json")
     folders = sorted(path for path in base_model.CONFIGS.iterdir() if path.is_dir())
     for folder in folders:
-        if family is not None and base_model.of_base(folder) is not registry.find(family):
+        if family is not None and base_model.of_base(folder) is not registry.find(
+            family
+        ):
             continue
         names = [
             name
@@ -150,7 +163,9 @@ class _Candidate:
     """Whether the file belongs to an expert that the base model does not have."""
 
     def distance(self) -> tuple[int, bool, bool, int]:
-        """Sort key: of two bases that fit, the one with fewer untouched modules is nearer."""
+        """Sort key: of two bases that fit, the one with fewer untouched modules is
+        nearer.
+        """
         module_count = len(paths_by_name(self.base.family, self.base.net))
         return len(self.misfits), self.is_other_family, self.lacks_expert, module_count
 
@@ -161,8 +176,8 @@ def find_fitting_bases(
     """Compare a file with the base models that it may belong to.
 
     Returns:
-        The bases that fit every module, the base of the file's header first; the nearest base;
-        and that base's misfits.
+        The bases that fit every module, the base of the file's header first; the
+        nearest base; and that base's misfits.
     """
     modules, _ = group_by_module(file)
     expert, _ = detect_expert(file)
@@ -235,11 +250,13 @@ def detect_expert(file: AdapterFile) -> tuple[str | None, str]:
 
 
 def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
-    """Return all facts about an adapter file; docs/schemas/lora.schema.json lists the keys.
+    """Return all facts about an adapter file; docs/schemas/lora.schema.json lists the
+    keys.
 
     Args:
         path: the adapter's file or folder.
-        against: the base model that every shape is compared with; None: all published ones.
+        against: the base model that every shape is compared with; None: all published
+            ones.
 
     Raises:
         VideotuneError: for a file that is not an adapter or cannot be read.
@@ -285,7 +302,8 @@ def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
         "groups": group_shares(rows),
         "programs": supporting_programs(file, family, kinds, form, modules),
         "metadata": {
-            key[:MAX_VALUE_LENGTH]: value[:MAX_VALUE_LENGTH] for key, value in header_entries
+            key[:MAX_VALUE_LENGTH]: value[:MAX_VALUE_LENGTH]
+            for key, value in header_entries
         },
         "modules": rows,
     }
@@ -303,7 +321,11 @@ def split_or_keep(
         scale, alpha_source = read_scale(file, factors, parts.get("alpha"), name)
         return [
             AdapterModule(
-                name=name, paths=(), parts=factors, scale=scale, alpha_source=alpha_source
+                name=name,
+                paths=(),
+                parts=factors,
+                scale=scale,
+                alpha_source=alpha_source,
             )
         ]
 
@@ -340,7 +362,9 @@ def _detect_names(base: Base, modules: Sequence[AdapterModule]) -> str:
             diffusers_name = path.replace(".", "_")
             comfyui_name = base.family.to_comfyui_name(path).replace(".", "_")
             # diffusers' name is also native only if the authors use the same one.
-            is_native = is_native and (name != diffusers_name or comfyui_name == diffusers_name)
+            is_native = is_native and (
+                name != diffusers_name or comfyui_name == diffusers_name
+            )
             is_diffusers = is_diffusers and name == diffusers_name
 
     if not has_paths:
@@ -413,15 +437,17 @@ def supporting_programs(
 ) -> list[dict[str, Any]]:
     """Return the programs of programs.json, and what each multiplies ΔW by.
 
-    ``scale`` is [least, most] over the modules, or None if the program does not read the file.
-    ``strength`` is the value to set in the program so that ΔW is as this file defines it; None
-    if no single number does that.
+    ``scale`` is [least, most] over the modules, or None if the program does not read
+    the file. ``strength`` is the value to set in the program so that ΔW is as this file
+    defines it; None if no single number does that.
     """
     rules = read_json(Path(__file__).with_name("programs.json"))
     programs: dict[str, dict[str, Any]] = {}
     for rule in rules:
         name = rule["program"]
-        row = programs.setdefault(name, {"program": name, "scale": None, "strength": None})
+        row = programs.setdefault(
+            name, {"program": name, "scale": None, "strength": None}
+        )
         is_read = _reads_file(rule, family, kinds, form, modules)
         if not is_read or row["scale"] is not None:
             continue

@@ -1,7 +1,7 @@
 """Convert, merge and resize LoRA files.
 
-A file takes its name only after ΔW of every module in it, read back like any other file,
-matches the intended update to 1e-6.
+A file takes its name only after ΔW of every module in it, read back like any other
+file, matches the intended update to 1e-6.
 """
 
 import math
@@ -46,7 +46,8 @@ TENSOR_FACTS = ("digest", "use", "alpha", "rank", "variant")
 """Facts in our header that describe the tensors and the form of one file."""
 
 ZERO_SUM = 1e-12
-"""A sum with at most this share of its summands' norms is the rounding error of zero."""
+"""A sum with at most this share of its summands' norms is the rounding error of zero.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class Target:
 def convert(path: Path, target: Target) -> list[str]:
     """Write an adapter in another form.
 
-    Alpha is kept if the form can hold it, and otherwise multiplied into a factor. This and the
-    functions below return sentences about the file that was written.
+    Alpha is kept if the form can hold it, and otherwise multiplied into a factor. This
+    and the functions below return sentences about the file that was written.
     """
     target.check(path)
     file, base, modules = open_modules(path, target.base, target.family)
@@ -133,7 +134,11 @@ def resize(path: Path, rank: int | None, error: float, target: Target) -> list[s
         return rank or lora_factors.rank_for(sigma, error)
 
     return combine_adapters(
-        paths=[path], weights=(), choose_rank=choose_rank, action="resize", target=target
+        paths=[path],
+        weights=(),
+        choose_rank=choose_rank,
+        action="resize",
+        target=target,
     )
 
 
@@ -196,7 +201,9 @@ def combine_adapters(
             f"--weight: with these weights, the {len(paths)} files add up to zero; give others"
         )
     modules, notes = truncate_modules(sums, choose_rank, action)
-    return save_adapter(base, modules, target, collect_facts(files, base, action), notes)
+    return save_adapter(
+        base, modules, target, collect_facts(files, base, action), notes
+    )
 
 
 def _sum_modules(
@@ -212,13 +219,16 @@ def _sum_modules(
                 " (a product of A and B)"
             )
         for name, module in modules.items():
-            summands.setdefault(name, []).append(lora_factors.factors_of(module, weight))
+            summands.setdefault(name, []).append(
+                lora_factors.factors_of(module, weight)
+            )
 
     sums = {}
     for name, module_summands in summands.items():
         module_sum = lora_factors.sum_factors(*module_summands)
         zero_norm = ZERO_SUM * sum(map(lora_factors.product_norm, module_summands))
-        # Sums that are infinite or NaN stay: the check of the written file reports them.
+        # Sums that are infinite or NaN stay: the check of the written file reports
+        # them.
         is_zero = lora_factors.product_norm(module_sum) <= zero_norm < math.inf
         if not is_zero:
             sums[name] = module_sum
@@ -268,8 +278,12 @@ def truncate_modules(
     return {name: lora_module(name, pair) for name, pair in truncated.items()}, [note]
 
 
-def collect_facts(files: Sequence[AdapterFile], base: Base, action: str) -> dict[str, Any]:
-    """Return the facts for a new file's header: those of its only source, and what was done."""
+def collect_facts(
+    files: Sequence[AdapterFile], base: Base, action: str
+) -> dict[str, Any]:
+    """Return the facts for a new file's header: those of its only source, and what was
+    done.
+    """
     facts: dict[str, Any] = {}
     if len(files) == 1:
         source_facts = files[0].facts.items()
@@ -292,11 +306,12 @@ def save_adapter(
     notes: Sequence[str] = (),
     header: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Write an adapter in the target's form, read it back and compare ΔW of each module.
+    """Write an adapter in the target's form, read it back and compare ΔW of each
+    module.
 
     Raises:
-        VideotuneError: if the form cannot hold the adapter, or it reads back differently.
-            Nothing is written then.
+        VideotuneError: if the form cannot hold the adapter, or it reads back
+            differently. Nothing is written then.
     """
     output = write_form(base.family, base.net, modules, target.form)
     tensors = {}
@@ -318,7 +333,9 @@ def save_adapter(
     else:
         with whole_folder(target.path) as temporary_folder:
             write_json(temporary_folder / "adapter_config.json", output.settings)
-            exported = write(target.form, temporary_folder / "adapter_model.safetensors")
+            exported = write(
+                target.form, temporary_folder / "adapter_model.safetensors"
+            )
 
     error = exactly(exported.max_error)
     lines = [f"{target.path}: {len(modules)} modules, read back: ΔW {error}", *notes]
@@ -342,7 +359,8 @@ def compare_adapters(
         written_path: the file.
 
     Returns:
-        The largest relative difference over the modules, and the program that read the file.
+        The largest relative difference over the modules, and the program that read the
+        file.
 
     Raises:
         VideotuneError: if a difference exceeds 1e-6, or a module is missing.

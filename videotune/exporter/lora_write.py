@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.adapter_types import ZERO, by_module, kind_of, peft_config, side_of
+from videotune.adapters.adapter_types import (
+    ZERO,
+    by_module,
+    kind_of,
+    peft_config,
+    side_of,
+)
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_modules import (
     AdapterModule,
@@ -68,7 +74,9 @@ class WrittenLora:
     """PEFT's settings, which are saved in a file next to the tensors."""
 
     folded: int = 0
-    """Modules whose scale is multiplied into a factor, because the form cannot store it."""
+    """Modules whose scale is multiplied into a factor, because the form cannot store
+    it.
+    """
 
 
 def kind_of_modules(modules: Modules) -> str:
@@ -84,7 +92,8 @@ def kind_of_modules(modules: Modules) -> str:
 def peft_settings(modules: Modules) -> Any:
     """Return PEFT's settings for modules of exactly these shapes and scales.
 
-    The most common rank is the default; other ranks and alphas are exceptions by module.
+    The most common rank is the default; other ranks and alphas are exceptions by
+    module.
     """
     kind = kind_of_modules(modules)
     first_module = next(iter(modules.values()))
@@ -98,18 +107,24 @@ def peft_settings(modules: Modules) -> Any:
     alphas = {path: module.scale * ranks[path] for path, module in modules.items()}
 
     config = peft_config(kind, default_rank, first_module.scale, 0.0, sorted(modules))
-    config.rank_pattern = {path: rank for path, rank in ranks.items() if rank != default_rank}
+    config.rank_pattern = {
+        path: rank for path, rank in ranks.items() if rank != default_rank
+    }
     config.alpha_pattern = {
         path: alpha for path, alpha in alphas.items() if alpha != default_alpha
     }
     if kind == "LOKR":
-        config.decompose_both = any("lokr_w1_a" in module.parts for module in modules.values())
+        config.decompose_both = any(
+            "lokr_w1_a" in module.parts for module in modules.values()
+        )
         config.decompose_factor = _lokr_factor(modules)
     return config
 
 
 def _peft_rank(module: AdapterModule) -> int:
-    """Return the rank that PEFT needs; for LoKr with full factors one that keeps them full."""
+    """Return the rank that PEFT needs; for LoKr with full factors one that keeps them
+    full.
+    """
     rank = alpha_rank(module.parts)
     if rank:
         return rank
@@ -117,7 +132,9 @@ def _peft_rank(module: AdapterModule) -> int:
 
 
 def _lokr_factor(modules: Modules) -> int:
-    """Return LyCORIS's factor: the side of square W1 factors, or -1 (nearest to a square)."""
+    """Return LyCORIS's factor: the side of square W1 factors, or -1 (nearest to a
+    square).
+    """
     sides: set[int] = set()
     for module in modules.values():
         w1 = module.parts.get("lokr_w1")
@@ -151,7 +168,9 @@ def write_form(
         # The authors' names and kohya's have the limits of ComfyUI.
         reason_form = form if form in PREFIXES else "comfyui"
         reason = UNSUPPORTED.get((kind, reason_form), "nothing reads it there")
-        raise VideotuneError(f"--to {form}: {kind} is not written in this form: {reason}")
+        raise VideotuneError(
+            f"--to {form}: {kind} is not written in this form: {reason}"
+        )
 
     if form not in PREFIXES:
         return _with_alpha_tensors(_rename_and_fuse(family, net, modules, form), form)
@@ -181,13 +200,14 @@ def _rename_and_fuse(
             continue
         named[name] = module if len(members) == 1 else _fuse(net, members, modules)
 
-    # Readers recognize a fused form by its fused weights, so the first kind of them gets at
-    # least one update, which is zero.
+    # Readers recognize a fused form by its fused weights, so the first kind of them
+    # gets at least one update, which is zero.
     fused_groups = family.spec.fused_modules.get("comfyui", ())
     for blocks, suffixes in fused_groups[:1]:
         name, members = _form_name(family, net, f"{blocks}.0.{suffixes[0]}", form)
         has_fused = any(
-            path.startswith(f"{blocks}.") and path.endswith(tuple(suffixes)) for path in modules
+            path.startswith(f"{blocks}.") and path.endswith(tuple(suffixes))
+            for path in modules
         )
         if not has_fused:
             parts = _zero_factors(net, members[0], rank=1)
@@ -233,7 +253,8 @@ def _form_name(
     """Return a module's name in a form with the authors' names.
 
     Returns:
-        The name, and the paths of the modules that share it, in the order of their rows.
+        The name, and the paths of the modules that share it, in the order of their
+        rows.
 
     Raises:
         VideotuneError: if the module has no known name in the form.
@@ -263,9 +284,9 @@ def _form_name(
 def _fuse(net: nn.Module, members: tuple[str, ...], modules: Modules) -> AdapterModule:
     """Return one module for several that a form fuses, with exactly the same update.
 
-    Modules that share A, because they were fused before, get it once. Otherwise their A are
-    stacked (Σr, in), and their B are on the diagonal (Σout, Σr). Members without an update get
-    rows of zeros.
+    Modules that share A, because they were fused before, get it once. Otherwise their A
+    are stacked (Σr, in), and their B are on the diagonal (Σout, Σr). Members without an
+    update get rows of zeros.
 
     Raises:
         VideotuneError: for a kind that cannot be fused.
@@ -282,7 +303,9 @@ def _fuse(net: nn.Module, members: tuple[str, ...], modules: Modules) -> Adapter
     first_a = first.parts["lora_A"]
     is_complete = len(updates) == len(members)
     if is_complete and len(scales) == 1:
-        shares_a = all(torch.equal(first_a, update.parts["lora_A"]) for update in updates)
+        shares_a = all(
+            torch.equal(first_a, update.parts["lora_A"]) for update in updates
+        )
         if shares_a:
             b = torch.cat([update.parts["lora_B"] for update in updates])
             return replace(first, paths=members, parts={"lora_A": first_a, "lora_B": b})
@@ -309,7 +332,8 @@ def bake_adapter(
     """Return a run's adapter under a format's names, with the scale multiplied into it.
 
     Raises:
-        VideotuneError: for an unknown format, and for an adapter that is NaN or has no effect.
+        VideotuneError: for an unknown format, and for an adapter that is NaN or has no
+            effect.
     """
     kind = kind_of(state)
     assert kind is not None, "no adapter"
@@ -347,8 +371,12 @@ def round_adapter(
     return rounded
 
 
-def scaled_modules(state: Mapping[str, Tensor], scale: float) -> dict[str, AdapterModule]:
-    """Return the modules of a run's adapter in float32, with the scale multiplied into them."""
+def scaled_modules(
+    state: Mapping[str, Tensor], scale: float
+) -> dict[str, AdapterModule]:
+    """Return the modules of a run's adapter in float32, with the scale multiplied into
+    them.
+    """
     modules = {}
     for path, tensors in by_module(state).items():
         parts = {}

@@ -16,16 +16,18 @@ NOISE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the noise levels that are shown."""
 
 NOTABLE_DIFFERENCE = 0.05
-"""Smallest difference of a speed, a picture share or a median noise level in a report."""
+"""Smallest difference of a speed, a picture share or a median noise level in a report.
+"""
 
 Outcome = Mapping[str, Any]
 """The result of a clip in one of the trainer's datasets.
 
-Either ``dropped`` is the reason why the clip is dropped, or it is None and ``samples`` counts
-the clip's samples of one ``shape``. ``speed``: how fast a sample plays for the model, 1.0 being
-the clip's speed. ``stretch``: how much more the width grows than the height. Shares: ``seen``
-of the clip's frames that are within a sample; ``held`` of a sample's frames that repeat the
-clip's last one; ``cut`` of the picture outside the crop.
+Either ``dropped`` is the reason why the clip is dropped, or it is None and ``samples``
+counts the clip's samples of one ``shape``. ``speed``: how fast a sample plays for the
+model, 1.0 being the clip's speed. ``stretch``: how much more the width grows than the
+height. Shares: ``seen`` of the clip's frames that are within a sample; ``held`` of a
+sample's frames that repeat the clip's last one; ``cut`` of the picture outside the
+crop.
 """
 
 _Row = Mapping[str, Any]
@@ -40,7 +42,8 @@ def clip_outcomes(
     Args:
         rules: the dataset's rules.
         clip: a row of ``videotune check --json``.
-        model_fps: the frame rate that the model assumes; None: it gets the clip's own rate.
+        model_fps: the frame rate that the model assumes; None: it gets the clip's own
+            rate.
     """
     source = SourceVideo(
         frames=clip["source_frames"],
@@ -91,7 +94,9 @@ def clip_outcomes(
 
 
 def _moving_frames(sample: Sequence[int]) -> int:
-    """Return how many frames a sample has without repetitions of the last one at its end."""
+    """Return how many frames a sample has without repetitions of the last one at its
+    end.
+    """
     count = len(sample)
     while count > 1 and sample[count - 1] == sample[count - 2]:
         count -= 1
@@ -115,7 +120,9 @@ def steps_per_epoch(
         for outcome in _used(outcomes):
             rules = rules_by_name[outcome["dataset"]]
             bucket_owner = "" if rules.drops_rest else rules.name
-            counts[bucket_owner, outcome["shape"]] += int(outcome["samples"] * rules.repeats)
+            counts[bucket_owner, outcome["shape"]] += int(
+                outcome["samples"] * rules.repeats
+            )
 
     batches = 0
     for (bucket_owner, _), count in counts.items():
@@ -142,7 +149,8 @@ def build_autopsy(
         trainer_rules: its rules.
         spec: the base model.
         account: the account of ``videotune check``.
-        ours: videotune's steps_per_epoch, noise (quantiles at ``NOISE_QUANTILES``) and scale.
+        ours: videotune's steps_per_epoch, noise (quantiles at ``NOISE_QUANTILES``) and
+            scale.
         roots: the datasets' folders; paths of clips are shown relative to them.
 
     Returns:
@@ -163,7 +171,9 @@ def build_autopsy(
     our_account = {
         "used": account["used"] + account["held_out"],
         "dropped": account["skipped"],
-        "buckets": {bucket["shape"]: bucket["windows"] for bucket in account["buckets"]},
+        "buckets": {
+            bucket["shape"]: bucket["windows"] for bucket in account["buckets"]
+        },
         **ours,
     }
     findings = list_findings(rows, theirs, our_account, model_fps)
@@ -196,7 +206,9 @@ def _their_account(
     spec: ModelSpec,
     outcomes_by_clip: Mapping[str, Sequence[Outcome]],
 ) -> dict[str, Any]:
-    """Sum up the outcomes of all clips; noise levels are those of the most common shape."""
+    """Sum up the outcomes of all clips; noise levels are those of the most common
+    shape.
+    """
     used_clips = 0
     shapes: Counter[str] = Counter()
     for outcomes in outcomes_by_clip.values():
@@ -291,10 +303,15 @@ def _speed_difference(
     )
 
 
-def _picture_differences(used: Sequence[tuple[_Row, Outcome]]) -> Iterator[tuple[str, str]]:
+def _picture_differences(
+    used: Sequence[tuple[_Row, Outcome]],
+) -> Iterator[tuple[str, str]]:
     repeated = max((outcome["held"] for _, outcome in used), default=0.0)
     if repeated > NOTABLE_DIFFERENCE:
-        yield "held", f"Up to {repeated:.0%} of a sample's frames repeat the clip's last one."
+        yield (
+            "held",
+            f"Up to {repeated:.0%} of a sample's frames repeat the clip's last one.",
+        )
 
     cut = max((outcome["cut"] for _, outcome in used), default=0.0)
     if cut > NOTABLE_DIFFERENCE:

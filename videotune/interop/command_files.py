@@ -21,7 +21,9 @@ _TOKEN = re.compile(
     r"""|((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'();|&<>\\])+)|$|(.))""",
     re.DOTALL,
 )
-_QUOTED_PART = re.compile(r""""((?:\\.|[^"\\])*)"|'([^']*)'|((?:\\.|[^"'\\])+)""", re.DOTALL)
+_QUOTED_PART = re.compile(
+    r""""((?:\\.|[^"\\])*)"|'([^']*)'|((?:\\.|[^"'\\])+)""", re.DOTALL
+)
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?\}|\$(\w+)|%(\w+)%")
 _ASSIGNMENT = re.compile(r"(['\"]?)([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _OPTION = re.compile(r"--?([A-Za-z_][\w.-]*)?(?:=(.*))?", re.DOTALL)
@@ -35,21 +37,24 @@ MAX_LENGTH = 50_000
 def parse_options(text: str, path: Path) -> dict[str, Any]:
     """Return the options of the commands in a file, typed, without their dashes.
 
-    A flag without a value is True; several values of one flag are a list. Options before the
-    name of
-    a Python script belong to the launcher: ``launcher.mixed_precision``. ``script`` is the file
-        name of the script that trains. Commands without a Python script count only if no
-        command has one.
+    A flag without a value is True; several values of one flag are a list. Options
+    before the name of a Python script belong to the launcher:
+    ``launcher.mixed_precision``. ``script`` is the file
+        name of the script that trains. Commands without a Python script count only if
+        no command has one.
 
     Args:
         text: the file's text.
         path: the file, for messages.
 
     Raises:
-        VideotuneError: for an unclosed quote, and for arguments that grow without bound.
+        VideotuneError: for an unclosed quote, and for arguments that grow without
+            bound.
     """
     commands = list(_commands(text, path))
-    python_commands = [command for command in commands if _script_index(command) is not None]
+    python_commands = [
+        command for command in commands if _script_index(command) is not None
+    ]
 
     options: dict[str, Any] = {}
     for command in python_commands or commands:
@@ -165,7 +170,9 @@ def _expand(token: str, variables: dict[str, list[str]], path: Path) -> list[str
     argument = ""
     for double_quoted, single_quoted, unquoted in _QUOTED_PART.findall(token):
         substituted = _VARIABLE.sub(substitute, double_quoted or unquoted)
-        argument += single_quoted or re.sub(r"\\(.)", r"\1", substituted, flags=re.DOTALL)
+        argument += single_quoted or re.sub(
+            r"\\(.)", r"\1", substituted, flags=re.DOTALL
+        )
     if len(argument) > MAX_LENGTH:
         raise VideotuneError(
             f"{path}: an argument of a command grows beyond {MAX_LENGTH:,} characters"
@@ -174,7 +181,9 @@ def _expand(token: str, variables: dict[str, list[str]], path: Path) -> list[str
 
 
 def _tokens(text: str, path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (operator, "") for line ends and operators, ("", token) for others, with quotes."""
+    """Yield (operator, "") for line ends and operators, ("", token) for others, with
+    quotes.
+    """
     for pattern, replacement in _CLEANUPS:
         text = re.sub(pattern, replacement, text)
     # In Windows paths a backslash escapes nothing.

@@ -1,4 +1,6 @@
-"""Convert single values of other trainers' configs; the rules name a conversion under "as"."""
+"""Convert single values of other trainers' configs; the rules name a conversion under
+"as".
+"""
 
 import math
 import os
@@ -39,7 +41,9 @@ def _megapixels_side(value: Any, _: Path) -> int:
 
 
 def _area_sides(value: Any, folder: Path) -> list[Any]:
-    return [_area_side(size, folder) if isinstance(size, list) else size for size in value]
+    return [
+        _area_side(size, folder) if isinstance(size, list) else size for size in value
+    ]
 
 
 def _as_shapes(value: Any) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Read config files of other trainers, with the files that they refer to, as dotted keys.
+"""Read config files of other trainers, with the files that they refer to, as dotted
+keys.
 
-Of shell, batch and PowerShell files that start a trainer, the options of the commands are read;
-no line of them is executed.
+Of shell, batch and PowerShell files that start a trainer, the options of the commands
+are read; no line of them is executed.
 """
 
 import os
@@ -37,9 +38,9 @@ class ForeignConfig:
     values: Mapping[str, Any]
     """Every leaf by its dotted key, such as "datasets.0.num_frames".
 
-    Lists of scalars and lists of such lists are one leaf. A file that is referred to has its
-    leaves under the key that refers to it ("dataset.directory.0.path"), also if it is passed by
-    itself.
+    Lists of scalars and lists of such lists are one leaf. A file that is referred to
+    has its leaves under the key that refers to it ("dataset.directory.0.path"), also if
+    it is passed by itself.
     """
 
     files: tuple[Path, ...]
@@ -65,14 +66,15 @@ class _ConfigFile(NamedTuple):
 
 
 def read_foreign_config(paths: Sequence[Path]) -> ForeignConfig:
-    """Read the configs of one run of another trainer, with the files that they refer to.
+    """Read the configs of one run of another trainer, with the files that they refer
+    to.
 
     Args:
         paths: the files, in any order.
 
     Raises:
-        VideotuneError: for a file that cannot be read or is not a config of a known trainer,
-            and for files of several trainers or runs.
+        VideotuneError: for a file that cannot be read or is not a config of a known
+            trainer, and for files of several trainers or runs.
     """
     config_files = [_open_config(path) for path in dict.fromkeys(paths)]
     trainers = sorted({file.kind["trainer"] for file in config_files})
@@ -103,7 +105,8 @@ def read_foreign_config(paths: Sequence[Path]) -> ForeignConfig:
 
             leaves = flat_leaves(parse_config_file(path))
             if key in kind.get("whole", ()):
-                # The file is a config of the same form, and the main config overrides it.
+                # The file is a config of the same form, and the main config overrides
+                # it.
                 values = {**leaves, **values}
             else:
                 values |= _below(key, leaves)
@@ -153,8 +156,12 @@ def _open_config(path: Path) -> _ConfigFile:
     return _ConfigFile(path, leaves, kind)
 
 
-def _references(leaves: Mapping[str, Any], refers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield key and path of each file that a config refers to; list items have an index."""
+def _references(
+    leaves: Mapping[str, Any], refers: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield key and path of each file that a config refers to; list items have an
+    index.
+    """
     for key, value in leaves.items():
         if plain(key) not in refers:
             continue
@@ -169,7 +176,8 @@ def _references(leaves: Mapping[str, Any], refers: Sequence[str]) -> Iterator[tu
 def _find_file(name: str, folder: Path) -> Path | None:
     """Return the file that a name refers to, or None if it does not exist.
 
-    The name may be relative to the config's folder, one above it, or the working folder.
+    The name may be relative to the config's folder, one above it, or the working
+    folder.
     """
     config_folder = folder.resolve()
     folders = [config_folder, *config_folder.parents][:MAX_FOLDERS]

@@ -1,8 +1,8 @@
 """Rules by which other trainers choose frames, sizes and noise levels.
 
-The last argument of a frame rule is the clip; those of a size rule are the clip and the frame
-count of its samples. ``trainer_rules.py`` assigns rules to trainers; ``trainer_rules.json`` has
-their sources.
+The last argument of a frame rule is the clip; those of a size rule are the clip and the
+frame count of its samples. ``trainer_rules.py`` assigns rules to trainers;
+``trainer_rules.json`` has their sources.
 """
 
 import math
@@ -48,15 +48,19 @@ def floor_to_step(count: int, step: int) -> int:
 
 
 def evenly_spaced(n: int, count: int) -> list[int]:
-    """Return ``count`` frames spread over all n of a clip, the last included, rounded down."""
+    """Return ``count`` frames spread over all n of a clip, the last included, rounded
+    down.
+    """
     return [int(i) for i in torch.linspace(0, n - 1, count).long()]
 
 
-def drop_frames_to_rate(n: int, fps: float, target: float, end: int | None) -> list[int]:
+def drop_frames_to_rate(
+    n: int, fps: float, target: float, end: int | None
+) -> list[int]:
     """Return the source frames that remain if frames are dropped to reach a lower rate.
 
-    No frame is repeated. If the target is above the source's rate, every frame remains and
-    reading stops earlier.
+    No frame is repeated. If the target is above the source's rate, every frame remains
+    and reading stops earlier.
 
     Args:
         n: the frames of the clip.
@@ -132,7 +136,8 @@ def extract_windows(
         mode: head, chunk, slide, uniform or full.
         counts: the frame counts; they are rounded down to n·step + 1.
         step: the model's frame step.
-        rates: the source's rate in the config, and the model's; None: no frame is dropped.
+        rates: the source's rate in the config, and the model's; None: no frame is
+            dropped.
         limits: stride, samples per clip, and the most frames.
         clip: the clip.
     """
@@ -173,8 +178,8 @@ def resample_to_bucket(
 
     Args:
         mode: "single_beginning" takes the clip's beginning, any other its middle.
-        buckets: frames and ratio of each (None: any ratio). The one of the nearest ratio is
-            taken; of several the longest.
+        buckets: frames and ratio of each (None: any ratio). The one of the nearest
+            ratio is taken; of several the longest.
         step: the model's frame step.
         rate: the model's rate.
         clip: the clip.
@@ -184,7 +189,11 @@ def resample_to_bucket(
     filled = [bucket for bucket in clip_buckets if bucket[0] <= length]
     if not filled:
         smallest = min((count for count, _ in clip_buckets), default=0)
-        reason = f"the smallest bucket has {smallest}" if smallest else "no bucket is for clips"
+        reason = (
+            f"the smallest bucket has {smallest}"
+            if smallest
+            else "no bucket is for clips"
+        )
         return f"{length} frames at {rate:g} fps; {reason}"
 
     def distance(bucket: tuple[int, float | None]) -> tuple[float, int]:
@@ -198,7 +207,13 @@ def resample_to_bucket(
 
 
 def fixed_count_frames(
-    count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: SourceVideo
+    count: int,
+    rate: float,
+    shrink: bool,
+    auto: bool,
+    trim: bool,
+    step: int,
+    clip: SourceVideo,
 ) -> FrameIndices:
     """Return one sample of ``count`` frames, whatever the clip's length.
 
@@ -233,7 +248,8 @@ def fixed_count_frames(
 
 
 def spread_over_clip(buckets: Sequence[Bucket], clip: SourceVideo) -> FrameIndices:
-    """Return the frames of the largest bucket that the clip fills, spread over the clip.
+    """Return the frames of the largest bucket that the clip fills, spread over the
+    clip.
 
     A shorter clip keeps all its frames.
     """
@@ -241,7 +257,9 @@ def spread_over_clip(buckets: Sequence[Bucket], clip: SourceVideo) -> FrameIndic
     return [evenly_spaced(clip.frames, max(filled, default=clip.frames))]
 
 
-def leading_frames(counts: Sequence[int], reason: str, clip: SourceVideo) -> FrameIndices:
+def leading_frames(
+    counts: Sequence[int], reason: str, clip: SourceVideo
+) -> FrameIndices:
     """Return the first frames, as many as the largest count that the clip has.
 
     Args:
@@ -258,18 +276,19 @@ def leading_frames(counts: Sequence[int], reason: str, clip: SourceVideo) -> Fra
 def leading_frames_in_range(
     count: int, min_frames: int, max_frames: float, step: int, clip: SourceVideo
 ) -> FrameIndices:
-    """Return the first ``count`` frames of a clip whose length, cut to n·step + 1, fits."""
+    """Return the first ``count`` frames of a clip whose length, cut to n·step + 1,
+    fits.
+    """
     length = max(1, floor_to_step(clip.frames, step))
     if not min_frames <= length <= max_frames:
         cut = f", cut to {length}" if length != clip.frames else ""
-        return (
-            f"{clip.frames} frames{cut}; min_frames is {min_frames}, max_frames {max_frames:g}"
-        )
+        return f"{clip.frames} frames{cut}; min_frames is {min_frames}, max_frames {max_frames:g}"
     return [list(range(min(count, length)))]
 
 
 def frames_from_start(count: int, clip: SourceVideo) -> FrameIndices:
-    """Return ``count`` frames at the source's rate from a random start (here its earliest).
+    """Return ``count`` frames at the source's rate from a random start (here its
+    earliest).
 
     Beyond the clip's end the last frame is repeated.
     """
@@ -293,7 +312,9 @@ def _both_orientations(sizes: Sequence[PixelSize]) -> list[PixelSize]:
 def area_buckets(
     resolution: Sequence[int], multiple: int, clip: SourceVideo, count: int
 ) -> PixelSize:
-    """Return the size of the nearest ratio among sizes of at most the resolution's area."""
+    """Return the size of the nearest ratio among sizes of at most the resolution's
+    area.
+    """
     area = resolution[0] * resolution[1]
     square_side = int(math.sqrt(area))
     first_side = square_side // 2 // multiple * multiple
@@ -304,13 +325,21 @@ def area_buckets(
         other_side = area // side // multiple * multiple
         if other_side:
             sizes.append((side, other_side))
-    return min(_both_orientations(sizes), key=lambda size: abs(size[0] / size[1] - clip.ratio))
+    return min(
+        _both_orientations(sizes), key=lambda size: abs(size[0] / size[1] - clip.ratio)
+    )
 
 
 def ratio_buckets(
-    resolution: float, ratios: Sequence[float], multiple: int, clip: SourceVideo, count: int
+    resolution: float,
+    ratios: Sequence[float],
+    multiple: int,
+    clip: SourceVideo,
+    count: int,
 ) -> PixelSize:
-    """Return the size of the nearest ratio (by logarithm) at the area of the resolution²."""
+    """Return the size of the nearest ratio (by logarithm) at the area of the
+    resolution².
+    """
     sorted_ratios = np.array(sorted(ratios))
     distances = np.abs(math.log(clip.ratio) - np.log(sorted_ratios))
     ratio = float(sorted_ratios[np.argmin(distances)])
@@ -319,8 +348,11 @@ def ratio_buckets(
     return nearest_multiple(width, multiple), nearest_multiple(height, multiple)
 
 
-def within_area(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
-    """Return the clip's shape at no more than resolution², with sides rounded to a multiple.
+def within_area(
+    resolution: int, multiple: int, clip: SourceVideo, count: int
+) -> PixelSize:
+    """Return the clip's shape at no more than resolution², with sides rounded to a
+    multiple.
 
     Of the roundings up and down the one nearest in area is taken.
     """
@@ -342,8 +374,11 @@ def within_area(resolution: int, multiple: int, clip: SourceVideo, count: int) -
     return min(sizes, key=lambda size: abs(size[0] * size[1] - target_area))
 
 
-def bucket_by_ratio(buckets: Sequence[Bucket], clip: SourceVideo, count: int) -> PixelSize:
-    """Return the size of the nearest ratio among the buckets nearest to the frame count.
+def bucket_by_ratio(
+    buckets: Sequence[Bucket], clip: SourceVideo, count: int
+) -> PixelSize:
+    """Return the size of the nearest ratio among the buckets nearest to the frame
+    count.
 
     Of two with the same ratio the larger is taken.
     """
@@ -358,7 +393,9 @@ def bucket_by_ratio(buckets: Sequence[Bucket], clip: SourceVideo, count: int) ->
     return width, height
 
 
-def bucket_by_sides(buckets: Sequence[Bucket], clip: SourceVideo, count: int) -> PixelSize:
+def bucket_by_sides(
+    buckets: Sequence[Bucket], clip: SourceVideo, count: int
+) -> PixelSize:
     """Return the size of the bucket with the nearest sides, whatever its frames."""
 
     def distance(bucket: Bucket) -> int:
@@ -405,8 +442,11 @@ ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
 """Ratios of the longer to the shorter side."""
 
 
-def listed_aspects(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
-    """Return the size of the nearest of nine ratios and their inverses at the area resolution².
+def listed_aspects(
+    resolution: int, multiple: int, clip: SourceVideo, count: int
+) -> PixelSize:
+    """Return the size of the nearest of nine ratios and their inverses at the area
+    resolution².
 
     Ratios are compared as height over width.
     """
@@ -417,7 +457,8 @@ def listed_aspects(resolution: int, multiple: int, clip: SourceVideo, count: int
         sizes.append((short_side, long_side))
 
     height, width = min(
-        _both_orientations(sizes), key=lambda size: abs(size[0] / size[1] - 1 / clip.ratio)
+        _both_orientations(sizes),
+        key=lambda size: abs(size[0] / size[1] - 1 / clip.ratio),
     )
     return width, height
 
@@ -427,7 +468,9 @@ def listed_aspects(resolution: int, multiple: int, clip: SourceVideo, count: int
 
 @dataclass(frozen=True)
 class NoiseLevels:
-    """A distribution of noise levels, stretched to [low, high]; ``timesteps`` has its cut."""
+    """A distribution of noise levels, stretched to [low, high]; ``timesteps`` has its
+    cut.
+    """
 
     timesteps: TimestepSampler
     low: float = 0.0
@@ -440,5 +483,7 @@ class NoiseLevels:
 
 
 def area_shift(tokens: float) -> float:
-    """Return exp(mu), with mu linear in the tokens of a frame: 0.5 at 256, 1.15 at 4096."""
+    """Return exp(mu), with mu linear in the tokens of a frame: 0.5 at 256, 1.15 at
+    4096.
+    """
     return math.exp(0.5 + (1.15 - 0.5) * (tokens - 256) / (4096 - 256))

@@ -1,7 +1,7 @@
 """Facts about other trainers, and the parts of their configs that the rules need.
 
-``trainer_rules.json`` has the keys that are read, with their defaults, and the source of each
-rule.
+``trainer_rules.json`` has the keys that are read, with their defaults, and the source
+of each rule.
 """
 
 import re
@@ -13,23 +13,36 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import read_json
-from videotune.interop.rules import Bucket, FrameIndices, NoiseLevels, PixelSize, SourceVideo
+from videotune.interop.rules import (
+    Bucket,
+    FrameIndices,
+    NoiseLevels,
+    PixelSize,
+    SourceVideo,
+)
 from videotune.types import ModelSpec
 
-TRAINER_FACTS: Mapping[str, Any] = read_json(Path(__file__).with_name("trainer_rules.json"))
-"""By trainer: the sources of its rules, its keys with defaults, and numbers that depend on the
-model."""
+TRAINER_FACTS: Mapping[str, Any] = read_json(
+    Path(__file__).with_name("trainer_rules.json")
+)
+"""By trainer: the sources of its rules, its keys with defaults, and numbers that depend
+on the model.
+"""
 
 HUGE_NUMBER = re.compile(r"(?<![\d.])\d{7,}|inf|nan")
 """A number in a value that is larger than any meaningful one."""
 
 ForeignSection = Any
-"""A part of a config as attributes, dots as underscores; missing keys have their defaults."""
+"""A part of a config as attributes, dots as underscores; missing keys have their
+defaults.
+"""
 
 
 @dataclass(frozen=True)
 class DatasetRules:
-    """The rules for clips of one dataset; ``frames`` and ``size`` are from ``rules.py``."""
+    """The rules for clips of one dataset; ``frames`` and ``size`` are from
+    ``rules.py``.
+    """
 
     name: str
     frames: Callable[[SourceVideo], FrameIndices]
@@ -80,13 +93,18 @@ def read_datasets(
             prefix = f"{list_key}.{index}."
             has_clips = any(prefix + key in values for key in table["clips"])
             if has_clips:
-                yield read_section(values, prefix, table.get("general"), table["defaults"])
+                yield read_section(
+                    values, prefix, table.get("general"), table["defaults"]
+                )
         if names:
             return
 
 
 def read_section(
-    values: Mapping[str, Any], prefix: str, general: str | None, defaults: Mapping[str, Any]
+    values: Mapping[str, Any],
+    prefix: str,
+    general: str | None,
+    defaults: Mapping[str, Any],
 ) -> ForeignSection:
     """Read a part of a config.
 

@@ -11,7 +11,9 @@ def _sampler(distribution: str, shift: float, **numbers: float) -> TimestepSampl
     return TimestepSampler(distribution, shift, **numbers)  # type: ignore[arg-type]
 
 
-def noise_levels(distribution: str, shift: float = 1.0, **numbers: float) -> NoiseLevels:
+def noise_levels(
+    distribution: str, shift: float = 1.0, **numbers: float
+) -> NoiseLevels:
     """Return the noise levels of a shifted distribution with its numbers."""
     return NoiseLevels(_sampler(distribution, shift or 1.0, **numbers))
 
@@ -22,7 +24,9 @@ def _area_shift(spec: ModelSpec, bucket: Bucket) -> float:
     return rules.area_shift(height * width / token_side**2)
 
 
-def musubi_noise(run: ForeignSection, spec: ModelSpec, bucket: Bucket) -> NoiseLevels | str:
+def musubi_noise(
+    run: ForeignSection, spec: ModelSpec, bucket: Bucket
+) -> NoiseLevels | str:
     """Return the noise levels of musubi's timestep sampling for a bucket."""
     low = run.min_timestep / 1000
     high = run.max_timestep / 1000
@@ -47,11 +51,14 @@ def musubi_noise(run: ForeignSection, spec: ModelSpec, bucket: Bucket) -> NoiseL
         case "logsnr":
             distribution = "LOGIT_NORMAL"
             numbers = {"mean": -run.logit_mean / 2, "std": run.logit_std / 2}
-        # In mode sigma, the scheduler shifts only generation, and an index counts from noise to
-        # data.
+        # In mode sigma, the scheduler shifts only generation, and an index counts from
+        # noise to data.
         case "sigma" if run.weighting_scheme == "none" and (low, high) == (0, 1):
             distribution = "UNIFORM"
-        case "sigma" if run.weighting_scheme == "logit_normal" and (low, high) == (0, 1):
+        case "sigma" if run.weighting_scheme == "logit_normal" and (low, high) == (
+            0,
+            1,
+        ):
             distribution = "LOGIT_NORMAL"
             numbers = {"mean": -run.logit_mean, "std": run.logit_std}
         case _:
@@ -63,7 +70,9 @@ def musubi_noise(run: ForeignSection, spec: ModelSpec, bucket: Bucket) -> NoiseL
     return NoiseLevels(_sampler(distribution, shift, **numbers), low, high)
 
 
-def diffusion_pipe_noise(run: ForeignSection, spec: ModelSpec, bucket: Bucket) -> NoiseLevels:
+def diffusion_pipe_noise(
+    run: ForeignSection, spec: ModelSpec, bucket: Bucket
+) -> NoiseLevels:
     """Return the noise levels of diffusion-pipe for a bucket."""
     if spec.name in TRAINER_FACTS["diffusion-pipe"]["no_shift"]:
         shift = 1.0
@@ -84,16 +93,16 @@ def weighted_noise(run: ForeignSection, scheme: str) -> NoiseLevels | str:
         return "flow_weighting_scheme mode is not calculated here"
     if scheme == "logit_normal":
         # The mean is negated, because an index counts from noise to data.
-        return noise_levels("LOGIT_NORMAL", mean=-run.flow_logit_mean, std=run.flow_logit_std)
+        return noise_levels(
+            "LOGIT_NORMAL", mean=-run.flow_logit_mean, std=run.flow_logit_std
+        )
     return noise_levels("UNIFORM")
 
 
 def onetrainer_noise(run: ForeignSection) -> NoiseLevels | str:
     """Return the noise levels of OneTrainer's timestep distribution."""
     kind = run.timestep_distribution
-    unknown = (
-        f"timestep_distribution {kind} with these strengths and shifts is not calculated here"
-    )
+    unknown = f"timestep_distribution {kind} with these strengths and shifts is not calculated here"
     strengths = (run.min_noising_strength, run.max_noising_strength)
     if run.dynamic_timestep_shifting or strengths != (0, 1):
         return unknown
@@ -114,7 +123,9 @@ def onetrainer_noise(run: ForeignSection) -> NoiseLevels | str:
     return unknown
 
 
-def preprocessed_noise(run: ForeignSection, spec: ModelSpec, bucket: Bucket) -> NoiseLevels:
+def preprocessed_noise(
+    run: ForeignSection, spec: ModelSpec, bucket: Bucket
+) -> NoiseLevels:
     """Return the noise levels of the trainer with preprocessed clips for a bucket."""
     if run.flow_matching_timestep_sampling_mode == "uniform":
         return noise_levels("UNIFORM")

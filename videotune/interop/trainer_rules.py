@@ -1,4 +1,6 @@
-"""Each trainer's handling of a dataset: the rules of ``rules.py`` with the config's numbers."""
+"""Each trainer's handling of a dataset: the rules of ``rules.py`` with the config's
+numbers.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -28,8 +30,11 @@ from videotune.interop.trainer_noise import (
 )
 from videotune.types import ModelSpec
 
-PREPROCESSED = next(name for name, facts in TRAINER_FACTS.items() if facts.get("preprocessed"))
-"""The trainer that encodes clips in a separate command, whose options hold the buckets."""
+PREPROCESSED = next(
+    name for name, facts in TRAINER_FACTS.items() if facts.get("preprocessed")
+)
+"""The trainer that encodes clips in a separate command, whose options hold the buckets.
+"""
 
 
 def build_trainer_rules(
@@ -43,8 +48,8 @@ def build_trainer_rules(
         spec: the base model.
 
     Raises:
-        VideotuneError: for a trainer without rules for clips, for a value of another type, and
-            for a config without a dataset of clips.
+        VideotuneError: for a trainer without rules for clips, for a value of another
+            type, and for a config without a dataset of clips.
     """
     if trainer not in TRAINERS:
         raise VideotuneError(
@@ -187,7 +192,9 @@ def _ai_toolkit(
                 DatasetRules(
                     name=dataset.name,
                     frames=frames,
-                    size=partial(rules.within_area, int(side), spec.rules.side_multiple),
+                    size=partial(
+                        rules.within_area, int(side), spec.rules.side_multiple
+                    ),
                     batch=run.batch_size,
                     repeats=dataset.num_repeats,
                 )
@@ -226,7 +233,9 @@ def _finetrainers(
                 reshape_mode=dataset.reshape_mode,
             )
         )
-    noise = weighted_noise(run, run.flow_weighting_scheme if spec.path == "flow" else "none")
+    noise = weighted_noise(
+        run, run.flow_weighting_scheme if spec.path == "flow" else "none"
+    )
     return TrainerRules(
         datasets=dataset_rules,
         noise=lambda _: noise,
@@ -323,7 +332,9 @@ def _simpletuner_dataset(
     is_square = dataset.crop and dataset.crop_aspect == "square"
     return DatasetRules(
         name=dataset.name,
-        frames=partial(rules.leading_frames_in_range, count, min_frames, max_frames, step),
+        frames=partial(
+            rules.leading_frames_in_range, count, min_frames, max_frames, step
+        ),
         size=partial(
             rules.source_ratio,
             side,
@@ -405,7 +416,9 @@ def _preprocessed(
     )
 
 
-RulesBuilder = Callable[[ForeignSection, Sequence[ForeignSection], ModelSpec], TrainerRules]
+RulesBuilder = Callable[
+    [ForeignSection, Sequence[ForeignSection], ModelSpec], TrainerRules
+]
 
 TRAINERS: Mapping[str, RulesBuilder] = {
     "musubi": _musubi,

@@ -35,9 +35,10 @@ class TranslatedKey:
     verdict: str
     """The result.
 
-    same: taken as it is; translated: taken under another name or with another value; none:
-        there is no counterpart; differs: the key does something other than its name suggests;
-        unknown: no rule knows the key; missing: a file that does not exist.
+    same: taken as it is; translated: taken under another name or with another value;
+        none: there is no counterpart; differs: the key does something other than its
+        name suggests; unknown: no rule knows the key; missing: a file that does not
+        exist.
     """
 
     ours: dict[str, Any] = field(default_factory=dict)
@@ -75,7 +76,9 @@ def translate(theirs: ForeignConfig) -> Imported:
     folder = theirs.files[0].parent
     config_values = _split_arguments(theirs.values, table.get("args", ()))
     defaults = _defaults(config_values, table.get("defaults", {}))
-    values = config_values | {key: default["value"] for key, default in defaults.items()}
+    values = config_values | {
+        key: default["value"] for key, default in defaults.items()
+    }
 
     rules = {key: defaults.get(key, {}) | _rule(table, key, values) for key in values}
     base_names = [values[key] for key, rule in rules.items() if "base" in rule]
@@ -92,13 +95,17 @@ def translate(theirs: ForeignConfig) -> Imported:
     return Imported(theirs.trainer, config, final_rows)
 
 
-def _split_arguments(values: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any]:
+def _split_arguments(
+    values: Mapping[str, Any], options: Sequence[str]
+) -> dict[str, Any]:
     """Split KEY=VALUE items of options such as optimizer_args into keys of their own."""
     split_values: dict[str, Any] = {}
     for key, value in values.items():
         items = value if isinstance(value, list) else [value]
         assignments = [str(item).partition("=") for item in items]
-        are_assignments = bool(assignments) and all(equals for _, equals, _ in assignments)
+        are_assignments = bool(assignments) and all(
+            equals for _, equals, _ in assignments
+        )
         if suggestions.plain(key) not in options or not are_assignments:
             split_values[key] = value
             continue
@@ -107,8 +114,12 @@ def _split_arguments(values: Mapping[str, Any], options: Sequence[str]) -> dict[
     return split_values
 
 
-def _defaults(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the trainer's defaults for keys that the config, or an entry of a list, lacks."""
+def _defaults(
+    values: Mapping[str, Any], table: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the trainer's defaults for keys that the config, or an entry of a list,
+    lacks.
+    """
     defaults = {}
     for pattern, default in table.items():
         head, dot, last = pattern.rpartition("N.")
@@ -122,7 +133,9 @@ def _defaults(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, 
     return defaults
 
 
-def _rule(table: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _rule(
+    table: Mapping[str, Any], key: str, values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the rule for a key: by its name, or the first pattern that matches.
 
     Of a list of rules it is the first whose conditions hold.
@@ -157,7 +170,9 @@ def _indices(key: str) -> list[str]:
 
 
 def _related_value(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
-    """Return the value of another key; N in its name stands for the index that ``key`` has."""
+    """Return the value of another key; N in its name stands for the index that ``key``
+    has.
+    """
     indices = iter(_indices(key))
     parts = [next(indices, "0") if part == "N" else part for part in pattern.split(".")]
     return values.get(".".join(parts))
@@ -168,7 +183,8 @@ def _conditions_hold(
 ) -> bool:
     """Return whether other keys have certain values.
 
-    A condition is a list of patterns separated by |; an empty pattern matches a missing value.
+    A condition is a list of patterns separated by |; an empty pattern matches a missing
+    value.
     """
     for name, patterns in conditions.items():
         value = _related_value(name, key, values)
@@ -200,7 +216,9 @@ def _translate_key(
     is_empty = value in (None, "", [], {})
     if "to" in rule and (not is_empty or "empty" in rule):
         try:
-            divisor = _related_value(rule["over"], key, values) if "over" in rule else None
+            divisor = (
+                _related_value(rule["over"], key, values) if "over" in rule else None
+            )
             translated_value = -(-value // divisor) if divisor else value
             ours = _convert(key, translated_value, rule, folder)
         except VideotuneError as error:
@@ -211,7 +229,9 @@ def _translate_key(
     if "base" in rule:
         ours |= base
         if not base:
-            notes.append("it names no base model that videotune trains: set base_model_name")
+            notes.append(
+                "it names no base model that videotune trains: set base_model_name"
+            )
 
     return TranslatedKey(
         key=key,
@@ -223,7 +243,9 @@ def _translate_key(
     )
 
 
-def _verdict(key: str, value: Any, ours: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
+def _verdict(
+    key: str, value: Any, ours: Mapping[str, Any], rule: Mapping[str, Any]
+) -> str:
     for verdict in ("differs", "unknown"):
         if verdict in rule:
             return verdict
@@ -238,7 +260,9 @@ def _verdict(key: str, value: Any, ours: Mapping[str, Any], rule: Mapping[str, A
     return "same" if is_same else "translated"
 
 
-def _convert(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _convert(
+    key: str, value: Any, rule: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
     """Return videotune's keys and values for a value.
 
     Keys of a dataset have the indices of the other trainer's: ``datasets.0_2.path``.
@@ -265,7 +289,9 @@ def _convert(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dic
 
 
 def _base_model(names: list[Any], folder: Path) -> dict[str, str]:
-    """Return videotune's keys for the base model that a config names; {} if it is not known."""
+    """Return videotune's keys for the base model that a config names; {} if it is not
+    known.
+    """
     for name in names:
         if isinstance(name, str) and os.path.isfile(folder / name / "model_index.json"):
             return {"base_model_name": str((folder / name).absolute())}
@@ -307,15 +333,20 @@ def _accept(
 
     accepted_keys = {source_keys[key] for key in accepted}
     reasons = dict.fromkeys(
-        dataset_keys, "no folder of clips belongs to it, or only one that was named before"
+        dataset_keys,
+        "no folder of clips belongs to it, or only one that was named before",
     )
     reasons.update(refusals)
-    final_reasons = {key: text for key, text in reasons.items() if key not in accepted_keys}
+    final_reasons = {
+        key: text for key, text in reasons.items() if key not in accepted_keys
+    }
     final_rows = tuple(_without_refused(row, wanted, final_reasons) for row in rows)
     return _nest(accepted), final_rows
 
 
-def _expand_datasets(dataset_keys: Sequence[str], wanted: Mapping[str, Any]) -> dict[str, str]:
+def _expand_datasets(
+    dataset_keys: Sequence[str], wanted: Mapping[str, Any]
+) -> dict[str, str]:
     """Apply values for all datasets, or for some, to each dataset that has a folder.
 
     Args:
@@ -358,7 +389,8 @@ def _try_keys(
     """Find the keys that resolve together.
 
     Returns:
-        The accepted keys with their values, and the last reason for each key that was refused.
+        The accepted keys with their values, and the last reason for each key that was
+        refused.
     """
 
     def position(group: list[str]) -> int:
@@ -387,7 +419,9 @@ def _try_keys(
 def _without_refused(
     row: TranslatedKey, wanted: Mapping[str, Any], reasons: Mapping[str, str]
 ) -> TranslatedKey:
-    """Return a row without the keys that were not accepted, with the reasons in its note."""
+    """Return a row without the keys that were not accepted, with the reasons in its
+    note.
+    """
     refused = {}
     for key, value in row.ours.items():
         if wanted[key] != value:

@@ -14,18 +14,24 @@ if TYPE_CHECKING:
 
 
 TEXT = "text"
-"""Name of what trains if only text encoders do. It belongs to the run, not to an expert."""
+"""Name of what trains if only text encoders do.
+
+It belongs to the run, not to an expert.
+"""
 
 
 def prefix(spec: ModelSpec, name: str) -> str:
-    """Return the prefix of an expert's parameters in a checkpoint, empty for a model with one denoiser."""
+    """Return the prefix of an expert's parameters in a checkpoint, empty for a model
+    with one denoiser.
+    """
     return f"{name}." if len(spec.experts) > 1 and name != TEXT else ""
 
 
 def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
     """Return the names of the experts that train.
 
-    Raises VideotuneError for a choice that the model does not have, or the method cannot make.
+    Raises VideotuneError for a choice that the model does not have, or the method
+    cannot make.
     """
     names = tuple(expert.name for expert in spec.experts)
     if len(names) == 1:
@@ -47,7 +53,9 @@ def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
             )
         return names
     if config.expert_share is not None:
-        raise VideotuneError(f"expert_share: only {config.experts} trains. Leave it out")
+        raise VideotuneError(
+            f"expert_share: only {config.experts} trains. Leave it out"
+        )
     return (str(config.experts),)
 
 

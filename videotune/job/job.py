@@ -1,4 +1,5 @@
-"""A job: a resolved config and base model, with the library of clips and the schedule of the run.
+"""A job: a resolved config and base model, with the library of clips and the schedule
+of the run.
 
 Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at once.
 """
@@ -75,13 +76,21 @@ class Job:
 
     @property
     def effective_batch(self) -> int:
-        """Samples of a step. If images and videos are mixed, a step of videos has fewer."""
-        return self.config.batch_size * self.config.gradient_accumulation_steps * self.processes
+        """Samples of a step.
+
+        If images and videos are mixed, a step of videos has fewer.
+        """
+        return (
+            self.config.batch_size
+            * self.config.gradient_accumulation_steps
+            * self.processes
+        )
 
     def exposure(self, steps: int) -> Exposure:
         """Return the views of every window and clip after ``steps`` steps.
 
-        Until the data last changed these are the views that were counted, from then on those of the schedule.
+        Until the data last changed these are the views that were counted, from then on
+        those of the schedule.
         """
         scheduled = self._scheduled_exposure(steps)
         if not self.past.step:
@@ -94,13 +103,17 @@ class Job:
         return exposure(views, self.buckets, self.library.regularization)
 
     def views_at(self, step: int) -> float:
-        """Return how often a training window has been shown on average, repeats counted."""
+        """Return how often a training window has been shown on average, repeats
+        counted.
+        """
         views_before, views_per_step = self._mean_views
         return views_before + (step - self.past.step) * views_per_step
 
     @cached_property
     def _mean_views(self) -> tuple[float, float]:
-        """Mean views of a training window: until the data last changed, and for each step since."""
+        """Mean views of a training window: until the data last changed, and for each
+        step since.
+        """
         windows = self.training_windows
         views_before = sum(self.past.views.get(window.id, 0) for window in windows)
 
@@ -111,10 +124,14 @@ class Job:
 
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:
-        """The windows that the run learns from: all but those of regularization, unless there are no others."""
+        """The windows that the run learns from: all but those of regularization, unless
+        there are no others.
+        """
         regularization = self.library.regularization
         windows = self.library.windows
-        training = [window for window in windows if window.clip_id not in regularization]
+        training = [
+            window for window in windows if window.clip_id not in regularization
+        ]
         return tuple(training) or windows
 
     @cached_property
@@ -125,12 +142,17 @@ class Job:
         return {window.id: captions[window.clip_id] for window in windows}
 
     def data_digest(self) -> str:
-        """Return a hash of what is trained on: windows, captions and the held-out clips."""
+        """Return a hash of what is trained on: windows, captions and the held-out
+        clips.
+        """
         clips = []
         for clip in self.library.clips:
             clips.append(json.dumps({**asdict(clip), "path": "", "source": ""}))
         windows = (*self.library.windows, *self.library.held_out_windows)
-        content = {"clips": sorted(clips), "windows": [astuple(window) for window in windows]}
+        content = {
+            "clips": sorted(clips),
+            "windows": [astuple(window) for window in windows],
+        }
         return digest(content)
 
 
@@ -148,11 +170,13 @@ def open_job(
         resolved: the config.
         spec: facts of the model.
         base: the base model, if one is named.
-        to_look: only look at the data: a clip without a caption is skipped, and there may be no window.
+        to_look: only look at the data: a clip without a caption is skipped, and there
+            may be no window.
         processes: how many processes train.
 
     Raises:
-        VideotuneError: if no dataset is given, captions are missing or no clip can be used.
+        VideotuneError: if no dataset is given, captions are missing or no clip can be
+            used.
     """
     config = resolved.config
     if not config.datasets:
@@ -169,7 +193,9 @@ def open_job(
     library = _scan(config, weighted, spec, cache, to_look=to_look)
     library, token_notes = with_new_token(library, config)
     windows_by_shape = buckets(library)
-    schedule, schedule_notes = make_schedule(config, windows_by_shape, library, processes)
+    schedule, schedule_notes = make_schedule(
+        config, windows_by_shape, library, processes
+    )
     notes = [
         *library.notes,
         *schedule_notes,
@@ -179,7 +205,9 @@ def open_job(
         *_micro_batch_notes(resolved),
     ]
     unweighted = [dataset for dataset in config.datasets if dataset not in weighted]
-    notes += [f"{dataset.path} is left out: its loss_weight is 0" for dataset in unweighted]
+    notes += [
+        f"{dataset.path} is left out: its loss_weight is 0" for dataset in unweighted
+    ]
 
     epoch_steps = steps_per_epoch(schedule)
     steps, arithmetic = total_steps(config, sum(schedule.sizes), epoch_steps)
@@ -207,9 +235,17 @@ def open_job(
 
 
 def _scan(
-    config: Config, datasets: list[Dataset], spec: ModelSpec, cache: Path, *, to_look: bool
+    config: Config,
+    datasets: list[Dataset],
+    spec: ModelSpec,
+    cache: Path,
+    *,
+    to_look: bool,
 ) -> Library:
-    """Read the clips of the datasets. Raises DoesNotFit if none can be trained on, unless ``to_look``."""
+    """Read the clips of the datasets.
+
+    Raises DoesNotFit if none can be trained on, unless ``to_look``.
+    """
     settings = _scan_config(config, datasets, spec, to_look=to_look)
     try:
         with bar("reading clips") as progress:
@@ -225,7 +261,8 @@ def _scan(
         else:
             reason = "none can be used:"
         skipped = "".join(
-            f"\n  {path}: {code}: {detail}" for path, code, detail in library.skipped[:10]
+            f"\n  {path}: {code}: {detail}"
+            for path, code, detail in library.skipped[:10]
         )
         raise DoesNotFit(f"no clip can be trained on; {reason}{skipped}")
     return library
@@ -234,7 +271,9 @@ def _scan(
 def _scan_config(
     config: Config, datasets: list[Dataset], spec: ModelSpec, *, to_look: bool
 ) -> Config:
-    """Return the config for a scan: with these datasets, a resolution, and no error ``to_look``."""
+    """Return the config for a scan: with these datasets, a resolution, and no error
+    ``to_look``.
+    """
     changes: dict[str, Any] = {
         "datasets": datasets,
         "resolution": config.resolution,
@@ -250,13 +289,21 @@ def _micro_batch_notes(resolved: Resolved) -> list[str]:
     config = resolved.config
     is_users = resolved.origins.get("micro_batch_size") != "plan"
     micro_batch_size = config.micro_batch_size
-    if not is_users or micro_batch_size is None or micro_batch_size <= config.batch_size:
+    if (
+        not is_users
+        or micro_batch_size is None
+        or micro_batch_size <= config.batch_size
+    ):
         return []
-    return [f"micro_batch_size {micro_batch_size} is unused: batch_size is {config.batch_size}"]
+    return [
+        f"micro_batch_size {micro_batch_size} is unused: batch_size is {config.batch_size}"
+    ]
 
 
 def cache_folder(config: Config) -> Path:
-    """Return the cache folder: as the config says, or in or beside the first dataset; of a Hub dataset, the user's cache."""
+    """Return the cache folder: as the config says, or in or beside the first dataset;
+    of a Hub dataset, the user's cache.
+    """
     if config.cache_dir is not None:
         return Path(config.cache_dir).expanduser()
 
@@ -276,7 +323,8 @@ def make_schedule(
 ) -> tuple[Schedule, list[str]]:
     """Return the schedule over the buckets, and notes on the batch.
 
-    If images and videos are mixed, a step of a video bucket takes fewer samples, as the multiplier says.
+    If images and videos are mixed, a step of a video bucket takes fewer samples, as the
+    multiplier says.
 
     Args:
         config: the settings.
@@ -312,7 +360,9 @@ def make_schedule(
 
 
 def crop_blocker(job: Job) -> str | None:
-    """Return why the crop is too small a part of every clip, or None if it is not or the config allows it."""
+    """Return why the crop is too small a part of every clip, or None if it is not or
+    the config allows it.
+    """
     if job.config.allow_crop:
         return None
     resolution = job.config.resolution or job.spec.default_resolution
@@ -320,7 +370,9 @@ def crop_blocker(job: Job) -> str | None:
 
 
 def refuse_nothing_to_learn(config: Config) -> None:
-    """Raise VideotuneError if the target of every sample is the base model's own prediction."""
+    """Raise VideotuneError if the target of every sample is the base model's own
+    prediction.
+    """
     trained = [
         dataset
         for dataset in config.datasets
@@ -346,7 +398,8 @@ def refuse_skips(job: Job, allow: str | None) -> None:
         allow: a number of clips, or "all". None: none may be skipped.
 
     Raises:
-        DoesNotFit: if too many clips are skipped; it lists them. Also if most of every clip is cropped away.
+        DoesNotFit: if too many clips are skipped; it lists them. Also if most of every
+            clip is cropped away.
     """
     crop_reason = crop_blocker(job)
     if crop_reason is not None:
@@ -362,7 +415,9 @@ def refuse_skips(job: Job, allow: str | None) -> None:
             )
         return
 
-    listed = "".join(f"\n  {path}: {reason}: {detail}" for path, reason, detail in skipped[:10])
+    listed = "".join(
+        f"\n  {path}: {reason}: {detail}" for path, reason, detail in skipped[:10]
+    )
     if len(skipped) > 10:
         listed += f"\n  … and {len(skipped) - 10} more"
     raise DoesNotFit(
@@ -372,17 +427,24 @@ def refuse_skips(job: Job, allow: str | None) -> None:
 
 
 def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Return the clip account with the views of each training clip after ``steps`` steps."""
+    """Return the clip account with the views of each training clip after ``steps``
+    steps.
+    """
     views = job.exposure(steps).clips if job.buckets else {}
     views_by_path = {
-        clip.path: views.get(clip.id, 0) for clip in job.library.clips if not clip.held_out
+        clip.path: views.get(clip.id, 0)
+        for clip in job.library.clips
+        if not clip.held_out
     }
-    clips = [clip | {"views": views_by_path.get(clip["path"])} for clip in account["clips"]]
+    clips = [
+        clip | {"views": views_by_path.get(clip["path"])} for clip in account["clips"]
+    ]
     return {**account, "clips": clips}
 
 
 def with_new_token(library: Library, config: Config) -> tuple[Library, list[str]]:
-    """Put the new token of an embedding into every caption that lacks it, because such a caption would teach nothing.
+    """Put the new token of an embedding into every caption that lacks it, because such
+    a caption would teach nothing.
 
     Returns:
         The library, and notes on what was done.
@@ -401,7 +463,9 @@ def with_new_token(library: Library, config: Config) -> tuple[Library, list[str]
         clips.append(replace(clip, captions=captions))
     accounts = []
     for account in library.accounts:
-        captions_of_account = [with_token(caption, token) for caption in account["captions"]]
+        captions_of_account = [
+            with_token(caption, token) for caption in account["captions"]
+        ]
         accounts.append(account | {"captions": captions_of_account})
 
     notes = [f"the new token is {token!r}: use it in prompts"]

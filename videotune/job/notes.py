@@ -1,4 +1,6 @@
-"""Sentences for the user on what a config means for its data: unused keys, sizes, clips that are never shown."""
+"""Sentences for the user on what a config means for its data: unused keys, sizes, clips
+that are never shown.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +21,9 @@ EMBEDDING_KEYS = (
 
 
 def sizes_as_read(resolved: Resolved) -> list[str]:
-    """Say how the user's resolutions "HxW" are read, because most programs name the width first."""
+    """Say how the user's resolutions "HxW" are read, because most programs name the
+    width first.
+    """
     resolutions: list[object] = []
     if resolved.origins.get("resolution") == "user":
         resolutions += _as_list(resolved.config.resolution)
@@ -30,7 +34,9 @@ def sizes_as_read(resolved: Resolved) -> list[str]:
     for resolution in dict.fromkeys(str(item) for item in resolutions):
         if "x" in resolution:
             height, width = resolution.split("x")
-            notes.append(f"resolution {resolution} is read as {height} high, {width} wide")
+            notes.append(
+                f"resolution {resolution} is read as {height} high, {width} wide"
+            )
     return notes
 
 
@@ -50,7 +56,9 @@ def epoch_notes(
 
     views = exposure(times_seen(schedule, steps), list(windows_by_shape.values())).clips
     total = sum(views.values())
-    training = [count for name, count in views.items() if name not in library.regularization]
+    training = [
+        count for name, count in views.items() if name not in library.regularization
+    ]
     share = (total - sum(training)) / total if total else 0.0
 
     notes = []
@@ -99,7 +107,9 @@ def _reasons_of_training(config: Config) -> dict[str, str | None]:
         if is_embedding and config.embedding_learning_rate is not None:
             reasons["learning_rate"] = "embedding_learning_rate is the new tokens' own"
         elif text.train and text.learning_rate is not None:
-            reasons["learning_rate"] = "text_encoder.learning_rate is the text encoder's own"
+            reasons["learning_rate"] = (
+                "text_encoder.learning_rate is the text encoder's own"
+            )
     if not is_embedding:
         for key in EMBEDDING_KEYS:
             reasons[key] = 'training_method is not "EMBEDDING"'
@@ -109,7 +119,9 @@ def _reasons_of_training(config: Config) -> dict[str, str | None]:
     return reasons
 
 
-def _reasons_of_data(config: Config, library: Library, noisy: bool) -> dict[str, str | None]:
+def _reasons_of_data(
+    config: Config, library: Library, noisy: bool
+) -> dict[str, str | None]:
     """Return why keys of the data and its validation are unused, None if they are used."""
     reasons: dict[str, str | None] = {}
     video = config.video_config
@@ -122,7 +134,9 @@ def _reasons_of_data(config: Config, library: Library, noisy: bool) -> dict[str,
     if video.windows != "slide":
         reasons["video_config.window_stride"] = 'video_config.windows is not "slide"'
     if video.frame_sample_strategy != "keyframe":
-        reasons["video_config.keyframe_source"] = 'frame_sample_strategy is not "keyframe"'
+        reasons["video_config.keyframe_source"] = (
+            'frame_sample_strategy is not "keyframe"'
+        )
     if not noisy and not any(window.varies for window in windows):
         reasons["video_config.variants"] = "nothing of a window is random"
     if video.stretch:

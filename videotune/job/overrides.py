@@ -28,7 +28,9 @@ from videotune.types import BasePlace, ModelSpec
 
 @dataclass(frozen=True)
 class Overrides:
-    """The config of a command and what goes on top of it, as the command line or the Python API gives them."""
+    """The config of a command and what goes on top of it, as the command line or the
+    Python API gives them.
+    """
 
     preset: str | None = None
     """Name of a preset; it lies below the config."""
@@ -43,7 +45,8 @@ class Overrides:
 
 
 ConfigSource = Overrides | Config | Mapping[str, Any] | Path | str | None
-"""A config: its keys, a ``videotune.Config``, or the JSON or YAML file that holds them."""
+"""A config: its keys, a ``videotune.Config``, or the JSON or YAML file that holds them.
+"""
 
 
 def to_overrides(
@@ -54,14 +57,16 @@ def to_overrides(
     Args:
         config: the config, or overrides that are complete already.
         keywords: further fields of ``Overrides``.
-        allow_skips: how many clips may be skipped. Clips without a caption are then skipped like others, unless
-            missing_caption is set.
+        allow_skips: how many clips may be skipped. Clips without a caption are then
+            skipped like others, unless missing_caption is set.
 
     Raises:
         VideotuneError: if ``allow_skips`` is neither a number nor "all".
     """
     if allow_skips not in (None, "all") and not allow_skips.isdecimal():
-        raise VideotuneError(f"--allow-skips: {allow_skips!r} is neither a number nor all")
+        raise VideotuneError(
+            f"--allow-skips: {allow_skips!r} is neither a number nor all"
+        )
 
     if isinstance(config, Overrides):
         overrides = config
@@ -104,7 +109,9 @@ def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, 
     if isinstance(config, Path):
         return read_config(config)
     if isinstance(config, Config):
-        return checked_keys(config.model_dump(mode="json", exclude_unset=True), "config")
+        return checked_keys(
+            config.model_dump(mode="json", exclude_unset=True), "config"
+        )
     return checked_keys(dict(config), "config")
 
 
@@ -118,7 +125,8 @@ def preset_keys(overrides: Overrides) -> dict[str, Any]:
 def with_sets(keys: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
     """Put the settings of ``--set`` on top of a config's keys.
 
-    ``datasets.KEY`` sets a key of the only dataset, ``datasets.N.KEY`` one of the N-th, counted from 0.
+    ``datasets.KEY`` sets a key of the only dataset, ``datasets.N.KEY`` one of the N-th,
+    counted from 0.
 
     Raises VideotuneError if it is not clear which dataset is meant.
     """
@@ -129,7 +137,8 @@ def with_sets(keys: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
     rows = keys.get("datasets")
     rows = list(rows) if isinstance(rows, list) else []
     is_numbered = all(
-        name.isdecimal() and isinstance(change, dict) for name, change in changes.items()
+        name.isdecimal() and isinstance(change, dict)
+        for name, change in changes.items()
     )
     if not is_numbered:
         if len(rows) != 1:
@@ -155,9 +164,14 @@ def absolute_paths(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _absolute(value: Any, key: str) -> Any:
-    """Make the paths in a value absolute. ``key`` is its dotted name, with [] for the items of a list."""
+    """Make the paths in a value absolute.
+
+    ``key`` is its dotted name, with [] for the items of a list.
+    """
     if isinstance(value, dict):
-        return {name: _absolute(inner, f"{key}.{name}") for name, inner in value.items()}
+        return {
+            name: _absolute(inner, f"{key}.{name}") for name, inner in value.items()
+        }
     if isinstance(value, list):
         return [_absolute(inner, f"{key}[]") for inner in value]
     if isinstance(value, str) and key in LOCAL:
@@ -171,7 +185,9 @@ def absolute(path: str) -> str:
 
 
 def local_or_id(path: str) -> str:
-    """Make a dataset's path absolute; leave the id of a Hub dataset, unless a local file has that name."""
+    """Make a dataset's path absolute; leave the id of a Hub dataset, unless a local
+    file has that name.
+    """
     looks_like_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path)
     if looks_like_id and not expand_user(path).exists():
         return path
@@ -179,7 +195,9 @@ def local_or_id(path: str) -> str:
 
 
 def where_there(path: str) -> str:
-    """Make the path of an existing file or folder absolute; anything else is an id of the Hub."""
+    """Make the path of an existing file or folder absolute; anything else is an id of
+    the Hub.
+    """
     return absolute(path) if expand_user(path).exists() else path
 
 
@@ -196,7 +214,10 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
 
 
 def expand_user(path: str) -> Path:
-    """Expand ~ in a path. Raises VideotuneError if it names a user that does not exist."""
+    """Expand ~ in a path.
+
+    Raises VideotuneError if it names a user that does not exist.
+    """
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -204,7 +225,9 @@ def expand_user(path: str) -> Path:
 
 
 def _base(merged: Mapping[str, Any], *, planning: bool) -> BasePlace:
-    """Return the base model that a config names, or for a plan the configs of it that come with videotune."""
+    """Return the base model that a config names, or for a plan the configs of it that
+    come with videotune.
+    """
     try:
         return place_of(merged)
     except NotHere:
@@ -220,7 +243,9 @@ def _base(merged: Mapping[str, Any], *, planning: bool) -> BasePlace:
 
 
 def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlace]:
-    """Resolve settings that name their base model, such as a run's, with the model and its place."""
+    """Resolve settings that name their base model, such as a run's, with the model and
+    its place.
+    """
     base = place_of(settings)
     spec = spec_for(settings.get("family"), base)
     return resolve(settings, {}, spec), spec, base
@@ -233,8 +258,8 @@ def resolve_config(
 
     Args:
         overrides: what the command is called with.
-        planning: no weights will be read, so the configs that come with videotune may stand for a base model that is
-            not on this machine.
+        planning: no weights will be read, so the configs that come with videotune may
+            stand for a base model that is not on this machine.
 
     Raises:
         VideotuneError: if neither a family nor a base model is given.
@@ -244,7 +269,9 @@ def resolve_config(
     merged = merge(preset, user)
     for key in ("base_model_name", "base_parts", "family"):
         if not isinstance(merged.get(key), str | None):
-            raise VideotuneError(f"{key}: takes text, not {shortened(repr(merged[key]))}")
+            raise VideotuneError(
+                f"{key}: takes text, not {shortened(repr(merged[key]))}"
+            )
 
     base = _base(merged, planning=planning) if merged.get("base_model_name") else None
     family = merged.get("family")

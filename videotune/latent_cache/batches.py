@@ -1,4 +1,6 @@
-"""Make the batch of a step from the cache: samples, noise levels and noise, as a pure function of the step."""
+"""Make the batch of a step from the cache: samples, noise levels and noise, as a pure
+function of the step.
+"""
 
 from array import array
 from collections import Counter
@@ -15,7 +17,12 @@ from videotune.data.buckets import padded_box
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of, sample_indices
+from videotune.latent_cache.sampler import (
+    ExpertSchedule,
+    Schedule,
+    bucket_of,
+    sample_indices,
+)
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.host_weights import pinned
 from videotune.rng import generator_for
@@ -56,10 +63,14 @@ class StepBatch:
     prior: tuple[int, ...] = ()
     """Numbers of the step's samples whose target is the base model's own prediction."""
     spare: bool = False
-    """Whether ``batch`` is another process's sample that adds nothing, because all must run the network together."""
+    """Whether ``batch`` is another process's sample that adds nothing, because all must
+    run the network together.
+    """
 
     def pinned(self) -> "StepBatch":
-        """Return the same batch in pinned memory, which a CUDA device reads while the host goes on."""
+        """Return the same batch in pinned memory, which a CUDA device reads while the
+        host goes on.
+        """
         batch = None if self.batch is None else self.batch.map(_pin)
         return replace(self, t=_pin(self.t), noise=_pin(self.noise), batch=batch)
 
@@ -85,7 +96,9 @@ class StepDraws:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Where batches come from: the cache, the clips, and the schedule over their windows."""
+    """Where batches come from: the cache, the clips, and the schedule over their
+    windows.
+    """
 
     config: Config
     spec: ModelSpec
@@ -98,21 +111,30 @@ class BatchSource:
     sizes: Mapping[str, tuple[int, int]]
     """(width, height) in pixels of each clip, by id."""
     buckets: tuple[tuple[Window, ...], ...]
-    """The schedule's buckets, most expensive first. A window of a clip with ``repeats`` r is r times in its bucket."""
+    """The schedule's buckets, most expensive first.
+
+    A window of a clip with ``repeats`` r is r times in its bucket.
+    """
     schedule: Schedule
     objective: Objective
     encode: Callable[[Window, int], LatentDistribution] | None = None
-    """Makes the latents of a sample where no variants are cached (``video_config.variants`` 0)."""
+    """Makes the latents of a sample where no variants are cached
+    (``video_config.variants`` 0).
+    """
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
     """Whether the batches of steps are put into pinned memory."""
-    _encode_lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    _encode_lock: Lock = field(
+        default_factory=Lock, init=False, repr=False, compare=False
+    )
     _blocks: dict[int, list[StepDraws]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def timesteps_of(self, step: int) -> TimestepSampler:
-        """Return the noise levels that a step draws from: with its bucket's shift, within its expert's range."""
+        """Return the noise levels that a step draws from: with its bucket's shift,
+        within its expert's range.
+        """
         timesteps = self.objective.timesteps
 
         shift_rule = self.spec.shift_by_tokens
@@ -132,24 +154,35 @@ class BatchSource:
         name = self.names.get(caption) or self.keys.text(caption)
         return self.store.get("text", name)
 
-    def sample(self, window: Window, variant: int, *name: str | int) -> LatentDistribution:
-        """Return a window's latents as a mean without variance, drawn for ``name`` if the family caches a variance."""
+    def sample(
+        self, window: Window, variant: int, *name: str | int
+    ) -> LatentDistribution:
+        """Return a window's latents as a mean without variance, drawn for ``name`` if
+        the family caches a variance.
+        """
         distribution = self._distribution(window, variant)
         if distribution.logvar is None:
             return distribution
 
         generator = generator_for(self.keys.seed, "posterior", *name)
-        noise = torch.from_numpy(generator.standard_normal(distribution.mean.shape, "float32"))
+        noise = torch.from_numpy(
+            generator.standard_normal(distribution.mean.shape, "float32")
+        )
         drawn = distribution.mean + torch.exp(0.5 * distribution.logvar) * noise
         return replace(distribution, mean=drawn, logvar=None)
 
     def plain(self, window: Window) -> LatentDistribution:
-        """Return a window without random frames, crop or image noise, as validation and previews read it."""
+        """Return a window without random frames, crop or image noise, as validation and
+        previews read it.
+        """
         return self.sample(window, DETERMINISTIC_VARIANT, window.id)
 
     @property
     def conditions_on_first_frame(self) -> bool:
-        """Whether most samples are conditioned on first frames. Validation and previews then are, too."""
+        """Whether most samples are conditioned on first frames.
+
+        Validation and previews then are, too.
+        """
         if self.spec.image_conditioning == "none":
             return False
         return (self.config.first_frame_probability or 0.0) >= 0.5
@@ -164,12 +197,15 @@ class BatchSource:
         return window.varies or self.keys.image_noise
 
     def variant(self, bucket: int, position: int, epoch: int) -> int:
-        """Return which variant of its window the entry at ``position`` of a bucket shows in epoch ``epoch``."""
+        """Return which variant of its window the entry at ``position`` of a bucket
+        shows in epoch ``epoch``.
+        """
         window = self.buckets[bucket][position]
         if not self.varies(window):
             return 0
 
-        # A window with r repeats is seen r times an epoch, each time in its next variant.
+        # A window with r repeats is seen r times an epoch, each time in its next
+        # variant.
         repeats = self.clips[window.clip_id].repeats
         views_before = epoch * repeats
         if repeats > 1:
@@ -178,7 +214,9 @@ class BatchSource:
 
     @cached_property
     def names(self) -> dict[tuple[Window, int] | str, str]:
-        """Names of the cache entries that steps read, by (window, variant) and by caption."""
+        """Names of the cache entries that steps read, by (window, variant) and by
+        caption.
+        """
         names: dict[tuple[Window, int] | str, str] = {}
         for bucket in self.buckets:
             for window in dict.fromkeys(bucket):
@@ -201,7 +239,9 @@ class BatchSource:
 
     @cached_property
     def _earlier_copies(self) -> tuple[Sequence[int], ...]:
-        """For each entry of each bucket, how many entries before it have the same window."""
+        """For each entry of each bucket, how many entries before it have the same
+        window.
+        """
         numbers = []
         for bucket in self.buckets:
             copies: Counter[Window] = Counter()
@@ -213,10 +253,14 @@ class BatchSource:
         return tuple(numbers)
 
     def _distribution(self, window: Window, variant: int) -> LatentDistribution:
-        """Return a window's cached latents, or encode them if its variants are not cached."""
+        """Return a window's cached latents, or encode them if its variants are not
+        cached.
+        """
         is_plain = variant == DETERMINISTIC_VARIANT
         if self.variants == 0 and not is_plain and self.varies(window):
-            assert self.encode is not None, "without cached variants an encoder is needed"
+            assert self.encode is not None, (
+                "without cached variants an encoder is needed"
+            )
             with self._encode_lock:
                 return self.encode(window, variant)
 
@@ -229,12 +273,17 @@ class BatchSource:
         return LatentDistribution(mean, logvar, extras=tensors)
 
     def step_draws(self, step: int) -> StepDraws:
-        """Return the draws of a step. A block of steps is drawn together, and the latest blocks are kept."""
+        """Return the draws of a step.
+
+        A block of steps is drawn together, and the latest blocks are kept.
+        """
         number, index = divmod(step - 1, DRAWN_TOGETHER)
         block = self._blocks.get(number)
         if block is None:
             first = number * DRAWN_TOGETHER + 1
-            block = [draws_of(self, each) for each in range(first, first + DRAWN_TOGETHER)]
+            block = [
+                draws_of(self, each) for each in range(first, first + DRAWN_TOGETHER)
+            ]
             self._blocks[number] = block
             for outdated in list(self._blocks)[:-BLOCKS_IN_MEMORY]:
                 self._blocks.pop(outdated, None)
@@ -242,7 +291,10 @@ class BatchSource:
 
 
 def draws_of(source: BatchSource, step: int) -> StepDraws:
-    """Draw for a step, counted from 1. Each draw belongs to (seed, purpose, step, index of the sample)."""
+    """Draw for a step, counted from 1.
+
+    Each draw belongs to (seed, purpose, step, index of the sample).
+    """
     seed = source.keys.seed
     config = source.config
     bucket, indices = sample_indices(source.schedule, step)
@@ -251,7 +303,8 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
         for position, epoch in indices
     )
     captions = tuple(
-        _caption(source, window, step, index) for index, (window, _) in enumerate(samples)
+        _caption(source, window, step, index)
+        for index, (window, _) in enumerate(samples)
     )
 
     numbers = uniforms(seed, step, len(samples), config.timestep_stratified)
@@ -266,17 +319,20 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
 
 
 def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
-    """Draw the uniform numbers (count,) float64 that a step's noise levels come from, one a sample.
+    """Draw the uniform numbers (count,) float64 that a step's noise levels come from,
+    one a sample.
 
     Args:
         seed: the run's seed.
         step: the step, counted from 1.
         count: samples of the step.
-        stratified: cut [0, 1) into ``count`` equal parts and give sample i part π(i), where π is a permutation
-            drawn for the step. The step then covers the distribution evenly, and each number alone stays uniform.
+        stratified: cut [0, 1) into ``count`` equal parts and give sample i part π(i),
+            where π is a permutation drawn for the step. The step then covers the
+            distribution evenly, and each number alone stays uniform.
     """
     u = torch.tensor(
-        [generator_for(seed, "t", step, i).random() for i in range(count)], dtype=torch.float64
+        [generator_for(seed, "t", step, i).random() for i in range(count)],
+        dtype=torch.float64,
     )
     if not stratified:
         return u
@@ -285,7 +341,9 @@ def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
 
 
 def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
-    """Draw the caption of a sample: one of its clip's, or none if the caption is dropped."""
+    """Draw the caption of a sample: one of its clip's, or none if the caption is
+    dropped.
+    """
     clip = source.clips[window.clip_id]
     generator = generator_for(source.keys.seed, "caption", step, index)
     if generator.random() < source.config.caption_dropout:
@@ -300,7 +358,9 @@ def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
 
 
 def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
-    """Return the samples, begin and end, that the i-th of n processes takes of a step: nearly equal parts, in order."""
+    """Return the samples, begin and end, that the i-th of n processes takes of a step:
+    nearly equal parts, in order.
+    """
     index, processes = part
     return index * samples // processes, (index + 1) * samples // processes
 
@@ -314,7 +374,8 @@ def prepare(
         source: where batches come from.
         step: the step, counted from 1.
         part: this process and the number of processes, see ``share_of``.
-        spares: give a process without a sample another one's, so that all run the network together.
+        spares: give a process without a sample another one's, so that all run the
+            network together.
     """
     draws = source.step_draws(step)
     windows = [window for window, _ in draws.samples]
@@ -365,7 +426,9 @@ def _noise_like(x0: Tensor, seed: int, step: int, first: int) -> Tensor:
     shape = tuple(x0.shape[1:])
     noise = []
     for index in range(first, first + len(x0)):
-        numbers = generator_for(seed, "noise", step, index).standard_normal(shape, "float32")
+        numbers = generator_for(seed, "noise", step, index).standard_normal(
+            shape, "float32"
+        )
         noise.append(torch.from_numpy(numbers))
     return torch.stack(noise)
 
@@ -379,9 +442,10 @@ def assemble(
 ) -> Batch:
     """Build a batch on the CPU from windows of one bucket. No frame is dropped.
 
-    A sample that is conditioned on its first frame has it in the way that ``spec.image_conditioning`` names:
-    "replace" feeds the first latent frame clean and leaves it out of the loss; "concat" appends the channels that
-    were encoded with the clip, which are zeros for all other samples.
+    A sample that is conditioned on its first frame has it in the way that
+    ``spec.image_conditioning`` names: "replace" feeds the first latent frame clean and
+    leaves it out of the loss; "concat" appends the channels that were encoded with the
+    clip, which are zeros for all other samples.
 
     Args:
         source: where batches come from.
@@ -391,7 +455,9 @@ def assemble(
         first_frame: which samples are conditioned on their first frame.
     """
     x0 = torch.stack([sample.mean for sample in latents])
-    conditioning_mask = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
+    conditioning_mask = torch.zeros(
+        len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool
+    )
     # A still has one frame, and fed clean it would leave nothing to learn.
     if source.spec.image_conditioning == "replace" and x0.shape[2] > 1:
         conditioning_mask[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
@@ -406,7 +472,9 @@ def assemble(
         _conditioning(source, captions, extras),
         conditioning_mask=conditioning_mask,
         loss_mask=_picture_mask(source, windows, x0) * ~conditioning_mask,
-        loss_weight=torch.tensor([clip.loss_weight for clip in clips], dtype=torch.float32),
+        loss_weight=torch.tensor(
+            [clip.loss_weight for clip in clips], dtype=torch.float32
+        ),
         captions=tuple(captions),
         window_ids=tuple(window.id for window in windows),
         fps=torch.tensor([window.shape.fps for window in windows]),
@@ -418,7 +486,9 @@ def assemble(
 def _conditioning(
     source: BatchSource, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]
 ) -> Conditioning:
-    """Return what samples are conditioned on: cached text and extras, or only extras if text is encoded in the step."""
+    """Return what samples are conditioned on: cached text and extras, or only extras if
+    text is encoded in the step.
+    """
     if not source.text_in_step:
         states = []
         for caption, sample_extras in zip(captions, extras, strict=True):
@@ -433,7 +503,8 @@ def _conditioning(
 
 
 def _picture_mask(source: BatchSource, windows: Sequence[Window], x0: Tensor) -> Tensor:
-    """Return 1 where a latent cell shows some of the picture, 0 where it shows only the black border.
+    """Return 1 where a latent cell shows some of the picture, 0 where it shows only the
+    black border.
 
     (B,1,F,1,1), or (B,1,F,H,W) if a window is padded.
     """
@@ -451,19 +522,25 @@ def _picture_mask(source: BatchSource, windows: Sequence[Window], x0: Tensor) ->
             clip_width, clip_height, (shape.height, shape.width)
         )
         has_rows = _covered_cells(top, picture_height, rows, shape.height // rows)
-        has_columns = _covered_cells(left, picture_width, columns, shape.width // columns)
+        has_columns = _covered_cells(
+            left, picture_width, columns, shape.width // columns
+        )
         mask[:, :, ~has_rows] = 0
         mask[..., ~has_columns] = 0
     return masks
 
 
 def _covered_cells(begin: int, length: int, cells: int, cell_size: int) -> Tensor:
-    """Return which of ``cells`` cells of ``cell_size`` pixels hold pixels of [begin, begin + length): (cells,) bool."""
+    """Return which of ``cells`` cells of ``cell_size`` pixels hold pixels of [begin,
+    begin + length): (cells,) bool.
+    """
     cell_begin = torch.arange(cells) * cell_size
     return (cell_begin < begin + length) & (cell_begin + cell_size > begin)
 
 
-def _with_dropped_frames(source: BatchSource, batch: Batch, step: int, first: int) -> Batch:
+def _with_dropped_frames(
+    source: BatchSource, batch: Batch, step: int, first: int
+) -> Batch:
     """Drop random latent frames: they are fed as noise and left out of the loss.
 
     All frames of a token are dropped together, and the first token's never.
@@ -479,11 +556,15 @@ def _with_dropped_frames(source: BatchSource, batch: Batch, step: int, first: in
 
     dropped = torch.zeros_like(batch.conditioning_mask)
     for index in range(len(batch)):
-        generator = generator_for(source.keys.seed, "frame dropout", step, first + index)
+        generator = generator_for(
+            source.keys.seed, "frame dropout", step, first + index
+        )
         number_of_token = torch.from_numpy(
             generator.random(frames)
         )  # more than there are tokens
         is_drawn = number_of_token[token_of_frame] < probability
         dropped[index, 0, :, 0, 0] = is_drawn & (token_of_frame > 0)
     dropped &= ~batch.conditioning_mask
-    return replace(batch, dropped_frames_mask=dropped, loss_mask=batch.loss_mask * ~dropped)
+    return replace(
+        batch, dropped_frames_mask=dropped, loss_mask=batch.loss_mask * ~dropped
+    )

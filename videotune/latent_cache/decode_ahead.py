@@ -19,14 +19,19 @@ from videotune.errors import VideotuneError
 from videotune.types import FrameSample
 
 DECODE_AHEAD_BYTES = 512 * 2**20
-"""Frames that may be decoded and wait for the encoder. One group of samples always may."""
+"""Frames that may be decoded and wait for the encoder.
+
+One group of samples always may.
+"""
 
 GROUP_BYTES = 96 * 2**20
 """Frames that are decoded in one pass over a file."""
 
 
 def decode_arguments(group: Sequence[FrameSample], media: MediaInfo) -> dict[str, Any]:
-    """Return the arguments of a worker's task "decode" for samples of one clip that are cropped alike."""
+    """Return the arguments of a worker's task "decode" for samples of one clip that are
+    cropped alike.
+    """
     first = group[0]
     times: list[float] = []
     for sample in group:
@@ -52,12 +57,15 @@ class _PendingGroup:
 
 
 def decode_ahead(
-    samples: Iterable[FrameSample], media: Mapping[str, MediaInfo], workers: Workers | None
+    samples: Iterable[FrameSample],
+    media: Mapping[str, MediaInfo],
+    workers: Workers | None,
 ) -> Iterator[tuple[FrameSample, np.ndarray, float]]:
     """Yield each sample, in order, with its frames and the seconds waited for them.
 
-    Workers decode ahead, within DECODE_AHEAD_BYTES. Samples of one clip are decoded together: clips of a few seconds
-    mostly have one keyframe, so each window alone would decode everything before it again.
+    Workers decode ahead, within DECODE_AHEAD_BYTES. Samples of one clip are decoded
+    together: clips of a few seconds mostly have one keyframe, so each window alone
+    would decode everything before it again.
     """
     pending: deque[_PendingGroup] = deque()
     max_pending = 4 * workers.count if workers else 1
@@ -75,7 +83,9 @@ def decode_ahead(
 
             if group:
                 clip = media[group[0].window.clip_id]
-                pending.append(_PendingGroup(group, clip, _submit(group, clip, workers)))
+                pending.append(
+                    _PendingGroup(group, clip, _submit(group, clip, workers))
+                )
                 pending_bytes += _frame_bytes(group)
     finally:
         for unfinished in pending:
@@ -86,7 +96,9 @@ def decode_ahead(
 def _submit(
     group: Sequence[FrameSample], clip: MediaInfo, workers: Workers | None
 ) -> Future[Any] | None:
-    """Start decoding a group in a worker, with a time limit that grows with the position in the clip."""
+    """Start decoding a group in a worker, with a time limit that grows with the
+    position in the clip.
+    """
     if workers is None:
         return None
     last_second = max(max(sample.times) for sample in group)
@@ -95,7 +107,9 @@ def _submit(
 
 
 def _finish(group: _PendingGroup) -> Iterator[tuple[FrameSample, np.ndarray, float]]:
-    """Wait for a group's frames and yield each sample with its own; the wait is counted once, at the first."""
+    """Wait for a group's frames and yield each sample with its own; the wait is counted
+    once, at the first.
+    """
     begun = time.monotonic()
     frames = frames_of(group.samples, group.clip, group.future)
     group.future = None  # it would keep the frames
@@ -109,7 +123,10 @@ def _finish(group: _PendingGroup) -> Iterator[tuple[FrameSample, np.ndarray, flo
 
 
 def _groups(samples: Iterable[FrameSample]) -> Iterator[list[FrameSample]]:
-    """Join neighbouring samples of one clip that are cropped alike, up to GROUP_BYTES. One sample always may."""
+    """Join neighbouring samples of one clip that are cropped alike, up to GROUP_BYTES.
+
+    One sample always may.
+    """
     group: list[FrameSample] = []
     for sample in samples:
         if group:
@@ -126,13 +143,20 @@ def _groups(samples: Iterable[FrameSample]) -> Iterator[list[FrameSample]]:
 def _crop_of(sample: FrameSample) -> tuple[Any, ...]:
     """Return what two samples must share to be decoded together."""
     window = sample.window
-    return window.clip_id, window.shape.height, window.shape.width, window.resize, sample.place
+    return (
+        window.clip_id,
+        window.shape.height,
+        window.shape.width,
+        window.resize,
+        sample.place,
+    )
 
 
 def frames_of(
     group: Sequence[FrameSample], clip: MediaInfo, future: Future[Any] | None
 ) -> np.ndarray:
-    """Return the frames of all samples of a group, one sample after the other, uint8 (T,H,W,3).
+    """Return the frames of all samples of a group, one sample after the other, uint8
+    (T,H,W,3).
 
     Args:
         group: samples of one clip.

@@ -1,4 +1,5 @@
-"""Fill the cache: captions with the text encoder, then clips with the VAE, one model in memory at a time.
+"""Fill the cache: captions with the text encoder, then clips with the VAE, one model in
+memory at a time.
 
 Entries that exist are left as they are, so a killed run continues where it stopped.
 """
@@ -25,7 +26,9 @@ from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, FrameSample, LatentDistribution, Window
 
 ProgressFn = Callable[[str, int, int], None]
-"""Called with what is being encoded and how fast, how many are done, and how many there are."""
+"""Called with what is being encoded and how fast, how many are done, and how many there
+are.
+"""
 
 FitsFn = Callable[[CacheEntry, ClipShape | None], bool]
 """Says whether a cache entry can hold a window of this shape, or a caption (None)."""
@@ -38,7 +41,9 @@ WindowVariant = tuple[Window, int]
 
 @dataclass(frozen=True)
 class CacheItems:
-    """Captions and (window, variant) samples: what is read from a cache, or what is missing in it."""
+    """Captions and (window, variant) samples: what is read from a cache, or what is
+    missing in it.
+    """
 
     captions: tuple[str, ...]
     samples: tuple[WindowVariant, ...]
@@ -47,8 +52,12 @@ class CacheItems:
         return bool(self.captions or self.samples)
 
 
-def entries_of(keys: CacheKeys, items: CacheItems) -> dict[EntryName, str | WindowVariant]:
-    """Return the names of the entries that items are read from, each with the first caption or sample that needs it."""
+def entries_of(
+    keys: CacheKeys, items: CacheItems
+) -> dict[EntryName, str | WindowVariant]:
+    """Return the names of the entries that items are read from, each with the first
+    caption or sample that needs it.
+    """
     entries: dict[EntryName, str | WindowVariant] = {}
     for caption in items.captions:
         entries["text", keys.text(caption)] = caption
@@ -64,10 +73,11 @@ def missing(
     items: CacheItems,
     fits: FitsFn = lambda entry, shape: True,
 ) -> CacheItems:
-    """Return the captions and samples that have no usable entry, in order, each entry once.
+    """Return the captions and samples that have no usable entry, in order, each entry
+    once.
 
-    An entry that does not fit its window or caption counts as missing, and so does a damaged one among those that
-    stay in memory and are therefore read now.
+    An entry that does not fit its window or caption counts as missing, and so does a
+    damaged one among those that stay in memory and are therefore read now.
     """
     entries = entries_of(keys, items)
     shapes: dict[EntryName, ClipShape | None] = {}
@@ -88,7 +98,8 @@ def missing(
 
 
 def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
-    """Return a check of whether an entry can be what this family encodes, by the names, dtypes and sizes it declares.
+    """Return a check of whether an entry can be what this family encodes, by the names,
+    dtypes and sizes it declares.
 
     A dataset may bring a cache that somebody else made.
 
@@ -109,21 +120,27 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
             if "text" not in forms:
                 return False
         else:
-            latent_form = ("float32", (spec.latent_channels, *spec.rules.latent_size(shape)))
+            latent_form = (
+                "float32",
+                (spec.latent_channels, *spec.rules.latent_size(shape)),
+            )
             for name in latent_names:
                 if forms.pop(name, None) != latent_form:
                     return False
 
         expected = expected_forms(shape or some_shape)
         return all(
-            name in expected and _has_form(form, expected[name]) for name, form in forms.items()
+            name in expected and _has_form(form, expected[name])
+            for name, form in forms.items()
         )
 
     return fits
 
 
 def _has_form(form: TensorForm, expected: TensorForm) -> bool:
-    """Return whether a tensor has the expected dtype and shape, or that of a shorter caption: fewer rows, as wide."""
+    """Return whether a tensor has the expected dtype and shape, or that of a shorter
+    caption: fewer rows, as wide.
+    """
     dtype, shape = form
     expected_dtype, expected_shape = expected
     if dtype != expected_dtype or len(shape) != len(expected_shape):
@@ -159,12 +176,15 @@ def fill(
         The seconds for which the VAE waited for frames.
 
     Raises:
-        VideotuneError: if a clip cannot be decoded or encoded, or if another process fills the same cache.
+        VideotuneError: if a clip cannot be decoded or encoded, or if another process
+            fills the same cache.
     """
     keys = CacheKeys.of(family, seed)
     with nullcontext() if helps else store.filling():
         _fill_captions(family, store, keys, todo.captions, progress)
-        return _fill_windows(family, store, keys, todo.samples, media, workers, progress)
+        return _fill_windows(
+            family, store, keys, todo.samples, media, workers, progress
+        )
 
 
 def _fill_captions(
@@ -185,7 +205,9 @@ def _fill_captions(
     try:
         for done, (caption, name) in enumerate(remaining, start=1):
             length = family.text_length(caption)
-            with _name_failure(f"the caption {caption[:60]!r}", "Shorten it, or free memory."):
+            with _name_failure(
+                f"the caption {caption[:60]!r}", "Shorten it, or free memory."
+            ):
                 states = _check_finite(family.encode_text([caption])[0])
 
             metadata = {
@@ -209,7 +231,9 @@ def _fill_windows(
     workers: Workers | None,
     progress: ProgressFn,
 ) -> float:
-    """Encode the samples that no other process has encoded in the meantime; return the seconds waited for frames."""
+    """Encode the samples that no other process has encoded in the meantime; return the
+    seconds waited for frames.
+    """
     remaining = []
     for window, variant in samples:
         if not store.has("latents", keys.latents(keys.sample(window, variant))):
@@ -241,7 +265,8 @@ def _fill_windows(
 
 
 def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:
-    """Return what one of several processes encodes: every n-th caption, and clips with nearly as many pixels each.
+    """Return what one of several processes encodes: every n-th caption, and clips with
+    nearly as many pixels each.
 
     Samples of one clip stay together, because they are decoded in one pass.
 
@@ -271,9 +296,15 @@ def _pixels(samples: Iterable[WindowVariant]) -> int:
 
 
 def encode_sample(
-    family: DiffusersModel, keys: CacheKeys, sample: FrameSample, media: Mapping[str, MediaInfo]
+    family: DiffusersModel,
+    keys: CacheKeys,
+    sample: FrameSample,
+    media: Mapping[str, MediaInfo],
 ) -> LatentDistribution:
-    """Decode and encode a sample now, in this process. Raises VideotuneError that names the clip."""
+    """Decode and encode a sample now, in this process.
+
+    Raises VideotuneError that names the clip.
+    """
     clip = media[sample.window.clip_id]
     frames = frames_of([sample], clip, None)
     return _encode_frames(family, keys, sample, frames, clip)
@@ -300,11 +331,15 @@ def _encode_frames(
 
 
 def tensors_of(distribution: LatentDistribution) -> dict[str, Tensor]:
-    """Return the tensors of a cache entry: the latent distribution, and what else was encoded of the pixels."""
+    """Return the tensors of a cache entry: the latent distribution, and what else was
+    encoded of the pixels.
+    """
     tensors = {"mean": distribution.mean}
     if distribution.logvar is not None:
         tensors["logvar"] = distribution.logvar
-    assert not tensors.keys() & distribution.extras.keys(), "an extra has the name of a latent"
+    assert not tensors.keys() & distribution.extras.keys(), (
+        "an extra has the name of a latent"
+    )
     return tensors | dict(distribution.extras)
 
 
@@ -321,7 +356,10 @@ def _name_failure(subject: str, remedy: str) -> Iterator[None]:
     """Turn an encoder's failure into a VideotuneError that names what it failed on."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # torch.OutOfMemoryError is a RuntimeError
         is_out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if is_out_of_memory or "memory" in str(error):
             reason = f"there is not enough memory to encode it. {remedy}"
@@ -336,11 +374,15 @@ def _check_finite(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the same tensors. Raises RuntimeError if any value is not finite."""
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
-            raise RuntimeError(f"the encoder's {name} holds infinite or undefined numbers")
+            raise RuntimeError(
+                f"the encoder's {name} holds infinite or undefined numbers"
+            )
     return tensors
 
 
-def cut_captions(store: LatentCache, keys: CacheKeys, captions: Sequence[str]) -> list[str]:
+def cut_captions(
+    store: LatentCache, keys: CacheKeys, captions: Sequence[str]
+) -> list[str]:
     """Return the captions that are longer than the model reads."""
     too_long = []
     for caption in captions:

@@ -23,7 +23,10 @@ from videotune.types import DETERMINISTIC_VARIANT
 KINDS = ("latents", "text")
 SUFFIX = ".safetensors"
 METADATA_KEY = "videotune"
-"""The only metadata key of a file. With a single key the order in the file, and so its bytes, are fixed."""
+"""The only metadata key of a file.
+
+With a single key the order in the file, and so its bytes, are fixed.
+"""
 
 UNREADABLE = (
     OSError,
@@ -34,8 +37,9 @@ UNREADABLE = (
     AttributeError,
     RuntimeError,
 )
-"""Errors that reading a damaged file can raise. safetensors and torch each have their own; deep JSON is a
-RuntimeError."""
+"""Errors that reading a damaged file can raise. safetensors and torch each have their
+own; deep JSON is a RuntimeError.
+"""
 
 EntryName = tuple[str, str]
 """(kind, key)."""
@@ -87,7 +91,9 @@ class CacheEntry:
 
     @property
     def of(self) -> str:
-        """What it was made of, in a few words: the caption, or the clip, the window and its variant."""
+        """What it was made of, in a few words: the caption, or the clip, the window and
+        its variant.
+        """
         if self.kind == "text":
             return str(self.about.get("caption", ""))
 
@@ -133,7 +139,9 @@ def form_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorForm]:
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return 16 hex digits that depend on the names, dtypes, shapes and every byte of tensors."""
+    """Return 16 hex digits that depend on the names, dtypes, shapes and every byte of
+    tensors.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -145,7 +153,9 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that may change an entry's bits."""
-    libraries = {name: version(name) for name in ("torch", "diffusers", "transformers", "av")}
+    libraries = {
+        name: version(name) for name in ("torch", "diffusers", "transformers", "av")
+    }
     return {"videotune": __version__} | libraries
 
 
@@ -155,7 +165,8 @@ def read_entry(folder: Path, kind: str, key: str) -> CacheEntry:
     A dataset may bring a cache that somebody else made.
 
     Raises:
-        UNREADABLE: one of these, if the file is missing, cut short or was not written by videotune.
+        UNREADABLE: one of these, if the file is missing, cut short or was not written
+            by videotune.
     """
     with safe_open(folder / file_of(kind, key), framework="np") as file:
         metadata = file.metadata() or {}
@@ -165,17 +176,21 @@ def read_entry(folder: Path, kind: str, key: str) -> CacheEntry:
     return entry
 
 
-def read_tensors(folder: Path, entry: CacheEntry, *, check: bool = True) -> dict[str, Tensor]:
-    """Read an entry's tensors without a memory map, which on a failing disk would kill the process.
+def read_tensors(
+    folder: Path, entry: CacheEntry, *, check: bool = True
+) -> dict[str, Tensor]:
+    """Read an entry's tensors without a memory map, which on a failing disk would kill
+    the process.
 
     Args:
         folder: the cache folder.
         entry: the entry.
-        check: compare them with the entry. The hash of a stranger's file may be right, so dtypes and shapes are
-            compared too, and numbers must be finite.
+        check: compare them with the entry. The hash of a stranger's file may be right,
+            so dtypes and shapes are compared too, and numbers must be finite.
 
     Raises:
-        UNREADABLE: one of these, if the tensors cannot be read or are not those that were written.
+        UNREADABLE: one of these, if the tensors cannot be read or are not those that
+            were written.
     """
     tensors = load((folder / entry.file).read_bytes())
     if not check:
@@ -185,7 +200,8 @@ def read_tensors(folder: Path, entry: CacheEntry, *, check: bool = True) -> dict
     if form_of(tensors) != entry.tensors:
         raise ValueError("holds tensors of another kind than its metadata say")
 
-    # A sum is finite only if all numbers are, and takes a third of the time of asking each.
+    # A sum is finite only if all numbers are, and takes a third of the time of asking
+    # each.
     for tensor in tensors.values():
         if not tensor.sum(dtype=torch.float32).isfinite():
             raise ValueError("holds infinite or undefined numbers")
@@ -193,7 +209,9 @@ def read_tensors(folder: Path, entry: CacheEntry, *, check: bool = True) -> dict
 
 
 def own_storage(tensor: Tensor) -> Tensor:
-    """Return the tensor on the CPU, contiguous, and sharing memory with no other, as a file needs it."""
+    """Return the tensor on the CPU, contiguous, and sharing memory with no other, as a
+    file needs it.
+    """
     tensor = tensor.detach().cpu().contiguous()
     shares_memory = tensor.untyped_storage().nbytes() != tensor.nbytes
     return tensor.clone() if shares_memory else tensor

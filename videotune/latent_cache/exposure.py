@@ -1,4 +1,7 @@
-"""Exposure: how often a run shows each window and each clip. A prior on over-fitting; it never stops a run by itself."""
+"""Exposure: how often a run shows each window and each clip.
+
+A prior on over-fitting; it never stops a run by itself.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,14 @@ from typing import Any
 from videotune.types import Window
 
 BANDS = ((10.0, "conservative"), (50.0, "moderate"), (100.0, "high"))
-"""Upper limits, exclusive: [0, 10) conservative, [10, 50) moderate, [50, 100) high, and from 100 on risky."""
+"""Upper limits, exclusive: [0, 10) conservative, [10, 50) moderate, [50, 100) high, and
+from 100 on risky.
+"""
 
 TARGETS = (10, 20, 50, 100)
-"""Views for which a plan gives the steps: where the bands begin, and the 20 of a low rate."""
+"""Views for which a plan gives the steps: where the bands begin, and the 20 of a low
+rate.
+"""
 
 CLIP_DIGITS = 12
 """Digits of a clip's id that name it, as in windows' ids."""
@@ -40,11 +47,16 @@ class Exposure:
     clips: Mapping[str, int]
     """By clip id: the sum over its windows."""
     regularization: frozenset[str] = frozenset()
-    """Ids of regularization windows and clips. They are counted but decide no band, for they are meant to be shown
-    often."""
+    """Ids of regularization windows and clips.
+
+    They are counted but decide no band, for they are meant to be shown often.
+    """
 
     def to_json(self, learning_rate: float) -> dict[str, Any]:
-        """Return the plan's ``views``. Ranges, band and advice are those of the training windows only."""
+        """Return the plan's ``views``.
+
+        Ranges, band and advice are those of the training windows only.
+        """
         views = self._ranges()
         views["clips"] = dict(self.clips)
         views["advice"] = advice(most(self), learning_rate)
@@ -59,7 +71,8 @@ class Exposure:
         return views
 
     def so_far(self) -> dict[str, Any]:
-        """Return the journal's line: ranges and band, how many windows had how many views, and the views of each clip.
+        """Return the journal's line: ranges and band, how many windows had how many
+        views, and the views of each clip.
 
         Clips are named by the first digits of their ids, as windows name them.
         """
@@ -68,7 +81,9 @@ class Exposure:
         line["windows"] = {
             str(views): count for views, count in sorted(windows_by_views.items())
         }
-        line["clips"] = {clip_id[:CLIP_DIGITS]: views for clip_id, views in self.clips.items()}
+        line["clips"] = {
+            clip_id[:CLIP_DIGITS]: views for clip_id, views in self.clips.items()
+        }
         return line
 
     def _ranges(self) -> dict[str, Any]:
@@ -77,7 +92,9 @@ class Exposure:
 
     def less(self, other: Exposure) -> Exposure:
         """Subtract the views of an earlier step of the same stream."""
-        windows = {name: count - other.windows[name] for name, count in self.windows.items()}
+        windows = {
+            name: count - other.windows[name] for name, count in self.windows.items()
+        }
         clips = {name: count - other.clips[name] for name, count in self.clips.items()}
         return Exposure(windows, clips, self.regularization)
 
@@ -98,7 +115,9 @@ class Exposure:
         return Exposure(window_views, clip_views, self.regularization)
 
     def _trained(self, views: Mapping[str, int]) -> list[int]:
-        return [count for name, count in views.items() if name not in self.regularization]
+        return [
+            count for name, count in views.items() if name not in self.regularization
+        ]
 
 
 def _range(values: Collection[int]) -> dict[str, Any]:
@@ -138,8 +157,11 @@ def most(exposure: Exposure) -> int:
     return max(exposure._trained(exposure.windows), default=0)
 
 
-def steps_for(views: int, exposure_after: Callable[[int], Exposure], guess: float) -> int:
-    """Return the first step after which the most shown training window has ``views`` views.
+def steps_for(
+    views: int, exposure_after: Callable[[int], Exposure], guess: float
+) -> int:
+    """Return the first step after which the most shown training window has ``views``
+    views.
 
     Args:
         views: the views to reach.

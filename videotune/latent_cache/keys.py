@@ -1,7 +1,9 @@
-"""The samples of windows, and the names of their cache entries: hashes of everything that decides their content.
+"""The samples of windows, and the names of their cache entries: hashes of everything
+that decides their content.
 
-Samples with the same pixels have the same name. If a family draws noise onto an image before it is encoded
-(``ModelSpec.image_noise``), every window has variants, and the name of a variant depends on its noise.
+Samples with the same pixels have the same name. If a family draws noise onto an image
+before it is encoded (``ModelSpec.image_noise``), every window has variants, and the
+name of a variant depends on its noise.
 """
 
 from dataclasses import dataclass, replace
@@ -16,10 +18,14 @@ from videotune.rng import generator_for
 from videotune.types import DETERMINISTIC_VARIANT, FrameSample, Window
 
 SCHEMA = 2
-"""Increased when the meaning of an entry changes, so that older entries are encoded again."""
+"""Increased when the meaning of an entry changes, so that older entries are encoded
+again.
+"""
 
 DECODE = 1
-"""Increased when ``videotune.data.decode`` makes other pixels of the same file, so that older latents are encoded again."""
+"""Increased when ``videotune.data.decode`` makes other pixels of the same file, so that
+older latents are encoded again.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,17 @@ class CacheKeys:
         )
 
     def sample(self, window: Window, variant: int) -> FrameSample:
-        """Return a variant of a window. With image noise, its number decides the noise too."""
+        """Return a variant of a window.
+
+        With image noise, its number decides the noise too.
+        """
         sample = sample_window(window, variant, self.seed)
         return replace(sample, variant=variant) if self.image_noise else sample
 
     def text(self, caption: str) -> str:
-        """Return the name of a caption's states: by the text, the encoder and the limit of tokens."""
+        """Return the name of a caption's states: by the text, the encoder and the limit
+        of tokens.
+        """
         content = {
             "schema": SCHEMA,
             "text": caption,
@@ -64,7 +75,8 @@ class CacheKeys:
         return digest(content)
 
     def latents(self, sample: FrameSample) -> str:
-        """Return the name of a sample's latents: by the clip's bytes, frame times, size, crop, VAE and image noise.
+        """Return the name of a sample's latents: by the clip's bytes, frame times,
+        size, crop, VAE and image noise.
 
         A random crop that is at the centre has the name of the centre crop.
         """
@@ -78,7 +90,13 @@ class CacheKeys:
             resize = ["crop", *(round(position, 9) for position in sample.place)]
 
         times = " ".join(str(round(time * 1e6)) for time in sample.times)
-        frames = [window.clip_id, times, window.shape.height, window.shape.width, resize]
+        frames = [
+            window.clip_id,
+            times,
+            window.shape.height,
+            window.shape.width,
+            resize,
+        ]
         # "take" is the name that frame samples had when the first caches were written.
         content = {"schema": SCHEMA, "decode": DECODE, "take": frames, "vae": vae}
         return digest(content)

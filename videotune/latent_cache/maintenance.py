@@ -1,4 +1,6 @@
-"""Look after a cache: read everything again, remove what no run needs, list what it holds."""
+"""Look after a cache: read everything again, remove what no run needs, list what it
+holds.
+"""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
@@ -44,7 +46,8 @@ class Pruned:
 
 
 def verify(store: LatentCache, progress: FileProgressFn) -> list[Damaged]:
-    """Read every entry, compare it with its hash, and drop the damaged ones, so that they are encoded again.
+    """Read every entry, compare it with its hash, and drop the damaged ones, so that
+    they are encoded again.
 
     Raises VideotuneError if another process is filling the cache.
     """
@@ -60,7 +63,9 @@ def verify(store: LatentCache, progress: FileProgressFn) -> list[Damaged]:
                 read_tensors(store.folder, entry)
             except UNREADABLE as error:
                 made_of = entry.of if entry else ""
-                damaged.append(Damaged(kind, key, file, made_of, f"cannot be read ({error})"))
+                damaged.append(
+                    Damaged(kind, key, file, made_of, f"cannot be read ({error})")
+                )
 
         progress(len(names), len(names), "")
         store.drop((entry.kind, entry.key) for entry in damaged)
@@ -74,14 +79,22 @@ def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
     """
     entries = store.entries()
     unwanted = tuple(entry for entry in entries if entry.name not in wanted)
-    other_files = {file: store.folder / file for file in store.unknown_files() | store.parts()}
-    sizes = {file: path.stat().st_size for file, path in other_files.items() if path.is_file()}
+    other_files = {
+        file: store.folder / file for file in store.unknown_files() | store.parts()
+    }
+    sizes = {
+        file: path.stat().st_size
+        for file, path in other_files.items()
+        if path.is_file()
+    }
 
     if yes:
         with store.filling():
             store.drop((entry.name for entry in unwanted), store.unknown_files())
         # Files of writers that still write stay.
-        sizes = {file: size for file, size in sizes.items() if not other_files[file].exists()}
+        sizes = {
+            file: size for file, size in sizes.items() if not other_files[file].exists()
+        }
 
     return Pruned(
         entries=unwanted,
@@ -113,4 +126,6 @@ def listing(store: LatentCache) -> list[dict[str, Any]]:
                 "tensors": tensors,
             }
         )
-    return sorted(rows, key=lambda row: (row["kind"], row["clip"] or "", row["of"], row["key"]))
+    return sorted(
+        rows, key=lambda row: (row["kind"], row["clip"] or "", row["of"], row["key"])
+    )

@@ -18,13 +18,16 @@ def stream(
     part: tuple[int, int] = (0, 1),
     spares: bool = False,
 ) -> Iterator[StepBatch]:
-    """Yield the batches of the steps ``first`` to ``last``. The number of threads never changes them or their order.
+    """Yield the batches of the steps ``first`` to ``last``.
+
+    The number of threads never changes them or their order.
 
     Args:
         source: where batches come from.
         first: the first step, counted from 1.
         last: the last step.
-        threads: how many threads read ahead; with 0 the caller's thread reads each batch when it is asked for.
+        threads: how many threads read ahead; with 0 the caller's thread reads each
+            batch when it is asked for.
         part: this process and the number of processes, see ``share_of``.
         spares: see ``prepare``.
 
@@ -53,19 +56,24 @@ def stream(
 def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
     """Start threads whose torch operations use one thread each.
 
-    A thread that calls torch otherwise gets OpenMP workers of its own, which spin beside those of the training: on
-    two cores a step then takes twice as long. The number of threads is a setting of each thread, but setting it
-    also changes the default of threads to come. So all are started first, and then the caller's number is restored.
+    A thread that calls torch otherwise gets OpenMP workers of its own, which spin
+    beside those of the training: on two cores a step then takes twice as long. The
+    number of threads is a setting of each thread, but setting it also changes the
+    default of threads to come. So all are started first, and then the caller's number
+    is restored.
     """
     callers_threads = torch.get_num_threads()
     all_started = Barrier(threads + 1)
 
     def use_one_thread() -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # torch reads the default at a thread's first call: now, while it is 1
+        # torch reads the default at a thread's first call: now, while it is 1
+        torch.get_num_threads()
         all_started.wait()
 
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches", initializer=use_one_thread)
+    pool = ThreadPoolExecutor(
+        threads, thread_name_prefix="batches", initializer=use_one_thread
+    )
     for _ in range(threads):
         pool.submit(int)
     all_started.wait()

@@ -1,11 +1,15 @@
-"""Which windows a step takes: a pure function of (seed, step), endless, one bucket a step.
+"""Which windows a step takes: a pure function of (seed, step), endless, one bucket a
+step.
 
-A step takes b_j samples of its bucket j of n_j windows, so a bucket has w_j = n_j / b_j steps an epoch. Its t-th step
-(t from 0) is due at the time (t + 1/2) / w_j in epochs, that of bucket 0, the most expensive one, at t / w_0. Steps
-come in the order of these times, so every bucket is near its fair share at all times. The samples of a bucket, counted
-from the first step on, go through one permutation of its windows after the other.
+A step takes b_j samples of its bucket j of n_j windows, so a bucket has w_j = n_j / b_j
+steps an epoch. Its t-th step (t from 0) is due at the time (t + 1/2) / w_j in epochs,
+that of bucket 0, the most expensive one, at t / w_0. Steps come in the order of these
+times, so every bucket is near its fair share at all times. The samples of a bucket,
+counted from the first step on, go through one permutation of its windows after the
+other.
 
-And which expert a step trains: runs of steps, dealt out by the experts' shares, also a pure function of the step.
+And which expert a step trains: runs of steps, dealt out by the experts' shares, also a
+pure function of the step.
 """
 
 from dataclasses import dataclass
@@ -21,11 +25,17 @@ from videotune.rng import generator_for
 
 @dataclass(frozen=True)
 class Schedule:
-    """The buckets and how many samples a step takes of each. Bucket 0 is the most expensive; the first step takes it."""
+    """The buckets and how many samples a step takes of each.
+
+    Bucket 0 is the most expensive; the first step takes it.
+    """
 
     seed: int
     sizes: tuple[int, ...]
-    """Windows of each bucket. A window that is shown r times an epoch counts r times."""
+    """Windows of each bucket.
+
+    A window that is shown r times an epoch counts r times.
+    """
     batches: tuple[int, ...]
     """Samples of a step, for each bucket."""
     shuffle: bool = True
@@ -56,15 +66,19 @@ def steps_per_epoch(schedule: Schedule) -> Fraction:
 
 @lru_cache(maxsize=256)
 def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
-    """Return how many of the steps 1 … ``steps`` each bucket has: those with the earliest due times, ties by bucket."""
+    """Return how many of the steps 1 … ``steps`` each bucket has: those with the
+    earliest due times, ties by bucket.
+    """
     spacing, time_per_step = _spacing(schedule)
 
     def due(bucket: int, turn: int) -> tuple[int, int]:
-        # Due times as integers: the t-th step of bucket j at (2t + 1)·spacing_j, of bucket 0 at 2t·spacing_0.
+        # Due times as integers: the t-th step of bucket j at (2t + 1)·spacing_j, of
+        # bucket 0 at 2t·spacing_0.
         offset = 1 if bucket > 0 else 0
         return (2 * turn + offset) * spacing[bucket], bucket
 
-    # Start from the time at which about so many steps are due, and correct one step at a time.
+    # Start from the time at which about so many steps are due, and correct one step at
+    # a time.
     now = int(steps * time_per_step)
     counts = []
     for bucket, half_interval in enumerate(spacing):
@@ -76,7 +90,9 @@ def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
         counts[next_bucket] += 1
     while sum(counts) > steps:
         nonempty = [bucket for bucket in buckets if counts[bucket]]
-        latest_bucket = max(nonempty, key=lambda bucket: due(bucket, counts[bucket] - 1))
+        latest_bucket = max(
+            nonempty, key=lambda bucket: due(bucket, counts[bucket] - 1)
+        )
         counts[latest_bucket] -= 1
     return tuple(counts)
 
@@ -87,13 +103,18 @@ def bucket_of(schedule: Schedule, step: int) -> int:
     counts_before = steps_per_bucket(schedule, step - 1)
     counts_after = steps_per_bucket(schedule, step)
     differs = [
-        before != after for before, after in zip(counts_before, counts_after, strict=True)
+        before != after
+        for before, after in zip(counts_before, counts_after, strict=True)
     ]
     return differs.index(True)
 
 
-def sample_indices(schedule: Schedule, step: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return a step's bucket, and for each of its samples (index of the window, epoch of the bucket from 0)."""
+def sample_indices(
+    schedule: Schedule, step: int
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return a step's bucket, and for each of its samples (index of the window, epoch
+    of the bucket from 0).
+    """
     bucket = bucket_of(schedule, step)
     windows = schedule.sizes[bucket]
     batch = schedule.batches[bucket]
@@ -108,11 +129,15 @@ def sample_indices(schedule: Schedule, step: int) -> tuple[int, tuple[tuple[int,
 
 
 def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
-    """Return how often each window of each bucket is sampled in ``steps`` steps, without going through them."""
+    """Return how often each window of each bucket is sampled in ``steps`` steps,
+    without going through them.
+    """
     counts = []
     for bucket, bucket_steps in enumerate(steps_per_bucket(schedule, steps)):
         windows = schedule.sizes[bucket]
-        full_epochs, remainder = divmod(bucket_steps * schedule.batches[bucket], windows)
+        full_epochs, remainder = divmod(
+            bucket_steps * schedule.batches[bucket], windows
+        )
         started = order(schedule, bucket, full_epochs)[:remainder]
         counts.append((full_epochs + np.bincount(started, minlength=windows)).tolist())
     return counts
@@ -120,7 +145,9 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
 
 @lru_cache(maxsize=64)
 def order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
-    """Return the windows of a bucket in the order of an epoch (from 0): a permutation drawn for (seed, bucket, epoch)."""
+    """Return the windows of a bucket in the order of an epoch (from 0): a permutation
+    drawn for (seed, bucket, epoch).
+    """
     windows = schedule.sizes[bucket]
     if not schedule.shuffle:
         return np.arange(windows)
@@ -130,7 +157,9 @@ def order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _spacing(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
-    """Return half the time between two steps of each bucket, in units that make all integers, and the time of a step."""
+    """Return half the time between two steps of each bucket, in units that make all
+    integers, and the time of a step.
+    """
     unit = lcm(*schedule.sizes)
     spacing = tuple(
         batch * (unit // windows)
@@ -141,10 +170,12 @@ def _spacing(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
 
 @dataclass(frozen=True)
 class ExpertSchedule:
-    """One or two experts that train in turn. The first has ``share`` of the runs of ``period`` steps, spread evenly.
+    """One or two experts that train in turn.
 
-    Run p (from 0) is the first one's where ⌊(p + 1)·share + ½⌋ > ⌊p·share + ½⌋ (Bresenham's line), so after P runs it
-    has had P·share of them to within one half.
+    The first has ``share`` of the runs of ``period`` steps, spread evenly.
+
+    Run p (from 0) is the first one's where ⌊(p + 1)·share + ½⌋ > ⌊p·share + ½⌋
+    (Bresenham's line), so after P runs it has had P·share of them to within one half.
     """
 
     names: tuple[str, ...]

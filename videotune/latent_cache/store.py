@@ -1,8 +1,9 @@
 """The cache on disk: one safetensors file for each entry.
 
-The name of an entry is a hash of everything that decides its content (clip, times, size, encoder, dtype; not library
-versions). Whatever changes gets another name, so an entry is never stale. A file is written completely or not at all,
-and its hash is checked when it is first read.
+The name of an entry is a hash of everything that decides its content (clip, times,
+size, encoder, dtype; not library versions). Whatever changes gets another name, so an
+entry is never stale. A file is written completely or not at all, and its hash is
+checked when it is first read.
 """
 
 import json
@@ -58,7 +59,8 @@ class LatentCache:
 
         Args:
             folder: the cache folder; it need not exist.
-            keep_bytes: how much of what was read last stays in memory, so that a small dataset is read only once.
+            keep_bytes: how much of what was read last stays in memory, so that a small
+                dataset is read only once.
 
         Raises:
             VideotuneError: if the folder cannot be read.
@@ -115,7 +117,9 @@ class LatentCache:
         return [entry for entry in entries if entry is not None]
 
     def unknown_files(self) -> set[str]:
-        """Return files that are neither entries nor being written, and those of an earlier version."""
+        """Return files that are neither entries nor being written, and those of an
+        earlier version.
+        """
         files = {
             f"{kind}/{file_name}"
             for kind, file_name in self._files()
@@ -153,7 +157,11 @@ class LatentCache:
         return self.entry(kind, key) is not None
 
     def put(
-        self, kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+        self,
+        kind: str,
+        key: str,
+        tensors: Mapping[str, Tensor],
+        about: Mapping[str, Any],
     ) -> None:
         """Write an entry, completely or not at all.
 
@@ -251,7 +259,9 @@ class LatentCache:
             for file in files:
                 path = self.folder / file
                 if path.is_dir():
-                    self.notes.append(f"{path} is a folder, which pruning leaves in place")
+                    self.notes.append(
+                        f"{path} is a folder, which pruning leaves in place"
+                    )
                 else:
                     path.unlink(missing_ok=True)
 
@@ -262,7 +272,8 @@ class LatentCache:
     ) -> None:
         """Count entries as missing that are damaged or do not fit their shape.
 
-        Entries that stay in memory are read now. Others are checked in the step that reads them.
+        Entries that stay in memory are read now. Others are checked in the step that
+        reads them.
 
         Args:
             shapes: the shape of the window that each entry is for, None for a caption.
@@ -289,7 +300,9 @@ class LatentCache:
             )
 
     def get(self, kind: str, key: str) -> dict[str, Tensor]:
-        """Read an entry. Its tensors are shared with other callers and must not be written to.
+        """Read an entry.
+
+        Its tensors are shared with other callers and must not be written to.
 
         Raises VideotuneError if the entry is missing or damaged.
         """

@@ -163,7 +163,9 @@ class ActivationOffload:
 
         If there is none, allocate one; it replaces a free buffer that is too small.
         """
-        fitting = [i for i, buffer in enumerate(self._free) if buffer.flat.nbytes >= size]
+        fitting = [
+            i for i, buffer in enumerate(self._free) if buffer.flat.nbytes >= size
+        ]
         if fitting:
             smallest = min(fitting, key=lambda i: self._free[i].flat.nbytes)
             return self._free.pop(smallest)

@@ -33,4 +33,6 @@ def set_attention(net: Any, name: str) -> None:
             net.set_attention_backend(name)
     except (RuntimeError, ImportError) as error:
         reason = str(error).splitlines()[0]
-        raise VideotuneError(f"attention: {name} cannot be used here: {reason}") from error
+        raise VideotuneError(
+            f"attention: {name} cannot be used here: {reason}"
+        ) from error

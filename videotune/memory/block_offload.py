@@ -29,7 +29,9 @@ from videotune.memory.host_weights import HostWeights, dense
 class BlockOffload:
     """A network whose blocks keep weights or inputs on the host."""
 
-    def __init__(self, net: nn.Module, device: torch.device, streamed: Sequence[int]) -> None:
+    def __init__(
+        self, net: nn.Module, device: torch.device, streamed: Sequence[int]
+    ) -> None:
         self.net = net
         self.device = device
 
@@ -53,7 +55,10 @@ class BlockOffload:
         host_parameters: Mapping[str, nn.Parameter] = {}
         if self.host_weights is not None:
             host_parameters = self.host_weights.parameters
-        return {name: host_parameters.get(name, parameter) for name, parameter in named.items()}
+        return {
+            name: host_parameters.get(name, parameter)
+            for name, parameter in named.items()
+        }
 
     def _begin(self, *_: Any) -> None:
         """Reset the buffers before each forward pass of the network."""
@@ -162,7 +167,9 @@ def stream_blocks(
         if host_weights is None:
             host_weights = HostWeights(block_tensors, overlaps(device), echo)
             count = f"{len(streamed_blocks)} of {len(blocks)} blocks"
-            refuse_if_short(host_weights.size, f"layer_offload_fraction: {count} on the host")
+            refuse_if_short(
+                host_weights.size, f"layer_offload_fraction: {count} on the host"
+            )
         _move_to_host(offload, host_weights, block_tensors)
 
     _move_to_device(offload)
@@ -203,7 +210,9 @@ def _movable_tensors(net: nn.Module, resident: Collection[nn.Parameter]) -> set[
     }
 
 
-def _streamable(path: str, block: nn.Module, movable: Collection[int]) -> dict[str, Tensor]:
+def _streamable(
+    path: str, block: nn.Module, movable: Collection[int]
+) -> dict[str, Tensor]:
     """Return the tensors of a block to stream, by their names in the network."""
     tensors = {}
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):

@@ -92,7 +92,8 @@ class DeviceBuffers:
         size = max(end - begin for begin, end in host_weights.spans)
         count = min(SLOTS, len(host_weights.spans))
         self.slots = [
-            Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(count)
+            Slot(torch.empty(size, dtype=torch.uint8, device=device))
+            for _ in range(count)
         ]
         if self._stream is not None:
             # Running kernels may still use the memory that the allocator handed out.
@@ -228,7 +229,9 @@ class DeviceBuffers:
         """
         versions = self._bound.pop(block)
         changed = []
-        for (tensor, host_slot), version in zip(self.pairs(block), versions, strict=True):
+        for (tensor, host_slot), version in zip(
+            self.pairs(block), versions, strict=True
+        ):
             if tensor._version != version:
                 changed.append(host_slot.name)
 

@@ -134,7 +134,9 @@ def unpack(
     return flat.view(shape)
 
 
-def _unpack_eight_bit(tensors: Mapping[str, Tensor], kind: str, dtype: torch.dtype) -> Tensor:
+def _unpack_eight_bit(
+    tensors: Mapping[str, Tensor], kind: str, dtype: torch.dtype
+) -> Tensor:
     packed = tensors["packed"]
     rows = torch.empty(packed.shape, dtype=dtype, device=packed.device)
 
@@ -206,7 +208,9 @@ class _QuantizedMatmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        weight = unpack(dict(zip(ctx.names, ctx.saved_tensors, strict=True)), *ctx.layer)
+        weight = unpack(
+            dict(zip(ctx.names, ctx.saved_tensors, strict=True)), *ctx.layer
+        )
 
         x_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
         bias_gradient = None
@@ -360,7 +364,9 @@ def packed_note(net: nn.Module, name: str, kind: str) -> str:
     packed_ids: set[int] = set()
     for layer in layers:
         packed_ids.update(id(tensor) for tensor in layer.packed_tensors.values())
-    unpacked = [parameter for parameter in net.parameters() if id(parameter) not in packed_ids]
+    unpacked = [
+        parameter for parameter in net.parameters() if id(parameter) not in packed_ids
+    ]
 
     packed_count = sum(math.prod(layer.shape) for layer in layers)
     unpacked_count = sum(parameter.numel() for parameter in unpacked)

@@ -87,7 +87,9 @@ class Shards:
         _shard_modules(modules, mesh, ignored)
 
         self._sharded = {
-            name: parameter for name, parameter in net.named_parameters() if name in shapes
+            name: parameter
+            for name, parameter in net.named_parameters()
+            if name in shapes
         }
         for name, shape in shapes.items():
             self._bind_local(name, shape, mesh)
@@ -130,7 +132,9 @@ def _move_unsharded(
     """Move buffers and unsharded parameters to the device; return the parameters."""
     device = _device_of(mesh)
     ignored_ids = {id(parameter) for parameter in unsharded} | _unshardable(net)
-    ignored = {parameter for parameter in net.parameters() if id(parameter) in ignored_ids}
+    ignored = {
+        parameter for parameter in net.parameters() if id(parameter) in ignored_ids
+    }
     for tensor in (*ignored, *net.buffers()):
         tensor.data = tensor.data.to(device)
     return ignored

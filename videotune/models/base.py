@@ -1,6 +1,8 @@
-"""The base class of model families: text, latents and the pipeline of a diffusers checkpoint.
+"""The base class of model families: text, latents and the pipeline of a diffusers
+checkpoint.
 
-A family is a subclass that defines what differs. Shapes are those of ``videotune/types.py``.
+A family is a subclass that defines what differs. Shapes are those of
+``videotune/types.py``.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ FAMILIES: dict[str, type[DiffusersModel]] = {}
 class DiffusersModel(Checkpoint):
     """A checkpoint of a model family; the subclass is the family.
 
-    ``nets`` holds the denoisers by expert. An expert is looked up at each of its steps, so the
-    mapping may load it then.
+    ``nets`` holds the denoisers by expert. An expert is looked up at each of its steps,
+    so the mapping may load it then.
     """
 
     variants: ClassVar[tuple[str, ...]]
@@ -54,11 +56,15 @@ class DiffusersModel(Checkpoint):
     """For each of ``variants`` the configs that differ from ``tiny_parts``."""
 
     embedding_names: ClassVar[Mapping[str, str]] = {}
-    """Key of new tokens in ComfyUI's embedding files, by text encoder. Empty: no such files."""
+    """Key of new tokens in ComfyUI's embedding files, by text encoder.
+
+    Empty: no such files.
+    """
 
     comfyui_names: ClassVar[KeyRules] = ()
-    """From a block module's path in diffusers to its name in ComfyUI, mostly the authors'
-    name."""
+    """From a block module's path in diffusers to its name in ComfyUI, mostly the
+    authors' name.
+    """
 
     original_names: ClassVar[KeyRules | None] = None
     """From a parameter's name in diffusers to its name in the authors' checkpoints.
@@ -91,7 +97,10 @@ class DiffusersModel(Checkpoint):
             return
         name = cls.spec.name
         existing = FAMILIES.setdefault(name, cls)
-        if (existing.__module__, existing.__qualname__) != (cls.__module__, cls.__qualname__):
+        if (existing.__module__, existing.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
             raise VideotuneError(
                 f"two families are named {name!r}: in {existing.__module__} and in "
                 f"{cls.__module__}"
@@ -103,7 +112,9 @@ class DiffusersModel(Checkpoint):
 
     @classmethod
     def clean(cls, caption: str) -> str:
-        """Return the text that the tokenizer reads; T5's reads any white space as one space."""
+        """Return the text that the tokenizer reads; T5's reads any white space as one
+        space.
+        """
         return " ".join(caption.split())
 
     @classmethod
@@ -123,7 +134,9 @@ class DiffusersModel(Checkpoint):
 
         Captions with more than ``spec.text_tokens`` are cut.
         """
-        ids = self.text_pipeline().tokenizer(self.clean(caption), verbose=False).input_ids
+        ids = (
+            self.text_pipeline().tokenizer(self.clean(caption), verbose=False).input_ids
+        )
         return len(ids) - self.tokens_in_front
 
     def encode_prompt(self, caption: str, **arguments: Any) -> Any:
@@ -136,10 +149,11 @@ class DiffusersModel(Checkpoint):
         )
 
     def encode(self, caption: str) -> dict[str, Tensor]:
-        """Return the pipeline's states of a caption in full length, as ``condition`` takes
-        them.
+        """Return the pipeline's states of a caption in full length, as ``condition``
+        takes them.
 
-        "text" (L,D), and "mask" (L,) if the pipeline gives one, True where the caption is.
+        "text" (L,D), and "mask" (L,) if the pipeline gives one, True where the caption
+        is.
         """
         text, mask, *_ = self.encode_prompt(caption, do_classifier_free_guidance=False)
         states = {"text": text[0]}
@@ -157,13 +171,16 @@ class DiffusersModel(Checkpoint):
         with torch.no_grad():
             for caption in captions:
                 states = self.trimmed(caption, self.encode(caption))
-                encoded.append({name: value.cpu().clone() for name, value in states.items()})
+                encoded.append(
+                    {name: value.cpu().clone() for name, value in states.items()}
+                )
         return encoded
 
     def encode_in_loop(self, captions: Sequence[str]) -> Conditioning:
         """Encode captions now, on the run's device, with gradients if they are on.
 
-        Each distinct caption is encoded on its own, so no caption depends on its neighbours.
+        Each distinct caption is encoded on its own, so no caption depends on its
+        neighbours.
         """
         states = {caption: self.encode(caption) for caption in dict.fromkeys(captions)}
         return self.condition([states[caption] for caption in captions])
@@ -171,8 +188,9 @@ class DiffusersModel(Checkpoint):
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """Pad and stack cached states exactly as the pipeline feeds them.
 
-        Text becomes (B,L,D) with zeros after its end, "mask" (B,L) the text's mask, and all
-        other states (a clip's extras) are stacked in ``extras``."""
+        Text becomes (B,L,D) with zeros after its end, "mask" (B,L) the text's mask, and
+        all other states (a clip's extras) are stacked in ``extras``.
+        """
         text_rows = []
         for state in states:
             missing = self.spec.text_tokens - len(state["text"])
@@ -186,7 +204,9 @@ class DiffusersModel(Checkpoint):
         return Conditioning(torch.stack(text_rows), mask, extras)
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """Return zeros in the form of the states of one clip and a caption of full length."""
+        """Return zeros in the form of the states of one clip and a caption of full
+        length.
+        """
         size = (self.spec.text_tokens, self.spec.text_width)
         return {"text": torch.zeros(size, dtype=self.dtype)}
 
@@ -243,7 +263,8 @@ class DiffusersModel(Checkpoint):
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
-        """Encode the conditioning image, the first of the frames (3,T,H,W), for ``condition``.
+        """Encode the conditioning image, the first of the frames (3,T,H,W), for
+        ``condition``.
 
         Args:
             frames: the clip in [-1, 1].
@@ -258,7 +279,8 @@ class DiffusersModel(Checkpoint):
 
         Args:
             frames: (3,T,H,W) in [-1, 1].
-            random: source of this view's draws (``spec.image_noise``). None: without any draw.
+            random: source of this view's draws (``spec.image_noise``). None: without
+                any draw.
 
         Returns:
             The mean, and the variance unless the authors train on the mean only.
@@ -275,7 +297,8 @@ class DiffusersModel(Checkpoint):
         )
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
-        """Decode normalised latents (C,F,H,W) to pixels (3,T,H,W) in [-1, 1], on the CPU.
+        """Decode normalised latents (C,F,H,W) to pixels (3,T,H,W) in [-1, 1], on the
+        CPU.
 
         ``tiled`` needs less memory; the tiles' seams are blended.
         """
@@ -293,18 +316,23 @@ class DiffusersModel(Checkpoint):
     def model_timesteps(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return the network's timestep input 1000 · t in float32.
 
-        (B,), or (B,S) with one value a token if frames are conditioning; those frames' is 0.
+        (B,), or (B,S) with one value a token if frames are conditioning; those frames'
+        is 0.
         """
         times = t.float() * 1000
         if self.spec.image_conditioning != "replace" or not batch.has_conditioning:
             return times
         _, patch_rows, patch_columns = self.spec.patch
-        tokens_per_frame = (x_t.shape[3] // patch_rows) * (x_t.shape[4] // patch_columns)
+        tokens_per_frame = (x_t.shape[3] // patch_rows) * (
+            x_t.shape[4] // patch_columns
+        )
         is_noisy = ~batch.conditioning_mask[:, 0, :, 0, 0]
         return (times[:, None] * is_noisy).repeat_interleave(tokens_per_frame, dim=1)
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
-        """Let video tokens attend only to their own latent frame and to the text, if ``on``."""
+        """Let video tokens attend only to their own latent frame and to the text, if
+        ``on``.
+        """
         attentions = []
         for name in self.spec.blocks:
             for block in net.get_submodule(name).children():
@@ -316,7 +344,9 @@ class DiffusersModel(Checkpoint):
         return hidden_states.shape[2] // self.spec.patch[0]
 
     def scheduler(self, shift: float | None) -> Any:
-        """Load the checkpoint's scheduler, with another timestep shift if one is passed."""
+        """Load the checkpoint's scheduler, with another timestep shift if one is
+        passed.
+        """
         return load_scheduler(self.folder, shift)
 
     def pipeline(
@@ -332,7 +362,10 @@ class DiffusersModel(Checkpoint):
         """
         for expert in self.spec.experts:
             part = self.spec.part_of(expert.name)
-            config = {**self.config_defaults, **read_config(self.folder / part / "config.json")}
+            config = {
+                **self.config_defaults,
+                **read_config(self.folder / part / "config.json"),
+            }
             parts[part] = network_stand_in(
                 nets, expert.name, config, dtype=self.dtype, device=self.device
             )
@@ -367,11 +400,12 @@ class DiffusersModel(Checkpoint):
     ) -> Tensor:
         """Sample normalised latents (B,C,F,H,W), float32, on the run's device.
 
-        Args: nets: denoisers by expert. conditioning: the prompts, one per seed. If the family
-            reads an image on extra channels, it is in the ``extras``, also in those of
-            ``unconditional``. unconditional: the negative prompts, or None without guidance.
-            request: shape, steps and seeds; noise is drawn on the CPU, with a generator per
-            seed."""
+        Args: nets: denoisers by expert. conditioning: the prompts, one per seed. If the
+            family reads an image on extra channels, it is in the ``extras``, also in
+            those of ``unconditional``. unconditional: the negative prompts, or None
+            without guidance. request: shape, steps and seeds; noise is drawn on the
+            CPU, with a generator per seed.
+        """
         pipe = self.pipeline(nets, request.shift)
         return self.run_pipeline(pipe, conditioning, unconditional, request).float()
 
@@ -385,7 +419,8 @@ class DiffusersModel(Checkpoint):
     ) -> Tensor:
         """Return the latents that a pipeline samples.
 
-        ``arguments`` are passed to the pipeline's call besides those that most pipelines take.
+        ``arguments`` are passed to the pipeline's call besides those that most
+        pipelines take.
         """
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
@@ -400,7 +435,9 @@ class DiffusersModel(Checkpoint):
             "width": shape.width,
             "num_inference_steps": request.steps,
             "guidance_scale": request.guidance,
-            "generator": [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds],
+            "generator": [
+                torch.Generator("cpu").manual_seed(seed) for seed in request.seeds
+            ],
             "output_type": "latent",
             "return_dict": False,
         }
@@ -440,7 +477,9 @@ class DiffusersModel(Checkpoint):
             variant: one of ``variants``. None: the usual one.
         """
         variant = variant or cls.variants[0]
-        assert variant in cls.variants, f"{variant!r} is none of {', '.join(cls.variants)}"
+        assert variant in cls.variants, (
+            f"{variant!r} is none of {', '.join(cls.variants)}"
+        )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             pipe = cls.tiny_pipeline(variant)

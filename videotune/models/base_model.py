@@ -50,8 +50,8 @@ def place(
 
     Args:
         name: asset:NAME, a folder, or a Hub id.
-        weights: also require the weights, and check the headers of their files against the
-            configs. Otherwise only configs and tokenizers are needed.
+        weights: also require the weights, and check the headers of their files against
+            the configs. Otherwise only configs and tokenizers are needed.
         files: files that replace the weights of parts, see ``part_files``.
         echo: gets a line about a download.
 
@@ -62,7 +62,9 @@ def place(
     folder = _folder(name, weights, files, echo)
     if weights:
         model_files.complete(name, folder, own=files)
-        parts = model_files.model_parts(model_files.read_config(folder / "model_index.json"))
+        parts = model_files.model_parts(
+            model_files.read_config(folder / "model_index.json")
+        )
         weight_files: list[Path] = []
         for part, (_, class_name) in parts.items():
             if model_files.has_weights(class_name) and part not in files:
@@ -100,7 +102,8 @@ def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
     They are ``base_model_name`` if there is ``base_parts``, else ``transformer.file``.
 
     Raises:
-        VideotuneError: as ``part_files`` does, and for one file of a model with two experts.
+        VideotuneError: as ``part_files`` does, and for one file of a model with two
+            experts.
     """
     if config.base_parts is None:
         return part_files(config.transformer.file, spec)
@@ -115,14 +118,22 @@ def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
 
 
 def check_base(folder: Path) -> None:
-    """Raise VideotuneError if the weights of diffusers' networks do not fit their configs.
+    """Raise VideotuneError if the weights of diffusers' networks do not fit their
+    configs.
 
-    Only the headers of the files are read, so that a wrong file is found before anything is
-    encoded. The VAE is compared when it is loaded, at the start of encoding.
+    Only the headers of the files are read, so that a wrong file is found before
+    anything is encoded. The VAE is compared when it is loaded, at the start of
+    encoding.
     """
-    parts = model_files.model_parts(model_files.read_config(folder / "model_index.json"))
+    parts = model_files.model_parts(
+        model_files.read_config(folder / "model_index.json")
+    )
     for part, (library, class_name) in parts.items():
-        if library != "diffusers" or part == "vae" or not model_files.has_weights(class_name):
+        if (
+            library != "diffusers"
+            or part == "vae"
+            or not model_files.has_weights(class_name)
+        ):
             continue
         cls = getattr(diffusers, class_name, None)
         if cls is None:
@@ -151,14 +162,18 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) ->
         return folder
     if folder.is_file():
         remedy = "set base_parts to a folder or Hub id in diffusers layout, which gives the other parts"
-        raise VideotuneError(f"base_model_name: {folder} is a file of weights: {remedy}")
+        raise VideotuneError(
+            f"base_model_name: {folder} is a file of weights: {remedy}"
+        )
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
         raise NotHere(f"base_model_name: no such folder: {name}")
     return fetch(name, weights=weights, own=tuple(files), echo=echo)
 
 
 def part_files(
-    value: str | Sequence[str | None] | None, spec: ModelSpec, key: str = "transformer.file"
+    value: str | Sequence[str | None] | None,
+    spec: ModelSpec,
+    key: str = "transformer.file",
 ) -> dict[str, Path]:
     """Return the file that replaces the weights of each part, by part.
 
@@ -168,8 +183,8 @@ def part_files(
         key: key of the config, for errors.
 
     Raises:
-        VideotuneError: for a missing or unusable file, a wrong number of files, or a file of
-            another expert.
+        VideotuneError: for a missing or unusable file, a wrong number of files, or a
+            file of another expert.
     """
     values = [value] if isinstance(value, str) else list(value or ())
     experts = [expert.name for expert in spec.experts]
@@ -203,7 +218,9 @@ def _check_part_file(path: Path, expert: str, spec: ModelSpec, key: str) -> None
     if not path.is_file():
         raise VideotuneError(f"{key}: no such file: {path}")
     if path.suffix != ".safetensors":
-        raise VideotuneError(f"{key}: {path.name} is not read: it must be a .safetensors file")
+        raise VideotuneError(
+            f"{key}: {path.name} is not read: it must be a .safetensors file"
+        )
     for name in re.findall("(high|low)[^a-z]?noise", path.stem.lower()):
         if name != expert:
             raise VideotuneError(
@@ -213,12 +230,14 @@ def _check_part_file(path: Path, expert: str, spec: ModelSpec, key: str) -> None
 
 
 def with_files(base: Path, files: Mapping[str, Path]) -> Path:
-    """Return a folder of links: the model in ``base`` with other files as weights of some
-    parts.
+    """Return a folder of links: the model in ``base`` with other files as weights of
+    some parts.
 
     It is in the user's cache, named by the hash of its links.
     """
-    links = {entry.name: entry for entry in sorted(base.iterdir()) if entry.name not in files}
+    links = {
+        entry.name: entry for entry in sorted(base.iterdir()) if entry.name not in files
+    }
     for part, path in files.items():
         links[f"{part}/config.json"] = base / part / "config.json"
         links[f"{part}/{STEMS[0]}.safetensors"] = path
@@ -251,7 +270,9 @@ def of_base(folder: Path) -> type[DiffusersModel]:
     Raises:
         VideotuneError: if there is no such family.
     """
-    pipeline = model_files.read_config(folder / "model_index.json").get("_class_name", "?")
+    pipeline = model_files.read_config(folder / "model_index.json").get(
+        "_class_name", "?"
+    )
     family_names = names()
     for family_name in family_names:
         family = FAMILIES[family_name]

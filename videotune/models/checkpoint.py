@@ -1,4 +1,6 @@
-"""The parts of a checkpoint in diffusers layout: configs, text encoders, VAE and denoisers."""
+"""The parts of a checkpoint in diffusers layout: configs, text encoders, VAE and
+denoisers.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from videotune.types import FillFn, LogFn, WeightDtypes
 
 OLD_CLIP_END = 2
-"""The end mark's number in older configs of CLIP, which is not the number that tokenizers
-use."""
+"""The end mark's number in older configs of CLIP, which is not the number that
+tokenizers use.
+"""
 
 
 class CheckpointConfigs(NamedTuple):
@@ -36,11 +39,13 @@ class CheckpointConfigs(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint in diffusers layout. Its encoders load at their first use and stay until
-    freed.
+    """A checkpoint in diffusers layout.
 
-    Hold ``vae_lock`` while using the VAE: ``free`` waits for it, and a VAE that keeps state
-    between frames works on one clip at a time."""
+    Its encoders load at their first use and stay until freed.
+
+    Hold ``vae_lock`` while using the VAE: ``free`` waits for it, and a VAE that keeps
+    state between frames works on one clip at a time.
+    """
 
     spec: ModelSpec
     """Facts of the family's usual checkpoint; an opened checkpoint has its own."""
@@ -64,8 +69,9 @@ class Checkpoint:
     """Whether the states of all layers of ``main_encoder`` are used."""
 
     pipelines: ClassVar[tuple[str, ...]]
-    """The diffusers pipelines: from text, and from an image on extra channels if there is
-    one."""
+    """The diffusers pipelines: from text, and from an image on extra channels if there
+    is one.
+    """
 
     def __init__(
         self,
@@ -84,8 +90,8 @@ class Checkpoint:
         self._loaded: dict[str, Any] = {}
 
         self.stream_text: LogFn | None = None
-        """If set, text encoders that load from now on keep the weights of their blocks on the
-        host.
+        """If set, text encoders that load from now on keep the weights of their blocks
+        on the host.
 
         The function gets a line if that fails.
         """
@@ -106,8 +112,8 @@ class Checkpoint:
         """Read the configs of transformer and VAE and compare their channels.
 
         Args: folder: the checkpoint. channels_with_image: returns how many channels the
-            transformer reads if it also takes an image, from the VAE's config. None: the family
-            has no such checkpoint.
+            transformer reads if it also takes an image, from the VAE's config. None:
+            the family has no such checkpoint.
 
         Raises:
             VideotuneError: if the transformer's channels fit neither case.
@@ -140,33 +146,46 @@ class Checkpoint:
             empty_cache()
 
     def part(self, name: str, fill: FillFn = None) -> nn.Module:
-        """Load the network of "text_encoder" (all of them, joined) or "vae" for the caller.
+        """Load the network of "text_encoder" (all of them, joined) or "vae" for the
+        caller.
 
         Args:
             name: the part.
-            fill: puts tensors in the place of the parameters instead of reading weights.
+            fill: puts tensors in the place of the parameters instead of reading
+                weights.
         """
         if name == "text_encoder":
-            encoders = {part: self._text_encoder(part, fill) for part in self.text_encoders}
+            encoders = {
+                part: self._text_encoder(part, fill) for part in self.text_encoders
+            }
             if len(encoders) == 1:
                 return encoders[name]
-            return join_encoders(encoders, self.main_encoder, all_layers=self.all_layers)
+            return join_encoders(
+                encoders, self.main_encoder, all_layers=self.all_layers
+            )
         cls = getattr(diffusers, self.vae_class)
-        return load_model(cls, self.folder / name, torch.float32, self.device, fill=fill)
+        return load_model(
+            cls, self.folder / name, torch.float32, self.device, fill=fill
+        )
 
     def vae(self) -> Any:
         """Return the VAE in float32, not tiled: tiles change the latents."""
         return self._load_once("vae", lambda: self.part("vae"))
 
     def denoiser(
-        self, expert: str | None = None, device: torch.device | None = None, fill: FillFn = None
+        self,
+        expert: str | None = None,
+        device: torch.device | None = None,
+        fill: FillFn = None,
     ) -> nn.Module:
-        """Load the transformer, frozen; modules that diffusers keeps in float32 stay in it.
+        """Load the transformer, frozen; modules that diffusers keeps in float32 stay in
+        it.
 
         Args:
             expert: name of the expert. None: the first.
             device: where the weights go. None: the run's device.
-            fill: puts tensors in the place of the parameters instead of reading weights.
+            fill: puts tensors in the place of the parameters instead of reading
+                weights.
         """
         return load_model(
             getattr(diffusers, self.transformer_class),
@@ -185,7 +204,9 @@ class Checkpoint:
         return on_meta(cls, self.folder / self.spec.part_of(expert))
 
     def fingerprints(self) -> dict[str, str]:
-        """Return hashes of text encoders, VAE and denoisers, for the caches and the journal."""
+        """Return hashes of text encoders, VAE and denoisers, for the caches and the
+        journal.
+        """
         text_prints = []
         for part in self.text_encoders:
             text_prints.append(fingerprint(self.folder / part))
@@ -201,7 +222,9 @@ class Checkpoint:
 
     def pipeline_class(self) -> Any:
         """Return the diffusers pipeline that samples and reads LoRA files."""
-        return getattr(diffusers, self.pipelines[self.spec.image_conditioning == "concat"])
+        return getattr(
+            diffusers, self.pipelines[self.spec.image_conditioning == "concat"]
+        )
 
     def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
         return load_model(
@@ -227,8 +250,9 @@ class Checkpoint:
             parts[tokenizer_of(part)] = tokenizers[part]
             if not class_name.startswith("CLIP"):
                 continue
-            # With the old end mark, the token with the highest number counts as a caption's end,
-            # which may be a new token. For other captions both rules find the same position.
+            # With the old end mark, the token with the highest number counts as a
+            # caption's end, which may be a new token. For other captions both rules
+            # find the same position.
             for module in encoder.modules():
                 if getattr(module, "eos_token_id", None) == OLD_CLIP_END:
                     module.eos_token_id = tokenizers[part].eos_token_id
@@ -237,8 +261,8 @@ class Checkpoint:
     def text_parts(self) -> Mapping[str, TextPart]:
         """Return the text encoders with their tokenizers, by the encoders' folders.
 
-        Changes to them (added rows, trained weights) apply to everything that is encoded until
-        they are freed.
+        Changes to them (added rows, trained weights) apply to everything that is
+        encoded until they are freed.
         """
         pipe = self.text_pipeline()
         return {
@@ -247,14 +271,18 @@ class Checkpoint:
         }
 
     def tokenizers(self) -> Mapping[str, Any]:
-        """Load a fresh tokenizer of each text encoder, by the encoder's folder; no weights."""
+        """Load a fresh tokenizer of each text encoder, by the encoder's folder; no
+        weights.
+        """
         return {
             part: read_tokenizer(self.folder / tokenizer_of(part), self.folder / part)
             for part in self.text_encoders
         }
 
     def text_skeletons(self) -> Mapping[str, nn.Module]:
-        """Build the text encoders without weights, on the meta device, by their folders."""
+        """Build the text encoders without weights, on the meta device, by their
+        folders.
+        """
         return {
             part: on_meta(getattr(transformers, class_name), self.folder / part)
             for part, class_name in self.text_encoders.items()

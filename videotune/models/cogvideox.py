@@ -1,7 +1,8 @@
 """CogVideoX 2B, 5B and 1.5 5B (Yang et al. 2024, arXiv 2408.06072).
 
-v-prediction, T5 text, and a causal video VAE. From text, and from a first image, whose latents
-are extra input channels."""
+v-prediction, T5 text, and a causal video VAE. From text, and from a first image, whose
+latents are extra input channels.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ SCHEDULE = (
     "snr_shift_scale",
     "rescale_betas_zero_snr",
 )
-"""Constants of the noise path, read from the checkpoint: the schedulers' defaults fit none."""
+"""Constants of the noise path, read from the checkpoint: the schedulers' defaults fit
+none.
+"""
 
 NEWER_MOST_FRAMES = 161
 """Frames of 1.5's longest clips, ten seconds; no config has it."""
@@ -91,7 +94,9 @@ class CogVideoX(DiffusersModel):
         text_tokens=226,
         blocks=("transformer_blocks",),
         lora_targets={
-            "attention": (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",),
+            "attention": (
+                r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",
+            ),
             "feed_forward": (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",),
             "linear": (
                 r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",
@@ -160,7 +165,10 @@ class CogVideoX(DiffusersModel):
     }
     tiny_variants = {
         "5b": {"transformer": {"use_rotary_positional_embeddings": True}},
-        "2b": {"vae": {"scaling_factor": 1.15258426}, "scheduler": {"snr_shift_scale": 3.0}},
+        "2b": {
+            "vae": {"scaling_factor": 1.15258426},
+            "scheduler": {"snr_shift_scale": 3.0},
+        },
         "5b-i2v": {
             "_class_name": "CogVideoXImageToVideoPipeline",
             "transformer": {
@@ -239,8 +247,8 @@ class CogVideoX(DiffusersModel):
         from_image = configs.has_image_channels
         patch_frames = net.get("patch_size_t")
         is_rotary = net.get("use_rotary_positional_embeddings")
-        # A learned table of positions fits one length; for another length the model would use an
-        # untrained table without a warning.
+        # A learned table of positions fits one length; for another length the model
+        # would use an untrained table without a warning.
         is_learned = bool(net.get("use_learned_positional_embeddings"))
 
         spatial = 2 ** (len(vae["block_out_channels"]) - 1)
@@ -248,7 +256,8 @@ class CogVideoX(DiffusersModel):
         height = net["sample_height"] * spatial
         width = net["sample_width"] * spatial
         rules = VideoRules(
-            # The VAE works on pairs of latent frames after the first; 1.5's tokens cover two.
+            # The VAE works on pairs of latent frames after the first; 1.5's tokens
+            # cover two.
             frame_step=0 if is_learned else 2 * temporal * (patch_frames or 1),
             frame_rest=net["sample_frames"] if is_learned else 1,
             side_multiple=spatial * net["patch_size"],
@@ -259,7 +268,9 @@ class CogVideoX(DiffusersModel):
         if patch_frames:
             # The sample size is 1.5's largest size; the older models are trained on it.
             version = "1.5 5B"
-            rules = replace(rules, most_frames=NEWER_MOST_FRAMES, most_side=min(height, width))
+            rules = replace(
+                rules, most_frames=NEWER_MOST_FRAMES, most_side=min(height, width)
+            )
             frames, newer_height, newer_width = NEWER_SHAPE
             sample_shape = (frames, min(newer_height, height), min(newer_width, width))
         else:
@@ -293,10 +304,12 @@ class CogVideoX(DiffusersModel):
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
-        """Return "image" (C,1,H,W), the first frame's latents as the pipeline scales them.
+        """Return "image" (C,1,H,W), the first frame's latents as the pipeline scales
+        them.
 
-        With ``random``, the frame gets noise of random strength, and a latent is sampled.
-        Without it, the latent is the mean of the frame as it is."""
+        With ``random``, the frame gets noise of random strength, and a latent is
+        sampled. Without it, the latent is the mean of the frame as it is.
+        """
         if self.spec.first_frame is None:
             return {}
         vae = self.vae()
@@ -310,10 +323,14 @@ class CogVideoX(DiffusersModel):
         latent = distribution.mean[0].float().cpu()
         if random is not None:
             noise = random.standard_normal(tuple(latent.shape), "float32")
-            latent = latent + distribution.std[0].float().cpu() * torch.from_numpy(noise)
+            latent = latent + distribution.std[0].float().cpu() * torch.from_numpy(
+                noise
+            )
 
         scale = vae.config.scaling_factor
-        return {"image": latent * (1 / scale if vae.config.invert_scale_latents else scale)}
+        return {
+            "image": latent * (1 / scale if vae.config.invert_scale_latents else scale)
+        }
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of a clip's states, with any image."""
@@ -328,10 +345,12 @@ class CogVideoX(DiffusersModel):
         return 1 / self.vae().config.scaling_factor * latents
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """Return v; the network gets the integer timestep, and an image if it takes one.
+        """Return v; the network gets the integer timestep, and an image if it takes
+        one.
 
-        If a token covers two frames, a noisy copy of the first clean frame is put before the
-        clip and removed from the output."""
+        If a token covers two frames, a noisy copy of the first clean frame is put
+        before the clip and removed from the output.
+        """
         from videotune.diffusion.loss import timestep_index  # imports torch
 
         rules = self.spec.rules
@@ -346,12 +365,15 @@ class CogVideoX(DiffusersModel):
         states = x_t.to(self.dtype)
         if self.spec.first_frame is not None:
             states = torch.cat(
-                [states, self._image(batch.conditioning, frames + front).to(states)], dim=1
+                [states, self._image(batch.conditioning, frames + front).to(states)],
+                dim=1,
             )
         out = net(
             hidden_states=states.transpose(1, 2),
             encoder_hidden_states=batch.conditioning.text.to(self.dtype),
-            timestep=timestep_index(t, int(self.spec.path_constants["num_train_timesteps"])),
+            timestep=timestep_index(
+                t, int(self.spec.path_constants["num_train_timesteps"])
+            ),
             ofs=None if self._net.ofs_embed_dim is None else states.new_full((1,), OFS),
             image_rotary_emb=self._rotary(height, width, frames + front, x_t.device),
             return_dict=False,
@@ -375,7 +397,9 @@ class CogVideoX(DiffusersModel):
         """Return how many latent frames to prepend so that tokens cover all frames."""
         return -frames % self.spec.patch[0]
 
-    def _rotary(self, height: int, width: int, frames: int, device: torch.device) -> Any:
+    def _rotary(
+        self, height: int, width: int, frames: int, device: torch.device
+    ) -> Any:
         """Return the pipeline's rotary embedding, or None if the model has none."""
         if not self._net.use_rotary_positional_embeddings:
             return None
@@ -387,19 +411,25 @@ class CogVideoX(DiffusersModel):
         )
 
     def _image(self, conditioning: Conditioning, frames: int) -> Tensor:
-        """Return an image's latents at the first of ``frames`` frames, then zeros, (B,C,F,H,W).
+        """Return an image's latents at the first of ``frames`` frames, then zeros,
+        (B,C,F,H,W).
 
         If a frame is prepended to the clip, the image is there, as in the pipeline.
         """
         if "image" not in conditioning.extras:
-            raise VideotuneError(f"{self.spec.title} continues an image, and none was given")
+            raise VideotuneError(
+                f"{self.spec.title} continues an image, and none was given"
+            )
         image = conditioning.extras["image"]
         return torch.cat(
-            [image, image.new_zeros(*image.shape[:2], frames - 1, *image.shape[3:])], dim=2
+            [image, image.new_zeros(*image.shape[:2], frames - 1, *image.shape[3:])],
+            dim=2,
         )
 
     def check_shape(self, frames: int, height: int, width: int) -> None:
-        """Raise if the size is not the one with learned positions, or above 1.5's largest."""
+        """Raise if the size is not the one with learned positions, or above 1.5's
+        largest.
+        """
         stride = self.spec.rules.spatial_stride
         net = self._net
         shape = net.sample_frames, net.sample_height * stride, net.sample_width * stride
@@ -411,7 +441,9 @@ class CogVideoX(DiffusersModel):
             )
         if net.patch_size_t is not None and (height > shape[1] or width > shape[2]):
             most = f"at most {shape[1]}x{shape[2]} pixels; these are {height}x{width}"
-            raise VideotuneError(f"{self.spec.title} takes {most}. Set a lower resolution.")
+            raise VideotuneError(
+                f"{self.spec.title} takes {most}. Set a lower resolution."
+            )
 
     def token_frames(self, hidden_states: Tensor, **_: Any) -> int:
         """Return the frames of the video tokens: pairs of latent frames in 1.5."""
@@ -421,7 +453,8 @@ class CogVideoX(DiffusersModel):
         """Load the scheduler.
 
         Raises:
-            VideotuneError: for a ``shift``; v-prediction needs the schedule of training.
+            VideotuneError: for a ``shift``; v-prediction needs the schedule of
+                training.
         """
         if shift is not None:
             raise VideotuneError(
@@ -448,7 +481,9 @@ class CogVideoX(DiffusersModel):
             arguments["image"] = torch.zeros(
                 len(conditioning.text), 3, shape.height, shape.width
             )
-        latents = self.run_pipeline(pipe, conditioning, unconditional, request, **arguments)
+        latents = self.run_pipeline(
+            pipe, conditioning, unconditional, request, **arguments
+        )
         front = self._front(self.spec.rules.latent_size(shape)[0])
         return latents.transpose(1, 2)[:, :, front:].float()
 
@@ -470,7 +505,16 @@ class CogVideoX(DiffusersModel):
             for generator in generators:  # the pipeline draws the image's latents first
                 torch.randn(size, generator=generator)
             noise = diffusers.CogVideoXPipeline.prepare_latents(
-                pipe, num, channels, frames, height, width, dtype, device, generators, latents
+                pipe,
+                num,
+                channels,
+                frames,
+                height,
+                width,
+                dtype,
+                device,
+                generators,
+                latents,
             )
             return noise, self._image(conditioning, noise.shape[1]).transpose(1, 2).to(
                 device, dtype
@@ -516,12 +560,15 @@ def _schedule(path: Path) -> dict[str, float]:
 def _scattered(noise: Tensor) -> Tensor:
     """Permute the noise (B,C,1,H,W) of a frame so that no value stays where it was.
 
-    The pipeline begins with separate noise in the frame before a clip. Here it is the first
-    frame's noise, permuted: practically independent, and without a draw, which only the host
-    could do."""
+    The pipeline begins with separate noise in the frame before a clip. Here it is the
+    first frame's noise, permuted: practically independent, and without a draw, which
+    only the host could do.
+    """
     flat = noise.flatten(1)
     size = flat.shape[1]
-    step = next(step for step in count(int(size / 1.618) | 1, 2) if math.gcd(step, size) == 1)
+    step = next(
+        step for step in count(int(size / 1.618) | 1, 2) if math.gcd(step, size) == 1
+    )
     # step is odd and size is even, so i·step + 1 = i has no solution.
     positions = (torch.arange(size, device=noise.device) * step + 1) % size
     return flat[:, positions].view_as(noise)

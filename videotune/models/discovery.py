@@ -7,7 +7,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 ENTRY_POINT_GROUP = "videotune.models"
-"""Entry points of this group name the modules of other packages that define families."""
+"""Entry points of this group name the modules of other packages that define families.
+"""
 
 
 @cache

@@ -1,7 +1,7 @@
 """Attention that stays within each latent frame, for a run that trains on frames only.
 
-diffusers' own attention runs in full; only its product of queries, keys and values is computed
-frame by frame.
+diffusers' own attention runs in full; only its product of queries, keys and values is
+computed frame by frame.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ def isolate(
 ) -> None:
     """Let video tokens see only their own frame and the text, and text only text.
 
-    Args: net: the denoiser. attentions: its attention modules over video tokens. on: whether
-        frames are isolated from now on. count_frames: returns the number of frames of the video
-        tokens, from the network's inputs. A block that is recomputed for its gradients uses the
-        result of the last call. text_first: whether the text's tokens come before the video's.
+    Args: net: the denoiser. attentions: its attention modules over video tokens. on:
+        whether frames are isolated from now on. count_frames: returns the number of
+        frames of the video tokens, from the network's inputs. A block that is
+        recomputed for its gradients uses the result of the last call. text_first:
+        whether the text's tokens come before the video's.
     """
-    isolated = [attn for attn in attentions if isinstance(attn.processor, FrameProcessor)]
+    isolated = [
+        attn for attn in attentions if isinstance(attn.processor, FrameProcessor)
+    ]
     if on and not isolated:
         last_call = SimpleNamespace(frames=0)
 
@@ -41,7 +44,9 @@ def isolate(
 
         handle = net.register_forward_pre_hook(store_frames, with_kwargs=True)
         for attn in attentions:
-            attn.set_processor(FrameProcessor(attn.processor, last_call, text_first, handle))
+            attn.set_processor(
+                FrameProcessor(attn.processor, last_call, text_first, handle)
+            )
 
     if not on:
         for attn in isolated:
@@ -50,7 +55,9 @@ def isolate(
 
 
 class FrameProcessor:
-    """An attention processor that runs diffusers' ``original`` one with isolated frames."""
+    """An attention processor that runs diffusers' ``original`` one with isolated
+    frames.
+    """
 
     def __init__(
         self, original: Any, last_call: SimpleNamespace, text_first: bool, handle: Any
@@ -69,13 +76,23 @@ class FrameProcessor:
         image_rotary_emb: Any = None,
     ) -> Any:
         """Return attention over video tokens (B,S,D), and text (B,L,D) if any."""
-        text_tokens = 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
+        text_tokens = (
+            0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
+        )
         product_by_frame = _product_by_frame()
-        with product_by_frame(self.last_call.frames, text_tokens, self.text_first) as product:
+        with product_by_frame(
+            self.last_call.frames, text_tokens, self.text_first
+        ) as product:
             output = self.original(
-                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
+                attn,
+                hidden_states,
+                encoder_hidden_states,
+                attention_mask,
+                image_rotary_emb,
             )
-        assert product.calls == 1, "this attention does not use torch's attention product"
+        assert product.calls == 1, (
+            "this attention does not use torch's attention product"
+        )
         return output
 
 
@@ -84,7 +101,9 @@ def _product_by_frame() -> Any:
     """Return the class, which can only be defined once torch is imported."""
 
     class ProductByFrame(torch.overrides.TorchFunctionMode):
-        """Compute torch's attention product frame by frame within the block, in this thread."""
+        """Compute torch's attention product frame by frame within the block, in this
+        thread.
+        """
 
         def __init__(self, frames: int, text_tokens: int, text_first: bool) -> None:
             super().__init__()
@@ -130,10 +149,14 @@ def _product_by_frame() -> Any:
                 frame_mask = self.repeat(torch.cat([video_mask, text_mask], 3))
             by_frame = product(q, k, v, attn_mask=frame_mask, **kwargs)
 
-            video = by_frame.unflatten(0, (len(query), -1)).transpose(1, 2).flatten(2, 3)
+            video = (
+                by_frame.unflatten(0, (len(query), -1)).transpose(1, 2).flatten(2, 3)
+            )
             if not self.text_tokens:
                 return video
-            text = product(text_query, text_key, text_value, attn_mask=text_mask, **kwargs)
+            text = product(
+                text_query, text_key, text_value, attn_mask=text_mask, **kwargs
+            )
             return self.join(video, text)
 
         def frames_as_samples(self, x: Tensor) -> Tensor:

@@ -43,7 +43,9 @@ DISTILLED = "FlowMatchLCMScheduler"
 """The scheduler of Dev and Fast, which sample without guidance."""
 
 ROUND_UP = 1 + 1e-9
-"""Factor of a size that keeps it unchanged when the pipeline rounds down after a division."""
+"""Factor of a size that keeps it unchanged when the pipeline rounds down after a
+division.
+"""
 
 
 TINY_CLIP = {
@@ -62,7 +64,9 @@ TINY_CLIP = {
 
 
 class HiDream(DiffusersModel):
-    """A HiDream-I1 checkpoint: CLIP-L, CLIP-G, T5-XXL and Llama 3.1 8B read its captions."""
+    """A HiDream-I1 checkpoint: CLIP-L, CLIP-G, T5-XXL and Llama 3.1 8B read its
+    captions.
+    """
 
     spec = ModelSpec(
         name="hidream",
@@ -217,9 +221,9 @@ class HiDream(DiffusersModel):
     def read_spec(cls, folder: Path) -> ModelSpec:
         """Read the spec of a checkpoint.
 
-        A frame rate of 1 means that a clip is read at one frame a second. Full, Dev and Fast
-        have the same network and differ in their schedulers: Dev and Fast sample without
-        guidance, with the shifts 6 and 3, in 28 and 16 steps.
+        A frame rate of 1 means that a clip is read at one frame a second. Full, Dev and
+        Fast have the same network and differ in their schedulers: Dev and Fast sample
+        without guidance, with the shifts 6 and 3, in 28 and 16 steps.
 
         Raises:
             VideotuneError: if the fourth text encoder is missing, or parts do not fit.
@@ -301,13 +305,15 @@ class HiDream(DiffusersModel):
     def text_length(self, caption: str) -> int:
         """Return the most tokens that any of the tokenizers gives."""
         tokenizers = [part.tokenizer for part in self.text_parts().values()]
-        return max(len(tokenizer(caption, verbose=False).input_ids) for tokenizer in tokenizers)
+        return max(
+            len(tokenizer(caption, verbose=False).input_ids) for tokenizer in tokenizers
+        )
 
     def _load_text(self) -> Any:
         pipe = super()._load_text()
 
-        # The pipeline requests attention maps and ignores them. Fused attention has none and
-        # warns at each call.
+        # The pipeline requests attention maps and ignores them. Fused attention has
+        # none and warns at each call.
         def without_maps(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return args, kwargs | {"output_attentions": False}
 
@@ -318,8 +324,9 @@ class HiDream(DiffusersModel):
         """Return the states of all text encoders.
 
         "text" (128,D) are T5's, "llama" (layers,128,D) those of each of Llama's layers,
-        "pooled" (P,) those of both CLIPs. The denoiser masks no padding and the states of
-        padding depend on the caption, so all are kept."""
+        "pooled" (P,) those of both CLIPs. The denoiser masks no padding and the states
+        of padding depend on the caption, so all are kept.
+        """
         text, _, llama, _, pooled, _ = self.encode_prompt(
             caption, do_classifier_free_guidance=False
         )
@@ -339,13 +346,18 @@ class HiDream(DiffusersModel):
         return one_frame_vae(net) if name == "vae" else net
 
     def denoiser(
-        self, expert: str | None = None, device: torch.device | None = None, fill: FillFn = None
+        self,
+        expert: str | None = None,
+        device: torch.device | None = None,
+        fill: FillFn = None,
     ) -> nn.Module:
         """Load the transformer, with routed experts that propagate gradients."""
         return make_trainable(super().denoiser(expert, device, fill))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """Return v = noise - x0, the network's negated output; its timestep is 1000 · t."""
+        """Return v = noise - x0, the network's negated output; its timestep is 1000 ·
+        t.
+        """
         _, _, frames, rows, columns = x_t.shape
         stride = self.spec.rules.spatial_stride
         self.check_shape(frames, rows * stride, columns * stride)
@@ -361,7 +373,9 @@ class HiDream(DiffusersModel):
         return -output[0][:, :, None].float()
 
     def check_shape(self, frames: int, height: int, width: int) -> None:
-        """Raise VideotuneError unless it is one frame with no more tokens than positions."""
+        """Raise VideotuneError unless it is one frame with no more tokens than
+        positions.
+        """
         if frames != 1:
             raise VideotuneError(
                 f"{self.spec.title} generates images, and these are {frames} frames. "
@@ -375,7 +389,10 @@ class HiDream(DiffusersModel):
             )
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
-        """Do nothing: there is one frame. Raise VideotuneError if frames shall be isolated."""
+        """Do nothing: there is one frame.
+
+        Raise VideotuneError if frames shall be isolated.
+        """
         if on:
             keys = "video_config.use_temporal_attention, sample.use_temporal_attention"
             raise VideotuneError(
@@ -397,7 +414,9 @@ class HiDream(DiffusersModel):
             "prompt_embeds_llama3": conditioning.extras["llama"].transpose(0, 1),
             "pooled_prompt_embeds": conditioning.extras["pooled"],
         }
-        return {name: value.to(self.device, self.dtype) for name, value in arguments.items()}
+        return {
+            name: value.to(self.device, self.dtype) for name, value in arguments.items()
+        }
 
     def sample(
         self,
@@ -408,8 +427,9 @@ class HiDream(DiffusersModel):
     ) -> Tensor:
         """Sample latents at the request's size.
 
-        The pipeline scales each request to one area, 1024² pixels for a published model. Here
-        that area is the request's, so that the size of training is sampled."""
+        The pipeline scales each request to one area, 1024² pixels for a published
+        model. Here that area is the request's, so that the size of training is sampled.
+        """
         pipe = self.pipeline(nets, request.shift)
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
         if "generator" in signature(pipe.scheduler.step).parameters:
@@ -467,7 +487,9 @@ def join(base: Path, llama: Path, folder: Path) -> Path:
     }
     for entry in llama.iterdir():
         if entry.is_file():
-            links[f"{tokenizer if 'token' in entry.name else part}/{entry.name}"] = entry
+            links[f"{tokenizer if 'token' in entry.name else part}/{entry.name}"] = (
+                entry
+            )
     for name, target in links.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(target.absolute())
@@ -486,7 +508,9 @@ if __name__ == "__main__":
     import typer
 
     def main(base: Path, llama: Path, folder: Path) -> None:
-        """Join the folders of HiDream-I1 and Llama-3.1-8B-Instruct by links in a new folder."""
+        """Join the folders of HiDream-I1 and Llama-3.1-8B-Instruct by links in a new
+        folder.
+        """
         try:
             print(join(base, llama, folder))
         except VideotuneError as error:

@@ -1,5 +1,6 @@
-"""diffusers' transformer and VAE of HiDream-I1, changed so that they train on clips of one
-frame."""
+"""diffusers' transformer and VAE of HiDream-I1, changed so that they train on clips of
+one frame.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 
 
 def make_trainable(net: nn.Module) -> nn.Module:
-    """Let diffusers' transformer return (B,C,H,W) with gradients, in training and evaluation.
+    """Let diffusers' transformer return (B,C,H,W) with gradients, in training and
+    evaluation.
 
-    In evaluation its routed experts run without gradients, so everything before them silently
-    loses the gradient through them. In training its output is not unpatchified. Both no longer
-    depend on the mode.
+    In evaluation its routed experts run without gradients, so everything before them
+    silently loses the gradient through them. In training its output is not
+    unpatchified. Both no longer depend on the mode.
     """
     from diffusers.models.transformers.transformer_hidream_image import (
         MOEFeedForwardSwiGLU,
@@ -27,8 +29,8 @@ def make_trainable(net: nn.Module) -> nn.Module:
 
     transformer: Any = net
     cls: Any = type(net)
-    # Methods are bound to a copy of the facts: a reference to the network would be a cycle, and
-    # the network could not be freed.
+    # Methods are bound to a copy of the facts: a reference to the network would be a
+    # cycle, and the network could not be freed.
     facts = SimpleNamespace(config=transformer.config, max_seq=transformer.max_seq)
     transformer.patchify = partial(_patchify, cls, facts)
     # False: as diffusers does it in evaluation.
@@ -38,11 +40,14 @@ def make_trainable(net: nn.Module) -> nn.Module:
 
     for module in net.modules():
         if isinstance(module, MOEFeedForwardSwiGLU):
-            module.gate._force_inference_output = True  # no auxiliary loss, which is not used
+            # no auxiliary loss, which is not used
+            module.gate._force_inference_output = True
             is_meta = next(module.parameters()).is_meta
             forward = partialmethod(_routed, upper_bound=is_meta)
             # A new class rather than a bound method, which would be a cycle.
-            module.__class__ = type("Routed", (MOEFeedForwardSwiGLU,), {"forward": forward})
+            module.__class__ = type(
+                "Routed", (MOEFeedForwardSwiGLU,), {"forward": forward}
+            )
     return net
 
 
@@ -60,14 +65,16 @@ def _patchify(
 
 
 def _routed(moe: Any, states: Tensor, upper_bound: bool) -> Tensor:
-    """Compute diffusers' routed experts in training, bit for bit, with one wait for the device.
+    """Compute diffusers' routed experts in training, bit for bit, with one wait for the
+    device.
 
-    diffusers waits once per expert. Here tokens are sorted by expert, and the number of tokens
-    per expert is copied to the host while the shared experts compute.
+    diffusers waits once per expert. Here tokens are sorted by expert, and the number of
+    tokens per expert is copied to the host while the shared experts compute.
 
-    Args: moe: the layer. states: hidden states. upper_bound: assign all tokens to as few
-        experts as possible, which needs the most memory; for the meta device, where the numbers
-        are unknown."""
+    Args: moe: the layer. states: hidden states. upper_bound: assign all tokens to as
+        few experts as possible, which needs the most memory; for the meta device, where
+        the numbers are unknown.
+    """
     from videotune.memory.host_weights import to_host  # imports torch
 
     expert_ids, weight, _ = moe.gate(states)
@@ -80,12 +87,16 @@ def _routed(moe: Any, states: Tensor, upper_bound: bool) -> Tensor:
 
     experts_per_token = moe.num_activated_experts
     order = expert_ids.flatten().argsort(stable=True)
-    rows = states.view(-1, states.shape[-1]).repeat_interleave(experts_per_token, dim=0)[order]
+    rows = states.view(-1, states.shape[-1]).repeat_interleave(
+        experts_per_token, dim=0
+    )[order]
     if copied is not None:
         copied.synchronize()
     if upper_bound:
         unused_experts = len(moe.experts) - experts_per_token
-        sizes = [len(rows) // experts_per_token] * experts_per_token + [0] * unused_experts
+        sizes = [len(rows) // experts_per_token] * experts_per_token + [
+            0
+        ] * unused_experts
     else:
         sizes = counts.tolist()
 

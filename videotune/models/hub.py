@@ -47,8 +47,8 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Pat
     """Download what is missing of a model, and return its folder in the Hub's cache.
 
     That is the parts of its model_index.json: configs, tokenizers and the weights in
-    safetensors; never variants, other formats or code. A broken connection resumes; files that
-    were complete when a run stopped are kept.
+    safetensors; never variants, other formats or code. A broken connection resumes;
+    files that were complete when a run stopped are kept.
 
     Args:
         name: the Hub id.
@@ -57,8 +57,8 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Pat
         echo: gets size, licence and folder before weights are downloaded.
 
     Raises:
-        VideotuneError: for a wrong id, a gated or private model, a full disk or no network; it
-            contains a remedy.
+        VideotuneError: for a wrong id, a gated or private model, a full disk or no
+            network; it contains a remedy.
     """
     if offline():
         reason = "the Hub may not be asked (--offline or HF_HUB_OFFLINE)"
@@ -72,7 +72,9 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Pat
             raise VideotuneError(
                 f"base_model_name: {hub_problem(name, error, _near(name))}"
             ) from error
-        reason = "the Hub is not reached: check the network; files that have come are kept"
+        reason = (
+            "the Hub is not reached: check the network; files that have come are kept"
+        )
         folder = cached(name, weights=weights, own=own, why=reason)
         echo(f"note: the Hub is not reached; {name} is taken from {folder}")
         return folder
@@ -91,7 +93,9 @@ def _download(name: str, *, weights: bool, own: Collection[str], echo: LogFn) ->
         patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
         is_large = weights and _account(name, info, patterns, echo)
     with _bars(is_large):
-        snapshot = hub.snapshot_download(name, revision=info.sha, allow_patterns=patterns)
+        snapshot = hub.snapshot_download(
+            name, revision=info.sha, allow_patterns=patterns
+        )
         folder = Path(snapshot)
 
     # The cache looks here for the revision when there is no network.
@@ -125,7 +129,9 @@ def wanted(
         files += [file for file in part_listed if file.endswith(_SMALL)]
         if not weights or part in own or not model_files.has_weights(class_name):
             continue
-        weight_files = [file for file in part_listed if _is_weights(file.partition("/")[2])]
+        weight_files = [
+            file for file in part_listed if _is_weights(file.partition("/")[2])
+        ]
         if not weight_files:
             in_part = (file.partition("/")[2] for file in part_listed)
             formats = model_files.without_safetensors(in_part)
@@ -138,7 +144,9 @@ def wanted(
 
 def _is_weights(file: str) -> bool:
     """Return whether a file has plain weights; ``model.fp16.safetensors`` is a variant."""
-    return any(re.fullmatch(rf"{stem}(-\d+-of-\d+)?\.safetensors", file) for stem in STEMS)
+    return any(
+        re.fullmatch(rf"{stem}(-\d+-of-\d+)?\.safetensors", file) for stem in STEMS
+    )
 
 
 @contextmanager
@@ -200,7 +208,9 @@ def _licence(info: ModelInfo) -> str:
     return "its card names none"
 
 
-def cached(name: str, *, weights: bool, own: Collection[str] = (), why: str = "") -> Path:
+def cached(
+    name: str, *, weights: bool, own: Collection[str] = (), why: str = ""
+) -> Path:
     """Return a model's folder in the Hub's cache, without a network.
 
     Args:
@@ -219,7 +229,9 @@ def cached(name: str, *, weights: bool, own: Collection[str] = (), why: str = ""
             f"base_model_name: {hub_problem(name, error, _near(name))}"
         ) from error
 
-    remedy = "Fetch it where there is a network, or give a local folder in diffusers layout."
+    remedy = (
+        "Fetch it where there is a network, or give a local folder in diffusers layout."
+    )
     if not isinstance(index_path, str):
         cache = hub.constants.HF_HUB_CACHE
         raise NotHere(
@@ -242,7 +254,9 @@ def _unreached(error: Exception) -> bool:
     if isinstance(error, hub.errors.HfHubHTTPError):
         return error.response.status_code >= 500
     unreached = (httpx2.TransportError, hub.errors.OfflineModeIsEnabled)
-    return isinstance(error, unreached) and not isinstance(error, httpx2.LocalProtocolError)
+    return isinstance(error, unreached) and not isinstance(
+        error, httpx2.LocalProtocolError
+    )
 
 
 def _near(name: str) -> str:
@@ -261,17 +275,15 @@ def _no_layout(name: str, listed: Collection[str]) -> str:
         if file.endswith((".safetensors", ".pth", ".ckpt", ".gguf"))
     ]
     holds = f"it holds {model_files.some(weights or sorted(listed))}"
-    remedy = (
-        f"Look for {name}-Diffusers; a single file of a transformer goes into transformer.file"
-    )
+    remedy = f"Look for {name}-Diffusers; a single file of a transformer goes into transformer.file"
     return f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. {remedy}."
 
 
 def verify(files: Iterable[Path], echo: LogFn) -> None:
     """Compare the bytes of files in the Hub's cache with their names, which are hashes.
 
-    A file with the same path, size, time and inode is not read again. Only the first of several
-    processes reads. Other files have no hash to compare with.
+    A file with the same path, size, time and inode is not read again. Only the first of
+    several processes reads. Other files have no hash to compare with.
 
     Raises:
         VideotuneError: for a file with other bytes.

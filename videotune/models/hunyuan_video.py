@@ -36,7 +36,9 @@ TEMPLATE = (
     "atmosphere.5. camera angles, movements, and transitions used in the "
     "video:<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
 )
-"""Llama's prompt template, the same as the pipeline's; here to count tokens without torch."""
+"""Llama's prompt template, the same as the pipeline's; here to count tokens without
+torch.
+"""
 
 CROP = 95
 """Tokens before the caption: the pipeline cuts off the states of this many tokens."""
@@ -45,7 +47,8 @@ GUIDANCE = 1.0
 """Input of the guidance embedding in training: clips are not guided. Samples use 6."""
 
 WIDTH = 3072
-"""Width of the published transformer, the only one that diffusers' converters support."""
+"""Width of the published transformer, the only one that diffusers' converters support.
+"""
 
 SIZES = {(3072, 20, 40): " 13B"}
 """(width, double blocks, single blocks) of the published transformers."""
@@ -73,10 +76,22 @@ AUTHORS_FILE_NAMES = (
         r"^single_transformer_blocks\.(\d+)\.norm\.linear\.",
         r"single_blocks.\1.modulation.linear.",
     ),
-    (r"^single_transformer_blocks\.(\d+)\.attn\.norm_([qk])\.", r"single_blocks.\1.\2_norm."),
-    (r"^transformer_blocks\.(\d+)\.attn\.to_q\.(.+)$", r"double_blocks.\1.img_attn_qkv.\2#0/3"),
-    (r"^transformer_blocks\.(\d+)\.attn\.to_k\.(.+)$", r"double_blocks.\1.img_attn_qkv.\2#1/3"),
-    (r"^transformer_blocks\.(\d+)\.attn\.to_v\.(.+)$", r"double_blocks.\1.img_attn_qkv.\2#2/3"),
+    (
+        r"^single_transformer_blocks\.(\d+)\.attn\.norm_([qk])\.",
+        r"single_blocks.\1.\2_norm.",
+    ),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.to_q\.(.+)$",
+        r"double_blocks.\1.img_attn_qkv.\2#0/3",
+    ),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.to_k\.(.+)$",
+        r"double_blocks.\1.img_attn_qkv.\2#1/3",
+    ),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.to_v\.(.+)$",
+        r"double_blocks.\1.img_attn_qkv.\2#2/3",
+    ),
     (
         r"^transformer_blocks\.(\d+)\.attn\.add_q_proj\.(.+)$",
         r"double_blocks.\1.txt_attn_qkv.\2#0/3",
@@ -89,25 +104,43 @@ AUTHORS_FILE_NAMES = (
         r"^transformer_blocks\.(\d+)\.attn\.add_v_proj\.(.+)$",
         r"double_blocks.\1.txt_attn_qkv.\2#2/3",
     ),
-    (r"^transformer_blocks\.(\d+)\.attn\.to_out\.0\.", r"double_blocks.\1.img_attn_proj."),
-    (r"^transformer_blocks\.(\d+)\.attn\.to_add_out\.", r"double_blocks.\1.txt_attn_proj."),
-    (r"^transformer_blocks\.(\d+)\.attn\.norm_([qk])\.", r"double_blocks.\1.img_attn_\2_norm."),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.to_out\.0\.",
+        r"double_blocks.\1.img_attn_proj.",
+    ),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.to_add_out\.",
+        r"double_blocks.\1.txt_attn_proj.",
+    ),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.norm_([qk])\.",
+        r"double_blocks.\1.img_attn_\2_norm.",
+    ),
     (
         r"^transformer_blocks\.(\d+)\.attn\.norm_added_([qk])\.",
         r"double_blocks.\1.txt_attn_\2_norm.",
     ),
-    (r"^transformer_blocks\.(\d+)\.norm1\.linear\.", r"double_blocks.\1.img_mod.linear."),
+    (
+        r"^transformer_blocks\.(\d+)\.norm1\.linear\.",
+        r"double_blocks.\1.img_mod.linear.",
+    ),
     (
         r"^transformer_blocks\.(\d+)\.norm1_context\.linear\.",
         r"double_blocks.\1.txt_mod.linear.",
     ),
-    (r"^transformer_blocks\.(\d+)\.ff\.net\.0\.proj\.", r"double_blocks.\1.img_mlp.fc1."),
+    (
+        r"^transformer_blocks\.(\d+)\.ff\.net\.0\.proj\.",
+        r"double_blocks.\1.img_mlp.fc1.",
+    ),
     (r"^transformer_blocks\.(\d+)\.ff\.net\.2\.", r"double_blocks.\1.img_mlp.fc2."),
     (
         r"^transformer_blocks\.(\d+)\.ff_context\.net\.0\.proj\.",
         r"double_blocks.\1.txt_mlp.fc1.",
     ),
-    (r"^transformer_blocks\.(\d+)\.ff_context\.net\.2\.", r"double_blocks.\1.txt_mlp.fc2."),
+    (
+        r"^transformer_blocks\.(\d+)\.ff_context\.net\.2\.",
+        r"double_blocks.\1.txt_mlp.fc2.",
+    ),
     (
         r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.attn\.to_q\.(.+)$",
         r"txt_in.individual_token_refiner.blocks.\1.self_attn_qkv.\2#0/3",
@@ -160,7 +193,8 @@ AUTHORS_FILE_NAMES = (
     (r"^norm_out\.linear\.(.+)$", r"final_layer.adaLN_modulation.1.\1#1,0/2"),
     (r"^proj_out\.", "final_layer.linear."),
 )
-"""From diffusers' keys to those of the authors' file; see ``single_file.find_sources``."""
+"""From diffusers' keys to those of the authors' file; see ``single_file.find_sources``.
+"""
 
 COMFYUI_FILE_NAMES = (
     *AUTHORS_FILE_NAMES,
@@ -350,8 +384,8 @@ class HunyuanVideo(DiffusersModel):
     def read_spec(cls, folder: Path) -> ModelSpec:
         """Read the spec of a checkpoint.
 
-        The shift of training stays 7, with which the authors sample. The scheduler's shift is
-        only for sampling, and distilled checkpoints have others.
+        The shift of training stays 7, with which the authors sample. The scheduler's
+        shift is only for sampling, and distilled checkpoints have others.
 
         Raises:
             VideotuneError: for a checkpoint that is not HunyuanVideo from text.
@@ -394,8 +428,8 @@ class HunyuanVideo(DiffusersModel):
     def tokenizers(self) -> Mapping[str, Any]:
         """Load the tokenizers.
 
-        Llama's is loaded by the general class: in transformers 5 Llama's own class replaces the
-        file's splitting by that of older Llamas, which gives other tokens.
+        Llama's is loaded by the general class: in transformers 5 Llama's own class
+        replaces the file's splitting by that of older Llamas, which gives other tokens.
 
         Raises:
             VideotuneError: if Llama's tokenizer does not fit the template.
@@ -413,7 +447,9 @@ class HunyuanVideo(DiffusersModel):
         first_ids = llama(TEMPLATE.format("a"), verbose=False).input_ids
         second_ids = llama(TEMPLATE.format("0"), verbose=False).input_ids
         front = -1
-        for i, (first_id, second_id) in enumerate(zip(first_ids, second_ids, strict=False)):
+        for i, (first_id, second_id) in enumerate(
+            zip(first_ids, second_ids, strict=False)
+        ):
             if first_id != second_id:
                 front = i
                 break
@@ -423,14 +459,17 @@ class HunyuanVideo(DiffusersModel):
                 f"and reads {front} tokens in front of a caption, not {CROP}"
             )
 
-        clip = read_tokenizer(self.folder / "tokenizer_2", self.folder / "text_encoder_2")
+        clip = read_tokenizer(
+            self.folder / "tokenizer_2", self.folder / "text_encoder_2"
+        )
         return {"text_encoder": llama, "text_encoder_2": clip}
 
     def encode(self, caption: str) -> dict[str, Tensor]:
-        """Return "text" (256,D), Llama's states; "mask" (256,); and "pooled" (P,), CLIP's.
+        """Return "text" (256,D), Llama's states; "mask" (256,); and "pooled" (P,),
+        CLIP's.
 
-        The text is zero where the mask is False. The pipeline feeds the padding's states there,
-        but the mask hides them.
+        The text is zero where the mask is False. The pipeline feeds the padding's
+        states there, but the mask hides them.
         """
         text, pooled, mask = self.encode_prompt(caption)
         mask = mask[0].bool()
@@ -457,14 +496,17 @@ class HunyuanVideo(DiffusersModel):
         return super().blank_states(shape) | {"pooled": pooled}
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """Return v = noise - x0; the timestep input is 1000 · t in float32, the guidance 1.
+        """Return v = noise - x0; the timestep input is 1000 · t in float32, the
+        guidance 1.
 
-        As in the pipeline, a checkpoint without guidance embedding also gets the guidance, and
-        ignores it.
+        As in the pipeline, a checkpoint without guidance embedding also gets the
+        guidance, and ignores it.
         """
         conditioning = batch.conditioning
         assert conditioning.text_mask is not None
-        guidance = torch.full((len(x_t),), GUIDANCE, dtype=self.dtype, device=x_t.device)
+        guidance = torch.full(
+            (len(x_t),), GUIDANCE, dtype=self.dtype, device=x_t.device
+        )
         output = net(
             hidden_states=x_t.to(self.dtype),
             timestep=t.float() * 1000,
@@ -488,9 +530,11 @@ class HunyuanVideo(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """Sample latents; guidance is an input of the network, so each step is one pass.
+        """Sample latents; guidance is an input of the network, so each step is one
+        pass.
 
-        Only a checkpoint without guidance embedding uses ``unconditional``, with two passes.
+        Only a checkpoint without guidance embedding uses ``unconditional``, with two
+        passes.
         """
         if self.spec.guidance_embedded:
             return super().sample(nets, conditioning, None, request)
@@ -507,7 +551,8 @@ class HunyuanVideo(DiffusersModel):
     def lora_formats(self) -> tuple[str, ...]:
         """Return the formats of LoRA files.
 
-        diffusers reads ComfyUI's format only at the published width, so a file for another
-        width could not be verified."""
+        diffusers reads ComfyUI's format only at the published width, so a file for
+        another width could not be verified.
+        """
         width = self.config["num_attention_heads"] * self.config["attention_head_dim"]
         return super().lora_formats() if width == WIDTH else ("diffusers",)

@@ -1,5 +1,6 @@
-"""Names of weights in other layouts: rules that rename a key, and the rules of each family's
-files."""
+"""Names of weights in other layouts: rules that rename a key, and the rules of each
+family's files.
+"""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,9 @@
-"""Load weights file by file, straight into the right dtype and device, checked against the
-config.
+"""Load weights file by file, straight into the right dtype and device, checked against
+the config.
 
-Libraries read folders and Hub repositories without running their code, and errors name the
-path."""
+Libraries read folders and Hub repositories without running their code, and errors name
+the path.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +37,15 @@ PROBES = ("a red circle moves left", "a blue square moves up")
 """Two captions that a tokenizer with a vocabulary reads as different tokens."""
 
 _MAX_EXTRA_SHARE = 0.01
-"""Up to this share, weights that the model lacks are left out with a note; more is another
-model."""
+"""Up to this share, weights that the model lacks are left out with a note; more is
+another model.
+"""
 
 
 @contextmanager
 def explained(context: str) -> Iterator[None]:
-    """Turn a library's error about a damaged file into a VideotuneError that begins with
-    ``context``.
+    """Turn a library's error about a damaged file into a VideotuneError that begins
+    with ``context``.
 
     Errors about full memory pass through.
     """
@@ -64,7 +66,8 @@ def explained(context: str) -> Iterator[None]:
 
 
 def pretrained(cls: Any, path: Path | str, **arguments: Any) -> Any:
-    """Call ``cls.from_pretrained(path)`` without running code from there, and without a prompt.
+    """Call ``cls.from_pretrained(path)`` without running code from there, and without a
+    prompt.
 
     Raises:
         VideotuneError: if the library cannot read it.
@@ -88,15 +91,17 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
         cls: class of the tokenizer. None: as the folder says.
 
     Raises:
-        VideotuneError: if it is damaged, reads two captions as the same tokens (it then has no
-            vocabulary), or has more tokens than the encoder's table has rows.
+        VideotuneError: if it is damaged, reads two captions as the same tokens (it then
+            has no vocabulary), or has more tokens than the encoder's table has rows.
     """
     tokenizer = pretrained(cls or transformers.AutoTokenizer, folder)
     with explained(f"{folder} holds no tokenizer that works"):
         longest = min(32, tokenizer.model_max_length)
         probe_ids = []
         for text in PROBES:
-            encoding = tokenizer(text, truncation=True, max_length=longest, verbose=False)
+            encoding = tokenizer(
+                text, truncation=True, max_length=longest, verbose=False
+            )
             probe_ids.append(encoding.input_ids)
         last_token = max(tokenizer.get_vocab().values())
 
@@ -108,8 +113,8 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
         )
 
     config = read_config(encoder / "config.json")
-    # A pipeline pads with the end mark if neither the tokenizer nor the encoder has a padding
-    # token, as for Llama.
+    # A pipeline pads with the end mark if neither the tokenizer nor the encoder has a
+    # padding token, as for Llama.
     has_padding = tokenizer.pad_token is not None or (
         tokenizer.eos_token is not None and config.get("pad_token_id") is None
     )
@@ -158,17 +163,19 @@ def load_model(
 ) -> nn.Module:
     """Load a part of a base model by its class in diffusers or transformers, frozen.
 
-    The result is that of ``cls.from_pretrained(folder, dtype=dtype)``, with modules in float32
-    if diffusers keeps them so, but never more than the model and one file of weights is in
-    memory. On a CPU, weights that already have the dtype are mapped pages of the file.
+    The result is that of ``cls.from_pretrained(folder, dtype=dtype)``, with modules in
+    float32 if diffusers keeps them so, but never more than the model and one file of
+    weights is in memory. On a CPU, weights that already have the dtype are mapped pages
+    of the file.
 
-    Args: cls: class of the part. folder: folder of the part. dtype: dtype of the weights.
-        device: device of the network. packed: quantization of the Linears in ``blocks``
-        (``memory/quantization.py``), applied as each is read. None: no quantization. blocks:
-        module paths of lists of blocks. Empty: the longest list. stay: device for the weights
-        of a diffusers network that the caller streams to ``device``. fill: puts tensors in the
-        place of the parameters, which are on the meta device, instead of reading files. stream:
-        streams the blocks of a text encoder from the host; gets a line if that fails.
+    Args: cls: class of the part. folder: folder of the part. dtype: dtype of the
+        weights. device: device of the network. packed: quantization of the Linears in
+        ``blocks`` (``memory/quantization.py``), applied as each is read. None: no
+        quantization. blocks: module paths of lists of blocks. Empty: the longest list.
+        stay: device for the weights of a diffusers network that the caller streams to
+        ``device``. fill: puts tensors in the place of the parameters, which are on the
+        meta device, instead of reading files. stream: streams the blocks of a text
+        encoder from the host; gets a line if that fails.
 
     Raises:
         VideotuneError: if weights and config do not belong to the same model.
@@ -193,7 +200,9 @@ def _load_text_encoder(
     packed: str | None,
     stream: LogFn | None,
 ) -> nn.Module:
-    """Load by transformers, which reads file by file and ties weights that are stored once."""
+    """Load by transformers, which reads file by file and ties weights that are stored
+    once.
+    """
     if packed is None:
         first_device = torch.device("cpu") if stream else device
         net = _load_by_transformers(cls, folder, dtype, first_device)
@@ -220,8 +229,8 @@ def _load_network(
     for state in states:
         paths = [path for path in layers if f"{path}.weight" in state]
         for path in paths:
-            # Packed on the device that computes: fast, and the same bits with and without
-            # streaming.
+            # Packed on the device that computes: fast, and the same bits with and
+            # without streaming.
             layers[path].set_weight(state.pop(f"{path}.weight").to(device), stay)
         unmap = bool(layers) or len(state) == 1
         loaded |= _placed(cls, state, dtype, stay, unmap=unmap)
@@ -237,7 +246,8 @@ def _pack(
     cls: Any, net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype
 ) -> dict[str, QuantizedLinear]:
     """Replace Linears with empty packed layers; for ``blocks`` see ``load_model``."""
-    from videotune.memory.quantization import longest_list, pack_linears  # imports torch
+    # imports torch
+    from videotune.memory.quantization import longest_list, pack_linears
 
     return pack_linears(
         net, blocks or [longest_list(net)], kind, dtype, kept_in_float32(cls, dtype)
@@ -245,7 +255,9 @@ def _pack(
 
 
 def _streamed(net: nn.Module, device: torch.device, echo: LogFn) -> nn.Module:
-    """Move a network to the device, except for the weights of its longest list of blocks."""
+    """Move a network to the device, except for the weights of its longest list of
+    blocks.
+    """
     from videotune.memory.block_offload import stream_blocks  # imports torch
     from videotune.memory.quantization import longest_list
 
@@ -255,7 +267,12 @@ def _streamed(net: nn.Module, device: torch.device, echo: LogFn) -> nn.Module:
 
 
 def _placed(
-    cls: Any, state: dict[str, Tensor], dtype: torch.dtype, device: torch.device, *, unmap: bool
+    cls: Any,
+    state: dict[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    unmap: bool,
 ) -> dict[str, Tensor]:
     """Return each tensor in its dtype on the device, and empty ``state`` meanwhile.
 
@@ -264,9 +281,12 @@ def _placed(
     result = {}
     for name in list(state):
         tensor = state.pop(name)
-        wanted = dtype_of(name, cls, dtype) if tensor.is_floating_point() else tensor.dtype
+        wanted = (
+            dtype_of(name, cls, dtype) if tensor.is_floating_point() else tensor.dtype
+        )
         moved = tensor.to(device).to(wanted).contiguous()
-        # A small tensor that stays a page of the file would keep the entire file mapped.
+        # A small tensor that stays a page of the file would keep the entire file
+        # mapped.
         if moved is tensor and (unmap or wanted != dtype):
             moved = moved.clone()
         result[name] = moved
@@ -295,7 +315,8 @@ def _load_packed(
     cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str
 ) -> nn.Module:
     """Load a network of transformers to the CPU, packed on ``device``."""
-    from videotune.memory.quantization import QuantizedLinear, packed_note  # imports torch
+    # imports torch
+    from videotune.memory.quantization import QuantizedLinear, packed_note
 
     stored_dtypes = {header.dtype for header in headers(weight_files(folder)).values()}
     stored_dtypes &= set(DTYPES)
@@ -317,7 +338,8 @@ def _load_packed(
         if isinstance(module, QuantizedLinear):
             packed_ids |= {id(tensor) for tensor in module.packed_tensors.values()}
     for name, parameter in net.named_parameters():
-        if id(parameter) not in packed_ids:  # a page that stays would keep the file mapped
+        # a page that stays would keep the file mapped
+        if id(parameter) not in packed_ids:
             parameter.data = parameter.data.to(dtype_of(name, cls, dtype), copy=True)
     note(packed_note(net, f"text encoder {cls.__name__}", packed))
     return net
@@ -376,8 +398,9 @@ def read_states(
 ) -> Iterator[dict[str, Tensor]]:
     """Read the weights of a part by diffusers' keys.
 
-    A file in diffusers' layout is read at once, as mapped pages; another layout tensor by
-    tensor. Raises as ``check_part`` does."""
+    A file in diffusers' layout is read at once, as mapped pages; another layout tensor
+    by tensor. Raises as ``check_part`` does.
+    """
     from safetensors.torch import load_file  # imports torch
 
     sources = check_part(cls, folder, net, echo)
@@ -429,7 +452,9 @@ def check_part(
         name = names[0]
         file_shape = all_headers[name].shape if name in all_headers else ()
         file_size = "x".join(map(str, shapes.get(name, file_shape))) or "missing"
-        model_size = "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
+        model_size = (
+            "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
+        )
         model_count = sum(map(math.prod, wanted.values()))
         raise VideotuneError(
             f"{shown(files)} does not fit {shown([folder / 'config.json'])}: "
@@ -457,7 +482,9 @@ def _count_text(count: int) -> str:
 
 
 def _published(cls: Any, stored: Mapping[Path, Mapping[str, Header]]) -> str:
-    """Return a sentence with the published model that has the shapes of these files, or ""."""
+    """Return a sentence with the published model that has the shapes of these files, or
+    "".
+    """
     for path in sorted(CONFIGS.glob("*/transformer/config.json")):
         if read_config(path).get("_class_name") != cls.__name__:
             continue

@@ -1,7 +1,7 @@
 """LTX-Video 0.9.x, 2B and 13B (HaCohen et al. 2024, arXiv 2501.00103).
 
-Flow matching, T5 text, and a VAE that compresses 32 x 32 x 8. From text, and from a first frame
-that is fed clean. Positions in time are in seconds, so fps counts.
+Flow matching, T5 text, and a VAE that compresses 32 x 32 x 8. From text, and from a
+first frame that is fed clean. Positions in time are in seconds, so fps counts.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ SIZES = {(2048, 28): "2B", (4096, 48): "13B"}
 """(width, blocks) of the published transformers."""
 
 LICENCE = "LTXV Open Weights License"
-"""Licence of all 13B. 2B from 0.9.5 on has OpenRAIL-M first, then this one; no config has
-it."""
+"""Licence of all 13B.
+
+2B from 0.9.5 on has OpenRAIL-M first, then this one; no config has it.
+"""
 
 SHIFTS = (1024.0, 0.95, 4096.0, 2.05)
-"""(tokens, μ, tokens, μ) of the authors' trainer for all versions, and of schedulers up to
-0.9.1."""
+"""(tokens, μ, tokens, μ) of the authors' trainer for all versions, and of schedulers up
+to 0.9.1.
+"""
 
 DECODE_TIMESTEP = 0.05
 """Timestep with which a VAE with timestep conditioning decodes, as its authors do."""
@@ -68,7 +71,8 @@ TINY_SCHEDULER = {
 class LTXVideo(DiffusersModel):
     """An LTX-Video checkpoint."""
 
-    # The spec's shift is that of 2560 tokens, half way between the two of ``shift_by_tokens``.
+    # The spec's shift is that of 2560 tokens, half way between the two of
+    # ``shift_by_tokens``.
     spec = ModelSpec(
         name="ltx_video",
         aliases=(
@@ -96,15 +100,21 @@ class LTXVideo(DiffusersModel):
         text_tokens=128,
         blocks=("transformer_blocks",),
         lora_targets={
-            "attention": (r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",),
+            "attention": (
+                r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",
+            ),
             "feed_forward": (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",),
             "linear": (
                 r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",
                 r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",
             ),
             "all": (r"transformer_blocks\..+",),
-            "self_attention": (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",),
-            "cross_attention": (r"transformer_blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",),
+            "self_attention": (
+                r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",
+            ),
+            "cross_attention": (
+                r"transformer_blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",
+            ),
         },
         default_resolution=600,
         timestep_shift=4.48,
@@ -207,7 +217,12 @@ class LTXVideo(DiffusersModel):
                 ],
                 "layers_per_block": [1, 1, 1, 1, 1],
                 "spatio_temporal_scaling": [True, True, True, True],
-                "downsample_type": ["spatial", "temporal", "spatiotemporal", "spatiotemporal"],
+                "downsample_type": [
+                    "spatial",
+                    "temporal",
+                    "spatiotemporal",
+                    "spatiotemporal",
+                ],
                 "decoder_inject_noise": [False, False, False, False],
                 "spatial_compression_ratio": 32,
                 "temporal_compression_ratio": 8,
@@ -276,7 +291,8 @@ class LTXVideo(DiffusersModel):
         """Load a part; a VAE with timestep conditioning always gets the usual timestep."""
         net: Any = super().part(name, fill)
         if name == "vae" and net.config.timestep_conditioning:
-            # A bound method would keep the network in memory until the garbage collector runs.
+            # A bound method would keep the network in memory until the garbage
+            # collector runs.
             decode = type(net).decode
             weak_net = ref(net)
 
@@ -288,21 +304,29 @@ class LTXVideo(DiffusersModel):
         return net
 
     def raw_latents(self, latents: Tensor) -> Tensor:
-        """Return the VAE's latents, with a little constant noise for timestep conditioning."""
+        """Return the VAE's latents, with a little constant noise for timestep
+        conditioning.
+        """
         raw = super().raw_latents(latents)
         if self.vae().config.timestep_conditioning:
             generator = generator_for(0, "decode noise")
-            noise = torch.from_numpy(generator.standard_normal(tuple(raw.shape), "float32"))
+            noise = torch.from_numpy(
+                generator.standard_normal(tuple(raw.shape), "float32")
+            )
             raw = (1 - DECODE_NOISE) * raw + DECODE_NOISE * noise.to(raw)
         return raw
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
-        """Decode latents with a fixed seed: some VAEs draw from torch's global generators.
+        """Decode latents with a fixed seed: some VAEs draw from torch's global
+        generators.
 
         The generators' states are restored.
         """
         devices = [] if self.device.type == "cpu" else [self.device]
-        with self.vae_lock, torch.random.fork_rng(devices, device_type=self.device.type):
+        with (
+            self.vae_lock,
+            torch.random.fork_rng(devices, device_type=self.device.type),
+        ):
             torch.default_generator.manual_seed(seed32(0, "decoder noise"))
             for device in devices:
                 torch.get_device_module(device).manual_seed(seed32(0, "decoder noise"))
@@ -311,7 +335,8 @@ class LTXVideo(DiffusersModel):
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v = noise - x0.
 
-        The timestep input is 1000 · t in float32, and 0 for tokens of conditioning frames.
+        The timestep input is 1000 · t in float32, and 0 for tokens of conditioning
+        frames.
         """
         times = self.model_timesteps(x_t, t, batch)
         if self.is_newer and times.ndim == 1:
@@ -327,12 +352,14 @@ class LTXVideo(DiffusersModel):
         )
         return output[0].transpose(1, 2).reshape(x_t.shape).float()
 
-    def _positions(self, fps: Tensor, frames: int, rows: int, columns: int) -> dict[str, Any]:
-        """Return the tokens' positions in pixels and seconds, as the checkpoint's pipeline
-        does.
+    def _positions(
+        self, fps: Tensor, frames: int, rows: int, columns: int
+    ) -> dict[str, Any]:
+        """Return the tokens' positions in pixels and seconds, as the checkpoint's
+        pipeline does.
 
-        Up to 0.9.1 latent frame i is at frame 8i; from 0.9.5 on it is at its first frame,
-        max(8i - 7, 0).
+        Up to 0.9.1 latent frame i is at frame 8i; from 0.9.5 on it is at its first
+        frame, max(8i - 7, 0).
 
         Args:
             fps: frames a second of each sample (B,).
@@ -354,15 +381,17 @@ class LTXVideo(DiffusersModel):
                 ),
             }
 
-        # Cached because the pipeline copies its factors to the device, which makes the host wait.
-        # Fake tensors are neither cached nor combined with real ones.
+        # Cached because the pipeline copies its factors to the device, which makes the
+        # host wait. Fake tensors are neither cached nor combined with real ones.
         is_real = type(fps) is torch.Tensor
         cache = self._loaded.setdefault("coords", {})
         key = (frames, rows, columns, fps.device)
         coords = cache.get(key)
         if coords is None or not is_real:
             pipeline = diffusers.LTXConditionPipeline
-            ids = pipeline._prepare_video_ids(1, frames, rows, columns, device=fps.device)
+            ids = pipeline._prepare_video_ids(
+                1, frames, rows, columns, device=fps.device
+            )
             coords = pipeline._scale_video_ids(
                 ids,
                 scale_factor=rules.spatial_stride,
@@ -375,7 +404,8 @@ class LTXVideo(DiffusersModel):
 
         seconds = coords[:, :1] * (1 / fps.float()).view(-1, 1, 1)
         coords = torch.cat([seconds, coords[:, 1:].expand(len(fps), -1, -1)], dim=1)
-        # The transformer ignores num_frames if it gets positions, but ``token_frames`` reads it.
+        # The transformer ignores num_frames if it gets positions, but ``token_frames``
+        # reads it.
         return {"num_frames": frames, "video_coords": coords}
 
     def token_frames(
@@ -387,8 +417,9 @@ class LTXVideo(DiffusersModel):
     ) -> int:
         """Return the frames of the video tokens.
 
-        A pipeline that passes positions passes no number of frames: tokens of the first frame
-        are those with the first token's time."""
+        A pipeline that passes positions passes no number of frames: tokens of the first
+        frame are those with the first token's time.
+        """
         if num_frames:
             return num_frames
         times = video_coords[0, 0]
@@ -396,14 +427,19 @@ class LTXVideo(DiffusersModel):
         return hidden_states.shape[1] // tokens_per_frame
 
     def pipeline_class(self) -> Any:
-        """Return the pipeline of the version; the newer one works with and without an image."""
-        return diffusers.LTXConditionPipeline if self.is_newer else diffusers.LTXPipeline
+        """Return the pipeline of the version; the newer one works with and without an
+        image.
+        """
+        return (
+            diffusers.LTXConditionPipeline if self.is_newer else diffusers.LTXPipeline
+        )
 
     def scheduler(self, shift: float | None) -> Any:
         """Load the scheduler.
 
         Raises:
-            VideotuneError: for a ``shift`` from 0.9.5 on, whose pipeline has a fixed schedule.
+            VideotuneError: for a ``shift`` from 0.9.5 on, whose pipeline has a fixed
+                schedule.
         """
         if shift is not None and self.is_newer:
             raise VideotuneError(
@@ -414,7 +450,9 @@ class LTXVideo(DiffusersModel):
     def pipeline(
         self, nets: Networks, shift: float | None = None, cls: Any = None, **parts: Any
     ) -> Any:
-        """Build the pipeline with a stand-in of the VAE, from which it reads the strides."""
+        """Build the pipeline with a stand-in of the VAE, from which it reads the
+        strides.
+        """
         vae = vae_stand_in(self.spec, None, self.device)
         return super().pipeline(nets, shift, cls, **({"vae": vae} | parts))
 
@@ -427,8 +465,8 @@ class LTXVideo(DiffusersModel):
     ) -> Tensor:
         """Sample latents; ``request.first`` are clean first frames to continue.
 
-        Up to 0.9.1 the image-to-video pipeline continues them. The newer pipeline adds noise to
-        them while it samples; the result has the frames that were passed.
+        Up to 0.9.1 the image-to-video pipeline continues them. The newer pipeline adds
+        noise to them while it samples; the result has the frames that were passed.
         """
         shape = request.shape
         first = request.first
@@ -441,12 +479,16 @@ class LTXVideo(DiffusersModel):
             arguments["image"] = torch.zeros(1, 3, shape.height, shape.width)
         elif first is not None:
             pipeline_class = diffusers.LTXImageToVideoPipeline
-            arguments["latents"] = _tokens(_initial_latents(first.float(), size, generators))
+            arguments["latents"] = _tokens(
+                _initial_latents(first.float(), size, generators)
+            )
 
         vae = vae_stand_in(self.spec, first, self.device)
         pipe = self.pipeline(nets, request.shift, pipeline_class, vae=vae)
         with _without_shift_warning(pipe.scheduler):
-            latents = self.run_pipeline(pipe, conditioning, unconditional, request, **arguments)
+            latents = self.run_pipeline(
+                pipe, conditioning, unconditional, request, **arguments
+            )
 
         if not self.is_newer:  # the older pipelines return tokens
             latents = latents.transpose(1, 2).unflatten(2, size)
@@ -463,11 +505,15 @@ class LTXVideo(DiffusersModel):
 
 
 def _is_newer(folder: Path) -> bool:
-    """Return whether a checkpoint is 0.9.5 or later, which needs the pipeline with conditions.
+    """Return whether a checkpoint is 0.9.5 or later, which needs the pipeline with
+    conditions.
 
-    Its VAE shows it even if its model_index.json names the older pipeline; their positions in
-    time differ."""
-    block_types = read_config(folder / "vae" / "config.json").get("down_block_types") or ()
+    Its VAE shows it even if its model_index.json names the older pipeline; their
+    positions in time differ.
+    """
+    block_types = (
+        read_config(folder / "vae" / "config.json").get("down_block_types") or ()
+    )
     index = read_config(folder / "model_index.json")
     if index.get("_class_name") == "LTXConditionPipeline":
         return True
@@ -482,7 +528,9 @@ def _stride(vae: Mapping[str, Any], axis: str, default_patch: int) -> int:
     ratio = vae.get(f"{axis}_compression_ratio")
     if ratio is not None:
         return int(ratio)
-    patch = vae.get("patch_size" if axis == "spatial" else "patch_size_t", default_patch)
+    patch = vae.get(
+        "patch_size" if axis == "spatial" else "patch_size_t", default_patch
+    )
     return int(patch * 2 ** sum(vae["spatio_temporal_scaling"]))
 
 
@@ -509,8 +557,10 @@ def _initial_latents(
 ) -> Tensor:
     """Return the latents with which image-to-video begins.
 
-    Args: first: clean first frames (B,C,1,H,W). size: (F, H, W) of the result. generators: one
-        per sample; the rest is the noise that the pipeline would draw from them."""
+    Args: first: clean first frames (B,C,1,H,W). size: (F, H, W) of the result.
+        generators: one per sample; the rest is the noise that the pipeline would draw
+        from them.
+    """
     noise = []
     for frame, generator in zip(first, generators, strict=True):
         # The pipeline draws the image's latents first.
@@ -525,7 +575,11 @@ def _without_shift_warning(scheduler: Any) -> Iterator[None]:
     config = scheduler.config
     logger = logging.getLogger(type(scheduler).__module__)
     level = logger.level
-    if config.shift == 1 and not config.use_dynamic_shifting and not config.shift_terminal:
+    if (
+        config.shift == 1
+        and not config.use_dynamic_shifting
+        and not config.shift_terminal
+    ):
         logger.setLevel(logging.ERROR)
     try:
         yield

@@ -1,5 +1,5 @@
-"""The files of a base model, read without torch and within bounds: its parts, their configs,
-their weights.
+"""The files of a base model, read without torch and within bounds: its parts, their
+configs, their weights.
 
 What is damaged, missing or absurd is a sentence that names file and key.
 """
@@ -20,8 +20,9 @@ from videotune.files import read_json, walk_json
 
 MOST_BYTES = 64 << 20
 DEEPEST = 32
-"""The largest file and the deepest nesting that are read; published indices of shards have some
-MB."""
+"""The largest file and the deepest nesting that are read; published indices of shards
+have some MB.
+"""
 
 _SIZES = "dim|width|height|size|channels|frames|position_embeddings|seq_len|d_model|d_ff|d_kv"
 _AT_LEAST_1 = "z_dim|num_train_timesteps|(in|latent)_channels"
@@ -34,16 +35,20 @@ _BOUNDS = (
     ),
     (rf"(?!total_|use_)\w*({_SIZES})", 0, 1 << 20),
 )
-"""Whole numbers, or lists of them, by the key's name: least and most. Models that are published
-stay far below."""
+"""Whole numbers, or lists of them, by the key's name: least and most.
+
+Models that are published stay far below.
+"""
 
 CONFIGS = Path(str(resources.files("videotune") / "assets" / "models"))
-"""A folder of configs for each published model; ``index.json`` says which base model names mean
-it."""
+"""A folder of configs for each published model; ``index.json`` says which base model
+names mean it.
+"""
 
 _KERNELS = re.compile(r"_?(attn|experts)_implementation")
-"""Keys by which transformers would fetch and run code of the Hub, where a repository stands
-under them."""
+"""Keys by which transformers would fetch and run code of the Hub, where a repository
+stands under them.
+"""
 
 
 STEMS = ("diffusion_pytorch_model", "model")
@@ -63,18 +68,22 @@ _VOCABULARIES = (
     ("Llama", ("tokenizer.model",)),
     ("CLIP", ("vocab.json", "merges.txt")),
 )
-"""The files of a vocabulary, by a word of the tokenizer's class, in place of the tokenizer.json
-that any may have."""
+"""The files of a vocabulary, by a word of the tokenizer's class, in place of the
+tokenizer.json that any may have.
+"""
 
 _SAME: list[tuple[str, list[str], str, list[str], str]] = read_json(
     Path(__file__).with_name("same_sizes.json")
 )
-"""What two parts of one checkpoint agree on: a part and its keys, another and its keys, what it
-is. Either may be silent."""
+"""What two parts of one checkpoint agree on: a part and its keys, another and its keys,
+what it is. Either may be silent.
+"""
 
 
 class ConfigFile(dict[str, Any]):
-    """An object of a JSON file; a key that it lacks is a VideotuneError that names both."""
+    """An object of a JSON file; a key that it lacks is a VideotuneError that names
+    both.
+    """
 
     def __init__(self, path: Path, value: dict[str, Any]) -> None:
         super().__init__(value)
@@ -89,8 +98,9 @@ class ConfigFile(dict[str, Any]):
 def read_config(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a base model.
 
-    Raises VideotuneError where the file is missing, damaged or too large, and for a value that
-    no model has."""
+    Raises VideotuneError where the file is missing, damaged or too large, and for a
+    value that no model has.
+    """
     try:
         if path.stat().st_size > MOST_BYTES:
             raise VideotuneError(
@@ -98,7 +108,9 @@ def read_config(path: Path) -> dict[str, Any]:
             )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise VideotuneError(f"the base model is incomplete: {path} is missing") from None
+        raise VideotuneError(
+            f"the base model is incomplete: {path} is missing"
+        ) from None
     except UnicodeDecodeError as error:
         raise VideotuneError(
             f"{path} is not valid JSON: it is not UTF-8 text. Fetch it again"
@@ -122,8 +134,13 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
         raise VideotuneError(
             f"{where} is not valid JSON: {error.msg} in line {error.lineno}"
         ) from error
-    except (RecursionError, ValueError) as error:  # nested too deep, or a number too long
-        raise VideotuneError(f"{where} is not valid JSON: {str(error)[:100]}") from error
+    except (
+        RecursionError,
+        ValueError,
+    ) as error:  # nested too deep, or a number too long
+        raise VideotuneError(
+            f"{where} is not valid JSON: {str(error)[:100]}"
+        ) from error
 
     if not isinstance(value, dict):
         raise VideotuneError(
@@ -134,7 +151,9 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
 
 
 def _check_values(config: Any, where: str) -> None:
-    """Raise VideotuneError, with its key, for a value that is out of bounds or names code."""
+    """Raise VideotuneError, with its key, for a value that is out of bounds or names
+    code.
+    """
     for path, value in walk_json(config):
         names = [part for part in path if isinstance(part, str)]
         key = names[-1] if names else ""
@@ -143,7 +162,9 @@ def _check_values(config: Any, where: str) -> None:
                 f"{where}: {key!r} is nested more than {DEEPEST} deep: it is no config of a model"
             )
         if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
-            raise VideotuneError(f"{where}: {key} is {str(value)[:40]}, no finite number")
+            raise VideotuneError(
+                f"{where}: {key} is {str(value)[:40]}, no finite number"
+            )
         if isinstance(value, str) and _KERNELS.fullmatch(key) and "/" in value:
             raise VideotuneError(
                 f"{where}: {key} names code of the Hub ({value[:80]!r}), which videotune never runs"
@@ -157,7 +178,9 @@ def _check_bounds(key: str, value: Any, where: str) -> None:
     for pattern, least, most in _BOUNDS:
         if not re.fullmatch(pattern, key):
             continue
-        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        is_whole = isinstance(value, int) or (
+            isinstance(value, float) and value.is_integer()
+        )
         if isinstance(value, bool) or not is_whole or not least <= value <= most:
             expected = f"a whole number from {least} to {most:,}"
             raise VideotuneError(
@@ -167,12 +190,16 @@ def _check_bounds(key: str, value: Any, where: str) -> None:
 
 
 class NotHere(VideotuneError):
-    """A base model that is neither a folder nor in the Hub's cache, and cannot be fetched."""
+    """A base model that is neither a folder nor in the Hub's cache, and cannot be
+    fetched.
+    """
 
 
 @dataclass(frozen=True)
 class Header:
-    """A tensor in a file: its dtype as safetensors writes it ("F32", "BF16", …), and its shape."""
+    """A tensor in a file: its dtype as safetensors writes it ("F32", "BF16", …), and
+    its shape.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -189,11 +216,12 @@ def note(text: str) -> None:
 
 
 def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The parts that a model_index.json names, with library and class; those that are null left
-    out.
+    """The parts that a model_index.json names, with library and class; those that are
+    null left out.
 
-    Raises VideotuneError for an entry that names no library and class, or no folder beside the
-    index."""
+    Raises VideotuneError for an entry that names no library and class, or no folder
+    beside the index.
+    """
     parts = {}
     for part, value in index.items():
         if isinstance(value, list) and len(value) == 2 and value[1] is not None:
@@ -208,8 +236,11 @@ def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def has_weights(cls: str) -> bool:
-    """Whether a part of this class is a network; schedulers, tokenizers and processors are none."""
-    return not any(word in cls for word in _NO_WEIGHTS)  # TokenizerFast, ImageProcessorPil …
+    """Whether a part of this class is a network; schedulers, tokenizers and processors
+    are none.
+    """
+    # TokenizerFast, ImageProcessorPil …
+    return not any(word in cls for word in _NO_WEIGHTS)
 
 
 def check_parts(folder: Path) -> None:
@@ -218,7 +249,8 @@ def check_parts(folder: Path) -> None:
     Weights are not looked for: see ``missing``.
 
     Raises:
-        VideotuneError: A part of the index is missing, or two parts do not fit together.
+        VideotuneError: A part of the index is missing, or two parts do not fit
+            together.
     """
     parts = model_parts(read_config(folder / "model_index.json"))
     for part in parts:
@@ -234,8 +266,12 @@ def check_parts(folder: Path) -> None:
         config = read_config(folder / part / "config.json")
         config_class = config.get("_class_name")
         if config_class is not None and config_class != named_class:
-            fault = f"holds a {config_class}, where model_index.json names a {named_class}"
-            raise VideotuneError(f"{folder / part} {fault}: take all parts from one model")
+            fault = (
+                f"holds a {config_class}, where model_index.json names a {named_class}"
+            )
+            raise VideotuneError(
+                f"{folder / part} {fault}: take all parts from one model"
+            )
         configs[part] = config
     _check_sizes(folder, configs)
 
@@ -272,7 +308,9 @@ def shards(folder: Path) -> list[str]:
         if index.is_file():
             names = read_config(index)["weight_map"]
             are_names = isinstance(names, dict) and bool(names)
-            if not are_names or not all(_SHARD.fullmatch(str(name)) for name in names.values()):
+            if not are_names or not all(
+                _SHARD.fullmatch(str(name)) for name in names.values()
+            ):
                 raise VideotuneError(
                     f"{index}: weight_map must give each tensor the name of a file beside it"
                 )
@@ -285,8 +323,9 @@ def shards(folder: Path) -> list[str]:
 def weight_files(folder: Path) -> list[Path]:
     """A part's files of weights.
 
-    Raises VideotuneError naming the shard that is missing, or what stands there instead of
-    safetensors."""
+    Raises VideotuneError naming the shard that is missing, or what stands there instead
+    of safetensors.
+    """
     names = shards(folder)
     if not names:
         raise VideotuneError(
@@ -302,14 +341,16 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def without_safetensors(names: Iterable[str]) -> str:
-    """What to say of weights in a form that is not read; the names are those of the part's files."""
+    """What to say of weights in a form that is not read; the names are those of the
+    part's files.
+    """
     names = sorted(names)
     variants = [name for name in names if name.endswith(".safetensors")]
-    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    pickled = [
+        name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))
+    ]
     if variants:
-        return (
-            f" called {STEMS[0]}.safetensors or {STEMS[1]}.safetensors; it has {some(variants)}"
-        )
+        return f" called {STEMS[0]}.safetensors or {STEMS[1]}.safetensors; it has {some(variants)}"
     return (
         f" in safetensors; {some(pickled)} can run code when it is read, and is not"
         if pickled
@@ -319,7 +360,9 @@ def without_safetensors(names: Iterable[str]) -> str:
 
 def some(names: Sequence[str]) -> str:
     """The first three of a list in words."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(names[:3]) + (
+        f" and {len(names) - 3} more" if len(names) > 3 else ""
+    )
 
 
 def missing(folder: Path, *, weights: bool, own: Collection[str] = ()) -> list[str]:
@@ -382,14 +425,18 @@ def _missing_vocabulary(folder: Path, class_name: str) -> list[str]:
 
 
 def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
-    """Raise VideotuneError that lists what the folder of the base model ``name`` lacks, weights included."""
+    """Raise VideotuneError that lists what the folder of the base model ``name`` lacks,
+    weights included.
+    """
     absent = missing(folder, weights=True, own=own)
     for part in sorted(
         {path.partition("/")[0] for path in absent if path.endswith(".safetensors")}
     ):
         instead = without_safetensors(p.name for p in (folder / part).glob("*"))
         if instead and not shards(folder / part):
-            raise VideotuneError(f"base_model_name: {folder / part} has no weights{instead}")
+            raise VideotuneError(
+                f"base_model_name: {folder / part} has no weights{instead}"
+            )
     if absent:
         raise VideotuneError(
             f"base_model_name: {name} is incomplete: {folder} lacks {some(absent)}. Fetch all of it."
@@ -399,7 +446,8 @@ def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
 def headers(files: Sequence[Path]) -> dict[str, Header]:
     """What tensors files of weights hold; only the files' heads are read.
 
-    Raises VideotuneError for a file that is damaged, truncated, or a pointer of git-lfs.
+    Raises VideotuneError for a file that is damaged, truncated, or a pointer of
+    git-lfs.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -411,12 +459,15 @@ def headers(files: Sequence[Path]) -> dict[str, Header]:
                     part = file.get_slice(key)
                     tensors[key] = Header(part.get_dtype(), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
-            raise VideotuneError(f"{path} cannot be read: {_damage(path, error)}") from error
+            raise VideotuneError(
+                f"{path} cannot be read: {_damage(path, error)}"
+            ) from error
     return tensors
 
 
 def spans_of(path: Path) -> dict[str, tuple[int, int]]:
-    """Return the first byte of each tensor of a safetensors file, and the one after its last.
+    """Return the first byte of each tensor of a safetensors file, and the one after its
+    last.
 
     A file is a length of 8 bytes, a header of JSON, and the tensors' bytes.
     """
@@ -435,9 +486,7 @@ def spans_of(path: Path) -> dict[str, tuple[int, int]]:
 def _damage(path: Path, error: Exception) -> str:
     with path.open("rb") as file:
         if file.read(24).startswith(b"version https://git-lfs"):
-            return (
-                "it is a pointer of git-lfs, not the weights: run `git lfs pull` in that folder"
-            )
+            return "it is a pointer of git-lfs, not the weights: run `git lfs pull` in that folder"
     size = path.stat().st_size
     return f"it is damaged, or was not copied to its end ({size:,} bytes; {error}). Fetch it again."
 
@@ -454,9 +503,10 @@ Of safetensors two blocks of each tensor are hashed.
 def fingerprint(folder: Path) -> str:
     """Return 16 hex digits of a part on disk: of its files' names, sizes and bytes.
 
-    Files up to 64 MB are read whole; of larger safetensors the head, and of each tensor the
-    first 64 KB and as much from its middle: so a tensor that was changed is seen, wherever it
-    lies in the file. A few numbers in its depth may not be."""
+    Files up to 64 MB are read whole; of larger safetensors the head, and of each tensor
+    the first 64 KB and as much from its middle: so a tensor that was changed is seen,
+    wherever it lies in the file. A few numbers in its depth may not be.
+    """
     name = hashlib.blake2b(digest_size=8)
     for path in sorted(
         p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")
@@ -476,7 +526,9 @@ def fingerprint(folder: Path) -> str:
 def _blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:
     """(start, length) of what is read of a large file, in the file's order."""
     if path.suffix != ".safetensors":
-        yield from (((size - BLOCK) * block // (BLOCKS - 1), BLOCK) for block in range(BLOCKS))
+        yield from (
+            ((size - BLOCK) * block // (BLOCKS - 1), BLOCK) for block in range(BLOCKS)
+        )
         return
     spans = sorted(spans_of(path).values())
     yield 0, spans[0][0] if spans else BLOCK

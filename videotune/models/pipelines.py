@@ -35,10 +35,11 @@ def network_stand_in(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Any:
-    """Build a module that a pipeline holds in place of a network and that calls ``nets[name]``.
+    """Build a module that a pipeline holds in place of a network and that calls
+    ``nets[name]``.
 
-    ``nets`` is read at each call and never before the first, so it may load a network when its
-    steps begin, and release another one.
+    ``nets`` is read at each call and never before the first, so it may load a network
+    when its steps begin, and release another one.
 
     Args:
         nets: denoisers by expert name.
@@ -70,13 +71,14 @@ def vae_stand_in(spec: ModelSpec, latents: Tensor | None, device: torch.device) 
     """Build a module that a pipeline holds in place of the VAE and that "encodes" to
     ``latents``.
 
-    Its statistics are 0 and 1, so the pipeline passes the latents on unchanged. Where the
-    pipeline samples from the VAE's distribution, as many numbers are drawn from the generators,
-    so the noise that is drawn afterwards stays the same.
+    Its statistics are 0 and 1, so the pipeline passes the latents on unchanged. Where
+    the pipeline samples from the VAE's distribution, as many numbers are drawn from the
+    generators, so the noise that is drawn afterwards stays the same.
 
     Args:
         spec: gives the strides and the number of latent channels.
-        latents: normalised latents (B,C,F,H,W) of the image, or None if nothing is encoded.
+        latents: normalised latents (B,C,F,H,W) of the image, or None if nothing is
+            encoded.
         device: device of the VAE.
     """
     zeros = [0.0] * spec.latent_channels

@@ -1,7 +1,7 @@
 """Find model families by name. A family registers itself when its class is defined.
 
-All modules of this package are imported. Another package names its modules as entry points of
-the group ``videotune.models``.
+All modules of this package are imported. Another package names its modules as entry
+points of the group ``videotune.models``.
 """
 
 import difflib
@@ -21,7 +21,8 @@ def find(name: str) -> type[DiffusersModel]:
     """Return the family with this name or alias.
 
     Raises:
-        VideotuneError: if there is no such family; the message suggests the nearest name.
+        VideotuneError: if there is no such family; the message suggests the nearest
+            name.
     """
     wanted = name.strip().lower()
     family_names = names()

@@ -1,7 +1,9 @@
-"""Read a network from a single file of weights in any known layout, one tensor at a time.
+"""Read a network from a single file of weights in any known layout, one tensor at a
+time.
 
-The keys may be those of diffusers, of the model's authors or of ComfyUI, and the weights may be
-in fp8 with scales."""
+The keys may be those of diffusers, of the model's authors or of ComfyUI, and the
+weights may be in fp8 with scales.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 """torch's names of a safetensors file's dtypes."""
 
 FP8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""torch's names of dtypes whose values are used as they are, times a scale if there is one."""
+"""torch's names of dtypes whose values are used as they are, times a scale if there is
+one.
+"""
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "model.model.")
 """Prefixes of all keys in ComfyUI's files."""
@@ -70,8 +74,8 @@ def find_sources(
     """Find the source of each tensor of a network in files.
 
     The layout is the one that has most tensors: a family's rules after one of ComfyUI's
-    prefixes. In rules, ``NAME#1,0/2`` are the second and then the first half of the rows of
-    NAME.
+    prefixes. In rules, ``NAME#1,0/2`` are the second and then the first half of the
+    rows of NAME.
 
     Args:
         network: class name of the network in diffusers.
@@ -104,7 +108,10 @@ def find_sources(
                 for key, rows in matches.values():
                     _source(files[key], key, rows, stored)
                 best = matches
-    return {name: _source(files[key], key, rows, stored) for name, (key, rows) in best.items()}
+    return {
+        name: _source(files[key], key, rows, stored)
+        for name, (key, rows) in best.items()
+    }
 
 
 def _source(path: Path, key: str, rows: str, stored: Stored) -> WeightSource:
@@ -144,7 +151,9 @@ def in_diffusers_layout(sources: Mapping[str, WeightSource]) -> bool:
     )
 
 
-def left_over(sources: Mapping[str, WeightSource], stored: Collection[str]) -> list[str]:
+def left_over(
+    sources: Mapping[str, WeightSource], stored: Collection[str]
+) -> list[str]:
     """Return the keys that no tensor uses, except for scales.
 
     If all used keys have one of ComfyUI's prefixes, keys without it do not count.
@@ -184,18 +193,21 @@ def refuse_packed(path: Path, stored: Mapping[str, Header]) -> None:
 
 
 def tensors(sources: Mapping[str, WeightSource]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the network's tensors by name; each tensor of a file is read once and then freed.
+    """Yield the network's tensors by name; each tensor of a file is read once and then
+    freed.
 
-    fp8 weights become float32: the value times its scale, if there is one. Other tensors may be
-    pages of the file, which stay in memory as long as the tensor does.
+    fp8 weights become float32: the value times its scale, if there is one. Other
+    tensors may be pages of the file, which stay in memory as long as the tensor does.
     """
     from safetensors import safe_open
 
     entries = sorted(
-        (source.file, source.name, source.scale, name) for name, source in sources.items()
+        (source.file, source.name, source.scale, name)
+        for name, source in sources.items()
     )
     for (path, key, scale), group in groupby(entries, lambda entry: entry[:3]):
-        # Opened for each tensor: all pages that were read stay in memory while the file is open.
+        # Opened for each tensor: all pages that were read stay in memory while the file
+        # is open.
         with safe_open(path, "pt") as file:
             tensor = file.get_tensor(key)
             factor = file.get_tensor(scale).float() if scale else torch.ones(1)

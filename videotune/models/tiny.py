@@ -36,7 +36,9 @@ def letters_tokenizer() -> Any:
     )
 
 
-def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **mark_names: Any) -> Any:
+def bytes_tokenizer(
+    marks: Sequence[str], texts: Sequence[str] = (), **mark_names: Any
+) -> Any:
     """Return a tokenizer of single bytes, built like Llama 3's.
 
     Args:
@@ -56,7 +58,9 @@ def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **mark_name
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: i for i, letter in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in texts])
@@ -74,7 +78,8 @@ def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **mark_name
 def clip_tokenizer(longest: int) -> Any:
     """Return CLIP's tokenizer without merges: letters, and letters that end a word.
 
-    The end mark is its last token. ``longest`` is the number of tokens of a text at most.
+    The end mark is its last token. ``longest`` is the number of tokens of a text at
+    most.
     """
     from tokenizers import pre_tokenizers  # keeps the start light
 
@@ -93,11 +98,13 @@ TOKENIZERS: Any = {
 
 
 def build_pipeline(base_parts: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
-    """Build a pipeline of tiny random networks, in the order in which the parts are listed.
+    """Build a pipeline of tiny random networks, in the order in which the parts are
+    listed.
 
-    A part is a mapping: "_class_name" is its class, "_buffers" are values that its config does
-    not hold, and all other keys are its config. A value that is not a mapping is a setting of
-    the pipeline, and the top "_class_name" is the pipeline's class.
+    A part is a mapping: "_class_name" is its class, "_buffers" are values that its
+    config does not hold, and all other keys are its config. A value that is not a
+    mapping is a setting of the pipeline, and the top "_class_name" is the pipeline's
+    class.
 
     Args:
         base_parts: the parts that all checkpoints of the family have.
@@ -105,12 +112,16 @@ def build_pipeline(base_parts: Mapping[str, Any], changes: Mapping[str, Any]) ->
     """
     parts = dict(base_parts)
     for name, change in changes.items():
-        parts[name] = parts.get(name, {}) | change if isinstance(change, dict) else change
+        parts[name] = (
+            parts.get(name, {}) | change if isinstance(change, dict) else change
+        )
 
     pipeline_class = getattr(diffusers, parts.pop("_class_name"))
     components = {}
     for name, part in parts.items():
-        components[name] = build_part(deepcopy(part)) if isinstance(part, dict) else part
+        components[name] = (
+            build_part(deepcopy(part)) if isinstance(part, dict) else part
+        )
     return pipeline_class(**components)
 
 

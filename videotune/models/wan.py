@@ -1,8 +1,9 @@
-"""Wan 2.1 and 2.2 (Wan team 2025, arXiv 2503.20314): flow matching, UMT5 text, a causal video
-VAE.
+"""Wan 2.1 and 2.2 (Wan team 2025, arXiv 2503.20314): flow matching, UMT5 text, a causal
+video VAE.
 
-2.1 from text (1.3B, 14B) and from an image (14B), 2.2 TI2V-5B from either, and 2.2 A14B from
-text and from an image, with one expert for high noise and one for low noise."""
+2.1 from text (1.3B, 14B) and from an image (14B), 2.2 TI2V-5B from either, and 2.2 A14B
+from text and from an image, with one expert for high noise and one for low noise.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ class Wan(DiffusersModel):
     text_encoders = {"text_encoder": "UMT5EncoderModel"}
     embedding_names = {"text_encoder": "umt5xxl"}
     comfyui_names = COMFYUI_NAMES
-    # The authors count the norm before cross attention third, diffusers counts it second.
+    # The authors count the norm before cross attention third, diffusers counts it
+    # second.
     original_names = (
         (r"^(blocks\.\d+)\.norm2\.", r"\1.norm_third."),
         (r"^(blocks\.\d+)\.norm3\.", r"\1.norm2."),
@@ -168,7 +170,11 @@ class Wan(DiffusersModel):
         "t2v": {},
         "i2v": {
             "_class_name": "WanImageToVideoPipeline",
-            "transformer": {"in_channels": 12, "image_dim": 16, "added_kv_proj_dim": 24},
+            "transformer": {
+                "in_channels": 12,
+                "image_dim": 16,
+                "added_kv_proj_dim": 24,
+            },
             "image_processor": {
                 "_class_name": "CLIPImageProcessor",
                 "size": {"shortest_edge": 32},
@@ -215,10 +221,10 @@ class Wan(DiffusersModel):
     def read_spec(cls, folder: Path) -> ModelSpec:
         """Read the spec of a checkpoint.
 
-        The shift of training is 3 for 2.1: its schedulers have it, and its authors sample with
-        it at 480p. For 2.2 it is 5, with which its authors sample TI2V-5B and I2V-A14B. They
-        sample T2V-A14B with 12, which would leave the expert for low noise less than a third of
-        the samples; diffusers uses 3.
+        The shift of training is 3 for 2.1: its schedulers have it, and its authors
+        sample with it at 480p. For 2.2 it is 5, with which its authors sample TI2V-5B
+        and I2V-A14B. They sample T2V-A14B with 12, which would leave the expert for low
+        noise less than a third of the samples; diffusers uses 3.
 
         Raises:
             VideotuneError: for a Wan checkpoint of another kind.
@@ -290,7 +296,9 @@ class Wan(DiffusersModel):
         return super().clean(html.unescape(html.unescape(ftfy.fix_text(caption))))
 
     def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the states without the zeros after the caption; the pipeline feeds no mask."""
+        """Return the states without the zeros after the caption; the pipeline feeds no
+        mask.
+        """
         return {"text": states["text"][: self.text_length(caption)]}
 
     @property
@@ -318,15 +326,19 @@ class Wan(DiffusersModel):
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
-        """Return what the image-to-video pipeline makes of the first frame, in the run's dtype.
+        """Return what the image-to-video pipeline makes of the first frame, in the
+        run's dtype.
 
-        "image" (4+C,F,H,W): the mask, and the latents of that frame followed by grey ones. 2.1
-        has also "clip" (257, 1280)."""
+        "image" (4+C,F,H,W): the mask, and the latents of that frame followed by grey
+        ones. 2.1 has also "clip" (257, 1280).
+        """
         if self.spec.image_conditioning != "concat":
             return {}
         from PIL import Image  # keeps the start light
 
-        pipe = diffusers.WanImageToVideoPipeline(None, None, vae=self.vae(), scheduler=None)
+        pipe = diffusers.WanImageToVideoPipeline(
+            None, None, vae=self.vae(), scheduler=None
+        )
         image = frames[:, 0]
         _, image_latents = pipe.prepare_latents(
             image[None].to(self.device),
@@ -342,7 +354,9 @@ class Wan(DiffusersModel):
         states = {"image": image_latents[0].to(self.dtype).cpu()}
 
         if self._uses_clip:
-            processor, encoder = self._load_once("image_encoder", self._load_image_encoder)
+            processor, encoder = self._load_once(
+                "image_encoder", self._load_image_encoder
+            )
             pipe.image_processor = processor
             pipe.image_encoder = encoder
             pixels = ((image + 1) * 127.5).round().clamp(0, 255).byte()
@@ -360,7 +374,9 @@ class Wan(DiffusersModel):
         size = (channels, *self.spec.rules.latent_size(shape))
         states["image"] = torch.zeros(size, dtype=self.dtype)
         if self._uses_clip:
-            width = read_config(self.folder / "image_encoder" / "config.json")["hidden_size"]
+            width = read_config(self.folder / "image_encoder" / "config.json")[
+                "hidden_size"
+            ]
             tokens = self.spec.image_numbers // width
             states["clip"] = torch.zeros(tokens, width, dtype=self.dtype)
         return states
@@ -368,7 +384,8 @@ class Wan(DiffusersModel):
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v = noise - x0.
 
-        The timestep input is 1000 · t in float32, and 0 for tokens of conditioning frames.
+        The timestep input is 1000 · t in float32, and 0 for tokens of conditioning
+        frames.
         """
         extras = batch.conditioning.extras
         latents = x_t.to(self.dtype)
@@ -391,9 +408,11 @@ class Wan(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """Sample latents; an image is in the ``extras`` (I2V) or in ``request.first`` (TI2V).
+        """Sample latents; an image is in the ``extras`` (I2V) or in ``request.first``
+        (TI2V).
 
-        Samples with an image are sampled one by one, because the pipeline takes only one image.
+        Samples with an image are sampled one by one, because the pipeline takes only
+        one image.
         """
         if self.spec.image_conditioning != "concat" and request.first is None:
             return super().sample(nets, conditioning, unconditional, request)
@@ -410,10 +429,14 @@ class Wan(DiffusersModel):
 
             # Stand-ins return the states that the pipeline's encoders would compute.
             pipe = self.pipeline(nets, request.shift, diffusers.WanImageToVideoPipeline)
-            pipe.vae = vae_stand_in(self.spec, first.float().to(self.device), self.device)
+            pipe.vae = vae_stand_in(
+                self.spec, first.float().to(self.device), self.device
+            )
             if "clip" in positive.extras:
                 clip_states = positive.extras["clip"]
-                pipe.encode_image = lambda *_, states=clip_states: states.to(self.device)
+                pipe.encode_image = lambda *_, states=clip_states: states.to(
+                    self.device
+                )
             single_request = replace(request, seeds=(seed,))
             samples.append(self.run_pipeline(pipe, positive, negative, single_request))
         return torch.cat(samples).float()
@@ -435,18 +458,25 @@ class Wan(DiffusersModel):
             arguments["guidance_scale_2"] = (
                 request.guidance if guidance_2 is None else guidance_2
             )
-        return super().run_pipeline(pipe, conditioning, unconditional, request, **arguments)
+        return super().run_pipeline(
+            pipe, conditioning, unconditional, request, **arguments
+        )
 
     def fingerprints(self) -> dict[str, str]:
         """Return the parts' hashes.
 
-        For image-to-video, the VAE's includes the image encoder and the denoiser's dtype:
-        entries of the cache also hold the image's states."""
+        For image-to-video, the VAE's includes the image encoder and the denoiser's
+        dtype: entries of the cache also hold the image's states.
+        """
         prints = super().fingerprints()
         if self.spec.image_conditioning == "concat":
-            image_parts = ("image_encoder", "image_processor") if self._uses_clip else ()
+            image_parts = (
+                ("image_encoder", "image_processor") if self._uses_clip else ()
+            )
             image_prints = [fingerprint(self.folder / part) for part in image_parts]
-            prints["vae"] = "-".join([prints["vae"], "image", *image_prints, str(self.dtype)])
+            prints["vae"] = "-".join(
+                [prints["vae"], "image", *image_prints, str(self.dtype)]
+            )
         return prints
 
 
@@ -463,13 +493,17 @@ def _size(net: Mapping[str, Any], has_experts: bool) -> str:
 
 
 def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
-    """Return one denoiser, or for A14B one above and one below the boundary noise level."""
+    """Return one denoiser, or for A14B one above and one below the boundary noise
+    level.
+    """
     boundary = index.get("boundary_ratio")
     has_second = (folder / "transformer_2").is_dir()
     if boundary is None and not has_second:
         return Wan.spec.experts
     if boundary is None or not has_second:
-        missing = "boundary_ratio in its model_index.json" if has_second else "transformer_2/"
+        missing = (
+            "boundary_ratio in its model_index.json" if has_second else "transformer_2/"
+        )
         raise VideotuneError(
             f"{folder}: a Wan checkpoint with two experts (A14B) needs {missing}"
         )

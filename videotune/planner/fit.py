@@ -69,7 +69,9 @@ class Fit:
         return dict(zip(MEMORY_KEYS, values, strict=True))
 
 
-def requested_card(vram: float | None, name: str | None) -> tuple[int | None, Card | None]:
+def requested_card(
+    vram: float | None, name: str | None
+) -> tuple[int | None, Card | None]:
     """Return (bytes of memory, card) as the user names them, or those of this machine.
 
     Args:
@@ -93,7 +95,9 @@ def requested_card(vram: float | None, name: str | None) -> tuple[int | None, Ca
 
 
 def planned_dtype(config: Config, on_card: bool) -> str:
-    """Return the dtype of the plan: BFLOAT_16 on a card, unless the config names another."""
+    """Return the dtype of the plan: BFLOAT_16 on a card, unless the config names
+    another.
+    """
     if config.train_dtype:
         return config.train_dtype
     return "BFLOAT_16" if on_card else dtype_name(config)
@@ -213,14 +217,18 @@ def remedies(result: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ..
     """
     vram = result.vram or 0
     too_large = {
-        phase for phase, (_, parts) in result.phases.items() if memory.room(parts) > vram
+        phase
+        for phase, (_, parts) in result.phases.items()
+        if memory.room(parts) > vram
     }
     lines = []
     if "training" in too_large:
         lines += _training_remedies(job, spec, vram)
     if not too_large:  # the card has room, and the host has not
         host = size(sum(result.training.host.values()))
-        lines.append(f"the host has too little memory for what would wait there ({host})")
+        lines.append(
+            f"the host has too little memory for what would wait there ({host})"
+        )
     if "encoding clips" in too_large:
         lines.append(
             "encoding the largest clips: "
@@ -251,7 +259,9 @@ def _training_remedies(job: Job, spec: StepSpec, vram: int) -> list[str]:
     )
     need = size(least.needed)
     if least.needed <= vram:
-        return [f"left open, the settings that need least ({settings}) would fit: {need}"]
+        return [
+            f"left open, the settings that need least ({settings}) would fit: {need}"
+        ]
 
     lines = [
         f"the settings that need least ({settings}) need {need}: take a larger card, "
@@ -288,7 +298,11 @@ def _rounding_remedies(job: Job, dtype: str, too_large: set[str]) -> list[str]:
         )
 
     encoder_matters = config.text_in_step or "encoding text" in too_large
-    if weights.text_encoder is None and not config.text_encoder.train and encoder_matters:
+    if (
+        weights.text_encoder is None
+        and not config.text_encoder.train
+        and encoder_matters
+    ):
         lines.append(
             "text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, "
             "NFLOAT_4 a quarter"
@@ -296,14 +310,17 @@ def _rounding_remedies(job: Job, dtype: str, too_large: set[str]) -> list[str]:
     return lines
 
 
-def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dict[str, Any]:
+def to_json(
+    result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0
+) -> dict[str, Any]:
     """Return the fit as a part of ``plan.json``.
 
     Args:
         result: The fit.
         job: The run.
         dtype: The dtype of the training.
-        checkpoint_bytes: Tensors of a checkpoint, which are copied before they are written.
+        checkpoint_bytes: Tensors of a checkpoint, which are copied before they are
+            written.
     """
     training = result.training
     _, worst = result.phases[result.worst]
@@ -364,7 +381,9 @@ def bytes_of(parts: CountsByPart) -> dict[str, int]:
 def step_seconds(job: Job, spec: StepSpec, training: Need, card: Card) -> float:
     """Return the calculated seconds of a step: the mean over the buckets."""
     mean = 0.0
-    for shape, samples, share in zip(job.shapes, pass_samples(job), job.shares, strict=True):
+    for shape, samples, share in zip(
+        job.shapes, pass_samples(job), job.shares, strict=True
+    ):
         work = memory.relative_work(spec, job.spec.tokens(shape))
         mean += memory.seconds(training, samples, card, work) * share
     return job.config.gradient_accumulation_steps * mean

@@ -1,7 +1,7 @@
 """GPUs by name: memory, dense bfloat16 rate with float32 sums, and link to the host.
 
-``gpus.json`` is the table, with the makers' figures. Consumer GPUs sum in float32 at half of
-their advertised rate.
+``gpus.json`` is the table, with the makers' figures. Consumer GPUs sum in float32 at
+half of their advertised rate.
 """
 
 import difflib
@@ -15,7 +15,9 @@ from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import checked, read_json, user_cache
 
 REACHED = 0.4
-"""Share of the dense rate that a training step is assumed to reach, until it is measured."""
+"""Share of the dense rate that a training step is assumed to reach, until it is
+measured.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,16 @@ class Card:
 
 
 USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
-"""The card for which settings are compared if none is named; no time is printed then."""
+"""The card for which settings are compared if none is named; no time is printed then.
+"""
 
 
 @lru_cache
 def cards() -> tuple[Card, ...]:
     """Return every card of the table.
 
-    A card that is sold with several memories has several rows, whose names have the memory.
+    A card that is sold with several memories has several rows, whose names have the
+    memory.
     """
     rows = read_json(Path(__file__).with_name("gpus.json"))["cards"]
     names = [row[0] for row in rows]
@@ -85,11 +89,12 @@ _OPTIONAL_WORDS = ("rtx", "pcie")
 def find_card(name: str) -> Card:
     """Return the card with a name as users or nvidia-smi write it.
 
-    Such names are "4090", "rtx 4060 ti 16gb", "NVIDIA A100-SXM4-80GB". Every word counts, so
-    that a Ti, Super or Laptop card is never taken for another.
+    Such names are "4090", "rtx 4060 ti 16gb", "NVIDIA A100-SXM4-80GB". Every word
+    counts, so that a Ti, Super or Laptop card is never taken for another.
 
     Raises:
-        VideotuneError: No card, or several, have the name; the message has similar names.
+        VideotuneError: No card, or several, have the name; the message has similar
+            names.
     """
     words, gigabytes = _split_name(name)
     same_name = _cards_with_words(words)
@@ -97,7 +102,9 @@ def find_card(name: str) -> Card:
     if len(fitting) == 1:
         return fitting[0]
     if same_name:
-        names = " or ".join(f"{card.name!r} ({card.vram >> 30} GB)" for card in same_name)
+        names = " or ".join(
+            f"{card.name!r} ({card.vram >> 30} GB)" for card in same_name
+        )
         raise VideotuneError(
             f"--card {name!r}: several cards or memories match: {names}. "
             f"Give one of these names, or the memory with --vram GB."
@@ -127,7 +134,9 @@ def _cards_with_words(words: tuple[str, ...]) -> list[Card]:
 
 
 def _split_name(name: str) -> tuple[tuple[str, ...], int | None]:
-    """Return (the words of a card's name, the GB in it); numbers are words of their own."""
+    """Return (the words of a card's name, the GB in it); numbers are words of their
+    own.
+    """
     text = name.lower()
     memory = re.search(r"(?<![a-z0-9])(\d+)\s*g(?:i?b)?\b", text)
     if memory:
@@ -153,7 +162,9 @@ class Report:
 
 
 def measured_file(name: str) -> Path:
-    """Return the file of the report on this machine's card, by its driver's name for it."""
+    """Return the file of the report on this machine's card, by its driver's name for
+    it.
+    """
     file_name = re.sub(r"[^A-Za-z0-9]+", "-", name)
     return user_cache() / "cards" / f"{file_name}.json"
 
@@ -169,7 +180,9 @@ def known_card(name: str, memory: int) -> Card | None:
         None for a card that is not in the table.
     """
     with suppress(OSError, ValueError):  # not measured, or by another version
-        report: Report = checked(Report, measured_file(name).read_text(encoding="utf-8"))
+        report: Report = checked(
+            Report, measured_file(name).read_text(encoding="utf-8")
+        )
         if min(report.card.flops, report.card.link, report.card.reached) > 0:
             return report.card
 

@@ -1,4 +1,6 @@
-"""Count the bytes of live tensors by part and phase, and the operations, while code runs."""
+"""Count the bytes of live tensors by part and phase, and the operations, while code
+runs.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ class Reading:
     """Floating-point operations."""
 
     def extrapolated(self, first: Reading, second: Reading, times: float) -> Reading:
-        """Return this reading plus ``times`` the difference from ``first`` to ``second``.
+        """Return this reading plus ``times`` the difference from ``first`` to
+        ``second``.
 
-        Each phase is extrapolated by itself: the maximum of several lines is not a line.
+        Each phase is extrapolated by itself: the maximum of several lines is not a
+        line.
         """
         phases = {}
         for phase, parts in self.phases.items():
@@ -54,9 +58,12 @@ def plus(parts: CountsByPart, added: CountsByPart, times: float = 1) -> dict[str
 
 
 class Ledger(TorchDispatchMode):
-    """While entered, count the bytes of live storages. Unnamed tensors are "activations".
+    """While entered, count the bytes of live storages.
 
-    torch's MemTracker cannot do this: it hooks every parameter, which frozen ones refuse.
+    Unnamed tensors are "activations".
+
+    torch's MemTracker cannot do this: it hooks every parameter, which frozen ones
+    refuse.
     """
 
     def __init__(self, piece: int = PIECE) -> None:
@@ -72,14 +79,18 @@ class Ledger(TorchDispatchMode):
         """[part, bytes] by storage."""
 
     def phase(self, *names: str) -> None:
-        """Count the following moments for the last of these phases, and this one for each."""
+        """Count the following moments for the last of these phases, and this one for
+        each.
+        """
         for self._phase in names:
             known = self.phases.get(self._phase)
             self._most = -1 if known is None else sum(known.values())
             self._record_largest()
 
     def name(self, tensors: Iterable[Tensor | None], part: str) -> None:
-        """Count the storages of these tensors for a part, also if they were counted before."""
+        """Count the storages of these tensors for a part, also if they were counted
+        before.
+        """
         for tensor in tensors:
             if tensor is None:
                 continue
@@ -131,15 +142,19 @@ class Ledger(TorchDispatchMode):
 
 
 def _flop_counts() -> dict[Any, Callable[..., float]]:
-    """Return torch's counts of matrix products, convolutions and attention, by operation.
+    """Return torch's counts of matrix products, convolutions and attention, by
+    operation.
 
-    FlopCounterMode itself keeps activations alive. The registry lacks the CPU's attention.
+    FlopCounterMode itself keeps activations alive. The registry lacks the CPU's
+    attention.
     """
     counts: dict[Any, Callable[..., float]] = dict(flop_registry)
     attention = "_scaled_dot_product_flash_attention"
     for direction in ("", "_backward"):
         on_cpu = getattr(torch.ops.aten, f"{attention}_for_cpu{direction}")
-        counts[on_cpu] = flop_registry[getattr(torch.ops.aten, f"{attention}{direction}")]
+        counts[on_cpu] = flop_registry[
+            getattr(torch.ops.aten, f"{attention}{direction}")
+        ]
     return counts
 
 

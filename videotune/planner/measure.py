@@ -1,8 +1,9 @@
-"""Bytes that a step would hold: the real code, run on tensors with shapes and no memory.
+"""Bytes that a step would hold: the real code, run on tensors with shapes and no
+memory.
 
 The tensors are on a fake *CPU*. A fake CUDA device ends the process if torch was built
-without CUDA, and "meta" takes attention's path of plain matrices. The CPU's fused attention
-keeps what CUDA's keeps: its output and a float32 number a row.
+without CUDA, and "meta" takes attention's path of plain matrices. The CPU's fused
+attention keeps what CUDA's keeps: its output and a float32 number a row.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ Depths = tuple[tuple[str, int], ...]
 
 FEW = 2
 MORE = 4
-"""Blocks of a list in the shallow networks. One block would be both the first and the last."""
+"""Blocks of a list in the shallow networks.
+
+One block would be both the first and the last.
+"""
 
 KEPT = "kept"
 PHASES = {
@@ -54,17 +58,17 @@ FIRST = "first block"
 PASSES = ("forward", "backward", FIRST)
 """Phases of a micro-batch.
 
-"backward" is that of everything after the blocks and of the last block, FIRST that of the
-first block and everything before it. The blocks between them are interpolated.
+"backward" is that of everything after the blocks and of the last block, FIRST that of
+the first block and everything before it. The blocks between them are interpolated.
 """
 
 
 def read_deep(read: Callable[[Depths], Reading], blocks: Mapping[str, int]) -> Reading:
     """Return the reading of a deep network, calculated from shallow networks.
 
-    Blocks of a list are alike, so every number is affine in their count. One network has FEW
-    blocks of every list, and for each list another one has MORE. Shallow networks are read
-    as they are.
+    Blocks of a list are alike, so every number is affine in their count. One network
+    has FEW blocks of every list, and for each list another one has MORE. Shallow
+    networks are read as they are.
 
     Args:
         read: Reads a network with these blocks.
@@ -105,7 +109,9 @@ def to_fake(net: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return the mode under which a step runs without memory; real constants may be used."""
+    """Return the mode under which a step runs without memory; real constants may be
+    used.
+    """
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -121,9 +127,14 @@ class FakeNetwork:
 
 
 class FakeRun:
-    """A family on fake tensors. Networks and the readings of steps are kept between calls."""
+    """A family on fake tensors.
 
-    def __init__(self, family: DiffusersModel, config: Config, piece: int = PIECE) -> None:
+    Networks and the readings of steps are kept between calls.
+    """
+
+    def __init__(
+        self, family: DiffusersModel, config: Config, piece: int = PIECE
+    ) -> None:
         """Prepare a run.
 
         Args:
@@ -173,13 +184,16 @@ class FakeRun:
             parent, _, name = path.rpartition(".")
             blocks = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
             setattr(net.get_submodule(parent), name, nn.ModuleList(blocks))
-        self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
+        self.family.isolate_frames(
+            net, not self.config.video_config.use_temporal_attention
+        )
 
         real_parameters = dict(attach(net, self.family.spec, self.config))
         fakes = to_fake(net, self.mode)
         net.train()
         for module in net.modules():
-            if hasattr(module, "module_dropout"):  # LoHa and LoKr would draw a random number
+            # LoHa and LoKr would draw a random number
+            if hasattr(module, "module_dropout"):
                 module.eval()
 
         parameters = {name: fakes[id(real)] for name, real in real_parameters.items()}
@@ -219,7 +233,9 @@ class FakeRun:
 
     def _train(self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
         """Do a training step, and count what it holds."""
-        settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
+        settings = StepSettings(
+            self.family, self.objective, 1, self.config.max_grad_norm
+        )
         clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(*PHASES[phase]))
         # torch warns about the first block, whose input has no gradient
         with ledger, catch_warnings(action="ignore", category=UserWarning):
@@ -229,7 +245,9 @@ class FakeRun:
         for hook in hooks:
             hook.remove()
 
-    def _name_tensors(self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
+    def _name_tensors(
+        self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger
+    ) -> None:
         """Name the parts to which the step's tensors belong."""
         assert prepared.batch is not None
         trainable = network.trainable
@@ -253,7 +271,9 @@ class FakeRun:
         return {id(p): p for p in (*masters, *network.trained.values())}
 
     def _add_hooks(self, network: FakeNetwork, ledger: Ledger) -> list[Any]:
-        """Name gradients when they are made, and tell the blocks apart in the backward pass."""
+        """Name gradients when they are made, and tell the blocks apart in the backward
+        pass.
+        """
 
         def name_gradient(parameter: nn.Parameter) -> None:
             ledger.name([parameter.grad], "gradients")
@@ -294,7 +314,9 @@ class FakeRun:
         latent_size = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, *latent_size)
 
-        conditioning = self.family.condition([self.family.blank_states(shape)] * samples)
+        conditioning = self.family.condition(
+            [self.family.blank_states(shape)] * samples
+        )
         if self.config.text_in_step:
             conditioning.text.requires_grad_()
         replaces_frame = spec.image_conditioning == "replace"
@@ -302,7 +324,8 @@ class FakeRun:
             x0,
             conditioning,
             fps=torch.full((samples,), shape.fps),
-            has_conditioning=replaces_frame and bool(self.config.first_frame_probability),
+            has_conditioning=replaces_frame
+            and bool(self.config.first_frame_probability),
         )
         return StepBatch(
             1,

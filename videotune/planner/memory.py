@@ -1,4 +1,5 @@
-"""What a choice of settings needs of a device and of the host, and which choice fits a card.
+"""What a choice of settings needs of a device and of the host, and which choice fits a
+card.
 
 All of it is arithmetic on a ``StepSpec``.
 """
@@ -21,7 +22,9 @@ from videotune.planner.measure import FIRST, KEPT, PASSES
 from videotune.planner.step_spec import MODES, UNCHANGED, StepSpec
 
 SPARE = 1.3
-"""Factor on activations: shapes do not show the allocator's fragments or libraries' buffers."""
+"""Factor on activations: shapes do not show the allocator's fragments or libraries'
+buffers.
+"""
 
 ROOM = 2**30
 """Bytes for CUDA's context and its libraries."""
@@ -76,7 +79,9 @@ class Need:
 
 
 def room(parts: CountsByPart) -> int:
-    """Return the bytes that a card must have: the parts, with a margin, and the context."""
+    """Return the bytes that a card must have: the parts, with a margin, and the
+    context.
+    """
     activations = parts.get("activations", 0)
     return sum(parts.values()) - activations + math.ceil(SPARE * activations) + ROOM
 
@@ -132,7 +137,9 @@ def _on_device(
     return {part: size for part, size in sizes.items() if size > 0}
 
 
-def _on_host(spec: StepSpec, choice: Choice, streamed: Collection[int]) -> dict[str, int]:
+def _on_host(
+    spec: StepSpec, choice: Choice, streamed: Collection[int]
+) -> dict[str, int]:
     """Return the bytes on the host by part."""
     streamed_bytes = sum(spec.blocks[i] for i in streamed)
     trained_bytes = sum(spec.trained[i] for i in streamed)
@@ -154,7 +161,9 @@ def _moved_bytes(spec: StepSpec, choice: Choice, streamed: Collection[int]) -> f
     """Return the bytes of a micro-batch over the link."""
     moved = 0.0
     if streamed:
-        moved += 2.0 * sum(spec.blocks[i] for i in streamed) - _ring_bytes(spec, streamed)
+        moved += 2.0 * sum(spec.blocks[i] for i in streamed) - _ring_bytes(
+            spec, streamed
+        )
     if choice.checkpointing == CPU_OFFLOADED:
         moved += 2.0 * sum(spec.kept[ON]) * choice.micro_batch
     return moved
@@ -165,8 +174,8 @@ def step_moments(
 ) -> Iterator[tuple[str, CountsByPart]]:
     """Yield each moment of a step that may be the largest of its phase.
 
-    While a block computes, the blocks before it keep their activations, and the gradients of
-    the blocks after it exist.
+    While a block computes, the blocks before it keep their activations, and the
+    gradients of the blocks after it exist.
 
     Args:
         spec: The step.
@@ -194,14 +203,18 @@ def step_moments(
         mode = modes[i]
         parts = readings[mode][phase]
         activations = parts.get("activations", 0)
-        activations += sum(kept[modes[j]][j] for j in range(max(0, i - inputs_ahead), i))
+        activations += sum(
+            kept[modes[j]][j] for j in range(max(0, i - inputs_ahead), i)
+        )
         if phase == FIRST:
             blocks_behind = -i
         else:
             activations += kept[mode][i] - sum(kept[mode])
             blocks_behind = len(modes) - 1 - i
 
-        gradients = parts.get("gradients", 0) + round(blocks_behind * gradients_per_block)
+        gradients = parts.get("gradients", 0) + round(
+            blocks_behind * gradients_per_block
+        )
         if choice.accumulates:
             gradients = all_gradients
         return phase, {**parts, "activations": activations, "gradients": gradients}
@@ -219,9 +232,11 @@ def step_moments(
 def fit_other_phases(
     spec: StepSpec, training: Need, vram: int | None
 ) -> dict[str, tuple[str, CountsByPart]]:
-    """Return the way and the parts of each phase without a step: the plainest way that fits.
+    """Return the way and the parts of each phase without a step: the plainest way that
+    fits.
 
-    A preview is decoded beside the denoiser, with the denoiser offloaded, or also in tiles.
+    A preview is decoded beside the denoiser, with the denoiser offloaded, or also in
+    tiles.
     """
     resting = training.device.get("end", {})
     offloaded = {
@@ -240,14 +255,17 @@ def fit_other_phases(
     return chosen
 
 
-def seconds(training: Need, batch: int, card: Card, relative_work: float = 1.0) -> float:
+def seconds(
+    training: Need, batch: int, card: Card, relative_work: float = 1.0
+) -> float:
     """Return the calculated seconds of a step.
 
     Args:
         training: What the step needs.
         batch: Samples of the step.
         card: The card; a step is bound by its operations or by its link.
-        relative_work: Operations of this bucket's samples as a share of the most expensive.
+        relative_work: Operations of this bucket's samples as a share of the most
+            expensive.
     """
     passes = -(-batch // min(training.choice.micro_batch, batch))
     computing = relative_work * training.flops / (card.reached * card.flops)
@@ -258,7 +276,8 @@ def seconds(training: Need, batch: int, card: Card, relative_work: float = 1.0) 
 def relative_work(spec: StepSpec, tokens: int) -> float:
     """Return the operations of a sample as a share of the most expensive one's.
 
-    A polynomial through the readings, since attention grows with the square of the tokens.
+    A polynomial through the readings, since attention grows with the square of the
+    tokens.
     """
     points = sorted(dict(spec.work).items())
     if len(points) < 2:

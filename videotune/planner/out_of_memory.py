@@ -22,7 +22,9 @@ def retry_settings(trainer: Trainer) -> tuple[str, ...]:
     config = trainer.job.config
     if config.out_of_memory == "stop" or trainer.dist.size > 1:
         return ()
-    settings = [setting for setting, _ in same_result_settings(config, _on_gpu(trainer))]
+    settings = [
+        setting for setting, _ in same_result_settings(config, _on_gpu(trainer))
+    ]
     return tuple(settings[:1])
 
 
@@ -104,7 +106,9 @@ def remedies(config: schema.Config, gpu: bool = True) -> list[str]:
     if config.ema.decay is not None and config.ema.device == "device":
         lines.append("--resume --set ema.device=host: the average waits in host memory")
     if config.optimizer.name == "ADAMW":
-        lines.append("a new run with optimizer=ADAMW_8BIT: a quarter of the optimizer's memory")
+        lines.append(
+            "a new run with optimizer=ADAMW_8BIT: a quarter of the optimizer's memory"
+        )
     if config.training_method == "FINE_TUNE":
         lines += _full_training_remedies(config)
     elif not rounding_saves_nothing(config):
@@ -113,7 +117,9 @@ def remedies(config: schema.Config, gpu: bool = True) -> list[str]:
             "bfloat16's memory, or a quarter (NFLOAT_4); another base"
         )
 
-    lines.append("a new run with a smaller resolution: activations fall with its square")
+    lines.append(
+        "a new run with a smaller resolution: activations fall with its square"
+    )
     lines.append("a new run with fewer video_config.frames: activations fall with them")
     if config.training_method == "LORA" and config.lora.rank > 8:
         lines.append(

@@ -44,7 +44,9 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "chosen": None,
         "remedies": [],
         "effective_batch": job.effective_batch,
-        "micro_batch": min(config.micro_batch_size or config.batch_size, config.batch_size),
+        "micro_batch": min(
+            config.micro_batch_size or config.batch_size, config.batch_size
+        ),
         "steps": job.steps,
         "clips": totals(job.library),
         "windows": len(job.library.windows),
@@ -80,7 +82,8 @@ def buckets_of(job: Job) -> list[dict[str, Any]]:
 def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
     """Return the step at which the most shown training window has each number of views."""
     has_training_window = any(
-        window.clip_id not in job.library.regularization for window in job.library.windows
+        window.clip_id not in job.library.regularization
+        for window in job.library.windows
     )
     if not has_training_window:
         return {}
@@ -96,7 +99,8 @@ def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
 
 
 def adapter_size(job: Job) -> dict[str, Any] | None:
-    """Return modules and parameters that train, in all experts; None without a base model.
+    """Return modules and parameters that train, in all experts; None without a base
+    model.
 
     "groups" counts each kind of module in one expert, with * for a block's number.
     """
@@ -124,7 +128,9 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
 
 
 def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
-    """Return the calculated bytes of the cache (at most), the checkpoints and the export."""
+    """Return the calculated bytes of the cache (at most), the checkpoints and the
+    export.
+    """
     spec = job.spec
     reads = cache_items_of(job)
     entries = set()
@@ -156,7 +162,12 @@ def experts_of(job: Job) -> dict[str, Any] | None:
     each = []
     for expert in job.spec.experts:
         steps = expert_schedule.count(job.steps, expert.name)
-        row = {"name": expert.name, "from": expert.t_lo, "to": expert.t_hi, "steps": steps}
+        row = {
+            "name": expert.name,
+            "from": expert.t_lo,
+            "to": expert.t_hi,
+            "steps": steps,
+        }
         each.append(row)
     return {"period": expert_schedule.period, "each": each}
 
@@ -168,13 +179,17 @@ def bytes_a_parameter(config: schema.Config) -> int:
     """
     weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
     state = optimizers.OPTIMIZERS[config.optimizer.name].state_bytes
-    has_average = config.ema.decay is not None or config.optimizer.name == "SCHEDULE_FREE"
+    has_average = (
+        config.ema.decay is not None or config.optimizer.name == "SCHEDULE_FREE"
+    )
     average = 4 if has_average else 0
     return weight + state + average
 
 
 def checkpoints_at_most(config: schema.Config, steps: int) -> int:
-    """Return the number of checkpoints that stay: saves, the last and best one, backups."""
+    """Return the number of checkpoints that stay: saves, the last and best one,
+    backups.
+    """
     saves = -(-steps // (config.save_every or steps))
     if config.save_keep is not None:
         saves = min(saves, config.save_keep + 1)

@@ -1,4 +1,6 @@
-"""Choose a run's open settings before it starts: memory for this machine, and compiling."""
+"""Choose a run's open settings before it starts: memory for this machine, and
+compiling.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def fit_settings(job: Job) -> Job:
             f"this run needs {need} for {result.worst}, "
             f"and the card has {size(vram or 0)}:{lines}"
         )
-    echo("memory: " + ", ".join(f"{key}={value}" for key, value in result.chosen.items()))
+    echo(
+        "memory: " + ", ".join(f"{key}={value}" for key, value in result.chosen.items())
+    )
     return _with_chosen(job, result.chosen)
 
 
@@ -81,12 +85,15 @@ def _plainest(job: Job, checkpointing: str) -> dict[str, Any]:
 
 def _with_chosen(job: Job, chosen: Mapping[str, Any]) -> Job:
     """Return the job with these values for the keys that its config leaves open."""
-    new = {key: value for key, value in chosen.items() if getattr(job.config, key) is None}
+    new = {
+        key: value for key, value in chosen.items() if getattr(job.config, key) is None
+    }
     return replace(job, resolved=job.resolved.with_planned(new))
 
 
 def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
-    """Return the job with all settings chosen, and a line for each that ``replan`` changed.
+    """Return the job with all settings chosen, and a line for each that ``replan``
+    changed.
 
     Args:
         job: A run that starts or resumes.
@@ -109,7 +116,9 @@ def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
 
 
 def _reopened(job: Job) -> Job:
-    """Return the job without the settings that a plan has chosen; the user's settings stay."""
+    """Return the job without the settings that a plan has chosen; the user's settings
+    stay.
+    """
     origins = job.resolved.origins
     chosen = [key for key in MEMORY_KEYS if origins.get(key) == "plan"]
     config = job.config.model_copy(update=dict.fromkeys(chosen))
@@ -119,8 +128,8 @@ def _reopened(job: Job) -> Job:
 def decide_compile(job: Job) -> Job:
     """Return the job with ``compile: auto`` decided, on a GPU; print the reason.
 
-    It becomes true if the run saves more time than compiling takes. Each kind of block needs
-    a graph for the first bucket, and one for the shapes of all others.
+    It becomes true if the run saves more time than compiling takes. Each kind of block
+    needs a graph for the first bucket, and one for the shapes of all others.
     """
     if job.config.compile != "auto" or not overlaps(local_device()):
         return job
@@ -142,7 +151,9 @@ def decide_compile(job: Job) -> Job:
 
 
 def planned_need(job: Job, dtype: str) -> tuple[StepSpec, Need] | None:
-    """Return the step's spec and what the job's settings need; None if no plan was made."""
+    """Return the step's spec and what the job's settings need; None if no plan was
+    made.
+    """
     spec = known_step_spec(job, dtype)
     config = job.config
     is_open = config.micro_batch_size is None or config.gradient_checkpointing is None
@@ -155,7 +166,9 @@ def planned_need(job: Job, dtype: str) -> tuple[StepSpec, Need] | None:
 
 
 def peak(job: Job, measured: Mapping[str, int]) -> dict[str, int | None] | None:
-    """Return a trainer's measured ``peaks`` with the planned bytes; None if nothing was."""
+    """Return a trainer's measured ``peaks`` with the planned bytes; None if nothing
+    was.
+    """
     if not measured:
         return None
     known = planned_need(job, dtype_name(job.config))

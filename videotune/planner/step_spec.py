@@ -1,7 +1,7 @@
 """What a run's most expensive step and its encoders hold, read on fake tensors.
 
-Reading takes seconds to minutes, so a spec is stored in the cache. ``memory`` calculates
-from it what each choice of settings needs.
+Reading takes seconds to minutes, so a spec is stored in the cache. ``memory``
+calculates from it what each choice of settings needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from videotune.types import ClipShape, ModelSpec
 from videotune.validation.selection import preview_settings
 
 MODES = ("OFF", "ON")
-"""Gradient checkpointing that is read; CPU_OFFLOADED is ON with the kept inputs on the host."""
+"""Gradient checkpointing that is read; CPU_OFFLOADED is ON with the kept inputs on the
+host.
+"""
 
 UNCHANGED = "unchanged"
 STREAMED = "blocks streamed from the host"
@@ -36,7 +38,9 @@ TILED = "the denoiser offloaded, decoded in tiles"
 """Ways of a phase without a step."""
 
 GATHERED = 2
-"""Blocks that are whole on a process with shards of each: one computes, the next one arrives."""
+"""Blocks that are whole on a process with shards of each: one computes, the next one
+arrives.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,14 @@ class StepSpec:
     """Bytes of the trained weights of each block, and then of everything else."""
 
     kept: Mapping[str, tuple[Count, ...]]
-    """Bytes that each block keeps of one sample from forward to backward, for OFF and ON."""
+    """Bytes that each block keeps of one sample from forward to backward, for OFF and
+    ON.
+    """
 
     work: tuple[tuple[Count, Number], ...] = ()
-    """(tokens of a sample, operations of its step, with every block recomputed), per shape."""
+    """(tokens of a sample, operations of its step, with every block recomputed), per
+    shape.
+    """
 
     other_phases: Mapping[str, Mapping[str, CountsByPart]] = field(default_factory=dict)
     """Bytes of the phases without a step, by phase and way, the plainest way first."""
@@ -66,7 +74,10 @@ class StepSpec:
     """The optimizer's state as a share of the one that was read."""
 
     experts: Count = 1
-    """Trained experts. What trains of each stays in memory, with its state and average."""
+    """Trained experts.
+
+    What trains of each stays in memory, with its state and average.
+    """
 
     def at(self, mode: str, samples: int) -> Reading:
         """Return the reading with a number of samples: every number is affine in it."""
@@ -84,8 +95,8 @@ class StepSpec:
 def sharded(spec: StepSpec, processes: int, full: bool) -> StepSpec:
     """Return what each of several processes holds if the weights are sharded.
 
-    Adapters are whole on each process. So are weights of another dtype than the most, which
-    are few and not counted.
+    Adapters are whole on each process. So are weights of another dtype than the most,
+    which are few and not counted.
 
     Args:
         spec: The step on one process.
@@ -141,7 +152,9 @@ class PlanInputs:
         dtype = DTYPES[self.dtype]
         weights = weights_of(self.config, self.dtype)
         family = find(self.spec.name)
-        return FakeRun(family(self.folder, torch.device("cpu"), dtype, weights), self.config)
+        return FakeRun(
+            family(self.folder, torch.device("cpu"), dtype, weights), self.config
+        )
 
     @property
     def key(self) -> str:
@@ -178,7 +191,9 @@ class PlanInputs:
 
 
 def step_spec(job: Job, dtype: str) -> StepSpec:
-    """Return the spec of a run's most expensive step, from the cache if it was read before."""
+    """Return the spec of a run's most expensive step, from the cache if it was read
+    before.
+    """
     inputs = PlanInputs.of(job, dtype)
     file = _cache_file(job, inputs)
     spec = _read_cached(file)
@@ -232,7 +247,8 @@ def _is_consistent(spec: StepSpec) -> bool:
     """Whether all readings have the same phases, and all lists an entry for each block."""
     modes = set(MODES)
     has_modes = (
-        modes <= spec.one_sample.keys() == spec.two_samples.keys() and modes <= spec.kept.keys()
+        modes <= spec.one_sample.keys() == spec.two_samples.keys()
+        and modes <= spec.kept.keys()
     )
     if not spec.blocks or not has_modes:
         return False
@@ -270,7 +286,8 @@ def read_step_spec(inputs: PlanInputs) -> StepSpec:
         kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
         work=read_work(run, inputs),
         other_phases=read_other_phases(run, inputs),
-        optimizer_share=optimizer.state_bytes / optimizers.OPTIMIZERS["ADAMW"].state_bytes,
+        optimizer_share=optimizer.state_bytes
+        / optimizers.OPTIMIZERS["ADAMW"].state_bytes,
         experts=len(trained(inputs.spec, config)) if config.transformer.train else 1,
     )
     return with_text_encoder(spec, run) if config.text_in_step else spec
@@ -279,8 +296,8 @@ def read_step_spec(inputs: PlanInputs) -> StepSpec:
 def with_text_encoder(spec: StepSpec, run: FakeRun) -> StepSpec:
     """Return the spec of a step in which the text encoder runs too.
 
-    The encoder stays in memory while the denoiser trains, and its activations wait for the
-    backward pass.
+    The encoder stays in memory while the denoiser trains, and its activations wait for
+    the backward pass.
     """
     encoder, flops, _ = run.read_text()
     resident = {"text encoder": encoder["text encoder"]}
@@ -302,12 +319,16 @@ def with_text_encoder(spec: StepSpec, run: FakeRun) -> StepSpec:
 
 
 def read_work(run: FakeRun, inputs: PlanInputs) -> tuple[tuple[int, float], ...]:
-    """Return (tokens, operations) of the cheapest, a middle and the most expensive shape."""
+    """Return (tokens, operations) of the cheapest, a middle and the most expensive
+    shape.
+    """
     shapes = {inputs.spec.tokens(shape): shape for shape in inputs.shapes}
     counts = sorted(shapes)
     shapes[counts[-1]] = inputs.shapes[0]
     chosen = sorted({counts[0], counts[len(counts) // 2], counts[-1]})
-    return tuple((count, run.deep_step(shapes[count], 1, "ON").flops) for count in chosen)
+    return tuple(
+        (count, run.deep_step(shapes[count], 1, "ON").flops) for count in chosen
+    )
 
 
 def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]:
@@ -329,7 +350,9 @@ def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]
 def read_other_phases(
     run: FakeRun, inputs: PlanInputs
 ) -> dict[str, Mapping[str, CountsByPart]]:
-    """Read what is held when no step runs: encoding text, encoding clips, and a preview."""
+    """Read what is held when no step runs: encoding text, encoding clips, and a
+    preview.
+    """
     text, _, encoders = run.read_text()
     streamed = text["text encoder"]
     for blocks in encoders:

@@ -12,7 +12,10 @@ from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json
 
 SMALL = 20
-"""Clips below which a dataset is small. From this number on, a part of them is held out."""
+"""Clips below which a dataset is small.
+
+From this number on, a part of them is held out.
+"""
 
 COMMENT_COLUMNS = 100
 
@@ -30,8 +33,8 @@ PRIOR = (
 def recipes() -> dict[str, dict[str, Any]]:
     """Return the recipes by purpose.
 
-    A recipe has "about", epochs for a "small" and a "large" dataset, "keys" (with rows of
-    [value, reason, source]) and "advice".
+    A recipe has "about", epochs for a "small" and a "large" dataset, "keys" (with rows
+    of [value, reason, source]) and "advice".
     """
     return dict(read_json(Path(__file__).parents[1] / "config" / "recipes.json"))
 
@@ -67,7 +70,9 @@ def preset_for(model: str, card: int | None) -> str:
     if presets is None:
         return load.preset_named(model)
     fitting = [
-        name for name in presets if card is None or (load.memory_class(name) or 0) <= card
+        name
+        for name in presets
+        if card is None or (load.memory_class(name) or 0) <= card
     ]
     if not fitting:
         raise VideotuneError(
@@ -114,7 +119,9 @@ def config_of(
     keys: dict[str, Any] = {"datasets": [dataset]}
     if prior:
         keys["prior_preservation"] = prior
-    keys |= {key: value for key, value in load.read_preset(preset).items() if key != "steps"}
+    keys |= {
+        key: value for key, value in load.read_preset(preset).items() if key != "steps"
+    }
     values = {key: row[0] for key, row in recipe_keys.items()}
     keys = load.merge(keys, load.unflatten(values))
     is_small = clips < SMALL
@@ -122,7 +129,11 @@ def config_of(
 
     count = f"{'fewer than' if is_small else 'at least'} {SMALL} clips"
     about = f"{chosen['about']}, {count}; preset {preset}: {load.preset_about(preset)}"
-    lines = [*_comment(f"videotune init: {purpose}, {about}"), "", *_yaml(keys, reasons)]
+    lines = [
+        *_comment(f"videotune init: {purpose}, {about}"),
+        "",
+        *_yaml(keys, reasons),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -146,4 +157,6 @@ def _yaml(
 
 def _comment(text: str, indent: str = "") -> list[str]:
     start = f"{indent}# "
-    return textwrap.wrap(text, COMMENT_COLUMNS, initial_indent=start, subsequent_indent=start)
+    return textwrap.wrap(
+        text, COMMENT_COLUMNS, initial_indent=start, subsequent_indent=start
+    )

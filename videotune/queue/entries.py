@@ -1,7 +1,7 @@
 """The queue: a folder of configs, each a training that waits, runs or has ended.
 
-``queue.json`` holds the settings of each entry, ``jobs/`` the processes that ran it. All state
-is on disk, so a worker that is killed can be replaced by another.
+``queue.json`` holds the settings of each entry, ``jobs/`` the processes that ran it.
+All state is on disk, so a worker that is killed can be replaced by another.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class QueueEntry:
 
 
 def entries(queue: Path) -> list[QueueEntry]:
-    """Return the entries in the order in which they run; empty if there is no such folder.
+    """Return the entries in the order in which they run; empty if there is no such
+    folder.
 
     Raises:
         VideotuneError: if two configs have the same name, or a name is not printable.
@@ -122,8 +123,12 @@ def entries(queue: Path) -> list[QueueEntry]:
     found_entries = []
     for path in files:
         entry_jobs = [job for job in all_jobs if job.about == path.stem]
-        found_entries.append(_entry(queue, path, records.get(path.stem, {}), entry_jobs))
-    return sorted(found_entries, key=lambda entry: (-entry.priority, entry.added, entry.name))
+        found_entries.append(
+            _entry(queue, path, records.get(path.stem, {}), entry_jobs)
+        )
+    return sorted(
+        found_entries, key=lambda entry: (-entry.priority, entry.added, entry.name)
+    )
 
 
 def _config_files(queue: Path) -> list[Path]:
@@ -188,7 +193,9 @@ def _failures_in_a_row(entry_jobs: Sequence[QueuedJob]) -> int:
 
 
 def _max_tries(arguments: Sequence[str], run: Path) -> int:
-    """Return how often an entry is tried: a command other than a started training only once."""
+    """Return how often an entry is tried: a command other than a started training only
+    once.
+    """
     has_started_run = "--resume" not in arguments and (run / "config.json").is_file()
     return MAX_TRIES if not arguments or has_started_run else 1
 
@@ -237,12 +244,12 @@ def add(
         run: run folder; by default ``runs/NAME`` of the queue.
         priority: the highest runs first.
         skips: value of ``train --allow-skips``.
-        arguments: the command to run, if it is not ``train --config``. More than one such
-            command may be about the same run.
+        arguments: the command to run, if it is not ``train --config``. More than one
+            such command may be about the same run.
 
     Raises:
-        VideotuneError: if the name is taken or not a valid file name, or if the run folder is
-            that of another run, which would then be resumed.
+        VideotuneError: if the name is taken or not a valid file name, or if the run
+            folder is that of another run, which would then be resumed.
     """
     if not NAME_PATTERN.fullmatch(name) or name == Path(LIST_FILE).stem:
         raise VideotuneError(
@@ -354,7 +361,9 @@ def requeue(queue: Path, name: str, arguments: Sequence[str] | None = None) -> N
 
 
 def hold(queue: Path, name: str) -> None:
-    """Stop an entry, and keep it stopped for later workers too, until it is queued again."""
+    """Stop an entry, and keep it stopped for later workers too, until it is queued
+    again.
+    """
     entry = find_entry(queue, name)
     _change_records(queue, {name: {"held": True}})
     if entry.job is not None and entry.job.is_running:
@@ -366,14 +375,18 @@ def reorder(queue: Path, names: Sequence[str]) -> None:
     entry_by_name = {entry.name: entry for entry in entries(queue)}
     ordered_names = [name for name in dict.fromkeys(names) if name in entry_by_name]
     ranks = sorted(
-        (-entry_by_name[name].priority, entry_by_name[name].added) for name in ordered_names
+        (-entry_by_name[name].priority, entry_by_name[name].added)
+        for name in ordered_names
     )
 
     changes = {}
     for position, name in enumerate(ordered_names):
         negative_priority, added = ranks[position]
         # The small offset keeps the order of entries that were added at the same time.
-        changes[name] = {"priority": -negative_priority, "added": added + position / 1e5}
+        changes[name] = {
+            "priority": -negative_priority,
+            "added": added + position / 1e5,
+        }
     _change_records(queue, changes)
 
 
@@ -386,7 +399,9 @@ def start(queue: Path, entry: QueueEntry, card: str | None) -> None:
         card: number of the GPU; None for no choice.
     """
     has_started_run = (entry.run / "config.json").is_file()
-    is_training_to_resume = has_started_run and not entry.is_fresh and entry.kind == "train"
+    is_training_to_resume = (
+        has_started_run and not entry.is_fresh and entry.kind == "train"
+    )
     if entry.arguments and not is_training_to_resume:
         arguments = list(entry.arguments)
     else:

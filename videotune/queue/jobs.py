@@ -38,7 +38,8 @@ MAX_ARGUMENT_BYTES = 100_000
 LOG_TAIL_BYTES = 65536
 
 ALL_OR_NOTHING = ("split", "train")
-"""Kinds whose exit code 2 means that nothing was done: no split video, a refused run."""
+"""Kinds whose exit code 2 means that nothing was done: no split video, a refused run.
+"""
 
 MAX_ENDED_JOBS = 40
 """Folders of ended jobs that stay, per kind."""
@@ -168,7 +169,9 @@ def _new_folder(project: Path, kind: str) -> Path:
     home = project / "jobs"
     home.mkdir(exist_ok=True)
     numbers = [
-        int(path.name[:6]) for path in home.iterdir() if re.fullmatch(r"\d{6}-\w+", path.name)
+        int(path.name[:6])
+        for path in home.iterdir()
+        if re.fullmatch(r"\d{6}-\w+", path.name)
     ]
 
     for number in count(max(numbers, default=0) + 1):
@@ -191,7 +194,9 @@ def read_job(folder: Path) -> QueuedJob:
 def _read_job(folder: Path, ended_at: int) -> QueuedJob:
     """Return a job; an ended one is read only once, since it does not change any more."""
     record: JobRecord = checked(JobRecord, read_json(folder / "job.json"))
-    is_alive = not (folder / "rc.json").is_file() and _is_alive(folder, record["started"])
+    is_alive = not (folder / "rc.json").is_file() and _is_alive(
+        folder, record["started"]
+    )
 
     # Read after the check above, since the job may end in between.
     exit_record = None if is_alive else _read_record(folder / "rc.json", ExitRecord)
@@ -231,7 +236,8 @@ def _is_alive(folder: Path, started: float) -> bool:
     if record is None:
         return time.time() - started < STARTUP_SECONDS
     return any(
-        _is_same_process(pid, record["time"]) for pid in (record["runner"], record["command"])
+        _is_same_process(pid, record["time"])
+        for pid in (record["runner"], record["command"])
     )
 
 
@@ -242,7 +248,10 @@ def _is_same_process(pid: int, written: float) -> bool:
     """
     try:
         process = psutil.Process(pid)
-        return process.create_time() < written + 2 and process.status() != psutil.STATUS_ZOMBIE
+        return (
+            process.create_time() < written + 2
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
     except (psutil.Error, ValueError):  # ValueError: a negative number
         return False
 
@@ -250,13 +259,18 @@ def _is_same_process(pid: int, written: float) -> bool:
 def _is_paused(folder: Path) -> bool:
     with suppress(psutil.Error):
         return any(
-            process.status() == psutil.STATUS_STOPPED for process in _command_processes(folder)
+            process.status() == psutil.STATUS_STOPPED
+            for process in _command_processes(folder)
         )
     return False
 
 
-def _command_processes(folder: Path, *, with_children: bool = False) -> list[psutil.Process]:
-    """Return the process of a job's command, optionally with its children; empty if gone."""
+def _command_processes(
+    folder: Path, *, with_children: bool = False
+) -> list[psutil.Process]:
+    """Return the process of a job's command, optionally with its children; empty if
+    gone.
+    """
     record = _read_record(folder / "pid.json", ProcessRecord)
     with suppress(psutil.Error):
         if record is not None and _is_same_process(record["command"], record["time"]):
@@ -322,7 +336,9 @@ def _signal(
 
 
 def log_tail(job: QueuedJob, lines: int = 30) -> list[str]:
-    """Return the last lines that the command printed, without colours and progress bars."""
+    """Return the last lines that the command printed, without colours and progress
+    bars.
+    """
     try:
         with (job.folder / "log").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -346,7 +362,9 @@ def result(job: QueuedJob) -> Any:
 
 
 def describe_outcome(job: QueuedJob) -> str:
-    """Describe how a job ended; for an error its message, which may have more than one line."""
+    """Describe how a job ended; for an error its message, which may have more than one
+    line.
+    """
     if job.state in OUTCOMES:
         return OUTCOMES[job.state]
     if job.state == "dead":
@@ -369,7 +387,9 @@ def _error_message(job: QueuedJob) -> str:
     return message.replace(f"{project_folder}/", "")
 
 
-def restart(project: Path, kind: str, arguments: Sequence[str], about: str = "") -> None:
+def restart(
+    project: Path, kind: str, arguments: Sequence[str], about: str = ""
+) -> None:
     """Start a job in place of the last one of its kind.
 
     That one is stopped if it runs, and the oldest ended ones are deleted.

@@ -1,7 +1,7 @@
 """Runs one job from start to end: ``python -m videotune.queue.runner FOLDER``.
 
-It has a process group of its own, so neither a closed page nor a stopped server ends the job.
-The output of the job and its exit code are files in the folder.
+It has a process group of its own, so neither a closed page nor a stopped server ends
+the job. The output of the job and its exit code are files in the folder.
 """
 
 import os
@@ -15,11 +15,13 @@ from videotune.files import read_json, write_json
 
 
 def run(folder: Path) -> int:
-    """Run the command of ``job.json``; write ``out``, ``log``, ``pid.json`` and ``rc.json``."""
+    """Run the command of ``job.json``; write ``out``, ``log``, ``pid.json`` and
+    ``rc.json``.
+    """
     job = read_json(folder / "job.json")
 
-    # The command gets the signal itself; the runner waits for its end. A handler, since the
-    # command would inherit SIG_IGN.
+    # The command gets the signal itself; the runner waits for its end. A handler, since
+    # the command would inherit SIG_IGN.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: None)
 
@@ -33,7 +35,11 @@ def run(folder: Path) -> int:
         )
         write_json(
             folder / "pid.json",
-            {"runner": os.getpid(), "command": command.pid, "time": round(time.time(), 3)},
+            {
+                "runner": os.getpid(),
+                "command": command.pid,
+                "time": round(time.time(), 3),
+            },
         )
         exit_code = command.wait()
 

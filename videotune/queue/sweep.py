@@ -1,4 +1,6 @@
-"""Sweeps: a run for each combination of values, in a queue of its own, and their comparison."""
+"""Sweeps: a run for each combination of values, in a queue of its own, and their
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def combinations(vary: Sequence[str]) -> list[dict[str, str]]:
         vary: ``KEY=V1,V2`` arguments; commas inside [] and {} do not separate values.
 
     Raises:
-        VideotuneError: if an argument has no values, a key occurs twice, or there are more than
-            ``MAX_RUNS`` combinations.
+        VideotuneError: if an argument has no values, a key occurs twice, or there are
+            more than ``MAX_RUNS`` combinations.
     """
     values_by_key: dict[str, list[str]] = {}
     for argument in vary:
@@ -101,7 +103,9 @@ def plan_sweep(
         config_by_name[name] = standalone_config(run_overrides)
 
     for name, config in config_by_name.items():
-        is_queued = any((out / f"{name}{suffix}").exists() for suffix in CONFIG_SUFFIXES)
+        is_queued = any(
+            (out / f"{name}{suffix}").exists() for suffix in CONFIG_SUFFIXES
+        )
         if not is_queued:
             add(out, name, config, skips=skips)
     return list(config_by_name)

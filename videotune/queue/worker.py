@@ -45,9 +45,9 @@ def run_queue(
 ) -> int:
     """Run the waiting entries, one per GPU, until none waits.
 
-    Entries that stopped before this worker started are resumed. Ctrl-C asks the trainings to
-    save and end, and waits for that. If the worker is killed they continue, and the next worker
-    waits for them.
+    Entries that stopped before this worker started are resumed. Ctrl-C asks the
+    trainings to save and end, and waits for that. If the worker is killed they
+    continue, and the next worker waits for them.
 
     Args:
         queue: folder of the queue.
@@ -62,7 +62,9 @@ def run_queue(
         VideotuneError: if there is no such queue, or another worker runs on it.
     """
     if not queue.is_dir():
-        raise VideotuneError(f"{queue} is not a queue: `videotune queue add` creates one")
+        raise VideotuneError(
+            f"{queue} is not a queue: `videotune queue add` creates one"
+        )
     started = time.time()
     reporter = StateReporter(report)
 
@@ -85,7 +87,10 @@ def run_queue(
 
 
 def _start_ready(
-    queue: Path, cards: Sequence[str | None], worker_started: float, reporter: StateReporter
+    queue: Path,
+    cards: Sequence[str | None],
+    worker_started: float,
+    reporter: StateReporter,
 ) -> bool:
     """Start the entries for which a GPU is free; return whether any runs or waits."""
     all_entries = entries(queue)
@@ -129,5 +134,7 @@ def _stop_all(queue: Path) -> int:
 
 def _running_jobs(queue: Path) -> list[QueuedJob]:
     return [
-        entry.job for entry in entries(queue) if entry.job is not None and entry.job.is_running
+        entry.job
+        for entry in entries(queue)
+        if entry.job is not None and entry.job.is_running
     ]

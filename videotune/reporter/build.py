@@ -309,7 +309,9 @@ def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[st
     }
 
 
-def _comparison_chart(runs: Sequence[Run], order: Sequence[str]) -> dict[str, Any] | None:
+def _comparison_chart(
+    runs: Sequence[Run], order: Sequence[str]
+) -> dict[str, Any] | None:
     """Return a chart of validation losses; runs beyond the fourth have pale lines.
 
     Args:

@@ -72,7 +72,9 @@ def smoothing_width(num_points: int) -> int:
     return min(201, max(3, num_points // 20) | 1)
 
 
-def thin(xs: Sequence[float], ys: Sequence[float], columns: int = COLUMNS) -> list[Point]:
+def thin(
+    xs: Sequence[float], ys: Sequence[float], columns: int = COLUMNS
+) -> list[Point]:
     """Reduce a curve to the lowest and the highest point of each column."""
     num = len(xs)
     if num <= 2 * columns:

@@ -168,7 +168,9 @@ def _decode_request(
     info = job.library.media[clip.id]
     times = []
     for window in (windows[0], windows[len(windows) // 2], windows[-1]):
-        sample = frame_sampling.sample_window(window, DETERMINISTIC_VARIANT, job.config.seed)
+        sample = frame_sampling.sample_window(
+            window, DETERMINISTIC_VARIANT, job.config.seed
+        )
         times.append(sample.times)
     first, middle, last = times
     shown_times = [first[0], middle[len(middle) // 2], last[-1]]
@@ -289,4 +291,6 @@ def _cached_pictures(job: Job) -> list[tuple[Clip, Path]]:
 def _write_row(path: Path, frames: Sequence[np.ndarray]) -> None:
     """Write uint8 frames (H, W, 3) side by side as one picture."""
     picture = Image.fromarray(np.concatenate(list(frames), axis=1))
-    write_whole(path, lambda temporary: picture.save(temporary, quality=80), durable=False)
+    write_whole(
+        path, lambda temporary: picture.save(temporary, quality=80), durable=False
+    )

@@ -338,7 +338,9 @@ def exposure(run: Run) -> dict[str, Any]:
         "regularization": {
             "num": len(preserved),
             "seen": sum(run.steps.clips[clip_id] for clip_id in preserved),
-            "planned": sum(number(clip.get("views")) or 0 for clip in preserved.values()),
+            "planned": sum(
+                number(clip.get("views")) or 0 for clip in preserved.values()
+            ),
         },
         "only_planned": all(clip.so_far is None for clip in clips),
         "bands": bands,
@@ -353,7 +355,9 @@ def _so_far(run: Run) -> dict[str, Any] | None:
     Clips that were removed or are held out since do not count.
     """
     preserved = regularization(run.check)
-    current = {str(clip["id"])[:12] for clip in run.clips if clip["used"] and clip["id"]}
+    current = {
+        str(clip["id"])[:12] for clip in run.clips if clip["used"] and clip["id"]
+    }
     times = []
     for window, count in run.steps.windows.items():
         clip_id = clip_of(window)
@@ -363,7 +367,9 @@ def _so_far(run: Run) -> dict[str, Any] | None:
         return None
 
     total = number(at(run.plan, "windows")) or number(run.last("start").get("windows"))
-    preserved_windows = sum(number(clip.get("windows")) or 0 for clip in preserved.values())
+    preserved_windows = sum(
+        number(clip.get("windows")) or 0 for clip in preserved.values()
+    )
     windows = (total or 0) - preserved_windows
     if windows <= 0:
         windows = len(times)

@@ -220,7 +220,9 @@ def _consistency(run: Run) -> Iterator[Finding]:
             harmful.append(f"{key} is {json.dumps(config[key])}")
             better_values.append(f"{key} {better}")
     if harmful:
-        yield _finding("motion", bad="; ".join(harmful), better="; ".join(better_values))
+        yield _finding(
+            "motion", bad="; ".join(harmful), better="; ".join(better_values)
+        )
 
 
 def _clips(run: Run) -> Iterator[Finding]:

@@ -99,7 +99,9 @@ def settings(run: Run) -> dict[str, Any]:
     rows = []
     for key, value in flat_settings(run).items():
         rows.append((key, value_text(value), _origin(key, origins)))
-    rows.sort(key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS))
+    rows.sort(
+        key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS)
+    )
     return {
         "absent": "",
         "own": [row for row in rows if row[2] != "default"],
@@ -219,7 +221,9 @@ def _preview_shape(run: Run) -> list[int] | None:
     largest = mapping(None)
     if buckets := [mapping(bucket) for bucket in _buckets(run)]:
         largest = max(buckets, key=lambda bucket: number(bucket["windows"]) or 0)
-    bucket_shape = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9}x[0-9]{1,9})", str(largest["shape"]))
+    bucket_shape = re.fullmatch(
+        r"([0-9]{1,9})x([0-9]{1,9}x[0-9]{1,9})", str(largest["shape"])
+    )
     if bucket_shape is None:
         return None
 

@@ -20,7 +20,9 @@ from videotune.reporter.read import (
 from videotune.text import moment, plain
 from videotune.validation.overfitting import recommend
 
-RELATIVE_ERROR = "error on the same clips, relative to the base model: below 1 is better"
+RELATIVE_ERROR = (
+    "error on the same clips, relative to the base model: below 1 is better"
+)
 
 RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
@@ -40,13 +42,17 @@ def describe_state(run: Run, is_complete: bool) -> RunState:
     beat = mapping(run.life)
     started = number(beat["started"])
     ended = number(end["time"])
-    is_resumed = beat["alive"] and started is not None and ended is not None and started > ended
+    is_resumed = (
+        beat["alive"] and started is not None and ended is not None and started > ended
+    )
 
     if end and not is_resumed:
         return _ended_state(str(end["why"]), is_complete)
     if not beat:
         written = f" {moment(run.written)}" if run.written is not None else ""
-        sentence = f"the journal, last written{written}, has no end: still going, or killed"
+        sentence = (
+            f"the journal, last written{written}, has no end: still going, or killed"
+        )
         return "no end", "care", sentence
     if beat["alive"]:
         return _alive_state(run, beat)

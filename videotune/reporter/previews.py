@@ -63,7 +63,9 @@ class Media:
         for path in dict.fromkeys(_paths_by_preference(run)):
             self._embed(path)
 
-    def _add_card(self, prompt: str, seed: str, steps: list[float], paths: list[str]) -> None:
+    def _add_card(
+        self, prompt: str, seed: str, steps: list[float], paths: list[str]
+    ) -> None:
         """Add the videos of a prompt at several steps as one video."""
         card = {"prompt": prompt, "seed": seed, "steps": steps, "paths": paths}
         card |= _side_by_side(self.folder, paths)
@@ -336,7 +338,9 @@ def metrics(run: Run) -> dict[str, Any]:
 
     absent = ""
     if not records:
-        absent = run.absent("samples are measured at checkpoints", "sample_metrics.budget")
+        absent = run.absent(
+            "samples are measured at checkpoints", "sample_metrics.budget"
+        )
     return {
         "absent": absent,
         "not_measured": _not_measured(not_measured),

@@ -24,7 +24,9 @@ Point = tuple[float, float]
 MAX_NUMBER = 1e300
 """A larger number counts as missing: a sum of such numbers is not finite."""
 
-FILES = {name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")}
+FILES = {
+    name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")
+}
 FILES["compared"] = "compare/compare.json"
 """The JSON files of a run folder by their field of ``Run``."""
 

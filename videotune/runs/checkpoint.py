@@ -1,8 +1,9 @@
 """Checkpoints on the disk, complete or absent. ``checkpoint_writer`` writes them.
 
-One process writes ``{part}.safetensors``. Several processes write their rows into a file each, with
-``{part}.index.json``: ``files``, and ``tensors``, each with its shape and, in the order of its rows, the files that
-hold some of them and the first row of each. A tensor that is not sharded is in one file only.
+One process writes ``{part}.safetensors``. Several processes write their rows into a
+file each, with ``{part}.index.json``: ``files``, and ``tensors``, each with its shape
+and, in the order of its rows, the files that hold some of them and the first row of
+each. A tensor that is not sharded is in one file only.
 """
 
 import re
@@ -44,7 +45,8 @@ class Checkpoint:
             share: (i, n): compare every n-th file, from the i-th on.
 
         Raises:
-            VideotuneError: if a file has other bytes; it names the first one, and the checkpoints to use instead.
+            VideotuneError: if a file has other bytes; it names the first one, and the
+                checkpoints to use instead.
         """
         pattern = re.compile(rf"{part}(-\d+-of-\d+|\.index)?\.\w+")
         names = sorted(name for name in self.files if pattern.fullmatch(name))
@@ -82,11 +84,13 @@ class Checkpoint:
         rows: Mapping[str, Shard] | None = None,
         share: tuple[int, int] = (0, 1),
     ) -> dict[str, Tensor]:
-        """Load the tensors of a part, whether one process wrote them or each its rows, and compare hashes.
+        """Load the tensors of a part, whether one process wrote them or each its rows,
+        and compare hashes.
 
         Args:
             part: "weights", "optimizer" or "ema".
-            rows: what this process has of sharded parameters, by name. Only those rows are returned.
+            rows: what this process has of sharded parameters, by name. Only those rows
+                are returned.
             share: (i, n): of n processes that load it, each compares every n-th file.
 
         Raises:
@@ -137,13 +141,17 @@ def folder_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step}"
 
 
-def shards_of(name: str, shape: tuple[int, ...], rows: Mapping[str, Shard]) -> Shard | None:
+def shards_of(
+    name: str, shape: tuple[int, ...], rows: Mapping[str, Shard]
+) -> Shard | None:
     """Return a process's rows of a tensor, or None if the tensor is not sharded.
 
-    A number that an optimizer keeps of a whole parameter is not sharded, but only processes with a row have it.
+    A number that an optimizer keeps of a whole parameter is not sharded, but only
+    processes with a row have it.
 
     Args:
-        name: of a parameter, or ``{parameter}.{key}`` for what an optimizer keeps of it.
+        name: of a parameter, or ``{parameter}.{key}`` for what an optimizer keeps of
+            it.
         shape: of the whole tensor.
         rows: what this process has of sharded parameters, by name.
     """
@@ -154,7 +162,9 @@ def shards_of(name: str, shape: tuple[int, ...], rows: Mapping[str, Shard]) -> S
 
 
 def cut(state: Mapping[str, Tensor], rows: Mapping[str, Shard]) -> dict[str, Tensor]:
-    """Return what a process has of whole tensors: its rows of those that are sharded, all of the others."""
+    """Return what a process has of whole tensors: its rows of those that are sharded,
+    all of the others.
+    """
     sharded_state: dict[str, Tensor] = {}
     for name, tensor in state.items():
         shard = shards_of(name, tuple(tensor.shape), rows)
@@ -165,7 +175,9 @@ def cut(state: Mapping[str, Tensor], rows: Mapping[str, Shard]) -> dict[str, Ten
     return sharded_state
 
 
-def merge_shards(folder: Path, part: str, rows: Mapping[str, Shard]) -> dict[str, Tensor]:
+def merge_shards(
+    folder: Path, part: str, rows: Mapping[str, Shard]
+) -> dict[str, Tensor]:
     """Join the tensors of a part from the files of all processes.
 
     Args:
@@ -174,7 +186,8 @@ def merge_shards(folder: Path, part: str, rows: Mapping[str, Shard]) -> dict[str
         rows: what to return of sharded parameters, by name. Others are returned whole.
 
     Raises:
-        OSError, SafetensorError, KeyError, ValueError: if a file or the index is missing or damaged.
+        OSError, SafetensorError, KeyError, ValueError: if a file or the index is
+            missing or damaged.
     """
     index = read_json(folder / f"{part}.index.json")
     # The files are mapped: what is not used is not read.
@@ -197,7 +210,9 @@ def _join(
     shape: tuple[int, ...],
     shard: Shard | None,
 ) -> Tensor:
-    """Join the pieces of a tensor, each with the number of its first row; only the rows of ``shard`` if there is one."""
+    """Join the pieces of a tensor, each with the number of its first row; only the rows
+    of ``shard`` if there is one.
+    """
     if not shape:
         numbers = [piece for piece, _ in pieces]
         return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
@@ -220,16 +235,23 @@ def _join(
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint. Its marker goes first, so that it never looks complete when it is not."""
+    """Delete a checkpoint.
+
+    Its marker goes first, so that it never looks complete when it is not.
+    """
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder)
     sync_folder(folder.parent)
 
 
 def complete_checkpoints(run: Path) -> list[Checkpoint]:
-    """Return the checkpoints of a run that have their marker and every file at the length it lists, oldest first."""
+    """Return the checkpoints of a run that have their marker and every file at the
+    length it lists, oldest first.
+    """
     by_step = sorted(read_all(run).items())
-    return [checkpoint for _, checkpoint in by_step if isinstance(checkpoint, Checkpoint)]
+    return [
+        checkpoint for _, checkpoint in by_step if isinstance(checkpoint, Checkpoint)
+    ]
 
 
 def incomplete_checkpoints(run: Path) -> dict[int, str]:
@@ -283,7 +305,8 @@ def newest_checkpoint(
         option: the option of the command that names another step, for the message.
 
     Raises:
-        VideotuneError: if a newer one was damaged or lost since, because an older one would silently lose steps.
+        VideotuneError: if a newer one was damaged or lost since, because an older one
+            would silently lose steps.
     """
     checkpoints = complete_checkpoints(run)
     damaged = incomplete_checkpoints(run)
@@ -307,7 +330,10 @@ def newest_checkpoint(
 
 
 def last_checkpoint(run: Path) -> Checkpoint:
-    """Return the newest checkpoint. Raises VideotuneError as ``newest_checkpoint`` does, and if there is none."""
+    """Return the newest checkpoint.
+
+    Raises VideotuneError as ``newest_checkpoint`` does, and if there is none.
+    """
     if complete_checkpoints(run):
         checkpoint = newest_checkpoint(run)
         if checkpoint is not None:
@@ -316,7 +342,10 @@ def last_checkpoint(run: Path) -> Checkpoint:
 
 
 def pick(run: Path, step: int | None) -> Checkpoint:
-    """Return the checkpoint of a step, or the newest for None. Raises VideotuneError that lists the complete ones."""
+    """Return the checkpoint of a step, or the newest for None.
+
+    Raises VideotuneError that lists the complete ones.
+    """
     if step is None:
         return last_checkpoint(run)
     for checkpoint in complete_checkpoints(run):
@@ -336,12 +365,15 @@ def listed(run: Path) -> str:
 def why_not(run: Path) -> str:
     """Return what is wrong with the checkpoints that are not complete, a line each."""
     return "".join(
-        f"\n  step {step}: {reason}" for step, reason in incomplete_checkpoints(run).items()
+        f"\n  step {step}: {reason}"
+        for step, reason in incomplete_checkpoints(run).items()
     )
 
 
 def sweep(run: Path) -> None:
-    """Delete what killed processes have left unfinished: checkpoints, and files that were being replaced."""
+    """Delete what killed processes have left unfinished: checkpoints, and files that
+    were being replaced.
+    """
     for unfinished in (run / "checkpoints").glob(".step-*.part"):
         shutil.rmtree(unfinished)
     for path in run.rglob(".part-*"):
@@ -350,9 +382,14 @@ def sweep(run: Path) -> None:
 
 
 def superfluous(
-    checkpoints: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None
+    checkpoints: list[Checkpoint],
+    backup_keep: int,
+    save_keep: int | None,
+    best: int | None,
 ) -> list[Checkpoint]:
-    """Return the checkpoints that make way for newer ones. The best and the last one never do.
+    """Return the checkpoints that make way for newer ones.
+
+    The best and the last one never do.
 
     Args:
         checkpoints: the complete ones, oldest first.
@@ -365,4 +402,6 @@ def superfluous(
     newest_saves = saves[-(save_keep or len(saves)) :]
     staying = (*backups[-backup_keep:], *newest_saves, *checkpoints[-1:])
     staying_steps = {checkpoint.step for checkpoint in staying} | {best}
-    return [checkpoint for checkpoint in checkpoints if checkpoint.step not in staying_steps]
+    return [
+        checkpoint for checkpoint in checkpoints if checkpoint.step not in staying_steps
+    ]

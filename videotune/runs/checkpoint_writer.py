@@ -1,4 +1,7 @@
-"""Write a checkpoint: into a temporary folder, synced, renamed, and its marker last. Several processes write their rows."""
+"""Write a checkpoint: into a temporary folder, synced, renamed, and its marker last.
+
+Several processes write their rows.
+"""
 
 import errno
 import shutil
@@ -21,7 +24,13 @@ from videotune.files import (
     write_json,
 )
 from videotune.memory.sharding import Shard
-from videotune.runs.checkpoint import MARKER, Checkpoint, folder_of, read_checkpoint, remove
+from videotune.runs.checkpoint import (
+    MARKER,
+    Checkpoint,
+    folder_of,
+    read_checkpoint,
+    remove,
+)
 from videotune.runs.schemas import FileEntry
 
 T = TypeVar("T")
@@ -48,9 +57,11 @@ def save_checkpoint(
     rows: Mapping[str, Shard] | None = None,
     dist: DistributedContext | None = None,
 ) -> Checkpoint:
-    """Write ``checkpoints/step-N`` so that at every moment it is either complete or absent.
+    """Write ``checkpoints/step-N`` so that at every moment it is either complete or
+    absent.
 
-    If the step has a complete checkpoint, that is this state already; a backup becomes a save.
+    If the step has a complete checkpoint, that is this state already; a backup becomes
+    a save.
 
     Args:
         run: the run folder.
@@ -59,11 +70,14 @@ def save_checkpoint(
         state: content of state.json.
         kind: "save" or "backup".
         rows: the rows that this process has of sharded parameters, and writes.
-        dist: this process among those that write. The main one writes everything that is not sharded.
+        dist: this process among those that write. The main one writes everything that
+            is not sharded.
 
     Raises:
-        VideotuneError: if a value is not finite, or the processes have no run folder in common.
-        OSError: if the disk is full or broken. Each process raises what any of them has met.
+        VideotuneError: if a value is not finite, or the processes have no run folder in
+            common.
+        OSError: if the disk is full or broken. Each process raises what any of them has
+            met.
     """
     dist = dist or DistributedContext()
     folder = folder_of(run, step)
@@ -81,7 +95,9 @@ def save_checkpoint(
     on_main(lambda: _make_empty(folder, temporary))
     try:
         written = _on_each(dist, lambda: _write_own(temporary, parts, rows or {}, dist))
-        checkpoint = on_main(lambda: _complete(temporary, folder, written, step, state, kind))
+        checkpoint = on_main(
+            lambda: _complete(temporary, folder, written, step, state, kind)
+        )
     except (OSError, VideotuneError):
         if dist.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -91,7 +107,10 @@ def save_checkpoint(
 
 
 def _on_each(dist: DistributedContext, work: Callable[[], T]) -> list[T]:
-    """Return the result of each process's work, in their order. If one of them fails, all raise its error."""
+    """Return the result of each process's work, in their order.
+
+    If one of them fails, all raise its error.
+    """
     result: Any = None
     error: OSError | VideotuneError | None = None
     failure = None
@@ -120,7 +139,9 @@ def _on_each(dist: DistributedContext, work: Callable[[], T]) -> list[T]:
 
 
 def refuse_broken(step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise VideotuneError if any tensor holds a NaN or an infinity; it names the first one."""
+    """Raise VideotuneError if any tensor holds a NaN or an infinity; it names the first
+    one.
+    """
     broken = []
     for part, tensors in parts.items():
         for name, tensor in tensors.items():
@@ -133,7 +154,10 @@ def refuse_broken(step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
 
 
 def _existing(folder: Path, kind: str) -> Checkpoint | None:
-    """Return the complete checkpoint of a step, or None. A backup becomes a save if one is wanted."""
+    """Return the complete checkpoint of a step, or None.
+
+    A backup becomes a save if one is wanted.
+    """
     checkpoint = read_checkpoint(folder)
     if isinstance(checkpoint, str):
         return None
@@ -145,7 +169,9 @@ def _existing(folder: Path, kind: str) -> Checkpoint | None:
 
 
 def _make_empty(folder: Path, temporary: Path) -> None:
-    """Make an empty folder to write a checkpoint into, and delete what a kill has left of the step."""
+    """Make an empty folder to write a checkpoint into, and delete what a kill has left
+    of the step.
+    """
     # It goes first, since the disk may not have room for both.
     if folder.exists():
         remove(folder)
@@ -159,7 +185,9 @@ def _write_own(
     rows: Mapping[str, Shard],
     dist: DistributedContext,
 ) -> WrittenPiece:
-    """Write this process's tensors, a file for each part, and return what the index needs to know of them."""
+    """Write this process's tensors, a file for each part, and return what the index
+    needs to know of them.
+    """
     if not temporary.is_dir():
         raise VideotuneError(
             f"process {dist.rank} does not see {temporary.parent}, which the first process has made: with sharding FULL "
@@ -174,7 +202,10 @@ def _write_own(
         shape_and_first_row: dict[str, tuple[list[int], int]] = {}
         for name, tensor in tensors.items():
             shard = rows.get(name) or rows.get(name.rpartition(".")[0])
-            if shard is not None and tensor.shape == (shard.count, *shard.full_shape[1:]):
+            if shard is not None and tensor.shape == (
+                shard.count,
+                *shard.full_shape[1:],
+            ):
                 own_tensors[name] = tensor
                 shape_and_first_row[name] = (list(shard.full_shape), shard.first)
             elif dist.is_main:
@@ -199,7 +230,10 @@ def _complete(
     state: Mapping[str, Any],
     kind: str,
 ) -> Checkpoint:
-    """Check that each file is there, write the indices, and rename the folder. The marker comes last."""
+    """Check that each file is there, write the indices, and rename the folder.
+
+    The marker comes last.
+    """
     files: dict[str, FileEntry] = {}
     for piece in written:
         files.update((part["file"], part["entry"]) for part in piece.values())
@@ -243,14 +277,19 @@ def entry_of(path: Path) -> FileEntry:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a file of tensors and sync it. Raises OSError, with the system's number, if it cannot be written."""
+    """Write a file of tensors and sync it.
+
+    Raises OSError, with the system's number, if it cannot be written.
+    """
     with system_errors(path):
         save_file(_own_storage(tensors), path)
     sync_file(path)
 
 
 def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return each tensor in host memory of its own, as the file format needs it; optimizers share small tables."""
+    """Return each tensor in host memory of its own, as the file format needs it;
+    optimizers share small tables.
+    """
     separate: dict[str, Tensor] = {}
     addresses: set[int] = set()
     for name, tensor in tensors.items():

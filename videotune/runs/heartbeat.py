@@ -1,4 +1,6 @@
-"""The heartbeat: a small file that a living run touches every few seconds, so that a dead one is not shown as running."""
+"""The heartbeat: a small file that a living run touches every few seconds, so that a
+dead one is not shown as running.
+"""
 
 import os
 import socket
@@ -18,7 +20,10 @@ EVERY = LATE / 6
 
 @dataclass(frozen=True)
 class _Clock:
-    """Seconds of finished states, and the present state. Replaced as a whole, because the thread that beats reads it."""
+    """Seconds of finished states, and the present state.
+
+    Replaced as a whole, because the thread that beats reads it.
+    """
 
     seconds: Mapping[str, float]
     state: str
@@ -33,10 +38,16 @@ class _Clock:
 
 
 class Heartbeat:
-    """What this process is doing. A thread writes it into ``heartbeat.json``, with the seconds of each state."""
+    """What this process is doing.
+
+    A thread writes it into ``heartbeat.json``, with the seconds of each state.
+    """
 
     def __init__(
-        self, run: Path, begun: float | None = None, earlier: Mapping[str, float] | None = None
+        self,
+        run: Path,
+        begun: float | None = None,
+        earlier: Mapping[str, float] | None = None,
     ) -> None:
         """Begin in the state "starting".
 
@@ -75,8 +86,8 @@ class Heartbeat:
         """Set what the process does from now on.
 
         Args:
-            state: one of starting, encoding, loading, training, saving, measuring, probing, sampling, paused,
-                exporting, reporting, ended.
+            state: one of starting, encoding, loading, training, saving, measuring,
+                probing, sampling, paused, exporting, reporting, ended.
             step: the last step that is done. None: as before.
         """
         changes: dict[str, Any] = {}
@@ -94,11 +105,19 @@ class Heartbeat:
         }
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds in each state until now, over all processes of the run. Their sum is its wall time."""
-        return {state: round(spent, 3) for state, spent in self._clock.until_now().items()}
+        """Return the seconds in each state until now, over all processes of the run.
+
+        Their sum is its wall time.
+        """
+        return {
+            state: round(spent, 3) for state, spent in self._clock.until_now().items()
+        }
 
     def beat(self) -> None:
-        """Write the file. On a full disk the old one stays and is touched, which takes no room."""
+        """Write the file.
+
+        On a full disk the old one stays and is touched, which takes no room.
+        """
         with self._lock:
             try:
                 now = {"seconds": self.seconds(), "time": round(time.time(), 3)}
@@ -116,7 +135,9 @@ class Heartbeat:
 def keep_heartbeat(
     run: Path, begun: float | None = None, goes_on: bool = False
 ) -> Iterator[Heartbeat]:
-    """Beat for the length of a block. At its end the file says that the process has ended.
+    """Beat for the length of a block.
+
+    At its end the file says that the process has ended.
 
     Args:
         run: the run folder.
@@ -126,11 +147,15 @@ def keep_heartbeat(
     earlier: dict[str, float] = {}
     seconds = (life(run) or {}).get("seconds") if goes_on else None
     if isinstance(seconds, dict):  # a damaged file counts for nothing
-        earlier = {state: spent for state, spent in seconds.items() if isinstance(spent, float)}
+        earlier = {
+            state: spent for state, spent in seconds.items() if isinstance(spent, float)
+        }
 
     heartbeat = Heartbeat(run, begun, earlier)
     heartbeat.beat()
-    thread = threading.Thread(target=heartbeat._beat_until_ended, name="heartbeat", daemon=True)
+    thread = threading.Thread(
+        target=heartbeat._beat_until_ended, name="heartbeat", daemon=True
+    )
     thread.start()
     try:
         yield heartbeat

@@ -1,6 +1,9 @@
-"""The journal: one JSON object a line, only ever appended. Pages, plots and reports read nothing else of the steps.
+"""The journal: one JSON object a line, only ever appended.
 
-The process of a run reads it once, as ``History``, and from then on adds what it writes itself.
+Pages, plots and reports read nothing else of the steps.
+
+The process of a run reads it once, as ``History``, and from then on adds what it writes
+itself.
 """
 
 import json
@@ -14,7 +17,13 @@ from typing import Any
 
 from videotune.console import echo
 from videotune.errors import VideotuneError
-from videotune.files import append_whole, is_disk_full, read_lines, write_bytes, write_whole
+from videotune.files import (
+    append_whole,
+    is_disk_full,
+    read_lines,
+    write_bytes,
+    write_whole,
+)
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import Steps, regularization
 
@@ -22,12 +31,15 @@ NAME = "journal.jsonl"
 
 
 class History:
-    """What a run's journal says, in little memory: some 90 bytes a step, and every other line."""
+    """What a run's journal says, in little memory: some 90 bytes a step, and every
+    other line.
+    """
 
     def __init__(self, run: Path | None) -> None:
         """Read the whole journal; without a run it is empty.
 
-        A line that a kill has torn at the end is left out. Raises VideotuneError that names the first damaged line.
+        A line that a kill has torn at the end is left out. Raises VideotuneError that
+        names the first damaged line.
         """
         self._path = run / NAME if run else None
         self._regularization = _regularization(run)
@@ -35,7 +47,10 @@ class History:
 
     def _load(self) -> None:
         self.events: list[Mapping[str, Any]] = []
-        """The lines that are not steps, in order. Of a ``views`` line only the step is kept."""
+        """The lines that are not steps, in order.
+
+        Of a ``views`` line only the step is kept.
+        """
         self.newest = 0
         """The largest step that any line names."""
         self.last = 0
@@ -108,14 +123,18 @@ class History:
                 yield line
 
     def cut(self, step: int) -> None:
-        """Remove what happened after ``step`` from the file, so that a resumed run has each step once.
+        """Remove what happened after ``step`` from the file, so that a resumed run has
+        each step once.
 
-        A line that names no step stays. Call it before this process writes lines of its own.
+        A line that names no step stays. Call it before this process writes lines of its
+        own.
         """
         has_ended = any(line["kind"] == "end" for line in self.events)
         has_later_lines = self.newest > step or has_ended or self._is_torn
         if self._path is not None and has_later_lines:
-            write_whole(self._path, lambda temporary: self._write_until(temporary, step))
+            write_whole(
+                self._path, lambda temporary: self._write_until(temporary, step)
+            )
             self._load()
 
     def _write_until(self, path: Path, step: int) -> None:
@@ -130,7 +149,9 @@ def _with_newline(content: bytes) -> bytes:
 
 
 def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the journal's validations of the latest validation set, in order; only those compare."""
+    """Return the journal's validations of the latest validation set, in order; only
+    those compare.
+    """
     validations = [line for line in lines if line["kind"] == "validation"]
     if not validations:
         return []
@@ -139,17 +160,21 @@ def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 class Journal:
-    """Append lines to ``journal.jsonl``. Each is flushed, and ``sync`` makes all of them durable.
+    """Append lines to ``journal.jsonl``.
 
-    While the disk is full, lines wait in memory and are written, in order, with the first write that succeeds. What a
-    failed write left of a line is cut off again, so the file always ends with a whole line.
+    Each is flushed, and ``sync`` makes all of them durable.
+
+    While the disk is full, lines wait in memory and are written, in order, with the
+    first write that succeeds. What a failed write left of a line is cut off again, so
+    the file always ends with a whole line.
     """
 
     def __init__(self, run: Path | None, history: History | None = None) -> None:
         """Open the journal.
 
         Args:
-            run: the run folder. None: nothing is written; of several processes only the main one keeps the journal.
+            run: the run folder. None: nothing is written; of several processes only the
+                main one keeps the journal.
             history: what was read of it already.
         """
         if run is None or history is None or not history.is_current():
@@ -175,7 +200,10 @@ class Journal:
             self._file = Path(self._file.name).open("ab", buffering=0)  # noqa: SIM115  (closed by close)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append one line. NaN and infinity are written as null, because JSON has no word for them."""
+        """Append one line.
+
+        NaN and infinity are written as null, because JSON has no word for them.
+        """
         if self._file is None:
             return
 
@@ -196,7 +224,10 @@ class Journal:
             follower(line)
 
     def flush(self) -> None:
-        """Write the lines that wait. Raises OSError if the disk does not take them; they stay."""
+        """Write the lines that wait.
+
+        Raises OSError if the disk does not take them; they stay.
+        """
         with self._lock:
             while self._file is not None and self._waiting:
                 append_whole(self._file, self._waiting[0])
@@ -224,7 +255,10 @@ class Journal:
 
 
 def _regularization(run: Path | None) -> frozenset[str]:
-    """Return the regularization clips of a run. None if check.json cannot be read, which others report."""
+    """Return the regularization clips of a run.
+
+    None if check.json cannot be read, which others report.
+    """
     if run is None:
         return frozenset()
     try:
@@ -234,16 +268,20 @@ def _regularization(run: Path | None) -> frozenset[str]:
 
 
 def read_journal(run: Path) -> list[dict[str, Any]]:
-    """Return all lines that are JSON objects, for scripts and tests: they take some 3 kB of memory each."""
+    """Return all lines that are JSON objects, for scripts and tests: they take some 3
+    kB of memory each.
+    """
     return read_lines(run / NAME)
 
 
 def repair(run: Path, step: int) -> str:
-    """Remove the damaged lines from a run's journal, keep the old file beside it, and say what was done.
+    """Remove the damaged lines from a run's journal, keep the old file beside it, and
+    say what was done.
 
     Args:
         run: the run folder.
-        step: of the newest checkpoint. The journal then reaches it, with a warning that says what is missing.
+        step: of the newest checkpoint. The journal then reaches it, with a warning that
+            says what is missing.
     """
     path = run / NAME
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []

@@ -1,4 +1,6 @@
-"""Go back to an earlier step: archive everything that came after it, and make the run what it was."""
+"""Go back to an earlier step: archive everything that came after it, and make the run
+what it was.
+"""
 
 import filecmp
 import re
@@ -10,11 +12,16 @@ from videotune.files import write_bytes, write_json, write_whole
 from videotune.runs.schemas import read_record
 
 FACTS = ("config", "check", "plan")
-"""The files that say what a run is. When a resume changes them, the old ones stay in ``before/``."""
+"""The files that say what a run is.
+
+When a resume changes them, the old ones stay in ``before/``.
+"""
 
 
 def facts_at(run: Path, step: int | None) -> dict[str, Path]:
-    """Return the files that said what the run was when it made the step after ``step``; for None, the present ones."""
+    """Return the files that said what the run was when it made the step after ``step``;
+    for None, the present ones.
+    """
     later_changes = changed_after(run, step) if step is not None else []
     if later_changes:
         return {name: kept_before(run, name, later_changes[0]) for name in FACTS}
@@ -37,11 +44,13 @@ def changed_after(run: Path, step: int) -> list[int]:
 
 
 def archive_steps(run: Path, step: int, newest: int) -> Path | None:
-    """Go back to ``step`` and move everything that came after it into a folder of its own.
+    """Go back to ``step`` and move everything that came after it into a folder of its
+    own.
 
-    That folder is a run folder, too. What says what the run was is copied there before anything moves, and the
-    checkpoints move first. So a kill in between loses nothing: a plain resume sees that a checkpoint is missing, and
-    going back again finishes the same folder.
+    That folder is a run folder, too. What says what the run was is copied there before
+    anything moves, and the checkpoints move first. So a kill in between loses nothing:
+    a plain resume sees that a checkpoint is missing, and going back again finishes the
+    same folder.
 
     Args:
         run: the run folder.
@@ -64,12 +73,15 @@ def archive_steps(run: Path, step: int, newest: int) -> Path | None:
     for name in (*(f"{fact}.json" for fact in FACTS), "exports.json"):
         if (run / name).is_file() and not (branch / name).exists():
             write_bytes(branch / name, (run / name).read_bytes())
-    write_whole(branch / "journal.jsonl", partial(shutil.copyfile, run / "journal.jsonl"))
+    write_whole(
+        branch / "journal.jsonl", partial(shutil.copyfile, run / "journal.jsonl")
+    )
 
     # 2. Move what came after the step.
     for folder in later:
         _move(folder, branch / "checkpoints")
-    for name in ("samples", "sample_metrics", "probe"):  # earlier versions wrote "probe"
+    # earlier versions wrote "probe"
+    for name in ("samples", "sample_metrics", "probe"):
         for path, number in numbered(run / name, r"step-(\d+)-.*"):
             if number > step:
                 _move(path, branch / name)
@@ -81,7 +93,9 @@ def archive_steps(run: Path, step: int, newest: int) -> Path | None:
 
 
 def _restore_facts(run: Path, branch: Path, step: int) -> None:
-    """Restore config, check and plan as they were at ``step``, and move their later versions into the branch."""
+    """Restore config, check and plan as they were at ``step``, and move their later
+    versions into the branch.
+    """
     changed = changed_after(run, step)
     if not changed:
         return
@@ -90,7 +104,8 @@ def _restore_facts(run: Path, branch: Path, step: int) -> None:
         if version_file.exists():  # else a kill came after this was done
             write_bytes(run / f"{name}.json", version_file.read_bytes())
 
-    # The oldest goes last, for it says what the run is; and the config last of all, for it says that all three exist.
+    # The oldest goes last, for it says what the run is; and the config last of all, for
+    # it says that all three exist.
     for number in reversed(changed):
         for name in reversed(FACTS):
             version_file = kept_before(run, name, number)
@@ -99,7 +114,9 @@ def _restore_facts(run: Path, branch: Path, step: int) -> None:
 
 
 def branch_for(run: Path) -> Path:
-    """Return the folder for an archive: the one that a kill left unfinished, else the next by number."""
+    """Return the folder for an archive: the one that a kill left unfinished, else the
+    next by number.
+    """
     branches = {}
     for path in (run / "branches").glob("*"):
         if path.name.isdigit():
@@ -107,7 +124,9 @@ def branch_for(run: Path) -> Path:
 
     for _, path in sorted(branches.items()):
         journal = path / "journal.jsonl"
-        if not journal.is_file() or filecmp.cmp(journal, run / "journal.jsonl", shallow=False):
+        if not journal.is_file() or filecmp.cmp(
+            journal, run / "journal.jsonl", shallow=False
+        ):
             return path
     branch = run / "branches" / str(1 + max(branches, default=0))
     branch.mkdir(parents=True)
@@ -115,7 +134,9 @@ def branch_for(run: Path) -> Path:
 
 
 def numbered(folder: Path, pattern: str) -> list[tuple[Path, int]]:
-    """Return the files and folders whose names match a pattern, each with the step in its name."""
+    """Return the files and folders whose names match a pattern, each with the step in
+    its name.
+    """
     matches = []
     for path in sorted(folder.glob("*")):
         name = re.fullmatch(pattern, path.name)
@@ -125,7 +146,10 @@ def numbered(folder: Path, pattern: str) -> list[tuple[Path, int]]:
 
 
 def _archive_exports(run: Path, branch: Path, step: int) -> None:
-    """Move exports of later steps. Those outside of the run are copied, because the run may write them again."""
+    """Move exports of later steps.
+
+    Those outside of the run are copied, because the run may write them again.
+    """
     list_file = run / "exports.json"
     if not list_file.is_file():
         return

@@ -53,22 +53,32 @@ OWN = (
     "mlflow.db",
     "mlartifacts",
 )
-"""What a run writes into its folder, or an earlier version did, except for its lock and its heartbeat."""
+"""What a run writes into its folder, or an earlier version did, except for its lock and
+its heartbeat.
+"""
 
 LOCK = ".lock"
 
 BEFORE_CONFIG = ("check.json", "plan.json")
-"""What a start writes before config.json. If only these are beside a run's lock, a start was killed."""
+"""What a start writes before config.json.
+
+If only these are beside a run's lock, a start was killed.
+"""
 
 LONGEST_NAME = 180
-"""Bytes of the folder's name, at most. Exports contain it, with a step and a format; a file name may have 255."""
+"""Bytes of the folder's name, at most.
+
+Exports contain it, with a step and a format; a file name may have 255.
+"""
 
 SCHEDULER = "scheduler/scheduler_config.json"
 
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Return the versions of videotune, Python and libraries, for the journal and bug reports."""
+    """Return the versions of videotune, Python and libraries, for the journal and bug
+    reports.
+    """
     libraries = ("torch", "diffusers", "transformers", "peft", "av")
     return {
         "videotune": __version__,
@@ -78,7 +88,9 @@ def versions() -> Mapping[str, str]:
 
 
 def refuse_run(run: Path) -> None:
-    """Raise VideotuneError if the folder holds a run or other files of one, or cannot be written."""
+    """Raise VideotuneError if the folder holds a run or other files of one, or cannot
+    be written.
+    """
     name_bytes = len(os.fsencode(run.absolute().name))
     if name_bytes > LONGEST_NAME:
         raise VideotuneError(
@@ -95,7 +107,10 @@ def refuse_run(run: Path) -> None:
 
 
 def _try_to_write(run: Path) -> None:
-    """Raise OSError if the folder cannot be written. Nothing is left of a folder that was made for the test."""
+    """Raise OSError if the folder cannot be written.
+
+    Nothing is left of a folder that was made for the test.
+    """
     missing_folders = [
         folder for folder in (run, *run.absolute().parents) if not folder.exists()
     ]
@@ -109,7 +124,9 @@ def _try_to_write(run: Path) -> None:
 
 
 def _refuse_taken(run: Path) -> None:
-    """Raise VideotuneError if the folder holds a run, or files that a run would overwrite."""
+    """Raise VideotuneError if the folder holds a run, or files that a run would
+    overwrite.
+    """
     if (run / "config.json").exists():
         raise VideotuneError(
             f"--out: {run} already holds a run. Resume it with --resume, or choose another --out"
@@ -131,7 +148,8 @@ def _refuse_taken(run: Path) -> None:
 
 
 def refuse_out_in_data(run: Path, datasets: Iterable[str], above: bool = True) -> None:
-    """Raise VideotuneError if an output folder is a dataset or inside of one, so that samples would become clips.
+    """Raise VideotuneError if an output folder is a dataset or inside of one, so that
+    samples would become clips.
 
     Args:
         run: the folder of a run or of samples.
@@ -166,7 +184,10 @@ def refuse_samples_in_data(run: Path, out: Path) -> None:
 
 @contextmanager
 def only_process(run: Path) -> Iterator[None]:
-    """Hold the run folder's lock until the process ends. Raises VideotuneError if another process trains there."""
+    """Hold the run folder's lock until the process ends.
+
+    Raises VideotuneError if another process trains there.
+    """
     run.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(run / LOCK).acquire(timeout=0)
@@ -185,7 +206,9 @@ def begin(
     plan: Mapping[str, Any],
     train_dtype: str,
 ) -> None:
-    """Create a run folder. ``config.json`` comes last, so a folder that has one has everything.
+    """Create a run folder.
+
+    ``config.json`` comes last, so a folder that has one has everything.
 
     What a killed start has left is overwritten.
 
@@ -215,15 +238,16 @@ def write_config(
 ) -> None:
     """Write ``config.json``: every key with its origin, the base model and the data.
 
-    What was left to the machine (the dtype, the warm-up, lengths in epochs) is replaced by its value, so that a resume
-    elsewhere is still the same run.
+    What was left to the machine (the dtype, the warm-up, lengths in epochs) is replaced
+    by its value, so that a resume elsewhere is still the same run.
 
     Args:
         run: the folder.
         job: what is to be done.
         fingerprints: of the base model.
         train_dtype: the dtype in which the run computes.
-        user_values: what the user set for the replaced keys, if they were replaced before.
+        user_values: what the user set for the replaced keys, if they were replaced
+            before.
     """
     content = job.resolved.to_json()
     warmup_steps = job.config.warmup_steps
@@ -252,7 +276,9 @@ def write_config(
     write_json(run / "config.json", content | {"digest": digest(content)})
 
 
-def _base_facts(base: BasePlace | None, fingerprints: Mapping[str, str]) -> dict[str, Any]:
+def _base_facts(
+    base: BasePlace | None, fingerprints: Mapping[str, str]
+) -> dict[str, Any]:
     if base is None:
         return {}
     facts: dict[str, Any] = {"name": base.name, "fingerprints": dict(fingerprints)}
@@ -269,7 +295,10 @@ def scheduler_hash(base: BasePlace) -> str | None:
 
 
 def read_run_config(run: Path) -> dict[str, Any]:
-    """Return ``config.json`` of a run. Raises VideotuneError if the folder holds no run."""
+    """Return ``config.json`` of a run.
+
+    Raises VideotuneError if the folder holds no run.
+    """
     if not (run / "config.json").is_file():
         raise VideotuneError(f"{run} holds no run: it has no config.json")
     return read_record(run / "config.json")
@@ -288,7 +317,8 @@ def run_settings(run: Path) -> dict[str, Any]:
 
 
 def poll_control(run: Path) -> set[str]:
-    """Return what ``control.json`` asks for, and delete the file, so that each request is answered once.
+    """Return what ``control.json`` asks for, and delete the file, so that each request
+    is answered once.
 
     Raises nothing: a file that is not valid JSON (yet) is left for the next poll.
     """

@@ -5,7 +5,10 @@ from typing import Any
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a journal's line by their tags. What was not finite is left out, as a gap in the curve."""
+    """Return the numbers of a journal's line by their tags.
+
+    What was not finite is left out, as a gap in the curve.
+    """
     values: dict[str, float | None] = {}
     match line["kind"]:
         case "step":

@@ -1,4 +1,6 @@
-"""A run's JSON files: what each must hold, and the one place that reads and checks them."""
+"""A run's JSON files: what each must hold, and the one place that reads and checks
+them.
+"""
 
 import json
 from collections.abc import Mapping
@@ -52,7 +54,9 @@ _CONFIG = _object(
 )  # fmt: skip
 
 SHAPES: Mapping[str, Any] = {
-    "COMPLETE": _object(step=Count, kind=Literal["save", "backup"], files=dict[str, FileEntry]),
+    "COMPLETE": _object(
+        step=Count, kind=Literal["save", "backup"], files=dict[str, FileEntry]
+    ),
     "state": _object(step=Count, without_state=NotRequired[list[str]]),
     "config": _CONFIG,  # of the settings what is read of them before they are parsed
     "plan": _object(
@@ -86,7 +90,8 @@ def read_record(path: Path, name: str | None = None, *, partial: bool = False) -
         partial: keys may be missing; those that exist must have their shape.
 
     Raises:
-        VideotuneError: if the content is not valid; it names the file, the key and what to do.
+        VideotuneError: if the content is not valid; it names the file, the key and what
+            to do.
         OSError: if the file cannot be opened.
     """
     if name is None:
@@ -102,7 +107,10 @@ def read_record(path: Path, name: str | None = None, *, partial: bool = False) -
 
 
 def load_json(path: Path, remedy: str) -> Any:
-    """Read any JSON file. Raises VideotuneError with a remedy if it is not valid JSON."""
+    """Read any JSON file.
+
+    Raises VideotuneError with a remedy if it is not valid JSON.
+    """
     try:
         return json.loads(path.read_bytes().decode())
     except (ValueError, RecursionError) as error:
@@ -152,11 +160,16 @@ LINES: Mapping[str, Any] = {
     "resume": _object(**_ANY, from_step=Count),
     **dict.fromkeys(("save", "views", "sample_metrics"), _object(**_AT_STEP)),
 }
-"""What is read of the journal's lines, by their kind; for any other kind it is ``_LINE``."""
+"""What is read of the journal's lines, by their kind; for any other kind it is
+``_LINE``.
+"""
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """Parse a line of the journal and check it. Raises ValueError that says what is wrong."""
+    """Parse a line of the journal and check it.
+
+    Raises ValueError that says what is wrong.
+    """
     from pydantic_core import from_json
 
     try:
@@ -179,7 +192,10 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def verified(run: Path, line: Mapping[str, Any]) -> Path:
-    """Return the file or folder of a line of exports.json. Raises VideotuneError if it is missing or was changed."""
+    """Return the file or folder of a line of exports.json.
+
+    Raises VideotuneError if it is missing or was changed.
+    """
     path = run / str(line["path"])
     if not path.exists() or hash_path(path) != line["hash"]:
         raise VideotuneError(

@@ -25,7 +25,8 @@ def clip_of(window_id: str) -> str:
 
 
 def regularization(check: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of check.json of regularization clips that are used, by the beginning of the clip's id.
+    """Return the rows of check.json of regularization clips that are used, by the
+    beginning of the clip's id.
 
     Empty if the account gives no kinds: then all clips count as training clips.
     """
@@ -44,7 +45,8 @@ class Steps:
         """Begin without a step.
 
         Args:
-            aside: regularization clips, as ``clip_of`` names them. Errors leave out steps that show only these.
+            aside: regularization clips, as ``clip_of`` names them. Errors leave out
+                steps that show only these.
         """
         self.aside = frozenset(aside)
         self.at = array("I")
@@ -87,9 +89,9 @@ class Steps:
         window_ids = line["window_ids"]
         self.at.append(step)
         views = self.windows
-        for (
-            window_id
-        ) in window_ids:  # faster than Counter.update, which first asks what it was given
+        for window_id in (
+            window_ids
+        ):  # faster than Counter.update, which first asks what it was given
             views[window_id] = views.get(window_id, 0) + 1
         for phase, spent in line["seconds"].items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent

@@ -29,14 +29,17 @@ class Signals:
     at: float = 0.0
     """When the user asked."""
     is_distributed: bool = False
-    """Whether there are several processes, each of which the launcher signals once more."""
+    """Whether there are several processes, each of which the launcher signals once
+    more.
+    """
     _breaking: bool = False
 
     @contextmanager
     def breaking(self) -> Iterator[None]:
         """Raise Interrupted anywhere in the block as soon as the user asks to stop.
 
-        Also in a ``finally``, so what must be restored completely is restored outside of the block.
+        Also in a ``finally``, so what must be restored completely is restored outside
+        of the block.
         """
         self._breaking = True
         try:
@@ -48,17 +51,21 @@ class Signals:
 
 
 def hangup_is_termination() -> None:
-    """Let a closed terminal do what SIGTERM does, unless the process was started to ignore it (nohup)."""
+    """Let a closed terminal do what SIGTERM does, unless the process was started to
+    ignore it (nohup).
+    """
     if HANGUP is not None and signal.getsignal(HANGUP) == signal.SIG_DFL:
         signal.signal(HANGUP, signal.getsignal(signal.SIGTERM))
 
 
 @contextmanager
 def signals(is_distributed: bool = False) -> Iterator[Signals]:
-    """Let SIGINT, SIGTERM and SIGHUP ask the run to finish its step and save. A second signal ends the process at once.
+    """Let SIGINT, SIGTERM and SIGHUP ask the run to finish its step and save.
 
-    Except for a second SIGHUP, which a closed terminal may send. If the process was started to ignore SIGHUP, it still
-    does.
+    A second signal ends the process at once.
+
+    Except for a second SIGHUP, which a closed terminal may send. If the process was
+    started to ignore SIGHUP, it still does.
     """
     requests = Signals(is_distributed=is_distributed)
 
@@ -74,7 +81,9 @@ def signals(is_distributed: bool = False) -> Iterator[Signals]:
 
         requests.stop = True
         requests.at = time.monotonic()
-        _print_now("stopping after this step and saving; press once more to stop at once")
+        _print_now(
+            "stopping after this step and saving; press once more to stop at once"
+        )
         if requests._breaking:
             raise Interrupted
 
@@ -90,6 +99,9 @@ def signals(is_distributed: bool = False) -> Iterator[Signals]:
 
 
 def _print_now(text: str) -> None:
-    """Write a line to standard error. In a signal handler, print may interrupt another print."""
+    """Write a line to standard error.
+
+    In a signal handler, print may interrupt another print.
+    """
     with suppress(OSError):
         os.write(2, f"\n{text}\n".encode())

@@ -1,7 +1,8 @@
 """Copy the journal into event files for TensorBoard.
 
-The journal stays the record: nothing here reads the event files. A resumed run writes a further file, which begins by
-telling TensorBoard to drop what came after the step that the run resumes from.
+The journal stays the record: nothing here reads the event files. A resumed run writes a
+further file, which begins by telling TensorBoard to drop what came after the step that
+the run resumes from.
 """
 
 import io
@@ -25,8 +26,9 @@ FOLDER = "tensorboard"
 class TensorBoardWriter:
     """An event file in the run's folder ``tensorboard``.
 
-    A full disk never ends a run: what cannot be written is missing, and ``on_error`` is called once. TensorBoard's own
-    writer has a thread, whose errors come later and end it, so its records are written here at once.
+    A full disk never ends a run: what cannot be written is missing, and ``on_error`` is
+    called once. TensorBoard's own writer has a thread, whose errors come later and end
+    it, so its records are written here at once.
     """
 
     def __init__(self, run: Path, first: int, on_error: Callable[[str], None]) -> None:
@@ -34,7 +36,8 @@ class TensorBoardWriter:
 
         Args:
             run: the run folder.
-            first: the first step to come. TensorBoard drops what earlier files say of it and of later ones.
+            first: the first step to come. TensorBoard drops what earlier files say of
+                it and of later ones.
             on_error: called with a sentence on the first failure.
         """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -70,13 +73,17 @@ class TensorBoardWriter:
                 )
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Write a line of the journal. Kinds that TensorBoard cannot show are left out."""
+        """Write a line of the journal.
+
+        Kinds that TensorBoard cannot show are left out.
+        """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         values = [
-            Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()
+            Summary.Value(tag=tag, simple_value=value)
+            for tag, value in scalars(line).items()
         ]
         if line["kind"] == "verdict":
             text = f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"
@@ -88,7 +95,9 @@ class TensorBoardWriter:
         if values:
             wall_time = float(line.get("time", time.time()))
             summary = Summary(value=values)
-            self._add(Event(wall_time=wall_time, step=int(line["step"]), summary=summary))
+            self._add(
+                Event(wall_time=wall_time, step=int(line["step"]), summary=summary)
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -97,7 +106,10 @@ class TensorBoardWriter:
 
 
 def open_event_file(folder: Path) -> FileIO:
-    """Create an event file with a name that TensorBoard looks for. It reads them in the order of their names."""
+    """Create an event file with a name that TensorBoard looks for.
+
+    It reads them in the order of their names.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     number = len(list(folder.iterdir()))
     process = f"{socket.gethostname()}.{os.getpid()}.{number}"
@@ -114,10 +126,18 @@ def gif_value(tag: str, path: Path) -> Any:
     content = io.BytesIO()
     duration = max(20, round(1000 / rate))
     pictures[0].save(
-        content, "GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0
+        content,
+        "GIF",
+        save_all=True,
+        append_images=pictures[1:],
+        duration=duration,
+        loop=0,
     )
     width, height = pictures[0].size
     image = Summary.Image(
-        height=height, width=width, colorspace=3, encoded_image_string=content.getvalue()
+        height=height,
+        width=width,
+        colorspace=3,
+        encoded_image_string=content.getvalue(),
     )
     return Summary.Value(tag=tag, image=image)

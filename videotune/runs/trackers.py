@@ -1,7 +1,8 @@
 """Copy the journal to Weights & Biases, Trackio, MLflow and TensorBoard.
 
-The journal stays the record: the training reads no tracker, and a tracker that fails does not end the run. Each library
-finds its server and its token in its own environment variables; without them it writes to the disk of this machine.
+The journal stays the record: the training reads no tracker, and a tracker that fails
+does not end the run. Each library finds its server and its token in its own environment
+variables; without them it writes to the disk of this machine.
 """
 
 import json
@@ -28,10 +29,14 @@ from videotune.runs.tensorboard import TensorBoardWriter
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
 """The packages that a tracker imports, if they are more than its name."""
 
-ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+}
 ENVIRONMENT |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
-"""Settings of the libraries, unless the user has set them: short waits, because a step waits for the answer, and no
-telemetry."""
+"""Settings of the libraries, unless the user has set them: short waits, because a step
+waits for the answer, and no telemetry.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,10 @@ class PreviewVideo(NamedTuple):
 
 
 class TrackerClient:
-    """Send numbers, previews and results to the library of a program that shows runs. Methods may raise anything, once."""
+    """Send numbers, previews and results to the library of a program that shows runs.
+
+    Methods may raise anything, once.
+    """
 
     def __init__(self, run: TrackedRun, last: int = -1) -> None:
         self.run = run
@@ -65,7 +73,10 @@ class TrackerClient:
         """The newest step that the program has, by name of the value."""
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Send what the program shows of a line of the journal. Steps that it has from before a resume are left out."""
+        """Send what the program shows of a line of the journal.
+
+        Steps that it has from before a resume are left out.
+        """
         values: dict[str, float | PreviewVideo] = dict(scalars(line))
         match line["kind"]:
             case "sample":
@@ -119,7 +130,10 @@ class WandbTracker(TrackerClient):
         super().__init__(run, self._run.step - 1)
 
     def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
-        """Send values. The library takes no earlier step, as that of a save in the background is."""
+        """Send values.
+
+        The library takes no earlier step, as that of a save in the background is.
+        """
         from wandb import Video
 
         converted: dict[str, Any] = {}
@@ -142,7 +156,9 @@ class WandbTracker(TrackerClient):
 
 
 class TrackioTracker(TrackerClient):
-    """Trackio, in its own database, which ``trackio show`` opens, or on the server or Space of its variables."""
+    """Trackio, in its own database, which ``trackio show`` opens, or on the server or
+    Space of its variables.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         with raising_warnings():
@@ -183,7 +199,9 @@ class TrackioTracker(TrackerClient):
 
 
 class MlflowTracker(TrackerClient):
-    """MLflow, in ``mlflow.db`` and ``mlartifacts`` of the run's folder, or on the server of MLFLOW_TRACKING_URI."""
+    """MLflow, in ``mlflow.db`` and ``mlartifacts`` of the run's folder, or on the
+    server of MLFLOW_TRACKING_URI.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         super().__init__(run)
@@ -198,7 +216,8 @@ class MlflowTracker(TrackerClient):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         artifacts = None
         if not uri:
-            # The library would try for a minute to open a database that it cannot write.
+            # The library would try for a minute to open a database that it cannot
+            # write.
             database.open("ab").close()
             artifacts = (run.folder / "mlartifacts").as_uri()
         client = MlflowClient(uri or f"sqlite:///{database}")
@@ -227,7 +246,9 @@ class MlflowTracker(TrackerClient):
             experiment_id, run_name=run.folder.name, tags={"videotune": run.id}
         )
         self._id = new_run.info.run_id
-        settings = [Param(key, str(value)[:6000]) for key, value in flatten(run.config).items()]
+        settings = [
+            Param(key, str(value)[:6000]) for key, value in flatten(run.config).items()
+        ]
         for start in range(0, len(settings), 100):
             client.log_batch(self._id, params=settings[start : start + 100])
 
@@ -258,7 +279,9 @@ class MlflowTracker(TrackerClient):
 
 @contextmanager
 def raising_warnings() -> Iterator[None]:
-    """Hide what Trackio prints and raise what it warns of, because it reports failures in no other way."""
+    """Hide what Trackio prints and raise what it warns of, because it reports failures
+    in no other way.
+    """
     with warnings.catch_warnings(record=True) as caught, redirect_stdout(StringIO()):
         warnings.simplefilter("always", UserWarning)
         yield
@@ -275,7 +298,10 @@ CLIENTS: Mapping[str, Any] = {
 
 
 class Trackers:
-    """The trackers of a run, as one. The first failure of a tracker is a warning, and ends only that tracker."""
+    """The trackers of a run, as one.
+
+    The first failure of a tracker is a warning, and ends only that tracker.
+    """
 
     def __init__(
         self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]
@@ -332,7 +358,9 @@ def refuse_missing(names: Sequence[str]) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """Remove the values of keys and tokens of the environment, and those in addresses, from a library's message."""
+    """Remove the values of keys and tokens of the environment, and those in addresses,
+    from a library's message.
+    """
     for name, value in os.environ.items():
         if re.search("(KEY|TOKEN|PASSWORD|SECRET)$", name) and len(value) > 3:
             text = text.replace(value, f"({name})")
@@ -340,5 +368,9 @@ def without_secrets(text: str) -> str:
 
 
 def without_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in which only the last part is left of each path that leads out of the working folder."""
-    return json.loads(re.sub(r'"(?:/|~/|\.\./)(?:[^"]*/)?(?=[^"])', '"', json.dumps(settings)))
+    """Return settings in which only the last part is left of each path that leads out
+    of the working folder.
+    """
+    return json.loads(
+        re.sub(r'"(?:/|~/|\.\./)(?:[^"]*/)?(?=[^"])', '"', json.dumps(settings))
+    )

@@ -79,7 +79,9 @@ def parse_prompt(line: str, location: str) -> str | dict[str, Any]:
     prompt, *options = re.split(r"\s--(?=[a-z]+\s)", f" {line} ")
     prompt = prompt.strip()
     if not prompt:
-        raise VideotuneError(f"{location}: there is no prompt before the options. Add one.")
+        raise VideotuneError(
+            f"{location}: there is no prompt before the options. Add one."
+        )
 
     settings: dict[str, Any] = {}
     for option in options:
@@ -110,4 +112,6 @@ def _parse_option(option: str, location: str) -> tuple[str, Any]:
     try:
         return key, convert(text)
     except ValueError as error:
-        raise VideotuneError(f"{location}: --{flag} {text!r} is not a number.") from error
+        raise VideotuneError(
+            f"{location}: --{flag} {text!r} is not a number."
+        ) from error

@@ -47,7 +47,8 @@ from videotune.studio.web import (
 )
 
 PASSWORD_VARIABLE = "VIDEOTUNE_STUDIO_PASSWORD"
-"""Environment variable of the password; an option would show in the list of processes."""
+"""Environment variable of the password; an option would show in the list of processes.
+"""
 
 LOGIN_NAME = "studio"
 MAX_MESSAGE_LETTERS = 2000
@@ -165,7 +166,9 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
 
 
 def _add_login(app: FastAPI, sessions: set[str], password: str | None) -> None:
-    """Add login and logout; ``sessions`` holds the names in the cookies of logged-in users."""
+    """Add login and logout; ``sessions`` holds the names in the cookies of logged-in
+    users.
+    """
     limiter = LoginLimiter()
 
     @app.get("/login")
@@ -177,7 +180,8 @@ def _add_login(app: FastAPI, sessions: set[str], password: str | None) -> None:
         address = request.client.host if request.client else ""
         if not limiter.begin(address):
             return PlainTextResponse(
-                f"Too many wrong passwords: wait {ATTEMPT_WINDOW:g} seconds and try again.", 429
+                f"Too many wrong passwords: wait {ATTEMPT_WINDOW:g} seconds and try again.",
+                429,
             )
 
         # Both are always compared, so the time does not reveal which one is wrong.
@@ -241,4 +245,6 @@ def error_response(request: Request, error: Exception) -> Response:
         query={},
         has_password=state.locked,
     )
-    return page_response(page, "error", header.REGIONS, "Not found", status=404, words=message)
+    return page_response(
+        page, "error", header.REGIONS, "Not found", status=404, words=message
+    )

@@ -1,4 +1,6 @@
-"""Editing of captions: each change is recorded with the text before it, so it can be undone."""
+"""Editing of captions: each change is recorded with the text before it, so it can be
+undone.
+"""
 
 import json
 import re
@@ -43,13 +45,15 @@ def _read_history(path: Path, size: int) -> list[dict[str, Any]]:
     return [line for line in reversed(read_lines(path)) if line.keys() >= REQUIRED_KEYS]
 
 
-def change(project: Project, text_by_path: Mapping[str, str], by: str, undoes: str = "") -> int:
+def change(
+    project: Project, text_by_path: Mapping[str, str], by: str, undoes: str = ""
+) -> int:
     """Write captions and return how many changed.
 
     Args:
         project: the project.
-        text_by_path: new captions by the paths of their clips, one variant per line; an empty
-            text deletes the caption file.
+        text_by_path: new captions by the paths of their clips, one variant per line; an
+            empty text deletes the caption file.
         by: what made the change, for the history.
         undoes: the batch that this change undoes.
 
@@ -88,7 +92,11 @@ def _write_caption(path: Path, text: str, *, durable: bool) -> None:
 
 
 def record_changes(
-    project: Project, changes: list[tuple[str, str, str]], batch: str, by: str, undoes: str = ""
+    project: Project,
+    changes: list[tuple[str, str, str]],
+    batch: str,
+    by: str,
+    undoes: str = "",
 ) -> None:
     """Add changes to the history.
 
@@ -141,12 +149,14 @@ def undo(project: Project) -> int:
 def planned_changes(
     project: Project, edit: Mapping[str, str], paths: list[str]
 ) -> dict[str, str]:
-    """Return the captions that an edit of all of them would change, with their new text.
+    """Return the captions that an edit of all of them would change, with their new
+    text.
 
     Args:
         project: the project.
-        edit: the edit. ``how`` is "add" or "remove" (a trigger word) or "replace"; ``word`` is
-            the word; ``to`` its replacement; ``case`` whether upper and lower case differ.
+        edit: the edit. ``how`` is "add" or "remove" (a trigger word) or "replace";
+            ``word`` is the word; ``to`` its replacement; ``case`` whether upper and
+            lower case differ.
         paths: paths of the clips.
     """
     rows = clips.table(project).rows
@@ -185,8 +195,13 @@ def start_captioning(project: Project, arguments: list[str]) -> None:
 
 
 def finish_jobs(project: Project) -> None:
-    """Finish ended jobs once: record new captions, and move the film of a cut to the bin."""
-    for job in [*all_jobs(project.folder, "caption"), *all_jobs(project.folder, "split")]:
+    """Finish ended jobs once: record new captions, and move the film of a cut to the
+    bin.
+    """
+    for job in [
+        *all_jobs(project.folder, "caption"),
+        *all_jobs(project.folder, "split"),
+    ]:
         rows = clips.table(project).rows
         marker = job.folder / "settled"
         if job.is_running or marker.exists():

@@ -1,4 +1,6 @@
-"""The clips of a project as a table: the files on disk, with the results of the last check."""
+"""The clips of a project as a table: the files on disk, with the results of the last
+check.
+"""
 
 import os
 import re
@@ -85,7 +87,8 @@ _tables: dict[Path, ClipTable] = {}
 def table(project: Project) -> ClipTable:
     """Return the clips.
 
-    They are read again only after a folder or the last check has changed, and once a minute.
+    They are read again only after a folder or the last check has changed, and once a
+    minute.
     """
     cached = _tables.get(project.folder)
     check = latest_check(project)
@@ -160,7 +163,11 @@ def _read_rows(
     for path, checked_row in checked_rows.items():
         if not Path(path).is_relative_to(project.folder):
             row = _row_of_check(path, checked_row)
-            rows[path] = row | {"path": path, "name": path, "fixed": "it is in another folder"}
+            rows[path] = row | {
+                "path": path,
+                "name": path,
+                "fixed": "it is in another folder",
+            }
     return rows
 
 
@@ -177,13 +184,16 @@ def _last_change(
         previous_changed = {path: row["changed"] for path, row in previous.rows.items()}
 
     if previous is not None and changed_by_path == previous_changed:
-        # A check writes its cache into a folder of clips; that is not a change of the clips.
+        # A check writes its cache into a folder of clips; that is not a change of the
+        # clips.
         clips_changed = previous.changed
     else:
         folder_times = list(folders.values())[1:]  # without the project's own folder
         clips_changed = max([0, *folder_times, *changed_by_path.values()]) / 1e9
 
-    settings = [project.folder / name for name in ("config.json", projects.PROJECT_FILE)]
+    settings = [
+        project.folder / name for name in ("config.json", projects.PROJECT_FILE)
+    ]
     return max(clips_changed, _changed_ns(*settings) / 1e9)
 
 
@@ -222,7 +232,8 @@ def _clip_files(project: Project) -> Iterator[tuple[str, ClipFile]]:
     for part in (CLIPS, HELD_OUT):
         folder = project.folder / part
         if folder.is_dir() and has_visible_files(folder):
-            with suppress(VideotuneError):  # the folder holds only texts; the check reports it
+            # the folder holds only texts; the check reports it
+            with suppress(VideotuneError):
                 for clip in read_folder(folder)[0]:
                     yield part, clip
 
@@ -335,7 +346,8 @@ def select(project: Project, query: Mapping[str, str]) -> list[ClipRow]:
 
     Args:
         project: the project.
-        query: the filter; ``state`` is a state, ``q`` a text of the name or the caption.
+        query: the filter; ``state`` is a state, ``q`` a text of the name or the
+            caption.
     """
     state = query.get("state", "")
     text = query.get("q", "").strip().casefold()
@@ -367,7 +379,8 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
         to: ``CLIPS``, ``HELD_OUT`` or ``trash.BIN``.
 
     Raises:
-        VideotuneError: if a clip is named in a list, or its target exists; nothing is moved.
+        VideotuneError: if a clip is named in a list, or its target exists; nothing is
+            moved.
     """
     rows = [find_clip(table(project).rows, path) for path in paths]
     for row in rows:

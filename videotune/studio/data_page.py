@@ -43,7 +43,9 @@ MAX_TILES = 10_000
 """Tiles that a request may ask for."""
 
 SCENES = "scenes"
-"""Folder of a project that holds the scenes of each film until they are kept or removed."""
+"""Folder of a project that holds the scenes of each film until they are kept or
+removed.
+"""
 
 KINDS = ("check", "caption", "split", "sheet")
 """Kinds of jobs that this page starts."""
@@ -102,7 +104,12 @@ def removed(page: PageContext) -> str:
     return render("bin_items", items=items, at=f"/p/{project.name}/data/bin")
 
 
-REGIONS: Regions = {"state": state, "version": version, "scenes": scenes, "bin": removed}
+REGIONS: Regions = {
+    "state": state,
+    "version": version,
+    "scenes": scenes,
+    "bin": removed,
+}
 
 
 @routes.get("/data")
@@ -153,7 +160,9 @@ def poster(page: CurrentPage, path: str) -> Response:
     if picture is None:
         raise HTTPException(404, "no picture of it can be decoded")
     return FileResponse(
-        picture, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"}
+        picture,
+        media_type="image/jpeg",
+        headers={"Cache-Control": "private, max-age=86400"},
     )
 
 
@@ -179,8 +188,8 @@ def _media_path(page: PageContext, path: str) -> Path:
 def caption(page: CurrentPage, form: PostedForm) -> Response:
     """Save a caption.
 
-    HTTP 409 with the caption on disk if that is neither the one the page loaded (``was``)
-    nor the new one.
+    HTTP 409 with the caption on disk if that is neither the one the page loaded
+    (``was``) nor the new one.
     """
     project = page.current_project
     row = clips.find_clip(clips.table(project).rows, form["path"])
@@ -191,7 +200,9 @@ def caption(page: CurrentPage, form: PostedForm) -> Response:
         if caption_on_disk.split() not in expected_words:
             return JSONResponse({"text": caption_on_disk}, 409)
         if caption_on_disk and not form["text"].strip():
-            raise VideotuneError("an empty caption was not saved: write what the clip shows")
+            raise VideotuneError(
+                "an empty caption was not saved: write what the clip shows"
+            )
 
     captions_edit.change(project, {form["path"]: form["text"]}, form["by"] or "edit")
     return reply(saved=form["path"])
@@ -209,7 +220,9 @@ def preview(page: CurrentPage) -> Response:
     """Show what an edit of all captions would change."""
     project = page.current_project
     form = FormData({key: [value] for key, value in page.query.items()})
-    text_by_path = captions_edit.planned_changes(project, form, _selected_paths(page, form))
+    text_by_path = captions_edit.planned_changes(
+        project, form, _selected_paths(page, form)
+    )
     rows = clips.table(project).rows
     return fragment(render("data_preview", texts=text_by_path, rows=rows))
 
@@ -218,7 +231,9 @@ def preview(page: CurrentPage) -> Response:
 def change_captions(page: CurrentPage, form: PostedForm) -> Response:
     """Edit all captions of the filter."""
     project = page.current_project
-    text_by_path = captions_edit.planned_changes(project, form, _selected_paths(page, form))
+    text_by_path = captions_edit.planned_changes(
+        project, form, _selected_paths(page, form)
+    )
     by = "replace" if form["how"] == "replace" else "trigger word"
     count = captions_edit.change(project, text_by_path, by)
     return reply(f"{count} captions changed")
@@ -298,16 +313,22 @@ def sheet(page: CurrentPage) -> Response:
 
 
 @routes.post("/data/upload")
-async def upload(page: CurrentPage, name: str, request: Request) -> list[uploads.UploadResult]:
+async def upload(
+    page: CurrentPage, name: str, request: Request
+) -> list[uploads.UploadResult]:
     """Add a file from the body of the request; the folders in its name are kept."""
     with uploads.temporary_upload(page.root, name) as path:
         await uploads.receive(request, path)
-        return await run_in_threadpool(uploads.accept, page.current_project, [path], name)
+        return await run_in_threadpool(
+            uploads.accept, page.current_project, [path], name
+        )
 
 
 @routes.post("/data/source")
 def source(page: CurrentPage, form: PostedForm) -> Response:
-    """Add or remove a dataset outside the project: a folder, an archive, or a Hub dataset."""
+    """Add or remove a dataset outside the project: a folder, an archive, or a Hub
+    dataset.
+    """
     project = page.current_project
     path = form["path"].strip()
     kind = form["kind"] or "train"
@@ -328,7 +349,8 @@ def source(page: CurrentPage, form: PostedForm) -> Response:
 
 
 def _checked_source(page: PageContext, path: str) -> str:
-    """Return a dataset as the config takes it: an absolute path or the name of a Hub dataset.
+    """Return a dataset as the config takes it: an absolute path or the name of a Hub
+    dataset.
 
     Raises:
         VideotuneError: if it does not exist, or this user may not name it.
@@ -384,7 +406,9 @@ def _scenes(film: Path) -> list[str]:
 
 @routes.post("/data/scene")
 def scene(page: CurrentPage, form: PostedForm) -> Response:
-    """Keep scenes as clips, or move them to the bin; without a name all scenes of the film."""
+    """Keep scenes as clips, or move them to the bin; without a name all scenes of the
+    film.
+    """
     project = page.current_project
     film = inside(project.folder / SCENES, form["film"])
     names = [form["name"]] if form["name"] else _scenes(film)

@@ -19,7 +19,17 @@ CHUNK_BYTES = 1 << 20
 SERVED_FOLDERS = (CLIPS, HELD_OUT, "scenes", "sheet", "runs", "tries")
 """Folders of a project whose files may be requested."""
 
-INLINE_SUFFIXES = (".mp4", ".webm", ".mov", ".m4v", ".jpg", ".jpeg", ".png", ".gif", ".webp")
+INLINE_SUFFIXES = (
+    ".mp4",
+    ".webm",
+    ".mov",
+    ".m4v",
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".gif",
+    ".webp",
+)
 """Suffixes that a browser shows by itself."""
 
 SERVED_SUFFIXES = (
@@ -92,7 +102,9 @@ def send_zip(
     return StreamingResponse(
         stream_zip(folder, name, keep),
         media_type="application/zip",
-        headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}.zip"},
+        headers={
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}.zip"
+        },
     )
 
 
@@ -108,7 +120,10 @@ def stream_zip(
                 continue
 
             info = ZipInfo.from_file(path, f"{name}/{relative.as_posix()}")
-            with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as entry:
+            with (
+                path.open("rb") as source,
+                archive.open(info, "w", force_zip64=True) as entry,
+            ):
                 while chunk := source.read(CHUNK_BYTES):
                     entry.write(chunk)
                     yield buffer.drain()

@@ -1,4 +1,6 @@
-"""The settings form, built from the config schema: help, bounds and default of each key."""
+"""The settings form, built from the config schema: help, bounds and default of each
+key.
+"""
 
 import json
 from collections.abc import Mapping
@@ -97,7 +99,9 @@ def _field(key: str, schema_field: Any) -> Field:
 
 
 def _bounds(schema_field: Any) -> dict[str, float]:
-    """Return the bounds of a field by the names that pydantic gives them: ge, gt, le, lt."""
+    """Return the bounds of a field by the names that pydantic gives them: ge, gt, le,
+    lt.
+    """
     bounds = {}
     for item in _metadata(schema_field):
         for name in ("ge", "gt", "le", "lt"):
@@ -125,7 +129,9 @@ def _widget(annotation: Any) -> tuple[WidgetKind, tuple[str, ...]]:
         annotation = get_args(annotation)[0]
 
     if get_origin(annotation) in (Union, UnionType):
-        members = [member for member in get_args(annotation) if member is not type(None)]
+        members = [
+            member for member in get_args(annotation) if member is not type(None)
+        ]
         return _widget(members[0]) if len(members) == 1 else ("json", ())
     if get_origin(annotation) is Literal:
         return "choice", tuple(str(value) for value in get_args(annotation))
@@ -167,7 +173,9 @@ def _parse_number(field: Field, text: str) -> int | float:
 
 
 def _parse_json_or_text(field: Field, text: str) -> Any:
-    """Return the JSON value of a text; a text of more than one line is a list of its lines."""
+    """Return the JSON value of a text; a text of more than one line is a list of its
+    lines.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -182,12 +190,18 @@ def format_value(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(item, str) for item in value)
+    ):
         return "\n".join(value)
     return json.dumps(value)
 
 
-def set_key(keys: Mapping[str, Any], key: str, text: str, preset: str) -> dict[str, Any]:
+def set_key(
+    keys: Mapping[str, Any], key: str, text: str, preset: str
+) -> dict[str, Any]:
     """Return the user's keys with one of them set as typed.
 
     Args:

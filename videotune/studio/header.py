@@ -1,4 +1,6 @@
-"""The bar at the top of every page: what runs in any project, its progress and time left."""
+"""The bar at the top of every page: what runs in any project, its progress and time
+left.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from videotune.studio.web import PageContext, Regions, render
 from videotune.text import duration
 
 QUEUE_FOLDER = ".queue"
-"""Folder of the queue below the projects' folder; hidden, so it is not taken for a project."""
+"""Folder of the queue below the projects' folder; hidden, so it is not taken for a
+project.
+"""
 
 
 def running_work(root: Path, name: str = "") -> list[dict[str, Any]]:
@@ -64,7 +68,9 @@ def status(page: PageContext) -> str:
     """Render what runs now, the open project's work first."""
     open_name = page.project.name if page.project else None
     rows = running_work(page.root)
-    return render("status", rows=sorted(rows, key=lambda row: row["project"] != open_name))
+    return render(
+        "status", rows=sorted(rows, key=lambda row: row["project"] != open_name)
+    )
 
 
 REGIONS: Regions = {"status": status}

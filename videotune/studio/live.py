@@ -1,4 +1,6 @@
-"""Live pages: one stream of server-sent events per page, with the regions that have changed."""
+"""Live pages: one stream of server-sent events per page, with the regions that have
+changed.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +19,9 @@ POLL_INTERVAL = 1.0
 
 
 def router(pages: Mapping[str, Regions]) -> APIRouter:
-    """Build the stream route of all pages; its ``tags`` parameter lists what a page shows."""
+    """Build the stream route of all pages; its ``tags`` parameter lists what a page
+    shows.
+    """
     routes = APIRouter()
 
     def regions_of(page: str) -> Regions:
@@ -27,7 +31,9 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
 
     @routes.get("/live", response_class=EventSourceResponse)
     async def live(
-        request: Request, regions: Annotated[Regions, Depends(regions_of)], tags: str = ""
+        request: Request,
+        regions: Annotated[Regions, Depends(regions_of)],
+        tags: str = "",
     ) -> AsyncIterator[ServerSentEvent]:
         tag_by_region = _parse_tags(tags)
 

@@ -1,4 +1,6 @@
-"""Posters and waveforms of clips, computed on the first request and cached in the project."""
+"""Posters and waveforms of clips, computed on the first request and cached in the
+project.
+"""
 
 import json
 import os
@@ -52,7 +54,9 @@ def peaks(path: Path, cache: Path) -> list[float]:
 def _cached_file(
     path: Path, cache: Path, suffix: str, compute: Callable[[Path], bytes]
 ) -> Path:
-    """Return the cached result for a file as it is now; an empty file if computing failed."""
+    """Return the cached result for a file as it is now; an empty file if computing
+    failed.
+    """
     file_stat = path.stat()
     identity = f"{path}\n{file_stat.st_size}\n{file_stat.st_mtime_ns}"
     name = blake2b(identity.encode(errors="replace"), digest_size=12).hexdigest()
@@ -89,7 +93,9 @@ def _open(path: Path) -> Any:
 
 
 def _poster_jpeg(path: Path) -> bytes:
-    picture = Image.fromarray(read_image(path)[0]) if _is_still(path) else _video_frame(path)
+    picture = (
+        Image.fromarray(read_image(path)[0]) if _is_still(path) else _video_frame(path)
+    )
     picture.thumbnail((POSTER_SIZE, POSTER_SIZE))
 
     buffer = BytesIO()

@@ -16,7 +16,9 @@ from videotune.files import read_json, write_json
 from videotune.studio.web import content_tag
 
 WORKER_MODULE = "videotune.studio.plan_worker"
-"""The module that computes answers; this process does not import it, since it loads torch."""
+"""The module that computes answers; this process does not import it, since it loads
+torch.
+"""
 
 TIMEOUT = 120.0
 """Seconds that an answer may take, unless the question sets ``longest``."""
@@ -49,8 +51,8 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
         question: the question, as ``plan_worker.write_answer`` takes it.
 
     Returns:
-        The answer. ``current``: it answers this question completely. ``measuring``: a part of
-        it is there.
+        The answer. ``current``: it answers this question completely. ``measuring``: a
+        part of it is there.
     """
     answer = read_answer(out)
     key = content_tag(json.dumps(question, sort_keys=True))

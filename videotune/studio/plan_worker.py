@@ -1,7 +1,7 @@
 """Computes answers for the studio: plans, hours of presets, imported configs.
 
-Each runs in a fork of a process that has imported this module and with it all libraries, so an
-error, a hang or a crash of one answer affects no other.
+Each runs in a fork of a process that has imported this module and with it all
+libraries, so an error, a hang or a crash of one answer affects no other.
 """
 
 import json
@@ -47,8 +47,8 @@ def write_answer(question: Mapping[str, Any]) -> None:
     An error is an answer too, with its exit code and its message.
 
     Args:
-        question: ``what`` is plan, hours or import; ``out`` the file to write; ``key`` the key
-            that the answer repeats.
+        question: ``what`` is plan, hours or import; ``out`` the file to write; ``key``
+            the key that the answer repeats.
     """
     studio = parent_process()
     if studio:
@@ -90,18 +90,24 @@ def _exit_with(studio: BaseProcess) -> None:
 
 
 def _answer_plan(
-    question: Mapping[str, Any], answer: dict[str, Any], previous: Mapping[str, Any], out: Path
+    question: Mapping[str, Any],
+    answer: dict[str, Any],
+    previous: Mapping[str, Any],
+    out: Path,
 ) -> None:
     """Add the plan to the answer.
 
-    If its step has to be measured, first write the plan with the previous measured values.
+    If its step has to be measured, first write the plan with the previous measured
+    values.
     """
     previous_plan = previous.get("plan") or {}
     answer["plan"] = previous_plan  # stays visible next to an error
 
     new_plan = plan(question, known=True)
     if new_plan["device"] is None:
-        measured = {key: previous_plan[key] for key in MEASURED_KEYS if key in previous_plan}
+        measured = {
+            key: previous_plan[key] for key in MEASURED_KEYS if key in previous_plan
+        }
         preliminary = answer | {"plan": new_plan | measured, "part": "known"}
         write_json(out, preliminary, durable=False)
         new_plan = plan(question)
@@ -109,7 +115,10 @@ def _answer_plan(
 
 
 def _answer_hours(
-    question: Mapping[str, Any], answer: dict[str, Any], previous: Mapping[str, Any], out: Path
+    question: Mapping[str, Any],
+    answer: dict[str, Any],
+    previous: Mapping[str, Any],
+    out: Path,
 ) -> None:
     """Add the hours of each preset to the answer, and write it after each."""
     is_same_question = previous.get("key") == answer["key"]
@@ -126,8 +135,8 @@ def plan(
     """Return the plan of a question.
 
     Args:
-        question: ``config``, and optionally ``preset``, ``allow_skips``, ``card`` and ``vram``,
-            or a ``gpu`` as [name, bytes].
+        question: ``config``, and optionally ``preset``, ``allow_skips``, ``card`` and
+            ``vram``, or a ``gpu`` as [name, bytes].
         known: whether to use only known measurements.
         preset: replaces the preset of the question.
 

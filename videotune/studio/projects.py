@@ -1,4 +1,6 @@
-"""Projects: one folder each below the root, with its facts, its settings and safe paths."""
+"""Projects: one folder each below the root, with its facts, its settings and safe
+paths.
+"""
 
 import os
 import re
@@ -43,12 +45,16 @@ MAX_TITLE_LENGTH = 80
 MAX_NAME_LENGTH = 40
 
 NOT_EXPORTED = ("bin", "jobs", ".studio", ".unpacking")
-"""Folders that an export leaves out: the bin, local processes, and what can be recomputed."""
+"""Folders that an export leaves out: the bin, local processes, and what can be
+recomputed.
+"""
 
 
 @cache
 def texts() -> Mapping[str, Any]:
-    """Return the page texts of codes (texts.json): reasons, states, formats, form sections."""
+    """Return the page texts of codes (texts.json): reasons, states, formats, form
+    sections.
+    """
     return read_json(Path(__file__).with_name("texts.json"))
 
 
@@ -81,12 +87,15 @@ def inside(folder: Path, relative: str) -> Path:
     """Return the path of ``relative`` below ``folder``.
 
     Raises:
-        VideotuneError: if it is absolute, hidden, or leads outside, also through a link.
+        VideotuneError: if it is absolute, hidden, or leads outside, also through a
+            link.
     """
     posix_path = relative.replace("\\", "/")
     parts = [part for part in posix_path.split("/") if part not in ("", ".")]
     has_drive = re.match("[A-Za-z]:", posix_path) is not None
-    is_invalid = posix_path.startswith("/") or has_drive or "\0" in posix_path or not parts
+    is_invalid = (
+        posix_path.startswith("/") or has_drive or "\0" in posix_path or not parts
+    )
     if is_invalid or any(part.startswith(".") for part in parts):
         raise VideotuneError(f"{relative!r} is not a path inside {folder.name}")
 
@@ -104,7 +113,9 @@ def find_project(root: Path, name: str) -> Project:
     """
     is_plain_name = bool(name) and "/" not in name and "\\" not in name
     if not is_plain_name or not (inside(root, name) / PROJECT_FILE).is_file():
-        raise VideotuneError(f"there is no project {name!r}: choose one on the page Projects")
+        raise VideotuneError(
+            f"there is no project {name!r}: choose one on the page Projects"
+        )
 
     folder = inside(root, name)
     facts = load_json(folder / PROJECT_FILE, "fix it, or remove it and create it again")
@@ -119,12 +130,15 @@ def list_projects(root: Path) -> list[Project]:
         if not path.parent.name.startswith(".")
     ]
     return sorted(
-        projects, key=lambda project: (-float(project.facts.get("created") or 0), project.name)
+        projects,
+        key=lambda project: (-float(project.facts.get("created") or 0), project.name),
     )
 
 
 def _project_or_placeholder(folder: Path) -> Project:
-    """Return the project of a folder; with a damaged file, a placeholder that reports it."""
+    """Return the project of a folder; with a damaged file, a placeholder that reports
+    it.
+    """
     try:
         return find_project(folder.parent, folder.name)
     except VideotuneError:
@@ -154,11 +168,15 @@ def create(root: Path, title: str) -> Project:
                 "preset": DEFAULT_PRESET,
             }
             return update(Project(folder, facts))
-    raise VideotuneError(f"there are too many projects called {title!r}: use another name")
+    raise VideotuneError(
+        f"there are too many projects called {title!r}: use another name"
+    )
 
 
 def _folder_name(title: str) -> str:
-    ascii_title = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
+    ascii_title = (
+        unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
+    )
     name = re.sub(r"[^a-z0-9]+", "-", ascii_title.lower()).strip("-")
     return name[:MAX_NAME_LENGTH].strip("-") or "project"
 
@@ -173,18 +191,25 @@ def duplicate(root: Path, project: Project) -> Project:
         source = project.folder / name
         target = copy.folder / name
         if source.is_dir():
-            shutil.copytree(source, target, copy_function=_link_or_copy, dirs_exist_ok=True)
+            shutil.copytree(
+                source, target, copy_function=_link_or_copy, dirs_exist_ok=True
+            )
         elif source.is_file():
             shutil.copyfile(source, target)
 
     facts = {
-        key: value for key, value in project.facts.items() if key not in ("title", "created")
+        key: value
+        for key, value in project.facts.items()
+        if key not in ("title", "created")
     }
     return update(copy, **facts)
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Link a file. That is safe, since clips and captions are replaced, never written into."""
+    """Link a file.
+
+    That is safe, since clips and captions are replaced, never written into.
+    """
     try:
         os.link(source, target)
     except OSError:
@@ -206,7 +231,9 @@ def import_project(root: Path, archive: Path) -> Project:
     temporary = root / f".import-{secrets.token_hex(4)}"
     try:
         source, facts = _unpack_project(archive, temporary)
-        new_project = create(root, str(facts.get("title") or source.name)[:MAX_TITLE_LENGTH])
+        new_project = create(
+            root, str(facts.get("title") or source.name)[:MAX_TITLE_LENGTH]
+        )
         shutil.copytree(
             source, new_project.folder, dirs_exist_ok=True, copy_function=shutil.move
         )
@@ -232,7 +259,9 @@ def import_project(root: Path, archive: Path) -> Project:
 def _unpack_project(archive: Path, target: Path) -> tuple[Path, dict[str, Any]]:
     """Unpack an exported project; return its folder and its facts."""
     folder = unpack(archive, target)
-    project_files = [path for path in folder.glob(f"*/{PROJECT_FILE}") if path.is_file()]
+    project_files = [
+        path for path in folder.glob(f"*/{PROJECT_FILE}") if path.is_file()
+    ]
     if len(project_files) != 1:
         raise VideotuneError(
             f"{archive.name} is not an exported project: "
@@ -302,7 +331,9 @@ def save_draft(project: Project, keys: Mapping[str, Any]) -> None:
 
 
 def datasets(project: Project) -> list[dict[str, Any]]:
-    """Return the datasets of the project: its clips, then other folders and Hub datasets."""
+    """Return the datasets of the project: its clips, then other folders and Hub
+    datasets.
+    """
     rows: list[dict[str, Any]] = []
     if has_visible_files(project.folder / CLIPS):
         rows.append({"path": str(project.folder / CLIPS)})
@@ -328,7 +359,8 @@ def has_visible_files(folder: Path) -> bool:
 
 
 def command_arguments(project: Project) -> list[str]:
-    """Write ``command.json`` and return the arguments for the project's preset and settings.
+    """Write ``command.json`` and return the arguments for the project's preset and
+    settings.
 
     Raises:
         VideotuneError: if the project has no clips.

@@ -1,4 +1,6 @@
-"""The page Projects: create, open, rename, duplicate, export, import, remove and restore."""
+"""The page Projects: create, open, rename, duplicate, export, import, remove and
+restore.
+"""
 
 from urllib.parse import quote
 
@@ -40,7 +42,9 @@ def _card(project: Project) -> dict[str, object]:
         if path.suffix.lower() not in TEXT_SUFFIXES
     ]
     clips.sort(key=str)  # comparing paths is slow
-    covers = [path.relative_to(project.folder).as_posix() for path in clips[:COVER_CLIPS]]
+    covers = [
+        path.relative_to(project.folder).as_posix() for path in clips[:COVER_CLIPS]
+    ]
     runs = list((project.folder / "runs").glob("*/config.json"))
 
     return {

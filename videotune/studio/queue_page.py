@@ -43,8 +43,9 @@ DOUBLE_CLICK_SECONDS = 3.0
 """A second click on Start within this time means the run of the first."""
 
 WORKER_RESTART_SECONDS = 5.0
-"""Time between two starts of the worker, so that one that fails at once is not restarted all
-the time."""
+"""Time between two starts of the worker, so that one that fails at once is not
+restarted all the time.
+"""
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 
@@ -67,7 +68,9 @@ def entry_name(project: Project, run: str) -> str:
 
 
 def project_entries(root: Path, project: Project, run: str = "") -> list[QueueEntry]:
-    """Return the entries of a project, or of one run of it: the training and all others."""
+    """Return the entries of a project, or of one run of it: the training and all
+    others.
+    """
     stem = entry_name(project, run)
     prefix = f"{stem}--" if run else stem
     return [
@@ -107,7 +110,9 @@ def jobs_about(root: Path, project: Project, run: str, kind: str) -> list[Queued
 def run_folder(project: Project, run: str) -> Path:
     """Return the folder of a project's run; VideotuneError if the name is invalid."""
     if not RUN_NAME.fullmatch(run):
-        raise VideotuneError(f"{run!r} is not a name for a run: use letters, digits, - and _")
+        raise VideotuneError(
+            f"{run!r} is not a name for a run: use letters, digits, - and _"
+        )
     return inside(project.folder, f"runs/{run}")
 
 
@@ -121,7 +126,8 @@ def submit(
 ) -> str:
     """Queue a command about a run and make sure that a worker runs.
 
-    Without ``kind`` and ``config``, the run's training is queued again with these arguments.
+    Without ``kind`` and ``config``, the run's training is queued again with these
+    arguments.
 
     Args:
         root: folder of the projects.
@@ -140,7 +146,9 @@ def submit(
     queue = queue_folder(root)
     folder = run_folder(project, run)
     with _lock:
-        entry_by_name = {entry.name: entry for entry in project_entries(root, project, run)}
+        entry_by_name = {
+            entry.name: entry for entry in project_entries(root, project, run)
+        }
         name = entry_name(project, run)
         if kind:
             name = _free_name(f"{name}--{kind}-", entry_by_name)
@@ -156,7 +164,8 @@ def submit(
                 queued.remove(queue, name)
             config_path = str(queue / f"{name}.json")
             arguments = [
-                config_path if argument == "{config}" else argument for argument in arguments
+                config_path if argument == "{config}" else argument
+                for argument in arguments
             ]
             queued.add(queue, name, config or {}, folder, arguments=arguments)
         ensure_worker(root)
@@ -180,7 +189,8 @@ def queue_run(
     Args:
         root: folder of the projects.
         project: the project.
-        title: title of the run; its name is the title in plain letters. Empty for run-N.
+        title: title of the run; its name is the title in plain letters. Empty for
+            run-N.
         keys: settings; None for the settings of the project.
 
     Returns:
@@ -217,13 +227,17 @@ def queue_run(
 def _run_of_first_click(entries: Sequence[QueueEntry]) -> str | None:
     """Return the run that was queued a moment ago and still waits."""
     limit = time.time() - DOUBLE_CLICK_SECONDS
-    recent = [entry for entry in entries if entry.added > limit and entry.state == "waiting"]
+    recent = [
+        entry for entry in entries if entry.added > limit and entry.state == "waiting"
+    ]
     return recent[-1].run.name if recent else None
 
 
 def _run_name(project: Project, title: str, entries: Sequence[QueueEntry]) -> str:
     """Return the title in plain letters, or the next free run-N."""
-    ascii_title = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
+    ascii_title = (
+        unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
+    )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", ascii_title).strip("-.")[:60]
     if name:
         return name
@@ -306,7 +320,9 @@ def board(page: PageContext) -> str:
         entries=queued.entries(queue_folder(page.root)),
         cards=gpu.list_gpus(),
         sweeps={path: read_json(path)["runs"] for path in sweep_files},
-        titles={project.name: project.title for project in projects.list_projects(page.root)},
+        titles={
+            project.name: project.title for project in projects.list_projects(page.root)
+        },
         card=queued.GPU_VARIABLE,
         life=life,
         best=best_validation_loss,

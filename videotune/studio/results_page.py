@@ -1,4 +1,6 @@
-"""The page Results: checkpoints, tried prompts, exports for other programs, and publishing."""
+"""The page Results: checkpoints, tried prompts, exports for other programs, and
+publishing.
+"""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +22,12 @@ from videotune.studio import header, queue_page, train_page, trash
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.status import read_cached
-from videotune.studio.train_page import branches, checkpoint, refuse_running, selected_run
+from videotune.studio.train_page import (
+    branches,
+    checkpoint,
+    refuse_running,
+    selected_run,
+)
 from videotune.studio.web import (
     CurrentPage,
     FormData,
@@ -43,7 +50,9 @@ RUN_FILES = (REPORT, MODEL_CARD)
 
 
 def summary(page: PageContext) -> str:
-    """Render the recommended checkpoint with its grounds, the checkpoints, and the exports."""
+    """Render the recommended checkpoint with its grounds, the checkpoints, and the
+    exports.
+    """
     if not selected_run(page):
         return render("train_none", context=page, project=page.current_project)
 
@@ -91,7 +100,9 @@ def exported_files(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
 
 def disk_usage(path: Path) -> int:
     """Return the bytes of a file, or of all files of a folder."""
-    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+    return sum(
+        file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()
+    )
 
 
 def export_formats(run: Run) -> tuple[str, ...]:
@@ -131,15 +142,23 @@ def tries(page: PageContext) -> str:
     if name:
         entries = queue_page.project_entries(page.root, project, name)
         entry_by_name = {entry.name: entry for entry in entries}
-        records = sorted((project.folder / "tries" / name).glob("*/try.json"), reverse=True)
+        records = sorted(
+            (project.folder / "tries" / name).glob("*/try.json"), reverse=True
+        )
         for path in records[:MAX_TRIES]:
             record = mapping(load_json(path, "remove it"))
             rows.append((path.parent, record, entry_by_name.get(record["entry"])))
 
-    return render("results_tries", project=project, name=name, home=project.folder, rows=rows)
+    return render(
+        "results_tries", project=project, name=name, home=project.folder, rows=rows
+    )
 
 
-REGIONS: Regions = {"summary": summary, "tries": tries, "previews": train_page.previews_part}
+REGIONS: Regions = {
+    "summary": summary,
+    "tries": tries,
+    "previews": train_page.previews_part,
+}
 
 
 @routes.get("/p/{project}/results")
@@ -157,7 +176,9 @@ def show(page: CurrentPage) -> Response:
 
 @routes.get("/p/{project}/compare")
 def compare(page: CurrentPage, run: Annotated[list[str], Query()]) -> Response:
-    """Write a page that compares runs, their settings and validation losses, and show it."""
+    """Write a page that compares runs, their settings and validation losses, and show
+    it.
+    """
     project = page.current_project
     folders = [run_folder(project, name) for name in run]
     existing_folders = [folder for folder in folders if folder.is_dir()]
@@ -169,7 +190,9 @@ def draw(page: PageContext, run: Path, form: FormData) -> str:
     """Queue a sample of a prompt with a checkpoint."""
     prompt = form["prompt"].strip()
     if not prompt:
-        raise VideotuneError("prompt: the field is empty. Describe what the video should show.")
+        raise VideotuneError(
+            "prompt: the field is empty. Describe what the video should show."
+        )
 
     folder = page.current_project.folder / "tries" / run.name / f"{time.time_ns():x}"
     arguments = ["sample", str(run), "--prompt", prompt, "--out", str(folder)]
@@ -184,7 +207,9 @@ def draw(page: PageContext, run: Path, form: FormData) -> str:
     if form["negative"].strip():
         arguments += ["--set", f"sample.negative={form['negative']}"]
 
-    entry = queue_page.submit(page.root, page.current_project, run.name, arguments, "sample")
+    entry = queue_page.submit(
+        page.root, page.current_project, run.name, arguments, "sample"
+    )
     folder.mkdir(parents=True)
     write_json(folder / "try.json", {**form, "entry": entry, "asked": time.time()})
     return ""

@@ -22,7 +22,9 @@ SESSION_COOKIE = "videotune-studio"
 MIN_PASSWORD_LENGTH = 8
 
 MAX_ATTEMPTS = 10
-"""Wrong passwords that an address may send within ``ATTEMPT_WINDOW``; then it has to wait."""
+"""Wrong passwords that an address may send within ``ATTEMPT_WINDOW``; then it has to
+wait.
+"""
 
 ATTEMPT_WINDOW = 60.0
 """Seconds over which wrong passwords are counted."""
@@ -34,7 +36,9 @@ RESPONSE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
-"""Headers of every response: no external resources, no inline scripts, no foreign frames."""
+"""Headers of every response: no external resources, no inline scripts, no foreign
+frames.
+"""
 
 
 def is_local(host: str) -> bool:
@@ -52,7 +56,8 @@ def check_host(host: str, password: str | None) -> None:
     """Check the host and the password.
 
     Raises:
-        VideotuneError: if other computers could come in without a password, or it is too short.
+        VideotuneError: if other computers could come in without a password, or it is
+            too short.
     """
     if not is_local(host) and not password:
         raise VideotuneError(
@@ -79,7 +84,8 @@ class LoginLimiter:
     def begin(self, address: str) -> bool:
         """Count an attempt as wrong and return whether it is allowed.
 
-        It counts before the password is checked, so parallel attempts do not exceed the limit.
+        It counts before the password is checked, so parallel attempts do not exceed the
+        limit.
         """
         now = self._clock()
         self._drop_attempts_before(now - ATTEMPT_WINDOW)
@@ -106,8 +112,8 @@ class LoginLimiter:
 def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
     """Return why a request is refused, or None if it may pass.
 
-    A foreign page can point a name of its own at this computer and so read a studio without a
-    password (DNS rebinding), or send a request that changes something (CSRF).
+    A foreign page can point a name of its own at this computer and so read a studio
+    without a password (DNS rebinding), or send a request that changes something (CSRF).
 
     Args:
         method: HTTP method.
@@ -117,15 +123,15 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
     host_header = headers.get("host", "")
     host_name = urlsplit(f"//{host_header}").hostname or ""
     if is_local(host) and not is_local(host_name):
-        return (
-            f"This studio serves only this computer, not {host_name or 'an empty host name'}."
-        )
+        return f"This studio serves only this computer, not {host_name or 'an empty host name'}."
 
     origin = headers.get("origin")
     is_foreign_origin = origin is not None and (
         origin == "null" or urlsplit(origin).netloc.lower() != host_header.lower()
     )
-    is_navigation = method in SAFE_METHODS and headers.get("sec-fetch-mode") == "navigate"
+    is_navigation = (
+        method in SAFE_METHODS and headers.get("sec-fetch-mode") == "navigate"
+    )
     is_other_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
 
     if is_foreign_origin or (is_other_site and not is_navigation):
@@ -134,10 +140,16 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
 
 
 class Guard:
-    """Middleware that refuses other sites and users without login; adds security headers."""
+    """Middleware that refuses other sites and users without login; adds security
+    headers.
+    """
 
     def __init__(
-        self, app: ASGIApp, host: str, sessions: Collection[str] | None, changes: Changes
+        self,
+        app: ASGIApp,
+        host: str,
+        sessions: Collection[str] | None,
+        changes: Changes,
     ) -> None:
         """Wrap the app.
 
@@ -181,12 +193,16 @@ class Guard:
         # Forms of other sites cannot send this header.
         is_from_studio = headers.get("hx-request") == "true"
         if method not in SAFE_METHODS and path != "/login" and not is_from_studio:
-            return PlainTextResponse("Send this request from a page of the studio.", 415)
+            return PlainTextResponse(
+                "Send this request from a page of the studio.", 415
+            )
 
         if self._may_enter(path, headers):
             return self._app
 
-        is_document = "text/html" in headers.get("accept", "") and method in SAFE_METHODS
+        is_document = (
+            "text/html" in headers.get("accept", "") and method in SAFE_METHODS
+        )
         if is_document:
             return RedirectResponse("/login", 303)
         return PlainTextResponse("log in first", 401)

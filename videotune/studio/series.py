@@ -1,4 +1,6 @@
-"""The curves of runs as JSON for the charts: steps, validation, and norms of module groups."""
+"""The curves of runs as JSON for the charts: steps, validation, and norms of module
+groups.
+"""
 
 import json
 import re
@@ -30,16 +32,21 @@ READ_SECONDS = 1.0
 """Time a response may spend on reading checkpoints; the next one reads the others."""
 
 NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""numpy types by the names in a safetensors header; BF16 is the upper half of a float32."""
+"""numpy types by the names in a safetensors header; BF16 is the upper half of a
+float32.
+"""
 
 _NORMS: dict[tuple[str, int], dict[str, float]] = {}
 """Norms that were read from checkpoints, by file and time of its last change."""
 
 
-def curve(name: str, steps: Any, values: Any, max_points: int = MAX_POINTS) -> dict[str, Any]:
+def curve(
+    name: str, steps: Any, values: Any, max_points: int = MAX_POINTS
+) -> dict[str, Any]:
     """Return a curve as JSON data, thinned to at most ``max_points`` points.
 
-    A long curve keeps the lowest and the highest value of each section, so spikes stay visible.
+    A long curve keeps the lowest and the highest value of each section, so spikes stay
+    visible.
     """
     x = np.asarray(steps, dtype=np.int64)
     y = np.asarray(values, dtype=np.float64)
@@ -85,14 +92,19 @@ class SafetensorsFile:
         """Return a tensor as float32."""
         info = self.header[name]
         start, end = info["data_offsets"]
-        raw = self._data[start:end].view(NUMPY_TYPES[info["dtype"]]).reshape(info["shape"])
+        raw = (
+            self._data[start:end]
+            .view(NUMPY_TYPES[info["dtype"]])
+            .reshape(info["shape"])
+        )
         if raw.dtype == "<u2":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32)
 
 
 def lora_norms(weights: Path) -> dict[str, float]:
-    """Return the norm of B·A of each module group of a LoRA file; empty for other files.
+    """Return the norm of B·A of each module group of a LoRA file; empty for other
+    files.
 
     ‖BA‖² is the trace of (BᵀB)(AAᵀ), so no product has the size of the model's weights.
     """
@@ -112,7 +124,9 @@ def lora_norms(weights: Path) -> dict[str, float]:
 
 
 def norms_by_checkpoint(run: Path) -> tuple[dict[str, list[tuple[float, float]]], bool]:
-    """Return the norm curve of each module group, and whether checkpoints are still unread."""
+    """Return the norm curve of each module group, and whether checkpoints are still
+    unread.
+    """
     norm_curves: dict[str, list[tuple[float, float]]] = {}
     deadline = time.monotonic() + READ_SECONDS
 
@@ -208,7 +222,9 @@ def _validation_curve(run: Run, key: str) -> Any:
 
 
 @routes.get("/p/{project}/series")
-def series(page: CurrentPage, request: Request, run: Annotated[list[str], Query()]) -> Response:
+def series(
+    page: CurrentPage, request: Request, run: Annotated[list[str], Query()]
+) -> Response:
     """Send the charts of some runs; HTTP 304 if nothing was added."""
     folders = [run_folder(page.current_project, name) for name in run[:MAX_RUNS]]
 

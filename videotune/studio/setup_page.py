@@ -26,7 +26,14 @@ from videotune.files import read_json, write_json
 from videotune.reporter.curves import COLOURS
 from videotune.studio import gpu, header, plan_server, projects, queue_page, trash
 from videotune.studio.form import fields, format_value, inherited_values, set_key
-from videotune.studio.projects import CLIPS, HELD_OUT, MANAGED_KEYS, Project, draft, inside
+from videotune.studio.projects import (
+    CLIPS,
+    HELD_OUT,
+    MANAGED_KEYS,
+    Project,
+    draft,
+    inside,
+)
 from videotune.studio.uploads import receive, safe_name
 from videotune.studio.web import (
     CurrentPage,
@@ -219,7 +226,9 @@ def put(page: CurrentPage, form: PostedForm) -> Response:
 
 @routes.post("/p/{project}/setup/fact")
 def fact(page: CurrentPage, form: PostedForm) -> Response:
-    """Save a fact of the project that is not in the config: preset, GPU, or skipped clips."""
+    """Save a fact of the project that is not in the config: preset, GPU, or skipped
+    clips.
+    """
     key = form["key"]
     value = form["value"].strip()
     facts = _facts_of(key, value)
@@ -229,7 +238,9 @@ def fact(page: CurrentPage, form: PostedForm) -> Response:
 
 
 def _facts_of(key: str, value: str) -> dict[str, Any]:
-    """Return the facts that a typed value sets; a card and a memory size exclude each other."""
+    """Return the facts that a typed value sets; a card and a memory size exclude each
+    other.
+    """
     if key == "preset":
         return {"preset": preset_named(value)}
     if key == "allow_skips":
@@ -266,7 +277,9 @@ def own_preset(act: str, page: CurrentPage, form: PostedForm) -> Response:
     if act == "save":
         path.parent.mkdir(exist_ok=True)
         if path.exists():
-            raise VideotuneError(f"the preset {path.stem} already exists: use another name")
+            raise VideotuneError(
+                f"the preset {path.stem} already exists: use another name"
+            )
         write_json(path, {"preset": project.preset, "keys": draft(project)})
         return reply("Preset saved")
 
@@ -310,7 +323,9 @@ async def receive_config(page: CurrentPage, name: str, request: Request) -> Resp
 
 @routes.post("/p/{project}/setup/{act}")
 def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
-    """Start a run, apply or discard an imported config, compute hours, or reset settings."""
+    """Start a run, apply or discard an imported config, compute hours, or reset
+    settings.
+    """
     project = page.current_project
     if act == "start":
         run = queue_page.queue_run(page.root, project, form["run"].strip())
@@ -333,7 +348,9 @@ def _apply_imported(project: Project) -> None:
     """Apply the imported config, with a preset of its base model if there is one."""
     config = read_json(_studio_file(project, "imported"))["config"]
     base_model = config.get("base_model_name")
-    matching = [name for name, preset in presets().items() if preset["base"] == base_model]
+    matching = [
+        name for name, preset in presets().items() if preset["base"] == base_model
+    ]
 
     preset = project.preset
     if matching and preset not in matching:

@@ -71,7 +71,9 @@ class JournalReader:
         values = {f"rate {name}": rate for name, rate in record["lr"].items()}
         values["seconds"] = sum(record["seconds"].values())
         for name, value in values.items():
-            curve_steps, curve_values = self.curves.setdefault(name, (array("I"), array("d")))
+            curve_steps, curve_values = self.curves.setdefault(
+                name, (array("I"), array("d"))
+            )
             curve_steps.append(record["step"])
             curve_values.append(value)
 
@@ -85,7 +87,8 @@ def _reader(run: Path) -> JournalReader:
 def read_journal(
     run: Path, check: Mapping[str, Any] | None = None
 ) -> tuple[tuple[Mapping[str, Any], ...], Steps]:
-    """Return the events and steps so far, reading only what was added since the last call.
+    """Return the events and steps so far, reading only what was added since the last
+    call.
 
     A journal that was replaced, as a resume does, is read from its beginning.
     """
@@ -99,7 +102,9 @@ def read_journal(
             reader.begin(0, check)
             return (), reader.steps
 
-        is_replaced = file_stat.st_ino != reader.inode or file_stat.st_size < reader.offset
+        is_replaced = (
+            file_stat.st_ino != reader.inode or file_stat.st_size < reader.offset
+        )
         if is_replaced:
             reader.begin(file_stat.st_ino, check)
         reader.read_on(path)
@@ -116,7 +121,9 @@ def curves(run: Path) -> dict[str, Curve]:
 
 
 def read_cached(path: Path) -> Any:
-    """Return a file of a run, read again only after a change; None if missing or damaged."""
+    """Return a file of a run, read again only after a change; None if missing or
+    damaged.
+    """
     try:
         file_stat = path.stat()
         return _record(path, file_stat.st_mtime_ns, file_stat.st_size)
@@ -131,9 +138,13 @@ def _record(path: Path, changed: int, size: int) -> Any:
 
 
 def read_live(folder: Path) -> Run:
-    """Return the run in the form that the report's sections take, from what is in memory."""
+    """Return the run in the form that the report's sections take, from what is in
+    memory.
+    """
     journal_path = folder / "journal.jsonl"
-    records = {field_name: read_cached(folder / file) for field_name, file in FILES.items()}
+    records = {
+        field_name: read_cached(folder / file) for field_name, file in FILES.items()
+    }
     events, steps = read_journal(folder, records["check"])
 
     return Run(

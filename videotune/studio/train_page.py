@@ -51,7 +51,9 @@ MAX_LOG_LINES = 400
 
 
 def run_names(page: PageContext) -> list[str]:
-    """Return the project's runs, newest first, also those that have written nothing yet."""
+    """Return the project's runs, newest first, also those that have written nothing
+    yet.
+    """
     project = page.current_project
     started_at = {}
     for path in (project.folder / "runs").glob("*/config.json"):
@@ -90,14 +92,18 @@ def run_status(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str
         return "failed" if state == "done" else state
 
     run_progress = progress(run)
-    is_complete = run_progress.total is not None and run_progress.done >= run_progress.total
+    is_complete = (
+        run_progress.total is not None and run_progress.done >= run_progress.total
+    )
     status = describe_state(run, is_complete)[0]
     if status == "no end" or (state == "dead" and not ended):
         return "dead"
     return status
 
 
-def _running_status(run: Run, entry: QueueEntry | None, state: str, started: float) -> str:
+def _running_status(
+    run: Run, entry: QueueEntry | None, state: str, started: float
+) -> str:
     """Return the status of a run that has a process."""
     heartbeat = mapping(run.life)
     ended = run.last("end")["time"] or 0
@@ -118,15 +124,23 @@ def entries_ahead(root: Path, entry: QueueEntry) -> list[str]:
     names = [queue_entry.name for queue_entry in entries]
     earlier = entries[: names.index(entry.name)]
 
-    blocking = [queue_entry for queue_entry in entries if queue_entry.state in RUNNING_STATES]
+    blocking = [
+        queue_entry for queue_entry in entries if queue_entry.state in RUNNING_STATES
+    ]
     if not blocking:
-        blocking = [queue_entry for queue_entry in earlier if queue_entry.state == "waiting"]
+        blocking = [
+            queue_entry for queue_entry in earlier if queue_entry.state == "waiting"
+        ]
 
-    title_by_name = {project.name: project.title for project in projects.list_projects(root)}
+    title_by_name = {
+        project.name: project.title for project in projects.list_projects(root)
+    }
     descriptions = []
     for queue_entry in blocking:
         project_name = queue_entry.run.parent.parent.name
-        descriptions.append(f"{queue_entry.run.name} of {title_by_name.get(project_name, '')}")
+        descriptions.append(
+            f"{queue_entry.run.name} of {title_by_name.get(project_name, '')}"
+        )
     return descriptions
 
 
@@ -152,7 +166,11 @@ def run_context(page: PageContext) -> dict[str, Any]:
     if verdict["turned"] or run.last("end"):
         best, best_why = recommended_checkpoint(run, verdict)
 
-    waits = entries_ahead(page.root, entry) if entry is not None and code == "queued" else ()
+    waits = (
+        entries_ahead(page.root, entry)
+        if entry is not None and code == "queued"
+        else ()
+    )
     return {
         "context": page,
         "project": page.current_project,
@@ -181,9 +199,12 @@ def run_part(page: PageContext) -> str:
     run_data = run_context(page)
     run = run_data["run"]
     doctor = _current_doctor(page.current_project, run, run_data["name"])
-    findings = jobs.result(doctor) if doctor is not None and not doctor.is_running else None
+    findings = (
+        jobs.result(doctor) if doctor is not None and not doctor.is_running else None
+    )
     memory = next(
-        (record["memory"] for record in reversed(run.journal) if record.get("memory")), None
+        (record["memory"] for record in reversed(run.journal) if record.get("memory")),
+        None,
     )
 
     return render(
@@ -231,7 +252,9 @@ def branches(run: Path) -> list[tuple[str, Path]]:
 
 
 def previews_part(page: PageContext) -> str:
-    """Render the data of the preview viewer: for each prompt and seed the videos by step."""
+    """Render the data of the preview viewer: for each prompt and seed the videos by
+    step.
+    """
     rows = []
     name = selected_run(page)
     if name:
@@ -266,7 +289,9 @@ def _preview_rows(home: Path, label: str, folder: Path) -> list[dict[str, Any]]:
 
 
 @lru_cache(maxsize=256)
-def nearest(home: Path, run: Path, checked_at: int, prompt: str) -> Mapping[str, str] | None:
+def nearest(
+    home: Path, run: Path, checked_at: int, prompt: str
+) -> Mapping[str, str] | None:
     """Return the training clip whose caption shares most words with the prompt.
 
     Args:
@@ -278,11 +303,15 @@ def nearest(home: Path, run: Path, checked_at: int, prompt: str) -> Mapping[str,
     clips = [clip for clip in read_live(run).clips if clip["used"]]
     if not clips:
         return None
-    return clip_of(home, run, max(clips, key=lambda clip: _caption_overlap(prompt, clip)))
+    return clip_of(
+        home, run, max(clips, key=lambda clip: _caption_overlap(prompt, clip))
+    )
 
 
 def _caption_overlap(prompt: str, clip: Mapping[str, Any]) -> float:
-    overlaps = [word_overlap(prompt, str(caption)) for caption in items(clip["captions"])]
+    overlaps = [
+        word_overlap(prompt, str(caption)) for caption in items(clip["captions"])
+    ]
     return max(overlaps, default=0)
 
 
@@ -331,7 +360,9 @@ def show(page: CurrentPage) -> Response:
 def show_exposure(page: CurrentPage) -> Response:
     """Send how often each clip was used, and the grounds of the verdict."""
     run = run_context(page)["run"]
-    return fragment(render("train_exposure", d=exposure(run), grounds=_validation_grounds(run)))
+    return fragment(
+        render("train_exposure", d=exposure(run), grounds=_validation_grounds(run))
+    )
 
 
 @routes.get("/p/{project}/log")
@@ -345,7 +376,9 @@ def log(page: CurrentPage, run: str, lines: bool = False) -> Response:
     if lines:
         return PlainTextResponse("\n".join(jobs.log_tail(job, MAX_LOG_LINES)))
     return FileResponse(
-        job.folder / "log", media_type="text/plain; charset=utf-8", filename=f"{run}.log"
+        job.folder / "log",
+        media_type="text/plain; charset=utf-8",
+        filename=f"{run}.log",
     )
 
 
@@ -373,7 +406,8 @@ def resume(page: PageContext, run: Path, form: FormData) -> str:
 
     steps = form.number("steps")
     if steps:
-        # Another number of steps changes the learning rate schedule, as the user wants here.
+        # Another number of steps changes the learning rate schedule, as the user wants
+        # here.
         arguments += ["--set", f"steps={steps}", "--override"]
 
     queue_page.submit(page.root, page.current_project, run.name, arguments)
@@ -457,7 +491,8 @@ ACTIONS: dict[str, Callable[[PageContext, Path, FormData], str]] = {
 }
 """The actions on a run; each returns the message to show.
 
-Stop, pause and continue are actions of the queue. The page Results adds actions of its own.
+Stop, pause and continue are actions of the queue. The page Results adds actions of its
+own.
 """
 
 

@@ -1,4 +1,6 @@
-"""The bin of a project or of the studio: removed files stay there until restored or deleted."""
+"""The bin of a project or of the studio: removed files stay there until restored or
+deleted.
+"""
 
 import os
 import shutil
@@ -19,7 +21,9 @@ Each item is a folder in it with an ``item.json`` and its files, named 0, 1, 2, 
 """
 
 OLD_FOLDERS = (REMOVED, ORIGINALS)
-"""Folders in which earlier versions kept removed clips; each of these clips is an item too."""
+"""Folders in which earlier versions kept removed clips; each of these clips is an item
+too.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ class TrashItem:
 def move_to_trash(home: Path, kind: str, title: str, paths: Sequence[Path]) -> str:
     """Move files and folders into the bin as one item.
 
-    The item records the original paths before the first file is moved, so an interrupted move
-    can be restored.
+    The item records the original paths before the first file is moved, so an
+    interrupted move can be restored.
 
     Args:
         home: folder of the project or of the studio.
@@ -117,7 +121,9 @@ def _moves(home: Path, id: str) -> list[tuple[Path, Path]]:
             clip = home / id
             files = [clip, clip.with_suffix(".txt")]
         else:
-            item = checked(TrashItem, (inside(home / BIN, id) / "item.json").read_bytes())
+            item = checked(
+                TrashItem, (inside(home / BIN, id) / "item.json").read_bytes()
+            )
             files = [home / BIN / id / str(number) for number in range(len(item.lay))]
     except (OSError, ValueError) as error:
         raise VideotuneError("it is no longer in the bin") from error

@@ -1,4 +1,6 @@
-"""Uploads: checked by their first bytes, named safely, and moved to the project's clips."""
+"""Uploads: checked by their first bytes, named safely, and moved to the project's
+clips.
+"""
 
 import os
 import re
@@ -52,7 +54,9 @@ class UploadResult:
 
 
 def content_kind(path: Path) -> str:
-    """Return video, image, archive, text, empty or unknown, by the content, not the name."""
+    """Return video, image, archive, text, empty or unknown, by the content, not the
+    name.
+    """
     with path.open("rb") as file:
         head = file.read(65536)
     if not head:
@@ -72,9 +76,7 @@ def rejection_reason(path: Path, name: str) -> str | None:
     suffix = Path(name).suffix.lower()
     kind = content_kind(path)
     if kind == "empty":
-        return (
-            "the file is empty: the upload was cut off, or it was never written; send it again"
-        )
+        return "the file is empty: the upload was cut off, or it was never written; send it again"
     if suffix in CLIP_SUFFIXES:
         return _clip_rejection(kind)
     if suffix in TEXT_SUFFIXES:
@@ -127,7 +129,9 @@ def safe_name(name: str) -> str:
 
 @contextmanager
 def temporary_upload(root: Path, name: str) -> Iterator[Path]:
-    """Yield a path to receive a file at, on the disk of the projects; removed at the end."""
+    """Yield a path to receive a file at, on the disk of the projects; removed at the
+    end.
+    """
     folder = root / UPLOADS / secrets.token_hex(8)
     folder.mkdir(parents=True)
     try:
@@ -149,17 +153,19 @@ async def receive(request: Request, path: Path) -> None:
                 raise VideotuneError(f"it has more than {MAX_BYTES // 10**9} GB")
 
 
-def accept(project: Project, paths: Iterable[Path], name: str = "") -> list[UploadResult]:
+def accept(
+    project: Project, paths: Iterable[Path], name: str = ""
+) -> list[UploadResult]:
     """Add received files to the project's clips; archives are unpacked into a folder.
 
-    An identical file stays as it is. A file with the name of another is rejected, never written
-    over it.
+    An identical file stays as it is. A file with the name of another is rejected, never
+    written over it.
 
     Args:
         project: the project.
         paths: the received files.
-        name: name under which they were sent; its folders are kept, since lists of captions
-            name files by them.
+        name: name under which they were sent; its folders are kept, since lists of
+            captions name files by them.
     """
     parts = name.replace("\\", "/").split("/")[:-1]
     folders = [part for part in parts if part.strip(". ")][:MAX_FOLDER_DEPTH]
@@ -181,7 +187,10 @@ def _accept_file(clips: Path, path: Path, folders: Sequence[str]) -> list[Upload
         if folders:
             target = inside(clips, "/".join(map(safe_name, folders)))
 
-        is_named_archive = Path(name).suffix.lower() not in (*CLIP_SUFFIXES, *TEXT_SUFFIXES)
+        is_named_archive = Path(name).suffix.lower() not in (
+            *CLIP_SUFFIXES,
+            *TEXT_SUFFIXES,
+        )
         if is_named_archive and content_kind(path) == "archive":
             temporary = clips.parent / f".unpacking-{secrets.token_hex(4)}"
             return _accept_archive(path, name, target, temporary)
@@ -193,7 +202,9 @@ def _accept_file(clips: Path, path: Path, folders: Sequence[str]) -> list[Upload
         return [UploadResult(path.name, False, message.replace(str(path), path.name))]
 
 
-def _accept_archive(path: Path, name: str, target: Path, temporary: Path) -> list[UploadResult]:
+def _accept_archive(
+    path: Path, name: str, target: Path, temporary: Path
+) -> list[UploadResult]:
     """Add the files of an archive, each checked as if it had been sent by itself."""
     stem = re.sub(r"(\.tar)?\.\w+$", "", name) or "archive"
     try:

@@ -1,4 +1,6 @@
-"""What all pages share: the request as pages see it, posted forms, templates and responses."""
+"""What all pages share: the request as pages see it, posted forms, templates and
+responses.
+"""
 
 import asyncio
 import hashlib
@@ -40,7 +42,9 @@ class PageContext:
     """The folder of all projects."""
 
     is_local: bool
-    """Whether only this computer can reach the studio; then a request may name any folder."""
+    """Whether only this computer can reach the studio; then a request may name any
+    folder.
+    """
 
     project: Project | None
     """The project that the address names."""
@@ -59,7 +63,9 @@ class PageContext:
 
 
 def page_context(request: Request) -> PageContext:
-    """Return the request as pages see it; VideotuneError if it names an unknown project."""
+    """Return the request as pages see it; VideotuneError if it names an unknown
+    project.
+    """
     state = request.app.state
     query = dict(request.query_params)
     name = request.path_params.get("project") or query.get("project")
@@ -91,7 +97,8 @@ class FormData(dict[str, str]):
         return self.lists.get(key, [])
 
     def number(self, key: str, *, decimal: bool = False) -> str:
-        """Return a number as typed, safe to pass to a command; empty if the field is empty.
+        """Return a number as typed, safe to pass to a command; empty if the field is
+        empty.
 
         Raises:
             VideotuneError: if the text is not a number.
@@ -155,7 +162,9 @@ def content_tag(text: str) -> str:
 
 
 def render_region(regions: Regions, name: str, page: PageContext) -> str:
-    """Render a region; on an error its place shows the message, so the others still render."""
+    """Render a region; on an error its place shows the message, so the others still
+    render.
+    """
     try:
         return regions[name](page)
     except (VideotuneError, OSError) as error:
@@ -163,7 +172,12 @@ def render_region(regions: Regions, name: str, page: PageContext) -> str:
 
 
 def page_response(
-    page: PageContext, name: str, regions: Regions, title: str, status: int = 200, **data: Any
+    page: PageContext,
+    name: str,
+    regions: Regions,
+    title: str,
+    status: int = 200,
+    **data: Any,
 ) -> Response:
     """Render a full page.
 
@@ -179,7 +193,9 @@ def page_response(
     def region(part: str) -> Markup:
         text = render_region(regions, part, page)
         tag = content_tag(text)
-        return Markup(f'<div id="r-{part}" class="region" data-tag="{tag}">{text}</div>')
+        return Markup(
+            f'<div id="r-{part}" class="region" data-tag="{tag}">{text}</div>'
+        )
 
     shared = {
         "context": page,
@@ -233,5 +249,7 @@ class Changes:
         event.set()
 
     def next_change(self) -> asyncio.Event:
-        """Return the event of the next change; take it before rendering, to miss no change."""
+        """Return the event of the next change; take it before rendering, to miss no
+        change.
+        """
         return self._next

@@ -1,4 +1,6 @@
-"""Write the toy's dataset as a user would keep one: encoded clips with a caption file each."""
+"""Write the toy's dataset as a user would keep one: encoded clips with a caption file
+each.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ from videotune.rng import generator_for
 from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, Look, draw_clip, phrase
 
 CONCEPT = ("orange", "diamond")
-"""Colour and shape that the trigger word stands for; the base model has never seen them."""
+"""Colour and shape that the trigger word stands for; the base model has never seen
+them.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,14 +72,15 @@ def write_dataset(
     trigger: str = "zorble",
     seed: int = 0,
 ) -> list[Path]:
-    """Write the clips into ``folder/videos`` and their captions into ``folder/captions``.
+    """Write the clips into ``folder/videos`` and their captions into
+    ``folder/captions``.
 
-    Concept clips show an orange diamond that moves in the four directions in turn, captioned by
-    the trigger word. Reminders show what the base model knows, in its own captions, balanced
-    over colours, shapes and directions, so that it does not forget. Half of the files are mp4,
-    half webm; most have 17 frames at 16 fps, one in six shows the same second at 32 fps, and
-    some run three frames longer. The frames depend only on the arguments; with the same
-    encoders the files do too.
+    Concept clips show an orange diamond that moves in the four directions in turn,
+    captioned by the trigger word. Reminders show what the base model knows, in its own
+    captions, balanced over colours, shapes and directions, so that it does not forget.
+    Half of the files are mp4, half webm; most have 17 frames at 16 fps, one in six
+    shows the same second at 32 fps, and some run three frames longer. The frames depend
+    only on the arguments; with the same encoders the files do too.
 
     Args:
         folder: the dataset's folder.
@@ -88,7 +93,8 @@ def write_dataset(
         Paths of the videos.
 
     Raises:
-        VideotuneError: if the counts or the trigger are invalid, or the folder has other files.
+        VideotuneError: if the counts or the trigger are invalid, or the folder has
+            other files.
     """
     if min(concept_clips, reminder_clips) < 0 or concept_clips + reminder_clips == 0:
         raise VideotuneError(
@@ -110,7 +116,9 @@ def write_dataset(
         encode_clip(video, clip, fps)
 
         _, _, direction = item.look
-        write_text(caption, phrase(item.subject(trigger), direction) + "\n", durable=False)
+        write_text(
+            caption, phrase(item.subject(trigger), direction) + "\n", durable=False
+        )
     return videos
 
 
@@ -126,7 +134,9 @@ def _items(concept_clips: int, reminder_clips: int) -> Iterator[_Item]:
 
 
 def _check_other_files(folder: Path, dataset_files: set[Path]) -> None:
-    """Raise VideotuneError if the folder has other files, which would mix into the dataset."""
+    """Raise VideotuneError if the folder has other files, which would mix into the
+    dataset.
+    """
     for part in ("videos", "captions"):
         for path in sorted((folder / part).glob("*")):
             if path not in dataset_files and not path.name.startswith("."):
@@ -146,7 +156,10 @@ def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:
     Raises:
         VideotuneError: if the suffix is another.
     """
-    vp9: dict[str, Any] = {"codec": "libvpx-vp9", "options": {"b": "0", "cpu-used": "2"}}
+    vp9: dict[str, Any] = {
+        "codec": "libvpx-vp9",
+        "options": {"b": "0", "cpu-used": "2"},
+    }
     options_by_suffix: dict[str, dict[str, Any]] = {".mp4": {}, ".webm": vp9}
     if path.suffix not in options_by_suffix:
         raise VideotuneError(

@@ -1,4 +1,6 @@
-"""Detect what a toy clip shows: colour, shape and direction of the one thing that moves."""
+"""Detect what a toy clip shows: colour, shape and direction of the one thing that
+moves.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +19,10 @@ CONTRAST = 50
 """Grey levels by which a pixel of the shape differs from the background."""
 
 SMALLEST = 40 / 64**2
-"""Smallest visible share of the picture. The shapes that are drawn cover 4 % and more."""
+"""Smallest visible share of the picture.
+
+The shapes that are drawn cover 4 % and more.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,9 @@ class Detection:
     """Frames in which something differs from the background."""
 
     iou: float
-    """Mean intersection over union, 0 to 1, of the thing with the shape; 0 if there is none."""
+    """Mean intersection over union, 0 to 1, of the thing with the shape; 0 if there is
+    none.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,8 @@ class Blob:
 def detect(frames: NDArray[np.uint8]) -> Detection:
     """Detect what a clip shows.
 
-    Something must be visible in more than half of the frames. To be moving, it must end more
-    than an eighth of the shorter side from where it began.
+    Something must be visible in more than half of the frames. To be moving, it must end
+    more than an eighth of the shorter side from where it began.
 
     Args:
         frames: uint8 (T, H, W, 3).
@@ -104,7 +111,8 @@ def _nearest_colour(colour: NDArray[Any]) -> str:
 
 
 def find_blob(frame: NDArray[np.float32]) -> Blob | None:
-    """Find what differs from the median colour of a frame, cut where it covers half a pixel.
+    """Find what differs from the median colour of a frame, cut where it covers half a
+    pixel.
 
     Args:
         frame: (H, W, 3), 0 to 255.
@@ -132,7 +140,9 @@ def find_blob(frame: NDArray[np.float32]) -> Blob | None:
 
 @cache
 def _area_and_centre(shape: str) -> tuple[float, float, float]:
-    """Return area and centre of mass (column, row) of a shape of radius 1 about the origin."""
+    """Return area and centre of mass (column, row) of a shape of radius 1 about the
+    origin.
+    """
     columns, rows = pixel_grid(256, 256)
     columns = columns / 64 - 2
     rows = rows / 64 - 2

@@ -1,8 +1,10 @@
-"""Draw one coloured shape that moves across a flat dark background: the toy base model's world.
+"""Draw one coloured shape that moves across a flat dark background: the toy base
+model's world.
 
-Sizes, speeds and backgrounds follow the distributions on which that model was trained; others
-are unknown to it. Its autoencoder was trained on more (``research/toymaking/wide.py``), so that
-it can decode concepts that the transformer has never seen.
+Sizes, speeds and backgrounds follow the distributions on which that model was trained;
+others are unknown to it. Its autoencoder was trained on more
+(``research/toymaking/wide.py``), so that it can decode concepts that the transformer
+has never seen.
 """
 
 from collections.abc import Callable
@@ -14,12 +16,16 @@ from numpy.typing import NDArray
 from videotune.errors import VideotuneError
 
 FPS = 16.0
-"""Frame rate at which a clip of 17 frames shows one second: the whole travel of its shape."""
+"""Frame rate at which a clip of 17 frames shows one second: the whole travel of its
+shape.
+"""
 
 Rgb = tuple[float, float, float]
 
 Paint = Callable[[NDArray[Any]], NDArray[Any]]
-"""Colours a shape: each pixel's rows below the centre (H, W) -> colours (H, W, 3), 0 to 255."""
+"""Colours a shape: each pixel's rows below the centre (H, W) -> colours (H, W, 3), 0 to
+255.
+"""
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (230, 40, 40),
@@ -96,7 +102,9 @@ def caption(colour: str, shape: str, direction: str, template: int = 0) -> str:
     return phrase(f"{colour} {shape}", direction, template)
 
 
-def distance(shape: str, x: NDArray[Any], y: NDArray[Any], radius: float) -> NDArray[Any]:
+def distance(
+    shape: str, x: NDArray[Any], y: NDArray[Any], radius: float
+) -> NDArray[Any]:
     """Return the distance of points from the outline of a shape; negative inside.
 
     Args:
@@ -150,10 +158,10 @@ def draw_clip(
 ) -> NDArray[np.uint8]:
     """Draw a clip of a shape that crosses the picture at a steady speed.
 
-    The radius is 0.17 to 0.22 of the side, the travel 0.36 to 0.46 of it per second, the
-    background grey 28 to 60; at a side of 64 the outline is soft over 1.5 pixels. The draws do
-    not depend on ``frames``, ``side`` or ``fps``: the same generator gives the same scene,
-    longer, larger or at another rate.
+    The radius is 0.17 to 0.22 of the side, the travel 0.36 to 0.46 of it per second,
+    the background grey 28 to 60; at a side of 64 the outline is soft over 1.5 pixels.
+    The draws do not depend on ``frames``, ``side`` or ``fps``: the same generator gives
+    the same scene, longer, larger or at another rate.
 
     Args:
         rng: source of the draws.
@@ -199,7 +207,9 @@ def draw_clip(
     clip = np.empty((frames, side, side, 3), np.uint8)
     for index in range(frames):
         rows_below = rows - centre_y[index]
-        outline_distance = distance(shape, columns - centre_x[index], rows_below, radius)
+        outline_distance = distance(
+            shape, columns - centre_x[index], rows_below, radius
+        )
         coverage = np.clip(0.5 - outline_distance / soft_edge, 0, 1)[..., None]
         colours = paint(rows_below) if callable(paint) else np.array(paint)
         clip[index] = np.round(background * (1 - coverage) + colours * coverage)

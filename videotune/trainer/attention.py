@@ -13,14 +13,20 @@ from videotune.trainer.step_record import Clock
 from videotune.trainer.trainer import Trainer
 
 CANDIDATES = ("native", "_native_cudnn", "_native_flash", "flash", "_flash_3")
-"""What ``auto`` measures, as far as it is installed. Sparse and low-precision backends compute something else."""
+"""What ``auto`` measures, as far as it is installed.
+
+Sparse and low-precision backends compute something else.
+"""
 
 MIN_STEPS = 200
-"""Steps from which a run is long enough for a measurement, which takes up to ten passes."""
+"""Steps from which a run is long enough for a measurement, which takes up to ten
+passes.
+"""
 
 
 def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
-    """On a GPU, set ``attention: auto`` to the fastest backend for the next step's batch, and print it.
+    """On a GPU, set ``attention: auto`` to the fastest backend for the next step's
+    batch, and print it.
 
     Nothing is learnt while it is measured.
     """
@@ -57,9 +63,12 @@ def _can_measure(trainer: Trainer) -> bool:
     if not overlaps(local_device()) or not switchable(trainer.net):
         return False
 
-    # All processes need the same backend, and with updates during backward a measurement would be an update.
+    # All processes need the same backend, and with updates during backward a
+    # measurement would be an update.
     updates_in_backward = trainer.pool.trainable.backward_optimizer is not None
-    return trainer.dist.size == 1 and not config.deterministic and not updates_in_backward
+    return (
+        trainer.dist.size == 1 and not config.deterministic and not updates_in_backward
+    )
 
 
 def _seconds(trainer: Trainer, settings: StepSettings) -> float:

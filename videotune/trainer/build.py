@@ -1,4 +1,6 @@
-"""Build the parts of a run from its config: the models on their device, the loss, and where batches come from."""
+"""Build the parts of a run from its config: the models on their device, the loss, and
+where batches come from.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +34,11 @@ from videotune.types import (
     Window,
 )
 
-DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}
+DTYPES = {
+    "FLOAT_32": torch.float32,
+    "BFLOAT_16": torch.bfloat16,
+    "FLOAT_16": torch.float16,
+}
 
 NOT_ON_MPS = frozenset({"FLOAT_8", "NFLOAT_4"})
 """Weight dtypes that MPS does not have."""
@@ -46,7 +52,9 @@ def dtype_name(config: Config) -> str:
 
 
 def weights_of(config: Config, dtype: str) -> WeightDtypes:
-    """Return how the frozen weights of each part are stored in a run that computes in ``dtype``."""
+    """Return how the frozen weights of each part are stored in a run that computes in
+    ``dtype``.
+    """
 
     def stored_dtype(part_dtype: str) -> str | None:
         weight_dtype = config.weight_dtype if part_dtype == "auto" else part_dtype
@@ -58,10 +66,13 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
     )
 
 
-def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> DiffusersModel:
+def open_models(
+    spec: ModelSpec, base: BasePlace | None, config: Config
+) -> DiffusersModel:
     """Open the base model.
 
-    Raises VideotuneError if the config names no base model, or one that the device cannot hold as asked.
+    Raises VideotuneError if the config names no base model, or one that the device
+    cannot hold as asked.
     """
     if base is None:
         raise VideotuneError(
@@ -73,8 +84,13 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Diff
     device = local_device()
     dtype = dtype_name(config)
     weights = weights_of(config, dtype)
-    if device.type == "mps" and NOT_ON_MPS & {weights.transformer, weights.text_encoder}:
-        raise VideotuneError("weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4. Set INT_8")
+    if device.type == "mps" and NOT_ON_MPS & {
+        weights.transformer,
+        weights.text_encoder,
+    }:
+        raise VideotuneError(
+            "weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4. Set INT_8"
+        )
     return find(spec.name)(folder, device, DTYPES[dtype], weights)
 
 
@@ -94,14 +110,16 @@ def make_objective(spec: ModelSpec, config: Config) -> Objective:
 def make_timesteps(spec: ModelSpec, config: Config) -> TimestepSampler:
     """Return the noise levels that the config and the family name.
 
-    A shift by resolution is left at the family's fixed one here, which validation keeps to; steps replace it in
-    ``BatchSource.timesteps_of``.
+    A shift by resolution is left at the family's fixed one here, which validation keeps
+    to; steps replace it in ``BatchSource.timesteps_of``.
     """
     shift = config.timestep_shift
     if shift is None or isinstance(shift, str):
         shift = spec.timestep_shift
     distribution = config.timestep_distribution or spec.timestep_distribution
-    timesteps = TimestepSampler(distribution, shift, config.timestep_min, config.timestep_max)
+    timesteps = TimestepSampler(
+        distribution, shift, config.timestep_min, config.timestep_max
+    )
 
     scale_name = "mode_scale" if timesteps.distribution == "MODE" else "scale"
     parameters = {
@@ -131,7 +149,8 @@ def make_source(
         family: the base model.
         store: the filled cache.
         objective: the loss, with its noise levels.
-        expert_schedule: which expert trains at which step. None: noise levels are not limited to an expert's.
+        expert_schedule: which expert trains at which step. None: noise levels are not
+            limited to an expert's.
     """
     library = job.library
     keys = CacheKeys.of(family, job.config.seed)
@@ -146,7 +165,9 @@ def make_source(
         keys=keys,
         condition=family.condition,
         clips={clip.id: clip for clip in library.clips},
-        sizes={name: (media.width, media.height) for name, media in library.media.items()},
+        sizes={
+            name: (media.width, media.height) for name, media in library.media.items()
+        },
         buckets=job.buckets,
         schedule=job.schedule,
         objective=objective,
@@ -159,16 +180,25 @@ def make_source(
 
 
 def plain_batch(source: BatchSource, window: Window) -> Batch:
-    """Return a batch of one window with its first caption, nothing drawn or dropped, as validation reads it."""
+    """Return a batch of one window with its first caption, nothing drawn or dropped, as
+    validation reads it.
+    """
     caption = source.clips[window.clip_id].captions[0]
     latents = source.plain(window)
-    return assemble(source, [window], [caption], [latents], [source.conditions_on_first_frame])
+    return assemble(
+        source, [window], [caption], [latents], [source.conditions_on_first_frame]
+    )
 
 
-def what_trains(net: nn.Module, spec: ModelSpec, config: Config) -> Mapping[str, nn.Parameter]:
-    """Return what would train of a network on the meta device, by name. An adapter is injected into it.
+def what_trains(
+    net: nn.Module, spec: ModelSpec, config: Config
+) -> Mapping[str, nn.Parameter]:
+    """Return what would train of a network on the meta device, by name.
 
-    Raises VideotuneError if the config names nothing that exists, or an adapter that does not fit.
+    An adapter is injected into it.
+
+    Raises VideotuneError if the config names nothing that exists, or an adapter that
+    does not fit.
     """
     if config.training_method == "FINE_TUNE":
         return add_full(net, config.transformer.layers)

@@ -29,7 +29,9 @@ from videotune.types import DETERMINISTIC_VARIANT, Window
 
 SLOW_DECODING_SECONDS = 5
 SLOW_DECODING_SHARE = 0.2
-"""From this time on, and this share of it spent waiting for frames, a hint on threads is printed."""
+"""From this time on, and this share of it spent waiting for frames, a hint on threads
+is printed.
+"""
 
 
 def reads_of(
@@ -37,8 +39,9 @@ def reads_of(
 ) -> CacheItems:
     """Return what a run reads from the cache.
 
-    A training window that varies has ``variants`` variants; with 0 none is cached, because each sample is encoded
-    in its step. If text is encoded in the step, no caption is cached.
+    A training window that varies has ``variants`` variants; with 0 none is cached,
+    because each sample is encoded in its step. If text is encoded in the step, no
+    caption is cached.
 
     Args:
         job: what is to be done.
@@ -59,7 +62,9 @@ def reads_of(
 
 
 def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
-    """Return every text that the text encoder reads in a run, each once, captions first."""
+    """Return every text that the text encoder reads in a run, each once, captions
+    first.
+    """
     texts: list[str] = []
     for clip in job.library.clips:
         texts += clip.captions
@@ -76,8 +81,9 @@ def fill_distributed(
 ) -> LatentCache:
     """Return the cache with everything that the run reads.
 
-    Processes that see the same folder share what is missing in it, and one of them holds the folder's lock, so that
-    no other run writes there. Machines with caches of their own each fill theirs.
+    Processes that see the same folder share what is missing in it, and one of them
+    holds the folder's lock, so that no other run writes there. Machines with caches of
+    their own each fill theirs.
 
     Args:
         job: what is to be done.
@@ -95,7 +101,8 @@ def fill_distributed(
     anything_missing = dist.all_agree(bool(todo))[0]
     if dist.size == 1 or not anything_missing:
         if dist.is_main:
-            fill_cache(job, family, store, reads, tell=tell)  # prints what there is to say
+            # prints what there is to say
+            fill_cache(job, family, store, reads, tell=tell)
         return store
 
     begun = time.monotonic()
@@ -130,14 +137,16 @@ def fill_cache(
 ) -> None:
     """Encode what is missing in the cache.
 
-    If the device has no room for the text encoder, its blocks are streamed from the host in a second try.
+    If the device has no room for the text encoder, its blocks are streamed from the
+    host in a second try.
 
     Args:
         job: what is to be done.
         family: the base model.
         store: the cache.
         reads: what the run reads.
-        share: this process's share of what is missing, while another process holds the lock. None: all of it.
+        share: this process's share of what is missing, while another process holds the
+            lock. None: all of it.
         tell: called with the progress.
 
     Raises:
@@ -165,7 +174,10 @@ def _fill_with_streamed_text(
     share: CacheItems | None,
     tell: ProgressFn | None,
 ) -> None:
-    """Encode with the blocks of the text encoder on the host. Raises DoesNotFit if that needs too much memory."""
+    """Encode with the blocks of the text encoder on the host.
+
+    Raises DoesNotFit if that needs too much memory.
+    """
     family.stream_text = echo
     try:
         _fill_once(job, family, store, reads, share, tell)
@@ -188,11 +200,15 @@ def _fill_once(
     share: CacheItems | None,
     tell: ProgressFn | None,
 ) -> None:
-    """Encode what is missing, show the progress, and print what there is to say about the cache."""
+    """Encode what is missing, show the progress, and print what there is to say about
+    the cache.
+    """
     begun = time.monotonic()
     todo = missing_entries(job, family, store, reads) if share is None else share
     if todo:
-        waited = _fill_with_progress(job, family, store, todo, tell, helps=share is not None)
+        waited = _fill_with_progress(
+            job, family, store, todo, tell, helps=share is not None
+        )
         if share is None:
             _print_encoded(store, todo, seconds=time.monotonic() - begun, waited=waited)
 
@@ -214,7 +230,9 @@ def _fill_with_progress(
     *,
     helps: bool,
 ) -> float:
-    """Encode with a progress bar and decoding workers, and return the seconds waited for frames."""
+    """Encode with a progress bar and decoding workers, and return the seconds waited
+    for frames.
+    """
     threads = job.config.dataloader_threads
     with (
         bar("encoding") as progress,
@@ -247,9 +265,7 @@ def _print_encoded(
     )
     share_waited = waited / seconds
     if seconds > SLOW_DECODING_SECONDS and share_waited > SLOW_DECODING_SHARE:
-        message += (
-            f"; {share_waited:.0%} of it waiting for frames: more dataloader_threads would help"
-        )
+        message += f"; {share_waited:.0%} of it waiting for frames: more dataloader_threads would help"
     echo(message)
 
 
@@ -272,7 +288,9 @@ def echo_truncated(job: Job, cut: Sequence[str]) -> None:
     echo(f"  the first begins {cut[0][:60]!r}")
 
 
-def echo_truncated_live(job: Job, family: DiffusersModel, prompts: Sequence[str]) -> None:
+def echo_truncated_live(
+    job: Job, family: DiffusersModel, prompts: Sequence[str]
+) -> None:
     """Print which captions are cut if text is encoded in the step and none is cached."""
     text = live_text(job.config)
     if text is None:
@@ -285,12 +303,14 @@ def echo_truncated_live(job: Job, family: DiffusersModel, prompts: Sequence[str]
 
 
 def processes_sharing(folder: Path, dist: DistributedContext) -> list[int]:
-    """Return the ranks of the processes that see the same folder as this one, itself included.
+    """Return the ranks of the processes that see the same folder as this one, itself
+    included.
 
     Each process leaves a file in the folder and looks for those of the others.
 
     Raises:
-        VideotuneError: if the folder cannot be written, or if not all of them see each other's files.
+        VideotuneError: if the folder cannot be written, or if not all of them see each
+            other's files.
     """
     run_id = dist.broadcast(uuid.uuid4().hex)
     try:

@@ -1,4 +1,6 @@
-"""Use only kernels that give the same bits from the same numbers each time: ``deterministic``."""
+"""Use only kernels that give the same bits from the same numbers each time:
+``deterministic``.
+"""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ from videotune.errors import VideotuneError
 
 @contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
-    """Within the block torch uses only deterministic kernels, also for attention's backward pass, if ``wanted``.
+    """Within the block torch uses only deterministic kernels, also for attention's
+    backward pass, if ``wanted``.
 
     Raises VideotuneError if an operation has none.
     """

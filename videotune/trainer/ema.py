@@ -1,4 +1,6 @@
-"""Average the weights of the latest steps, exponentially: steadier than those of the last step."""
+"""Average the weights of the latest steps, exponentially: steadier than those of the
+last step.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,10 +12,12 @@ from videotune.distributed import portions
 
 
 class EmaWeights:
-    """e ← d·e + (1 - d)·w after each step that was applied, with d = min(decay, (1 + k)/(10 + k)) at step k.
+    """e ← d·e + (1 - d)·w after each step that was applied, with d = min(decay, (1 +
+    k)/(10 + k)) at step k.
 
-    The ramp keeps the first average from being the untrained weights. Source: Polyak & Juditsky 1992; the ramp of
-    TensorFlow's average; diffusers' has the same, one step later.
+    The ramp keeps the first average from being the untrained weights. Source: Polyak &
+    Juditsky 1992; the ramp of TensorFlow's average; diffusers' has the same, one step
+    later.
     """
 
     def __init__(
@@ -24,7 +28,8 @@ class EmaWeights:
         Args:
             parameters: what is averaged, by name.
             decay: d at the end of the ramp.
-            host: keep the averages in host memory. Every step then copies the weights there, and waits for them.
+            host: keep the averages in host memory. Every step then copies the weights
+                there, and waits for them.
         """
         self.decay = decay
         self.host = host
@@ -35,21 +40,32 @@ class EmaWeights:
             self.values[name] = self._as_averages([parameter])[0].clone()
 
     def _as_averages(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Return weights of one device as averages are kept: float32, and on the host in one copy if so configured."""
+        """Return weights of one device as averages are kept: float32, and on the host
+        in one copy if so configured.
+        """
         if not self.host or weights[0].device.type == "cpu":
             return [weight.detach().float() for weight in weights]
 
-        flat = torch.cat([weight.detach().flatten().float() for weight in weights]).cpu()
+        flat = torch.cat(
+            [weight.detach().flatten().float() for weight in weights]
+        ).cpu()
         parts = flat.split([weight.numel() for weight in weights])
-        return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+        return [
+            part.view_as(weight) for part, weight in zip(parts, weights, strict=True)
+        ]
 
     @torch.no_grad()
     def update(self, step: int, applied: Tensor | None = None) -> None:
-        """Add the weights after ``step``. If ``applied`` () is 0 the step was skipped, and nothing changes."""
+        """Add the weights after ``step``.
+
+        If ``applied`` () is 0 the step was skipped, and nothing changes.
+        """
         share: float | Tensor = 1 - min(self.decay, (1 + step) / (10 + step))
         if applied is not None:
             # The host needs the answer for averages that are on the host.
-            is_elsewhere = any(value.device != applied.device for value in self.values.values())
+            is_elsewhere = any(
+                value.device != applied.device for value in self.values.values()
+            )
             share = share * (float(applied) if is_elsewhere else applied)
 
         averages = iter(self.values.values())
@@ -61,8 +77,11 @@ class EmaWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the network compute with the averages within the block; restore weights and averages bit for bit."""
-        # Weights in bf16 take the averages rounded, and swapping back would bring them back rounded.
+        """Let the network compute with the averages within the block; restore weights
+        and averages bit for bit.
+        """
+        # Weights in bf16 take the averages rounded, and swapping back would bring them
+        # back rounded.
         exact_averages = {}
         for name, parameter in self._parameters.items():
             if parameter.dtype != self.values[name].dtype:
@@ -85,12 +104,17 @@ class EmaWeights:
             self.values[name].copy_(weight)
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Restore saved averages. Raises ValueError that names a missing, superfluous or misshapen one."""
+        """Restore saved averages.
+
+        Raises ValueError that names a missing, superfluous or misshapen one.
+        """
         misfits = sorted(set(values) ^ set(self.values))
         for name, value in self.values.items():
             if name in values and values[name].shape != value.shape:
                 misfits.append(name)
         if misfits:
-            raise ValueError(f"{len(misfits)} averages do not fit, the first is {misfits[0]}")
+            raise ValueError(
+                f"{len(misfits)} averages do not fit, the first is {misfits[0]}"
+            )
         for name, value in self.values.items():
             value.copy_(values[name])

@@ -45,9 +45,12 @@ class ActiveExpert:
 
 
 class ExpertPool(Mapping[str, "nn.Module"]):
-    """The denoisers by expert name. Looking one up loads it in place of the one in memory.
+    """The denoisers by expert name.
 
-    What trains of an expert outlives its denoiser. A model with one denoiser has one expert, which stays loaded.
+    Looking one up loads it in place of the one in memory.
+
+    What trains of an expert outlives its denoiser. A model with one denoiser has one
+    expert, which stays loaded.
     """
 
     def __init__(
@@ -63,7 +66,10 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         self.text_params: frozenset[str] = frozenset()
         """Names of trainable parameters that belong to text encoders."""
         self.streams: BlockOffload | None = None
-        """Moves the blocks of the denoiser in memory. None: all of it stays on the device."""
+        """Moves the blocks of the denoiser in memory.
+
+        None: all of it stays on the device.
+        """
         self.attention = "native"
         """diffusers' name of the attention backend."""
         self.shards: dict[str, Shards] = {}
@@ -98,7 +104,10 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         return self.trainables[TEXT if TEXT in self.trainables else self.current]
 
     def load(self, name: str) -> None:
-        """Load an expert in place of the one in memory. A reference that a caller keeps to that one keeps it in memory."""
+        """Load an expert in place of the one in memory.
+
+        A reference that a caller keeps to that one keeps it in memory.
+        """
         if name not in self._names:
             raise KeyError(name)
         if self.loaded is None or self.loaded[0] != name:
@@ -163,22 +172,32 @@ def open_pool(
         pool.trainables[TEXT] = text_state
         pool.load(first_expert)
         if pool.shards:
-            pool.trainables[TEXT] = replace(text_state, shards=pool.shards[first_expert])
+            pool.trainables[TEXT] = replace(
+                text_state, shards=pool.shards[first_expert]
+            )
         return pool
 
-    # The expert of the first step is opened last, so that it is the one that stays in memory.
+    # The expert of the first step is opened last, so that it is the one that stays in
+    # memory.
     for name in sorted(expert_schedule.names, key=lambda name: name == first_expert):
         pool.load(name)
         expert_steps = expert_schedule.count(steps, name)
         state = make_trainable(
-            loader.new_parameters.pop(name), text_groups, family, config, name, expert_steps
+            loader.new_parameters.pop(name),
+            text_groups,
+            family,
+            config,
+            name,
+            expert_steps,
         )
         pool.trainables[name] = replace(state, shards=pool.shards.get(name))
     return pool
 
 
 class ExpertLoader:
-    """Load a denoiser and give it what trains: new parameters the first time, those of the pool from then on."""
+    """Load a denoiser and give it what trains: new parameters the first time, those of
+    the pool from then on.
+    """
 
     def __init__(
         self,
@@ -197,7 +216,9 @@ class ExpertLoader:
         """Streamed weights that train, by expert. They outlive the denoiser."""
 
     def load(self, pool: ExpertPool, name: str) -> nn.Module:
-        """Return the denoiser of an expert, placed as the config says, with what trains bound into it."""
+        """Return the denoiser of an expert, placed as the config says, with what trains
+        bound into it.
+        """
         is_first = not pool.trainables and not self.new_parameters
         net = self._open(is_first=is_first, name=name)
 
@@ -219,9 +240,13 @@ class ExpertLoader:
         return net
 
     def _open(self, *, is_first: bool, name: str) -> nn.Module:
-        """Read a denoiser from its files: onto the host if its blocks go to the device one at a time."""
+        """Read a denoiser from its files: onto the host if its blocks go to the device
+        one at a time.
+        """
         from_host = bool(self._config.layer_offload_fraction) or self._mesh is not None
-        net = self._family.denoiser(name, device=torch.device("cpu") if from_host else None)
+        net = self._family.denoiser(
+            name, device=torch.device("cpu") if from_host else None
+        )
 
         quantized_to = self._family.weights.transformer
         if is_first and quantized_to is not None:
@@ -235,7 +260,8 @@ class ExpertLoader:
     ) -> None:
         """Put trained parameters into a denoiser that was read again.
 
-        Left out are those of text encoders, and those that streaming or sharding puts into place by itself.
+        Left out are those of text encoders, and those that streaming or sharding puts
+        into place by itself.
         """
         elsewhere = set(pool.text_params)
         if name in self._host_weights:
@@ -243,7 +269,8 @@ class ExpertLoader:
         if name in pool.shards:
             elsewhere |= set(pool.shards[name].rows)
         bind_parameters(
-            net, {key: value for key, value in parameters.items() if key not in elsewhere}
+            net,
+            {key: value for key, value in parameters.items() if key not in elsewhere},
         )
 
     def _shard(
@@ -254,11 +281,15 @@ class ExpertLoader:
         parameters: Parameters,
         mesh: DeviceMesh,
     ) -> Parameters:
-        """Shard a denoiser over the processes and return this process's part of its parameters."""
+        """Shard a denoiser over the processes and return this process's part of its
+        parameters.
+        """
         checkpoint_blocks(net, self._config.gradient_checkpointing or ON)
         shards = pool.shards.setdefault(name, Shards())
         adapter = (
-            () if self._config.training_method == "FINE_TUNE" else tuple(parameters.values())
+            ()
+            if self._config.training_method == "FINE_TUNE"
+            else tuple(parameters.values())
         )
         shards.bind(net, self._family.spec.blocks, mesh, adapter)
 
@@ -279,7 +310,9 @@ class ExpertLoader:
         *,
         is_first: bool,
     ) -> Parameters:
-        """Set up attention, compilation and block offload, and return the parameters as the device holds them."""
+        """Set up attention, compilation and block offload, and return the parameters as
+        the device holds them.
+        """
         if pool.attention != "native":
             set_attention(net, pool.attention)
         if self._config.compile is True:
@@ -300,7 +333,11 @@ class ExpertLoader:
         if host_weights and host_weights.parameters:
             self._host_weights[name] = host_weights
         # Without new parameters there is nothing to look up.
-        return parameters if name in pool.trainables else pool.streams.parameters(parameters)
+        return (
+            parameters
+            if name in pool.trainables
+            else pool.streams.parameters(parameters)
+        )
 
 
 def arrange_blocks(
@@ -312,7 +349,8 @@ def arrange_blocks(
     *,
     report: bool,
 ) -> BlockOffload | None:
-    """Set up what the blocks keep on the device: everything, only their inputs, or not even their weights.
+    """Set up what the blocks keep on the device: everything, only their inputs, or not
+    even their weights.
 
     Args:
         net: the denoiser.
@@ -332,7 +370,9 @@ def arrange_blocks(
         return None
 
     device = local_device()
-    resident = () if config.training_method == "FINE_TUNE" else tuple(parameters.values())
+    resident = (
+        () if config.training_method == "FINE_TUNE" else tuple(parameters.values())
+    )
     offload = stream_blocks(
         net, spec.blocks, device, fraction, mode, resident, host_weights, echo
     )
@@ -342,12 +382,18 @@ def arrange_blocks(
             f"({size(offload.host_weights.size)}) and recomputed in the backward pass"
         )
         if device.type == "cpu":
-            echo("note: layer_offload_fraction saves GPU memory; on a CPU it uses more memory")
+            echo(
+                "note: layer_offload_fraction saves GPU memory; on a CPU it uses more memory"
+            )
     return offload
 
 
-def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:
-    """Return which expert each step trains: by its share of the noise levels, or as the config says."""
+def make_expert_schedule(
+    spec: ModelSpec, config: Config, loss: Objective
+) -> ExpertSchedule:
+    """Return which expert each step trains: by its share of the noise levels, or as the
+    config says.
+    """
     names = trained(spec, config)
     for expert in spec.experts:
         lowest = max(expert.t_lo, config.timestep_min)

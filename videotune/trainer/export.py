@@ -1,4 +1,6 @@
-"""Export a run: a file for each format and expert, the metadata in their headers, and the list of the files."""
+"""Export a run: a file for each format and expert, the metadata in their headers, and
+the list of the files.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +43,8 @@ def export_run(
     tell: Callable[[str], None] = echo,
     merge: bool = False,
 ) -> list[Exported]:
-    """Write each format, one file per expert that was trained, and the list of the files in ``exports.json``.
+    """Write each format, one file per expert that was trained, and the list of the
+    files in ``exports.json``.
 
     What trains only in text encoders has one file, however many experts there are.
 
@@ -53,15 +56,19 @@ def export_run(
         resolved: the run's config.
         formats: the formats to write. Empty: those that the config names.
         out: the folder to write to. None: as the config says.
-        tell: prints a sentence, for example on an expert that has had no step and therefore has no file.
-        merge: instead, write the base model with the adapters of all experts merged into its weights.
+        tell: prints a sentence, for example on an expert that has had no step and
+            therefore has no file.
+        merge: instead, write the base model with the adapters of all experts merged
+            into its weights.
     """
     config = resolved.config
     spec = family.spec
     if config.lora.modules:
         state = _in_one_scale(state, spec, config)
 
-    run_name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
+    run_name = "".join(
+        c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name
+    )
     folder = out or Path(config.output_model_destination or run / "export")
     path = folder / f"{run_name}-step-{step}"
     facts = _facts(run, step, resolved)
@@ -75,11 +82,15 @@ def export_run(
             ending = "" if format == "diffusers" else f"-{format}"
             format_path = path.with_name(path.name + ending)
             if config.training_method == "EMBEDDING":
-                exported += _export_embedding(family, config, state, format, format_path, facts)
+                exported += _export_embedding(
+                    family, config, state, format, format_path, facts
+                )
                 continue
             for expert in experts:
                 exported.append(
-                    _export_expert(family, config, state, format, expert, format_path, facts)
+                    _export_expert(
+                        family, config, state, format, expert, format_path, facts
+                    )
                 )
     _add_to_list(run, exported)
     return exported
@@ -88,7 +99,9 @@ def export_run(
 def _in_one_scale(
     state: Mapping[str, Tensor], spec: ModelSpec, config: Config
 ) -> dict[str, Tensor]:
-    """Return the adapter with one scale for all modules, where ``lora.modules`` gives them their own."""
+    """Return the adapter with one scale for all modules, where ``lora.modules`` gives
+    them their own.
+    """
     rescaled: dict[str, Tensor] = {}
     for name_prefix in {prefix(spec, expert) for expert in trained(spec, config)}:
         tensors = in_one_scale(of_expert(state, name_prefix), config.lora)
@@ -106,7 +119,8 @@ def _export_merged(
     """Write the base model with the adapters of all experts in its weights."""
     spec = family.spec
     adapters = {
-        expert: of_expert(state, prefix(spec, expert)) for expert in trained(spec, config)
+        expert: of_expert(state, prefix(spec, expert))
+        for expert in trained(spec, config)
     }
     metadata = dict(facts)
     if len(spec.experts) > 1:
@@ -132,7 +146,9 @@ def _export_embedding(
 ) -> list[Exported]:
     metadata = {**facts, **_use(family, config, None, format, _base_name(facts))}
     rows = of_expert(state, ROWS)
-    return export_embedding(family, format, rows, config.embedding.token, path, metadata)
+    return export_embedding(
+        family, format, rows, config.embedding.token, path, metadata
+    )
 
 
 def _export_expert(
@@ -173,7 +189,9 @@ def experts_of(
     state: Mapping[str, Tensor],
     tell: Callable[[str], None],
 ) -> tuple[str | None, ...]:
-    """Return the experts that get a file each; None stands for what belongs to no expert."""
+    """Return the experts that get a file each; None stands for what belongs to no
+    expert.
+    """
     if not config.transformer.train:
         return (None,)
     names = trained(family.spec, config)

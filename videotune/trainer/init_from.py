@@ -1,4 +1,6 @@
-"""``--init-from``: begin a new run with the weights of another one, and a new optimizer state."""
+"""``--init-from``: begin a new run with the weights of another one, and a new optimizer
+state.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +23,15 @@ from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import ROWS
 
 LoadedAdapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]
-"""An adapter: the tensors of each module by PEFT's names, and the factor of its update."""
+"""An adapter: the tensors of each module by PEFT's names, and the factor of its update.
+"""
 
 
-def init_from(source: Path, family: DiffusersModel, pool: ExpertPool, config: Config) -> None:
-    """Copy the weights of a LoRA or embedding file, or of a checkpoint, into what trains, and print what was taken.
+def init_from(
+    source: Path, family: DiffusersModel, pool: ExpertPool, config: Config
+) -> None:
+    """Copy the weights of a LoRA or embedding file, or of a checkpoint, into what
+    trains, and print what was taken.
 
     Raises VideotuneError if they do not fit.
     """
@@ -42,7 +48,11 @@ def init_from(source: Path, family: DiffusersModel, pool: ExpertPool, config: Co
 
 
 def _load_expert(
-    source: Path, family: DiffusersModel, expert: str, trainable: TrainableState, config: Config
+    source: Path,
+    family: DiffusersModel,
+    expert: str,
+    trainable: TrainableState,
+    config: Config,
 ) -> str:
     """Copy the weights of one expert, and return what was taken."""
     name_prefix = prefix(family.spec, expert)
@@ -72,9 +82,11 @@ def _load_expert(
 def put_rows(
     source: Path, family: DiffusersModel, parameters: Mapping[str, nn.Parameter]
 ) -> str:
-    """Copy the rows of an embedding file or a checkpoint, and return how many there were.
+    """Copy the rows of an embedding file or a checkpoint, and return how many there
+    were.
 
-    The new run's token may be another word. Raises VideotuneError if number or width of the rows differ.
+    The new run's token may be another word. Raises VideotuneError if number or width of
+    the rows differ.
     """
     if source.is_dir():
         loaded = of_expert(checkpoint_in(source).load("weights"), ROWS)
@@ -104,9 +116,11 @@ def put_adapter(
     parameters: Mapping[str, nn.Parameter],
     settings: Lora,
 ) -> str:
-    """Copy an adapter into the one that trains, so that ΔW is the same, and return how much was taken.
+    """Copy an adapter into the one that trains, so that ΔW is the same, and return how
+    much was taken.
 
-    Factors A and B of a lower rank fill the first rows and columns. A keeps its draw in the others, whose B is zero.
+    Factors A and B of a lower rank fill the first rows and columns. A keeps its draw in
+    the others, whose B is zero.
 
     Args:
         source: the adapter's file, for messages.
@@ -115,7 +129,8 @@ def put_adapter(
         settings: its settings.
 
     Raises:
-        VideotuneError: if the adapter has another type, a higher rank, another size, or modules that do not train.
+        VideotuneError: if the adapter has another type, a higher rank, another size, or
+            modules that do not train.
     """
     modules, scales = adapter
     trained_modules = by_module(parameters)
@@ -154,7 +169,8 @@ def _copy_factor(part: str, value: Tensor, target: Tensor) -> None:
 def check_source(source: Path, family: DiffusersModel, config: Config) -> None:
     """Check what init_from names before anything is encoded or loaded.
 
-    Raises VideotuneError if it does not exist, is not an adapter or embedding of this family, or does not fit the config.
+    Raises VideotuneError if it does not exist, is not an adapter or embedding of this
+    family, or does not fit the config.
     """
     if not source.exists():
         raise VideotuneError(f"init_from: no such file or folder: {source}")
@@ -168,7 +184,9 @@ def check_source(source: Path, family: DiffusersModel, config: Config) -> None:
 def check_kind(
     source: Path, modules: Mapping[str, Mapping[str, Tensor]], settings: Lora
 ) -> None:
-    """Raise VideotuneError for an adapter of another type, or of a higher rank, than the one that trains."""
+    """Raise VideotuneError for an adapter of another type, or of a higher rank, than
+    the one that trains.
+    """
     names = []
     for path, tensors in modules.items():
         names += [f"{path}.{part}" for part in tensors]
@@ -218,7 +236,9 @@ def _describe_shapes(tensors: Mapping[str, Tensor]) -> str:
 
 
 def is_adapter(source: Path) -> bool:
-    """Return whether a source is a file, or a folder of PEFT or diffusers with an adapter, rather than a checkpoint."""
+    """Return whether a source is a file, or a folder of PEFT or diffusers with an
+    adapter, rather than a checkpoint.
+    """
     if source.is_file():
         return True
     is_checkpoint = (source / MARKER).exists()
@@ -226,15 +246,23 @@ def is_adapter(source: Path) -> bool:
 
 
 def checkpoint_in(source: Path) -> Checkpoint:
-    """Return the checkpoint in a folder. Raises VideotuneError if there is none, or it is not complete."""
+    """Return the checkpoint in a folder.
+
+    Raises VideotuneError if there is none, or it is not complete.
+    """
     checkpoint = read_checkpoint(source)
     if isinstance(checkpoint, str):
-        raise VideotuneError(f"init_from: {source} is not a complete checkpoint: {checkpoint}")
+        raise VideotuneError(
+            f"init_from: {source} is not a complete checkpoint: {checkpoint}"
+        )
     return checkpoint
 
 
-def read_adapter(source: Path, family: DiffusersModel, name_prefix: str) -> LoadedAdapter:
-    """Read the adapter of a run's checkpoint, or of an adapter file or folder of any program.
+def read_adapter(
+    source: Path, family: DiffusersModel, name_prefix: str
+) -> LoadedAdapter:
+    """Read the adapter of a run's checkpoint, or of an adapter file or folder of any
+    program.
 
     Args:
         source: the checkpoint, file or folder.
@@ -242,7 +270,8 @@ def read_adapter(source: Path, family: DiffusersModel, name_prefix: str) -> Load
         name_prefix: of the expert's names in the checkpoint.
 
     Raises:
-        VideotuneError: if the source does not exist or is not an adapter of this family.
+        VideotuneError: if the source does not exist or is not an adapter of this
+            family.
     """
     if is_adapter(source) or not source.is_dir():
         try:
@@ -254,7 +283,9 @@ def read_adapter(source: Path, family: DiffusersModel, name_prefix: str) -> Load
     scale = checkpoint.state().get("lora_scale")
     weights = of_expert(checkpoint.load("weights"), name_prefix)
     if scale is None or kind_of(weights) is None:
-        raise VideotuneError(f"init_from: {source} holds no LoRA: its run trained every weight")
+        raise VideotuneError(
+            f"init_from: {source} holds no LoRA: its run trained every weight"
+        )
     modules = by_module(weights)
     scales = {}
     for path in modules:

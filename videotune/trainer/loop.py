@@ -1,4 +1,6 @@
-"""The training loop: optimizer steps, and between two of them the callbacks that are due."""
+"""The training loop: optimizer steps, and between two of them the callbacks that are
+due.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +54,8 @@ class DelayedJournal:
 
 
 def train_loop(trainer: Trainer) -> str:
-    """Train to the last step and return why the loop ended: "done", "early", "stopped" or "interrupted".
+    """Train to the last step and return why the loop ended: "done", "early", "stopped"
+    or "interrupted".
 
     Raises:
         OutOfMemory: if a step does not fit on the device.
@@ -104,8 +107,12 @@ def _run_steps(trainer: Trainer, journal: DelayedJournal) -> str:
     return "done"
 
 
-def _flush_on_failure(trainer: Trainer, journal: DelayedJournal) -> Iterator[StepRecord]:
-    """Yield the steps' records; if a step fails, write the record of the last good one first."""
+def _flush_on_failure(
+    trainer: Trainer, journal: DelayedJournal
+) -> Iterator[StepRecord]:
+    """Yield the steps' records; if a step fails, write the record of the last good one
+    first.
+    """
     records = step_records(trainer)
     while True:
         try:
@@ -121,7 +128,9 @@ def _flush_on_failure(trainer: Trainer, journal: DelayedJournal) -> Iterator[Ste
 
 
 def _agree_on_requests(trainer: Trainer, step: int) -> tuple[bool, list[bool]]:
-    """Return whether any process was asked to stop, and for each callback whether it is due."""
+    """Return whether any process was asked to stop, and for each callback whether it is
+    due.
+    """
     requests = poll_control(trainer.run) if trainer.dist.is_main else set()
     stop_requested = trainer.signals.stop or "stop" in requests
     due = [callback.due(trainer, step, requests) for callback in trainer.callbacks]
@@ -133,7 +142,9 @@ def _agree_on_requests(trainer: Trainer, step: int) -> tuple[bool, list[bool]]:
 def _flush_if_needed(
     trainer: Trainer, journal: DelayedJournal, step: int, *, must_flush: bool
 ) -> None:
-    """Write the step's record now if somebody needs it, and end the run if too many steps were not finite."""
+    """Write the step's record now if somebody needs it, and end the run if too many
+    steps were not finite.
+    """
     is_first = step == trainer.first  # a sign of life is worth one wait
     may_fail = trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS - 1
     if not (must_flush or is_first or may_fail):
@@ -147,7 +158,9 @@ def _flush_if_needed(
 
 
 def _ended_by_callback(trainer: Trainer) -> str | None:
-    """Return "interrupted" or "early" if the run should end after callbacks have run, else None."""
+    """Return "interrupted" or "early" if the run should end after callbacks have run,
+    else None.
+    """
     wants_early_stop = any(callback.stops(trainer) for callback in trainer.callbacks)
     interrupted, early = trainer.dist.all_agree(trainer.signals.stop, wants_early_stop)
     if interrupted:
@@ -181,7 +194,8 @@ def run_callbacks(
 
 
 def step_records(trainer: Trainer) -> Iterator[StepRecord]:
-    """Run the steps that are left, and yield the record of each once its weights are in place.
+    """Run the steps that are left, and yield the record of each once its weights are in
+    place.
 
     Raises:
         OutOfMemory: if a step does not fit on the device.
@@ -222,7 +236,9 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
 
 @contextmanager
 def track_peak_memory(device: torch.device, peaks: dict[str, int]) -> Iterator[None]:
-    """Raise ``peaks`` to the bytes that the device holds at most within the block, by torch's names."""
+    """Raise ``peaks`` to the bytes that the device holds at most within the block, by
+    torch's names.
+    """
     if device.type not in OVERLAPPING:
         yield
         return

@@ -1,11 +1,13 @@
-"""Update weights in bf16, with float32 masters or stochastic rounding, and update weights during backward.
+"""Update weights in bf16, with float32 masters or stochastic rounding, and update
+weights during backward.
 
-With masters, the optimizer updates float32 copies, and the network holds them rounded (Micikevicius et al. 2018, arXiv
-1710.03740).
+With masters, the optimizer updates float32 copies, and the network holds them rounded
+(Micikevicius et al. 2018, arXiv 1710.03740).
 
-Without masters, rounding to nearest loses every update below half of bf16's step, 1/256 of a weight. Rounded
-stochastically, such an update moves the weight rarely but by a whole step, and the mean is right (Gupta et al. 2015,
-arXiv 1502.02551; Zamirai et al. 2020, arXiv 2010.06192). The price is noise of that size in the weights.
+Without masters, rounding to nearest loses every update below half of bf16's step, 1/256
+of a weight. Rounded stochastically, such an update moves the weight rarely but by a
+whole step, and the mean is right (Gupta et al. 2015, arXiv 1502.02551; Zamirai et al.
+2020, arXiv 2010.06192). The price is noise of that size in the weights.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class MasterWeights:
 
     def __init__(self, module_params: Parameters) -> None:
         self.parameters: dict[str, nn.Parameter] = {}
-        """What the optimizer updates, by name: a copy, or the network's own parameter if it is float32."""
+        """What the optimizer updates, by name: a copy, or the network's own parameter
+        if it is float32.
+        """
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         for name, parameter in module_params.items():
             if parameter.dtype == torch.float32:
@@ -67,10 +71,12 @@ TRUNCATED_BITS = 16
 
 
 def stochastic_round(x: Tensor, seed: int, *name: str | int) -> Tensor:
-    """Round float32 to bf16 neighbours, the nearer the likelier. The mean is x, and what bf16 can hold exactly stays.
+    """Round float32 to bf16 neighbours, the nearer the likelier.
 
-    A number below 2^16 is added to the bits of each float32, and their lower half is cut off. On one kind of device
-    the draw belongs to (seed, name).
+    The mean is x, and what bf16 can hold exactly stays.
+
+    A number below 2^16 is added to the bits of each float32, and their lower half is
+    cut off. On one kind of device the draw belongs to (seed, name).
     """
     generator = torch.Generator(x.device).manual_seed(seed32(seed, "rounding", *name))
     addend = torch.randint(
@@ -95,7 +101,10 @@ def update_rounded(
     step: int,
     name: str,
 ) -> None:
-    """Update one parameter and free its gradient. In bf16 it is float32 during the update, then rounded stochastically."""
+    """Update one parameter and free its gradient.
+
+    In bf16 it is float32 during the update, then rounded stochastically.
+    """
     if parameter.grad is None:
         return
     if parameter.dtype != torch.bfloat16:
@@ -124,7 +133,8 @@ def update_each_rounded(
     step: int,
     first_rows: Mapping[str, int],
 ) -> None:
-    """Apply ``update_rounded`` to one parameter after the other, so that one tensor at a time is float32.
+    """Apply ``update_rounded`` to one parameter after the other, so that one tensor at
+    a time is float32.
 
     Args:
         optimizer: an ``OptimizerList`` with one optimizer a parameter.
@@ -132,13 +142,16 @@ def update_each_rounded(
         grads_finite: () whether the step is applied.
         seed: of the rounding.
         step: the step.
-        first_rows: the first row of this process's shard of a parameter, so that no two processes draw the same.
+        first_rows: the first row of this process's shard of a parameter, so that no two
+            processes draw the same.
     """
     owners = owners_of(optimizer)
     for name, parameter in parameters.items():
         first_row = first_rows.get(name)
         draw_name = f"{name}[{first_row}:]" if first_row else name
-        update_rounded(owners[id(parameter)], parameter, grads_finite, seed, step, draw_name)
+        update_rounded(
+            owners[id(parameter)], parameter, grads_finite, seed, step, draw_name
+        )
 
 
 def owners_of(optimizer: AnyOptimizer) -> dict[int, torch.optim.Optimizer]:
@@ -157,9 +170,10 @@ def owners_of(optimizer: AnyOptimizer) -> dict[int, torch.optim.Optimizer]:
 class BackwardOptimizer:
     """Update each parameter as soon as its gradient is complete, and free the gradient.
 
-    Gradients never all exist at the same time, so nothing that needs them all is possible: each tensor's gradient is
-    clipped by its own norm, and if one is not finite the others are still applied. If the loss is not finite, which is
-    known before backward, no parameter is updated.
+    Gradients never all exist at the same time, so nothing that needs them all is
+    possible: each tensor's gradient is clipped by its own norm, and if one is not
+    finite the others are still applied. If the loss is not finite, which is known
+    before backward, no parameter is updated.
     """
 
     max_grad_norm: float
@@ -170,11 +184,18 @@ class BackwardOptimizer:
     _loss_finite: Tensor | None = None
     _step: int = 0
 
-    def attach(self, module_params: Parameters, optimizer: AnyOptimizer) -> BackwardOptimizer:
-        """Watch the network's parameters. The optimizer has one of its own for each of them, or for its master."""
+    def attach(
+        self, module_params: Parameters, optimizer: AnyOptimizer
+    ) -> BackwardOptimizer:
+        """Watch the network's parameters.
+
+        The optimizer has one of its own for each of them, or for its master.
+        """
         owners = owners_of(optimizer)
         for name, parameter in module_params.items():
-            master = parameter if self.masters is None else self.masters.parameters[name]
+            master = (
+                parameter if self.masters is None else self.masters.parameters[name]
+            )
             parameter.register_post_accumulate_grad_hook(
                 partial(self._apply, name, owners[id(master)], master)
             )
@@ -196,9 +217,15 @@ class BackwardOptimizer:
 
     @torch.no_grad()
     def _apply(
-        self, name: str, optimizer: AnyOptimizer, master: nn.Parameter, parameter: Tensor
+        self,
+        name: str,
+        optimizer: AnyOptimizer,
+        master: nn.Parameter,
+        parameter: Tensor,
     ) -> None:
-        """Clip the gradient of a parameter, update the parameter, and free the gradient."""
+        """Clip the gradient of a parameter, update the parameter, and free the
+        gradient.
+        """
         assert self._loss_finite is not None, "a gradient came outside of a step"
         if master is not parameter:
             assert parameter.grad is not None

@@ -1,4 +1,6 @@
-"""Split a step's samples into the micro-batches that go through the network one after the other."""
+"""Split a step's samples into the micro-batches that go through the network one after
+the other.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,19 @@ class MicroBatch:
     first_sample: int
     """Number of the first sample among those of the whole step."""
     is_padding: bool = False
-    """Whether the samples only keep this process in step with the others and add nothing to the update."""
+    """Whether the samples only keep this process in step with the others and add
+    nothing to the update.
+    """
     needs_base_prediction: bool = False
-    """Whether any process has prior-preservation samples here, so all of them run the base model first."""
+    """Whether any process has prior-preservation samples here, so all of them run the
+    base model first.
+    """
 
 
 def micro_batches(prepared: StepBatch, size: int) -> list[MicroBatch]:
-    """Return this process's samples of a step in parts of at most ``size`` samples, in order."""
+    """Return this process's samples of a step in parts of at most ``size`` samples, in
+    order.
+    """
     if prepared.batch is None:
         return []
 
@@ -57,8 +65,9 @@ def pad_for_sharding(
 ) -> list[MicroBatch]:
     """Give every process the same number of passes through a sharded network.
 
-    The processes gather each other's weights in every pass, so all must make as many passes as the one with the
-    most samples, and all must run the base model in the same passes.
+    The processes gather each other's weights in every pass, so all must make as many
+    passes as the one with the most samples, and all must run the base model in the same
+    passes.
 
     Args:
         parts: this process's own micro-batches, at least one.

@@ -36,12 +36,15 @@ def lr_at(schedule: LRSchedule, step: int) -> float:
     if done < schedule.warmup_steps:
         return schedule.learning_rate * (done + 1) / (schedule.warmup_steps + 1)
 
-    share = (done - schedule.warmup_steps) / max(1, schedule.steps - schedule.warmup_steps)
+    share = (done - schedule.warmup_steps) / max(
+        1, schedule.steps - schedule.warmup_steps
+    )
     factors = {
         "CONSTANT": 1.0,
         "LINEAR": 1 - share,
         "COSINE": 0.5 * (1 + math.cos(math.pi * share)),
-        "COSINE_RESTARTS": 0.5 * (1 + math.cos(math.pi * (share * schedule.cycles % 1.0))),
+        "COSINE_RESTARTS": 0.5
+        * (1 + math.cos(math.pi * (share * schedule.cycles % 1.0))),
         "POLYNOMIAL": max(0.0, 1 - share) ** schedule.power,
     }
     return schedule.learning_rate * factors[schedule.scheduler]
@@ -55,7 +58,10 @@ class OptimizerList:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all parts. They are the parts' own, so a rate that is set in one takes effect."""
+        """The groups of all parts.
+
+        They are the parts' own, so a rate that is set in one takes effect.
+        """
         groups = []
         for part in self.parts:
             groups += part.param_groups
@@ -76,21 +82,26 @@ def parts_of(optimizer: AnyOptimizer) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def make_optimizer(
-    groups: Mapping[str, Sequence[nn.Parameter]], settings: Optimizer, *, apart: bool = False
+    groups: Mapping[str, Sequence[nn.Parameter]],
+    settings: Optimizer,
+    *,
+    apart: bool = False,
 ) -> AnyOptimizer:
     """Build the optimizer that the settings name (``config/optimizers.py``).
 
     Args:
         groups: parameters by group; each becomes a parameter group with that name.
         settings: the optimizer's settings.
-        apart: give each parameter an optimizer of its own, so that it can be updated separately.
+        apart: give each parameter an optimizer of its own, so that it can be updated
+            separately.
 
     Raises:
         VideotuneError: if the optimizer does not support the device.
     """
     build = OPTIMIZERS[settings.name].build
     param_groups: list[dict[str, Any]] = [
-        {"params": list(parameters), "name": name} for name, parameters in groups.items()
+        {"params": list(parameters), "name": name}
+        for name, parameters in groups.items()
     ]
     if not apart:
         parts = build(param_groups, settings)
@@ -104,10 +115,11 @@ def make_optimizer(
 
 
 def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
-    """Take the step if ``grads_finite`` () is true; if not, weights and moments stay as they are.
+    """Take the step if ``grads_finite`` () is true; if not, weights and moments stay as
+    they are.
 
-    A fused kernel looks on the device (that of MPS does not). For others, and for parameters on the host beside a
-    device, the host waits for the answer once a step.
+    A fused kernel looks on the device (that of MPS does not). For others, and for
+    parameters on the host beside a device, the host waits for the answer once a step.
     """
     unfused = []
     for part in parts_of(optimizer):
@@ -134,9 +146,11 @@ def _is_on(device: torch.device, optimizer: torch.optim.Optimizer) -> bool:
 def clip_grad_norm(
     parameters: Sequence[nn.Parameter], max_norm: float, norm: Tensor | None = None
 ) -> Tensor:
-    """Scale the gradient down to ``max_norm`` if it is longer, and return its norm () before that, float32.
+    """Scale the gradient down to ``max_norm`` if it is longer, and return its norm ()
+    before that, float32.
 
-    On a CPU a gradient that is short enough is not touched. On a device the host does not look, so it is scaled by 1.
+    On a CPU a gradient that is short enough is not touched. On a device the host does
+    not look, so it is scaled by 1.
 
     Args:
         parameters: whose gradients are clipped together.
@@ -165,8 +179,8 @@ def clip_grad_norm(
 def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the norm () of the gradients that exist, float32.
 
-    It is on their device, or on the host if some of them are there. Then the host waits once, for the norm of those on
-    the device.
+    It is on their device, or on the host if some of them are there. Then the host waits
+    once, for the norm of those on the device.
     """
     gradients: dict[torch.device, list[Tensor]] = {}
     for parameter in parameters:
@@ -189,19 +203,24 @@ def _norm(gradients: list[Tensor]) -> Tensor:
 
 
 GROUP = "@"
-"""Prefix of the last part of a saved name if the value belongs to a parameter group, which its first parameter names."""
+"""Prefix of the last part of a saved name if the value belongs to a parameter group,
+which its first parameter names.
+"""
 
 COUNTED = frozenset(
     ("d", "d_max", "d_numerator", "d_denom", "d_hat", "k", "lr_max", "weight_sum")
 )
-"""What optimizers count in their groups: Prodigy its estimate of the distance, schedule-free AdamW its weights' sum."""
+"""What optimizers count in their groups: Prodigy its estimate of the distance,
+schedule-free AdamW its weights' sum.
+"""
 
 
 def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Tensor]:
     """Return the optimizer's state as flat tensors ``{parameter}.{key}``.
 
-    An int becomes ``{key}#``, int64, and a float ``{key}~``, float64. Of a group's own numbers those that updates
-    change (``COUNTED``) are kept as ``{its first parameter}.@{key}``. Raises ValueError for any other type.
+    An int becomes ``{key}#``, int64, and a float ``{key}~``, float64. Of a group's own
+    numbers those that updates change (``COUNTED``) are kept as ``{its first
+    parameter}.@{key}``. Raises ValueError for any other type.
     """
     states: dict[int, dict[str, Any]] = {}
     for part in parts_of(optimizer):
@@ -287,8 +306,12 @@ def load_optimizer_state(
             owner.state[parameter] = _paged(owner, parameter, state_of[name])
 
 
-def _paged(owner: Any, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the same state, with what a paging optimizer pages in its unified memory again."""
+def _paged(
+    owner: Any, parameter: nn.Parameter, state: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the same state, with what a paging optimizer pages in its unified memory
+    again.
+    """
     if not getattr(owner, "is_paged", False):
         return state
     for key in {"state1", "state2"} & set(state):

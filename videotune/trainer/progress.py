@@ -1,4 +1,6 @@
-"""Write a run into the journal and the progress bar: its beginning, each step with its clips, the time left."""
+"""Write a run into the journal and the progress bar: its beginning, each step with its
+clips, the time left.
+"""
 
 from collections.abc import Mapping
 from math import isfinite, prod
@@ -32,7 +34,8 @@ STATUS = {
 
 
 def announce(trainer: Trainer, changes: list[str] | None) -> None:
-    """Write the first line of this process into the journal, open the trackers, and print the run in a sentence.
+    """Write the first line of this process into the journal, open the trackers, and
+    print the run in a sentence.
 
     Args:
         trainer: the run.
@@ -51,7 +54,9 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
         steps_by_expert = ", ".join(
             f"{name} {share:.0%}" for name, share in shares(expert_schedule).items()
         )
-        echo(f"experts: {steps_by_expert} of the steps, {expert_schedule.period} in a row")
+        echo(
+            f"experts: {steps_by_expert} of the steps, {expert_schedule.period} in a row"
+        )
     if trainer.first > job.steps:
         echo(f"all {job.steps} steps are done already: exporting again")
         return
@@ -69,7 +74,9 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
 
 def _count_parameters(trainer: Trainer) -> int:
     """Count what trains, of a sharded network all processes' rows."""
-    replicated = [p for name, p in trainer.parameters.items() if name not in trainer.rows]
+    replicated = [
+        p for name, p in trainer.parameters.items() if name not in trainer.rows
+    ]
     count = sum(parameter.numel() for parameter in replicated)
     return count + sum(prod(shard.full_shape) for shard in trainer.rows.values())
 
@@ -98,7 +105,9 @@ def _write_resume(trainer: Trainer, changes: list[str]) -> None:
         details["changes"] = changes
     if trainer.dist.size > 1:
         details["processes"] = trainer.dist.size
-    trainer.journal.event("resume", from_step=trainer.first - 1, versions=versions(), **details)
+    trainer.journal.event(
+        "resume", from_step=trainer.first - 1, versions=versions(), **details
+    )
 
 
 def _write_start(trainer: Trainer, parameters: int) -> None:
@@ -106,7 +115,11 @@ def _write_start(trainer: Trainer, parameters: int) -> None:
     buckets = []
     for shape, bucket in zip(job.shapes, job.buckets, strict=True):
         buckets.append(
-            {"shape": str(shape), "windows": len(bucket), "tokens": job.spec.tokens(shape)}
+            {
+                "shape": str(shape),
+                "windows": len(bucket),
+                "tokens": job.spec.tokens(shape),
+            }
         )
     trainer.journal.event(
         "start",
@@ -146,7 +159,10 @@ def track(trainer: Trainer) -> None:
 
 
 def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
-    """Write a step's line into the journal and update the bar. Warn of a step that was not applied, with its clips."""
+    """Write a step's line into the journal and update the bar.
+
+    Warn of a step that was not applied, with its clips.
+    """
     line = record.read() | {"captions": caption_numbers(trainer, record)}
     trainer.journal.write(line)
     if line.get("skipped"):
@@ -176,7 +192,9 @@ def _warn_of_skipped_step(trainer: Trainer, record: StepRecord) -> None:
     applied_in_part = trainer.job.config.optimizer.step_in_backward and isfinite(
         record.values[0].item()
     )
-    exception = "but for the tensors whose gradient was finite " if applied_in_part else ""
+    exception = (
+        "but for the tensors whose gradient was finite " if applied_in_part else ""
+    )
     clips = clips_of(trainer, record.broken())
     trainer.journal.event(
         "warning",
@@ -186,8 +204,14 @@ def _warn_of_skipped_step(trainer: Trainer, record: StepRecord) -> None:
 
 
 def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list[str]:
-    """Return the fields of the progress bar, the most important first. What does not fit is left out from the end."""
-    parts = [f"loss {line['loss']:.4f}", f"{trainer.throughput.seconds_a_step:.3g} s a step"]
+    """Return the fields of the progress bar, the most important first.
+
+    What does not fit is left out from the end.
+    """
+    parts = [
+        f"loss {line['loss']:.4f}",
+        f"{trainer.throughput.seconds_a_step:.3g} s a step",
+    ]
     share_waited = trainer.throughput.waiting()
     if share_waited:
         parts.append(f"waiting for data {share_waited:.0%}")
@@ -205,11 +229,16 @@ def clips_of(trainer: Trainer, window_ids: tuple[str, ...]) -> str:
     paths = {}
     for window in trainer.job.library.windows:
         paths[window.id] = trainer.source.clips[window.clip_id].path
-    return ", ".join(f"{paths.get(window_id, '?')} ({window_id})" for window_id in window_ids)
+    return ", ".join(
+        f"{paths.get(window_id, '?')} ({window_id})" for window_id in window_ids
+    )
 
 
 def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
-    """Return which of its clip's captions each sample had, in the order of check.json. None: the empty one, by dropout."""
+    """Return which of its clip's captions each sample had, in the order of check.json.
+
+    None: the empty one, by dropout.
+    """
     numbers: list[int | None] = []
     for window_id, caption in zip(record.window_ids, record.captions, strict=True):
         captions = trainer.job.captions[window_id]
@@ -218,10 +247,14 @@ def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
 
 
 def seconds_left(trainer: Trainer, step: int) -> float | None:
-    """Estimate the seconds to the end once ``step`` is done: the steps of each bucket and the callbacks to come."""
+    """Estimate the seconds to the end once ``step`` is done: the steps of each bucket
+    and the callbacks to come.
+    """
     job = trainer.job
     throughput = trainer.throughput
-    seconds = time_left(throughput.by_bucket, steps_left(job, step), tokens_of_buckets(job))
+    seconds = time_left(
+        throughput.by_bucket, steps_left(job, step), tokens_of_buckets(job)
+    )
     if seconds is None:
         return None
     for callback in trainer.callbacks:

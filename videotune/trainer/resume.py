@@ -1,4 +1,6 @@
-"""Resume a run: what may differ, from which checkpoint, and restoring its state bit for bit."""
+"""Resume a run: what may differ, from which checkpoint, and restoring its state bit for
+bit.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +30,13 @@ from videotune.runs.checkpoint import (
     why_not,
 )
 from videotune.runs.journal import History
-from videotune.runs.rollback import FACTS, archive_steps, changed_after, facts_at, kept_before
+from videotune.runs.rollback import (
+    FACTS,
+    archive_steps,
+    changed_after,
+    facts_at,
+    kept_before,
+)
 from videotune.runs.schemas import read_record
 from videotune.runs.step_sums import regularization
 from videotune.trainer.optimizers import load_optimizer_state
@@ -36,7 +44,9 @@ from videotune.trainer.saving import rescue_message, write_saved
 from videotune.trainer.trainer import Trainer
 
 FitFn = Callable[[Job, bool], tuple[Job, Sequence[str]]]
-"""Chooses memory settings: (job, whether to choose again) -> the job with its settings, and what changed, in words."""
+"""Chooses memory settings: (job, whether to choose again) -> the job with its settings,
+and what changed, in words.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,12 +77,17 @@ class OpenedRun:
 
 
 def open_run(
-    overrides: Overrides, run: Path, resume: Resume | None, fit: FitFn, processes: int = 1
+    overrides: Overrides,
+    run: Path,
+    resume: Resume | None,
+    fit: FitFn,
+    processes: int = 1,
 ) -> OpenedRun:
     """Open a run.
 
     Args:
-        overrides: what the command is called with. On a resume they lie on top of the run's own config.
+        overrides: what the command is called with. On a resume they lie on top of the
+            run's own config.
         run: the run folder.
         resume: how to resume. None: begin a new run.
         fit: chooses memory settings.
@@ -84,7 +99,9 @@ def open_run(
     if resume is None:
         run_dir.refuse_run(run)
         resolved, spec, base = resolve_config(overrides)
-        run_dir.refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
+        run_dir.refuse_out_in_data(
+            run, [dataset.path for dataset in resolved.config.datasets]
+        )
         job, _ = fit(open_job(resolved, spec, base, processes=processes), False)
         return OpenedRun(job)
 
@@ -138,7 +155,9 @@ def count_views(history: History, step: int) -> dict[str, int]:
 
 
 def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
-    """Raise VideotuneError if the run would end before the checkpoint that it resumes from."""
+    """Raise VideotuneError if the run would end before the checkpoint that it resumes
+    from.
+    """
     if step > job.steps:
         raise VideotuneError(
             f"steps: {run} resumes from step {step} and cannot end at step {job.steps}. "
@@ -149,7 +168,9 @@ def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
 def refuse_other_batches(
     job: Job, settings: Mapping[str, Any], changes: Sequence[Change], run: Path
 ) -> None:
-    """Raise VideotuneError if another batch size would change the samples of a step, as it does where images are mixed in."""
+    """Raise VideotuneError if another batch size would change the samples of a step, as
+    it does where images are mixed in.
+    """
     if not any(change.key == "batch_size" for change in changes):
         return
     old_schedule, _ = make_schedule(
@@ -168,8 +189,8 @@ def with_overrides(
 ) -> tuple[Resolved, Any, Any, list[Change]]:
     """Put the user's overrides on top of the run's config.
 
-    Overrides that repeat what the run was begun with are not a change, so its first command resumes it with --resume
-    added.
+    Overrides that repeat what the run was begun with are not a change, so its first
+    command resumes it with --resume added.
 
     Args:
         overrides: what the command is called with.
@@ -186,12 +207,14 @@ def with_overrides(
     base = place_of(settings)
     spec = spec_for(settings["family"], base)
 
-    # Settings such as "auto" were replaced at the start by what was chosen. If the user still asks for the same,
-    # what was chosen stays.
+    # Settings such as "auto" were replaced at the start by what was chosen. If the user
+    # still asks for the same, what was chosen stays.
     asked_at_start = {
         key: value for key, value in run_config.get("asked", {}).items() if key in user
     }
-    as_at_start = resolve(own_keys, merge({**old_settings, **asked_at_start}, preset), spec)
+    as_at_start = resolve(
+        own_keys, merge({**old_settings, **asked_at_start}, preset), spec
+    )
     asked_now = as_at_start.to_json()["settings"]
     if all(asked_now[key] == value for key, value in asked_at_start.items()):
         settings |= {key: old_settings[key] for key in asked_at_start}
@@ -200,9 +223,12 @@ def with_overrides(
     # Keys that are new since the run began have their defaults on both sides.
     old_resolved = resolve(old_settings, {}, spec)
     changes = drift(
-        old_resolved.config.model_dump(mode="json"), resolved.config.model_dump(mode="json")
+        old_resolved.config.model_dump(mode="json"),
+        resolved.config.model_dump(mode="json"),
     )
-    origins = {key: run_config["origins"].get(key, "default") for key in resolved.origins}
+    origins = {
+        key: run_config["origins"].get(key, "default") for key in resolved.origins
+    }
     origins |= {change.key: "user" for change in changes}
     return replace(resolved, origins=origins), spec, base, changes
 
@@ -217,7 +243,9 @@ def _without_rivals(user: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_changes(changes: Sequence[Change], run: Path, override: bool) -> None:
-    """Raise VideotuneError for changes that make the saved state meaningless, or that must be allowed."""
+    """Raise VideotuneError for changes that make the saved state meaningless, or that
+    must be allowed.
+    """
     fatal = of_class(changes, "fatal")
     if fatal:
         lines = "".join(f"\n  {change}" for change in fatal)
@@ -234,7 +262,10 @@ def check_changes(changes: Sequence[Change], run: Path, override: bool) -> None:
 
 
 def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the run's config.json. Read every other file that the run needs, so that a damaged one is reported now."""
+    """Return the run's config.json.
+
+    Read every other file that the run needs, so that a damaged one is reported now.
+    """
     for name, path in facts.items():
         read_record(path, name)
     exports = run / "exports.json"
@@ -246,7 +277,8 @@ def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
 def changed_around(
     run: Path, run_config: Mapping[str, Any], base: Any, override: bool
 ) -> list[str]:
-    """Return what has changed outside of the settings: config.json itself, the base's scheduler, library versions.
+    """Return what has changed outside of the settings: config.json itself, the base's
+    scheduler, library versions.
 
     Raises VideotuneError for the first two without ``override``.
     """
@@ -275,7 +307,8 @@ def changed_around(
 
 
 def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None if the run has not saved anything yet.
+    """Return the checkpoint to resume from, or None if the run has not saved anything
+    yet.
 
     Args:
         run: the run folder.
@@ -283,8 +316,9 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
         history: what the journal says.
 
     Raises:
-        VideotuneError: if the checkpoint, or the newest that was ever saved, is missing or incomplete, because going
-            back further would silently lose steps; it lists the complete ones. And if the journal does not reach it.
+        VideotuneError: if the checkpoint, or the newest that was ever saved, is missing
+            or incomplete, because going back further would silently lose steps; it
+            lists the complete ones. And if the journal does not reach it.
     """
     if step is None:
         saved_steps = (line["step"] for line in history.of_kind("save"))
@@ -306,15 +340,21 @@ def describe_change(account: Path, job: Job) -> str:
     for clip_account in read_record(account, "check")["clips"]:
         if clip_account["used"] or clip_account["held_out"]:
             old_clips[clip_account["id"]] = clip_account
-    clips = {clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)}
+    clips = {
+        clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)
+    }
 
     added = [clip.path for clip in clips.values() if clip.id not in old_clips]
-    removed = sorted(old["path"] for clip_id, old in old_clips.items() if clip_id not in clips)
+    removed = sorted(
+        old["path"] for clip_id, old in old_clips.items() if clip_id not in clips
+    )
     old_paths = {old["path"] for old in old_clips.values()}
     changes: dict[str, list[str]] = {
         "added": [path for path in added if path not in old_paths],
         "removed": [path for path in removed if path not in added],
-        "with other bytes under the same name": [path for path in added if path in old_paths],
+        "with other bytes under the same name": [
+            path for path in added if path in old_paths
+        ],
         "renamed": [],
         "with another caption": [],
         "trained on before, now held out: the validation loss is no longer blind to them": [],
@@ -346,9 +386,11 @@ def describe_change(account: Path, job: Job) -> str:
 
 
 def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
-    """Restore the checkpoint, cut the journal to it, and let the trainer continue after it.
+    """Restore the checkpoint, cut the journal to it, and let the trainer continue after
+    it.
 
-    A run that was killed before it saved anything begins again at step 0. Every draw is counted, so nothing differs.
+    A run that was killed before it saved anything begins again at step 0. Every draw is
+    counted, so nothing differs.
 
     Args:
         trainer: the run.
@@ -386,7 +428,9 @@ def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
         message = f"resuming from step {step}"
         if steps_lost:
             steps = "step" if steps_lost == 1 else "steps"
-            message += f"; {steps_lost} {steps} after it, not saved, will be trained again"
+            message += (
+                f"; {steps_lost} {steps} after it, not saved, will be trained again"
+            )
         echo(message)
     trainer.skipped_in_a_row = trainer.journal.history.skipped_at_the_end
 
@@ -411,7 +455,9 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
             if trainable.masters:
                 trainable.masters.masters_to_model()
 
-            without = [key for key in trainable.parameters if f"{prefix}{key}" in without_state]
+            without = [
+                key for key in trainable.parameters if f"{prefix}{key}" in without_state
+            ]
             load_optimizer_state(
                 trainable.optimizer,
                 trainable.parameters,
@@ -430,7 +476,9 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 
 def _write_changed_config(trainer: Trainer) -> None:
-    """Write config.json, check.json and plan.json of the run from now on, and keep the old ones beside them."""
+    """Write config.json, check.json and plan.json of the run from now on, and keep the
+    old ones beside them.
+    """
     run = trainer.run
     job = trainer.job
     old: Mapping[str, Any] = run_dir.read_run_config(run)
@@ -438,8 +486,11 @@ def _write_changed_config(trainer: Trainer) -> None:
 
     # What is kept of this step already is true, for nothing after it stayed.
     if step not in changed_after(run, step - 1):
-        for name in reversed(FACTS):  # the config last: it says that all three are there
-            write_bytes(kept_before(run, name, step), (run / f"{name}.json").read_bytes())
+        # the config last: it says that all three are there
+        for name in reversed(FACTS):
+            write_bytes(
+                kept_before(run, name, step), (run / f"{name}.json").read_bytes()
+            )
 
     account = with_views(job, to_json(job.library), job.steps)
     write_json(run / "check.json", account)

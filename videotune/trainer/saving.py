@@ -43,11 +43,16 @@ TRY_AGAIN = 5.0
 """Seconds between two looks at a full disk."""
 
 SPARE = 4 << 20
-"""Bytes that must stay free beside a checkpoint: for the journal, the heartbeat and the marker."""
+"""Bytes that must stay free beside a checkpoint: for the journal, the heartbeat and the
+marker.
+"""
 
 
 class Saving(Callback):
-    """Save every ``save_every`` steps, at the end, on a stop and when asked. Backups have a schedule of their own."""
+    """Save every ``save_every`` steps, at the end, on a stop and when asked.
+
+    Backups have a schedule of their own.
+    """
 
     at_stop = True
     word = "save"
@@ -57,7 +62,9 @@ class Saving(Callback):
         self._kind = "save"
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
-        """Return whether to save after ``step``, as any callback; or a backup, also by time if the config says so."""
+        """Return whether to save after ``step``, as any callback; or a backup, also by
+        time if the config says so.
+        """
         is_save = (
             step == trainer.job.steps
             or trainer.signals.stop
@@ -93,7 +100,9 @@ def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
     optimizer_tensors: dict[str, Tensor] = {}
     for expert, trainable in trainer.pool.trainables.items():
         prefix = trainer.prefix(expert)
-        named = {prefix + key: parameter for key, parameter in trainable.parameters.items()}
+        named = {
+            prefix + key: parameter for key, parameter in trainable.parameters.items()
+        }
         optimizer_tensors |= optimizer_state(trainable.optimizer, named)
 
     parts: dict[str, Mapping[str, Tensor]] = {
@@ -108,11 +117,13 @@ def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
 def host_copy(
     parts: CheckpointParts,
 ) -> tuple[dict[str, dict[str, Tensor]], torch.Event | None] | None:
-    """Copy a checkpoint's tensors to host memory. From a GPU they go to pinned memory, without waiting for them.
+    """Copy a checkpoint's tensors to host memory.
+
+    From a GPU they go to pinned memory, without waiting for them.
 
     Returns:
-        The copies, and an event that comes after those from a GPU (None: they are done). None if they would take more
-        than half of the free host memory.
+        The copies, and an event that comes after those from a GPU (None: they are
+        done). None if they would take more than half of the free host memory.
     """
     if bytes_of(parts) > psutil.virtual_memory().available // 2:
         return None
@@ -146,7 +157,9 @@ def bytes_of(parts: CheckpointParts) -> int:
 
 
 def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
-    """Return the factor of an adapter's updates, by module if ``lora.modules`` may make them differ; None without LoRA."""
+    """Return the factor of an adapter's updates, by module if ``lora.modules`` may make
+    them differ; None without LoRA.
+    """
     config = trainer.job.config
     if config.training_method != "LORA":
         return None
@@ -164,10 +177,12 @@ def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
 
 
 def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -> None:
-    """Begin a checkpoint: copy its tensors and let a thread write them. ``settle`` ends it.
+    """Begin a checkpoint: copy its tensors and let a thread write them.
 
-    It is written at once if ``thread`` is False, if several processes hold rows of it, or if the host has no room for
-    a copy.
+    ``settle`` ends it.
+
+    It is written at once if ``thread`` is False, if several processes hold rows of it,
+    or if the host has no room for a copy.
 
     Args:
         trainer: the run.
@@ -246,7 +261,8 @@ def _state_of(trainer: Trainer, parts: CheckpointParts) -> dict[str, Any]:
 
 
 def settle(trainer: Trainer, wait: bool = True) -> None:
-    """End the checkpoint that is being written: write its journal line, and remove older ones that make way for it.
+    """End the checkpoint that is being written: write its journal line, and remove
+    older ones that make way for it.
 
     While the disk is full, the run waits.
 
@@ -255,7 +271,8 @@ def settle(trainer: Trainer, wait: bool = True) -> None:
         wait: wait for the thread. False: return if it is still writing.
 
     Raises:
-        VideotuneError: if the disk is broken, or the user ends the waiting; and any error of the thread.
+        VideotuneError: if the disk is broken, or the user ends the waiting; and any
+            error of the thread.
     """
     pending = trainer.saving
     if pending is None:
@@ -265,7 +282,8 @@ def settle(trainer: Trainer, wait: bool = True) -> None:
         return
     trainer.saving = None
 
-    # After an error of the disk there may be room now, so the checkpoint is written again here.
+    # After an error of the disk there may be room now, so the checkpoint is written
+    # again here.
     if written is None or isinstance(written.exception(), OSError):
         finish = pending.write
     else:
@@ -293,7 +311,9 @@ def write_saved(trainer: Trainer, saved: Checkpoint, seconds: float | None) -> N
 
 
 def is_kept(run: Path, step: int, kind: str) -> bool:
-    """Return whether a step has a checkpoint that stays at least as long as one of this kind."""
+    """Return whether a step has a checkpoint that stays at least as long as one of this
+    kind.
+    """
     for checkpoint in complete_checkpoints(run):
         if checkpoint.step == step and kind in ("backup", checkpoint.kind):
             return True
@@ -301,17 +321,23 @@ def is_kept(run: Path, step: int, kind: str) -> bool:
 
 
 def retire(trainer: Trainer) -> None:
-    """Remove the checkpoints that the config lets go. The last one and the best one by validation loss stay."""
+    """Remove the checkpoints that the config lets go.
+
+    The last one and the best one by validation loss stay.
+    """
     config = trainer.job.config
     checkpoints = complete_checkpoints(trainer.run)
     steps = {checkpoint.step for checkpoint in checkpoints}
     best = best_step(trainer.journal.history.events, steps)
 
-    for outdated in superfluous(checkpoints, config.backup_keep, config.save_keep, best):
+    for outdated in superfluous(
+        checkpoints, config.backup_keep, config.save_keep, best
+    ):
         try:
             remove(outdated.folder)
         except OSError as error:
-            # Another program may have a file of it open. The state is saved, so the run goes on.
+            # Another program may have a file of it open. The state is saved, so the run
+            # goes on.
             trainer.journal.warn(
                 checkpoints[-1].step,
                 f"the old checkpoint {outdated.folder.name} cannot be removed: {error}",
@@ -319,9 +345,11 @@ def retire(trainer: Trainer) -> None:
 
 
 def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int | None:
-    """Return which of ``steps`` has the lowest normalised loss over held-out clips, or None if none was measured.
+    """Return which of ``steps`` has the lowest normalised loss over held-out clips, or
+    None if none was measured.
 
-    Only validations of the latest set compare. Without held-out clips no step can be called best.
+    Only validations of the latest set compare. Without held-out clips no step can be
+    called best.
     """
     loss_by_step: dict[int, float] = {}
     for line in readings_of(lines):
@@ -336,22 +364,27 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
 
 
 def refuse_full(run: Path, parts: CheckpointParts) -> None:
-    """Raise OSError if the disk has no room for a checkpoint, before any of it is written."""
+    """Raise OSError if the disk has no room for a checkpoint, before any of it is
+    written.
+    """
     needed = bytes_of(parts) + SPARE
     free = shutil.disk_usage(run).free
     if free < needed:
-        reason = f"{os.strerror(errno.ENOSPC)}: {size(needed)} are needed, {size(free)} free"
+        reason = (
+            f"{os.strerror(errno.ENOSPC)}: {size(needed)} are needed, {size(free)} free"
+        )
         raise OSError(errno.ENOSPC, reason, str(run))
 
 
 def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
     """Wait once while the disk is full.
 
-    A run that was already asked to stop waits as well, because what it has to write is what the user would lose. A
-    second signal ends it.
+    A run that was already asked to stop waits as well, because what it has to write is
+    what the user would lose. A second signal ends it.
 
     Raises:
-        VideotuneError: if the disk is broken rather than full, or the user ends the waiting.
+        VideotuneError: if the disk is broken rather than full, or the user ends the
+            waiting.
     """
     if not is_disk_full(error):
         raise VideotuneError(
@@ -420,7 +453,9 @@ def rescue_message(run: Path) -> str:
     """Return a sentence on where the run can be resumed."""
     if not complete_checkpoints(run):
         return "Nothing has been saved yet; a resume begins at step 0."
-    return f"Checkpoints: {listed(run)}; resume with: videotune train --out {run} --resume"
+    return (
+        f"Checkpoints: {listed(run)}; resume with: videotune train --out {run} --resume"
+    )
 
 
 def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
@@ -450,7 +485,9 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
 
 
 def save_what_is_good(trainer: Trainer, step: int) -> str:
-    """Save the state after ``step`` before an error ends the run, and return where it can be resumed."""
+    """Save the state after ``step`` before an error ends the run, and return where it
+    can be resumed.
+    """
     settle(trainer)
     saved_steps = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
     if step and (trainer.rows or (trainer.dist.is_main and step not in saved_steps)):

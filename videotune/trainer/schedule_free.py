@@ -1,4 +1,6 @@
-"""Schedule-free AdamW trains weights y and is evaluated at their average x, which follows from y and its state."""
+"""Schedule-free AdamW trains weights y and is evaluated at their average x, which
+follows from y and its state.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +12,8 @@ from torch import Tensor, nn
 class ScheduleFreeWeights:
     """The weights x at which schedule-free optimizers are evaluated.
 
-    The library calculates x from y and z, and y from x again, each time to rounding. So y is kept and restored bit for
-    bit. Source: Defazio et al. 2024, arXiv 2405.15682.
+    The library calculates x from y and z, and y from x again, each time to rounding. So
+    y is kept and restored bit for bit. Source: Defazio et al. 2024, arXiv 2405.15682.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class ScheduleFreeWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the network compute with x within the block, and restore weights and optimizer after it."""
+        """Let the network compute with x within the block, and restore weights and
+        optimizer after it.
+        """
         trained = self._copy_parameters()
         for optimizer in self._optimizers:
             optimizer.eval()
@@ -48,5 +52,6 @@ class ScheduleFreeWeights:
 
     def _copy_parameters(self) -> dict[str, Tensor]:
         return {
-            name: parameter.detach().clone() for name, parameter in self._parameters.items()
+            name: parameter.detach().clone()
+            for name, parameter in self._parameters.items()
         }

@@ -1,4 +1,6 @@
-"""Put a training together: fill the cache, load the models, attach what trains, begin the run folder."""
+"""Put a training together: fill the cache, load the models, attach what trains, begin
+the run folder.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,11 @@ from videotune.runs.journal import Journal
 from videotune.runs.run_dir import begin, read_run_config
 from videotune.runs.trackers import refuse_missing
 from videotune.trainer.build import dtype_name, make_objective, make_source, open_models
-from videotune.trainer.cache_filling import echo_truncated_live, fill_distributed, reads_of
+from videotune.trainer.cache_filling import (
+    echo_truncated_live,
+    fill_distributed,
+    reads_of,
+)
 from videotune.trainer.expert_pool import make_expert_schedule, open_pool
 from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.resume import OpenedRun
@@ -172,4 +178,6 @@ def _print_notes(job: Job, dist: DistributedContext) -> None:
     for note in job.notes:
         echo(f"note: {note}")
     if job.config.sharding == "FULL" and dist.size == 1:
-        echo("note: sharding FULL has no effect in a single process, which holds all weights")
+        echo(
+            "note: sharding FULL has no effect in a single process, which holds all weights"
+        )

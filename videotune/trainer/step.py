@@ -48,10 +48,16 @@ class StepSettings:
     family: DiffusersModel
     objective: Objective
     micro_batches: int
-    """Micro-batches of a whole step. A count and no size, because buckets differ in the samples of a step."""
+    """Micro-batches of a whole step.
+
+    A count and no size, because buckets differ in the samples of a step.
+    """
     max_grad_norm: float
     network_seed: int | None = None
-    """Seed of draws inside the network, such as dropout. None: the network draws nothing."""
+    """Seed of draws inside the network, such as dropout.
+
+    None: the network draws nothing.
+    """
     micro_batch_size: int | None = None
     """Samples that a micro-batch takes at most. None: no limit."""
     dist: DistributedContext = field(default_factory=DistributedContext)
@@ -69,27 +75,44 @@ class TrainableState:
     """What trains of a network, with its optimizer and the average of its weights."""
 
     parameters: Mapping[str, nn.Parameter]
-    """What the optimizer updates, by name: the network's own parameters or their float32 masters."""
+    """What the optimizer updates, by name: the network's own parameters or their
+    float32 masters.
+    """
     optimizer: AnyOptimizer
     lr_schedules: Mapping[str, LRSchedule]
     """Learning-rate schedules by parameter group."""
     masters: MasterWeights | None = None
     ema: EmaWeights | ScheduleFreeWeights | None = None
     module_params: Mapping[str, nn.Parameter] | None = None
-    """The network's own parameters where the optimizer holds masters. None: it updates them directly."""
+    """The network's own parameters where the optimizer holds masters.
+
+    None: it updates them directly.
+    """
     expert: str | None = None
     text: LiveText | None = None
-    """How captions are encoded in the step, because something of their encoder trains. None: text is cached."""
+    """How captions are encoded in the step, because something of their encoder trains.
+
+    None: text is cached.
+    """
     rounding_seed: int | None = None
-    """Seed of the draws that round updates of bf16 weights. None: updates are not rounded stochastically."""
+    """Seed of the draws that round updates of bf16 weights.
+
+    None: updates are not rounded stochastically.
+    """
     backward_optimizer: BackwardOptimizer | None = None
     """Updates each parameter during the backward pass. None: one update after it."""
     shards: Shards | None = None
-    """This process's rows of a network that is sharded. None: every process has the whole network."""
+    """This process's rows of a network that is sharded.
+
+    None: every process has the whole network.
+    """
 
 
 class OutOfMemory(RuntimeError):
-    """The device had no room for a step. ``intact``: the weights are as they were before it."""
+    """The device had no room for a step.
+
+    ``intact``: the weights are as they were before it.
+    """
 
     def __init__(
         self, step: int, window_ids: tuple[str, ...], tokens: int, intact: bool
@@ -109,7 +132,9 @@ def train_step(
     clock: Clock,
     expert_step: int | None = None,
 ) -> StepRecord:
-    """Make one update of ``net``. A gradient that is not finite leaves weights, optimizer and average as they were.
+    """Make one update of ``net``.
+
+    A gradient that is not finite leaves weights, optimizer and average as they were.
 
     Args:
         settings: the settings that all steps share.
@@ -117,7 +142,8 @@ def train_step(
         trainable: what trains of it.
         prepared: the samples of the step.
         clock: measures the phases of the step.
-        expert_step: how many steps this expert has had with this one. None: all of them.
+        expert_step: how many steps this expert has had with this one. None: all of
+            them.
 
     Raises:
         OutOfMemory: if the device has no room for the step.
@@ -128,7 +154,8 @@ def train_step(
 
     learning_rates = _set_learning_rates(trainable, step)
     device = next(net.parameters()).device
-    values = torch.zeros(2 + samples_in_step, device=device)  # [loss, norm, mse per sample]
+    # [loss, norm, mse per sample]
+    values = torch.zeros(2 + samples_in_step, device=device)
 
     # With updates during backward, some weights may have moved when memory runs out.
     updates_later = backward_optimizer is None
@@ -144,7 +171,8 @@ def train_step(
             grad_norm = _reduce_and_clip(trainable, settings, values)
         else:
             grad_norm = backward_optimizer.norm()
-        # A number of the host goes with the launch; a tensor of the host would be waited for.
+        # A number of the host goes with the launch; a tensor of the host would be
+        # waited for.
         values[1].fill_(grad_norm if grad_norm.device == device else grad_norm.item())
         grads_finite = torch.isfinite(values[:2]).all()
 
@@ -191,7 +219,9 @@ def _naming_the_step(
     *,
     weights_intact: bool,
 ) -> Iterator[None]:
-    """Turn an error of the memory into OutOfMemory, which names the step, and free the gradients."""
+    """Turn an error of the memory into OutOfMemory, which names the step, and free the
+    gradients.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -201,11 +231,15 @@ def _naming_the_step(
         tokens = 0
         if prepared.batch is not None:
             tokens = tokens_per_sample(settings.family, prepared.batch)
-        raise OutOfMemory(prepared.step, prepared.window_ids, tokens, weights_intact) from error
+        raise OutOfMemory(
+            prepared.step, prepared.window_ids, tokens, weights_intact
+        ) from error
 
 
 def _set_learning_rates(trainable: TrainableState, step: int) -> dict[str, float]:
-    """Set each parameter group to its learning rate of ``step`` and return the rates by group."""
+    """Set each parameter group to its learning rate of ``step`` and return the rates by
+    group.
+    """
     learning_rates = {}
     for group in trainable.optimizer.param_groups:
         name = group["name"]
@@ -230,7 +264,8 @@ def accumulate_gradients(
         trainable: what trains of it; its gradients grow.
         prepared: the samples of the step.
         clock: measures the phases of the step.
-        values: [loss, gradient norm, mse of each sample] of the step; loss and mse are filled in.
+        values: [loss, gradient norm, mse of each sample] of the step; loss and mse are
+            filled in.
     """
     samples_in_step = len(prepared.window_ids)
     is_sharded = trainable.shards is not None and settings.dist.size > 1
@@ -246,7 +281,8 @@ def accumulate_gradients(
         batch = part.batch.map(lambda x: _to_device(x, values.device))
         batch = encode_live_text(settings.family, trainable.text, batch)
 
-        # Samples of prior preservation learn to stay with the base model's own prediction.
+        # Samples of prior preservation learn to stay with the base model's own
+        # prediction.
         target = None
         if part.needs_base_prediction:
             target = _base_prediction(settings, net, batch, t, noise)
@@ -264,7 +300,8 @@ def accumulate_gradients(
         )
         clock.mark("forward")
 
-        # Each micro-batch adds its sum over the size of the whole step, so any split gives the same gradient.
+        # Each micro-batch adds its sum over the size of the whole step, so any split
+        # gives the same gradient.
         weight = 0.0 if part.is_padding else len(batch) / samples_in_step
         scaled_loss = output.loss * weight
         if trainable.backward_optimizer is not None:
@@ -281,7 +318,9 @@ def _to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=device.type in OVERLAPPING)
 
 
-def _write_values(values: Tensor, part: MicroBatch, scaled_loss: Tensor, mse: Tensor) -> None:
+def _write_values(
+    values: Tensor, part: MicroBatch, scaled_loss: Tensor, mse: Tensor
+) -> None:
     """Add a micro-batch to [loss, gradient norm, mse of each sample]."""
     values[0] += scaled_loss.detach()
     begin = 2 + part.first_sample
@@ -291,7 +330,8 @@ def _write_values(values: Tensor, part: MicroBatch, scaled_loss: Tensor, mse: Te
 def _base_prediction(
     settings: StepSettings, net: nn.Module, batch: Batch, t: Tensor, noise: Tensor
 ) -> Tensor | None:
-    """Return the target of samples with prior preservation, None if this process has none.
+    """Return the target of samples with prior preservation, None if this process has
+    none.
 
     The network runs in any case, because of a sharded network all processes must.
     """
@@ -306,7 +346,8 @@ def _base_prediction(
 def _with_graph_from_text(batch: Batch) -> Batch:
     """Return the batch with text states that require a gradient.
 
-    A sharded network gathers its blocks in the backward pass too, so every process needs a graph from its text on.
+    A sharded network gathers its blocks in the backward pass too, so every process
+    needs a graph from its text on.
     """
     if batch.conditioning.text.requires_grad:
         return batch
@@ -314,10 +355,14 @@ def _with_graph_from_text(batch: Batch) -> Batch:
     return replace(batch, conditioning=replace(batch.conditioning, text=text))
 
 
-def encode_live_text(family: DiffusersModel, text: LiveText | None, batch: Batch) -> Batch:
-    """Return the batch with its captions encoded now; unchanged if text states are cached (``text`` None).
+def encode_live_text(
+    family: DiffusersModel, text: LiveText | None, batch: Batch
+) -> Batch:
+    """Return the batch with its captions encoded now; unchanged if text states are
+    cached (``text`` None).
 
-    Extras of a clip, such as its first frame, stay as they are. Training and validation both call this.
+    Extras of a clip, such as its first frame, stay as they are. Training and validation
+    both call this.
     """
     if text is None:
         return batch
@@ -330,14 +375,17 @@ def encode_live_text(family: DiffusersModel, text: LiveText | None, batch: Batch
 def _reduce_and_clip(
     trainable: TrainableState, settings: StepSettings, values: Tensor
 ) -> Tensor:
-    """Sum gradients and ``values`` over processes, clip the gradient, and return its norm () before clipping."""
+    """Sum gradients and ``values`` over processes, clip the gradient, and return its
+    norm () before clipping.
+    """
     parameters = list(trainable.parameters.values())
     if trainable.shards is not None:
         trainable.shards.collect()
     if trainable.masters is not None:
         trainable.masters.grads_to_masters()
 
-    # A step that used nothing that trains has a zero gradient, as where other processes have used it.
+    # A step that used nothing that trains has a zero gradient, as where other processes
+    # have used it.
     if all(parameter.grad is None for parameter in parameters):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -358,7 +406,9 @@ def _reduce_and_clip_across_processes(
     if shards is not None:
         sharded = [trainable.parameters[name] for name in shards.local]
     sharded_ids = {id(parameter) for parameter in sharded}
-    replicated = [parameter for parameter in parameters if id(parameter) not in sharded_ids]
+    replicated = [
+        parameter for parameter in parameters if id(parameter) not in sharded_ids
+    ]
 
     dist.all_reduce_gradients(replicated)
     dist.all_reduce(values)
@@ -382,7 +432,9 @@ def _update(trainable: TrainableState, grads_finite: Tensor, step: int) -> None:
 
     first_rows = {}
     if trainable.shards is not None:
-        first_rows = {name: shard.first for name, shard in trainable.shards.rows.items()}
+        first_rows = {
+            name: shard.first for name, shard in trainable.shards.rows.items()
+        }
     update_each_rounded(
         trainable.optimizer,
         trainable.parameters,

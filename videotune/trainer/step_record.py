@@ -1,4 +1,6 @@
-"""What a training step returns for the journal: losses, norms, learning rates and seconds."""
+"""What a training step returns for the journal: losses, norms, learning rates and
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ NOISE_LEVEL_BINS = 9
 class StepRecord:
     """The results of a step.
 
-    A record is returned before the device has finished the step. ``read`` waits for its values.
-    It is called one step late, so that no step waits for the host.
+    A record is returned before the device has finished the step. ``read`` waits for its
+    values. It is called one step late, so that no step waits for the host.
     """
 
     step: int
@@ -62,7 +64,9 @@ class StepRecord:
         return line
 
     def broken(self) -> tuple[str, ...]:
-        """Return the windows with an error that is not finite; all if only the gradient is."""
+        """Return the windows with an error that is not finite; all if only the gradient
+        is.
+        """
         mse_per_sample = self.values.tolist()[2:]
         broken = tuple(
             window_id
@@ -75,7 +79,8 @@ class StepRecord:
 class Clock:
     """Measure the seconds of each phase of a step; ``mark(phase)`` ends one.
 
-    On a device with streams a mark is an event, which is read when the step is long over.
+    On a device with streams a mark is an event, which is read when the step is long
+    over.
     """
 
     def __init__(
@@ -107,16 +112,23 @@ class Clock:
                 seconds = begin_event.elapsed_time(end_event) / 1000
             else:
                 seconds = ended - begun
-            seconds_by_phase[phase] = round(seconds_by_phase.get(phase, 0.0) + seconds, 6)
+            seconds_by_phase[phase] = round(
+                seconds_by_phase.get(phase, 0.0) + seconds, 6
+            )
         return seconds_by_phase
 
 
 def loss_by_noise_level(t: Sequence[float], mse: Sequence[float]) -> list[float | None]:
-    """Return the mean mse by noise level, for each ninth of [0, 1]; None without a sample."""
+    """Return the mean mse by noise level, for each ninth of [0, 1]; None without a
+    sample.
+    """
     sums = [0.0] * NOISE_LEVEL_BINS
     counts = [0] * NOISE_LEVEL_BINS
     for noise_level, value in zip(t, mse, strict=True):
         noise_bin = min(NOISE_LEVEL_BINS - 1, int(noise_level * NOISE_LEVEL_BINS))
         sums[noise_bin] += value
         counts[noise_bin] += 1
-    return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+    return [
+        total / count if count else None
+        for total, count in zip(sums, counts, strict=True)
+    ]

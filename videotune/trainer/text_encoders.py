@@ -24,7 +24,9 @@ def live_text(config: Config) -> layers.LiveText | None:
 
 
 def refuse_text(family: DiffusersModel, config: Config) -> None:
-    """Raise VideotuneError for patterns that match no weight, or an unusable new token, before anything is encoded."""
+    """Raise VideotuneError for patterns that match no weight, or an unusable new token,
+    before anything is encoded.
+    """
     if config.text_encoder.train and config.text_encoder.layers is not None:
         names = []
         for part, net in family.text_skeletons().items():
@@ -36,11 +38,14 @@ def refuse_text(family: DiffusersModel, config: Config) -> None:
             layers.add_tokens(tokenizer, config.embedding.tokens)
 
 
-def attach_text(family: DiffusersModel, config: Config) -> dict[str, dict[str, nn.Parameter]]:
+def attach_text(
+    family: DiffusersModel, config: Config
+) -> dict[str, dict[str, nn.Parameter]]:
     """Make trainable what trains of the family's text encoders.
 
     Returns:
-        The parameters, by the group of their learning rate and by their names in checkpoints.
+        The parameters, by the group of their learning rate and by their names in
+        checkpoints.
     """
     if not config.text_in_step:
         return {}
@@ -52,14 +57,18 @@ def attach_text(family: DiffusersModel, config: Config) -> dict[str, dict[str, n
 
     if config.training_method == "EMBEDDING":
         rows = layers.add_rows(parts, config.embedding, config.seed)
-        return {"embedding": {ROWS + name: parameter for name, parameter in rows.items()}}
+        return {
+            "embedding": {ROWS + name: parameter for name, parameter in rows.items()}
+        }
     return {"text_encoder": layers.add_text(encoders, config.text_encoder.layers)}
 
 
 def by_part(
     family: DiffusersModel, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Split trained tensors into those of the denoiser and those of each text encoder, by the names in them."""
+    """Split trained tensors into those of the denoiser and those of each text encoder,
+    by the names in them.
+    """
     text = {part: of_expert(state, f"{part}.") for part in family.text_skeletons()}
     text_names: set[str] = set()
     for part, tensors in text.items():
@@ -124,7 +133,9 @@ def text_size(family: DiffusersModel, config: Config) -> tuple[int, int]:
     """Return how many modules and numbers of the text encoders would train."""
     encoders = family.text_skeletons()
     if config.training_method == "EMBEDDING":
-        tables: list[Any] = [encoder.get_input_embeddings() for encoder in encoders.values()]  # type: ignore[operator]
+        tables: list[Any] = []
+        for encoder in encoders.values():
+            tables.append(encoder.get_input_embeddings())  # type: ignore[operator]
         width = sum(table.weight.shape[1] for table in tables)
         return len(tables), config.embedding.vectors * width
 

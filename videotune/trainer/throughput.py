@@ -1,4 +1,6 @@
-"""Measure the seconds of steps and callbacks: for the time left, and to see whether the steps wait for data."""
+"""Measure the seconds of steps and callbacks: for the time left, and to see whether the
+steps wait for data.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,11 +10,16 @@ RECENT = 20
 """Latest steps, of each bucket, whose seconds are averaged."""
 
 WAITING = 0.2
-"""Share of the steps' time from which they are said to wait for data. Below it, waiting is not what costs."""
+"""Share of the steps' time from which they are said to wait for data.
+
+Below it, waiting is not what costs.
+"""
 
 
 class Throughput:
-    """Seconds of the latest steps: by bucket for the time left, of all of them for the share of waiting."""
+    """Seconds of the latest steps: by bucket for the time left, of all of them for the
+    share of waiting.
+    """
 
     def __init__(self) -> None:
         self._seconds_by_bucket: dict[int, deque[float]] = {}
@@ -31,7 +38,8 @@ class Throughput:
             seconds: of the step, by phase.
 
         Returns:
-            The share of the time spent waiting for data, the first time that it is too large; else None.
+            The share of the time spent waiting for data, the first time that it is too
+            large; else None.
         """
         total = sum(seconds.values())
         if not self._seconds_by_bucket:
@@ -85,7 +93,8 @@ def time_left(
 ) -> float | None:
     """Estimate the seconds of the remaining steps.
 
-    A bucket without a step so far is taken to cost as much for its tokens as the others.
+    A bucket without a step so far is taken to cost as much for its tokens as the
+    others.
 
     Args:
         seconds: of a step, by bucket.
@@ -97,7 +106,9 @@ def time_left(
     """
     if not seconds:
         return None
-    seconds_per_token = sum(seconds.values()) / sum(tokens[bucket] for bucket in seconds)
+    seconds_per_token = sum(seconds.values()) / sum(
+        tokens[bucket] for bucket in seconds
+    )
     return sum(
         count * seconds.get(bucket, seconds_per_token * tokens[bucket])
         for bucket, count in steps_left.items()

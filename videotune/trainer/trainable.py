@@ -1,4 +1,6 @@
-"""Build what trains of a network: its parameters, their optimizer, learning rates and average."""
+"""Build what trains of a network: its parameters, their optimizer, learning rates and
+average.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +18,12 @@ from videotune.models.base import DiffusersModel
 from videotune.trainer.build import dtype_name
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
-from videotune.trainer.optimizers import AnyOptimizer, LRSchedule, make_optimizer, parts_of
+from videotune.trainer.optimizers import (
+    AnyOptimizer,
+    LRSchedule,
+    make_optimizer,
+    parts_of,
+)
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import live_text
@@ -24,7 +31,9 @@ from videotune.types import ModelSpec
 
 
 def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Parameter]:
-    """Make trainable what the training method trains and return it by name, in the network's own dtypes."""
+    """Make trainable what the training method trains and return it by name, in the
+    network's own dtypes.
+    """
     if not config.transformer.train:
         return {}
     if config.training_method == "FINE_TUNE":
@@ -61,7 +70,8 @@ def make_trainable(
     for group in groups.values():
         module_params.update(group)
 
-    # The optimizer updates float32 masters, unless updates of bf16 weights are rounded stochastically.
+    # The optimizer updates float32 masters, unless updates of bf16 weights are rounded
+    # stochastically.
     rounds_stochastically = settings.masters == "STOCHASTIC_ROUNDING"
     if rounds_stochastically and dtype_name(config) != "BFLOAT_16":
         raise VideotuneError(
@@ -107,7 +117,9 @@ def make_trainable(
 def _make_average(
     config: Config, parameters: Parameters, optimizer: AnyOptimizer
 ) -> EmaWeights | ScheduleFreeWeights | None:
-    """Return the average of the weights that is sampled, validated and exported in their place, if there is one."""
+    """Return the average of the weights that is sampled, validated and exported in
+    their place, if there is one.
+    """
     if config.optimizer.name == "SCHEDULE_FREE":
         return ScheduleFreeWeights(parameters, parts_of(optimizer))
     if config.ema.decay is not None:
@@ -116,11 +128,15 @@ def _make_average(
 
 
 def adapter_groups(
-    parameters: Parameters, settings: Lora, name: str, lr_schedules: dict[str, LRSchedule]
+    parameters: Parameters,
+    settings: Lora,
+    name: str,
+    lr_schedules: dict[str, LRSchedule],
 ) -> dict[str, dict[str, nn.Parameter]]:
     """Sort a denoiser's parameters into groups, one for each learning rate.
 
-    LoRA+ (Hayou et al. 2024, arXiv 2402.12354): lora_B learns at ``learning_rate_ratio`` times the rate of lora_A.
+    LoRA+ (Hayou et al. 2024, arXiv 2402.12354): lora_B learns at
+    ``learning_rate_ratio`` times the rate of lora_A.
 
     Args:
         parameters: by their names in the denoiser.
@@ -151,7 +167,9 @@ def adapter_groups(
 def make_lr_schedules(
     config: Config, spec: ModelSpec, expert: str, steps: int
 ) -> dict[str, LRSchedule]:
-    """Return the learning-rate schedule of each group that trains with an expert for ``steps`` steps."""
+    """Return the learning-rate schedule of each group that trains with an expert for
+    ``steps`` steps.
+    """
     has_two_experts = len(spec.experts) > 1
     is_low_noise = has_two_experts and expert == spec.experts[-1].name
 

@@ -1,4 +1,6 @@
-"""The state of a training run that the loop and its callbacks share, and the interface of callbacks."""
+"""The state of a training run that the loop and its callbacks share, and the interface
+of callbacks.
+"""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,7 +42,10 @@ class PendingSave:
     write: Callable[[], Checkpoint]
     """Writes the checkpoint in the caller's thread."""
     written: Future[Checkpoint] | None = None
-    """The result of a thread that writes a copy in host memory. None: no thread writes."""
+    """The result of a thread that writes a copy in host memory.
+
+    None: no thread writes.
+    """
 
 
 @dataclass
@@ -74,7 +79,9 @@ class Trainer:
     throughput: Throughput = field(default_factory=Throughput)
     trackers: Trackers | None = None
     peaks: dict[str, int] = field(default_factory=dict)
-    """Bytes that the device held at most within a step, by torch's names ("allocated_bytes", "reserved_bytes")."""
+    """Bytes that the device held at most within a step, by torch's names
+    ("allocated_bytes", "reserved_bytes").
+    """
 
     @property
     def net(self) -> nn.Module:
@@ -85,7 +92,9 @@ class Trainer:
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """What the optimizers update, by the names of checkpoints."""
         trainables = self.pool.trainables.items()
-        return self._named({expert: trainable.parameters for expert, trainable in trainables})
+        return self._named(
+            {expert: trainable.parameters for expert, trainable in trainables}
+        )
 
     @property
     def averages(self) -> dict[str, Tensor]:
@@ -98,13 +107,20 @@ class Trainer:
 
     @property
     def result(self) -> Mapping[str, Tensor]:
-        """What is exported, by the names of checkpoints: averages of the weights if the run has them, else the weights."""
+        """What is exported, by the names of checkpoints: averages of the weights if the
+        run has them, else the weights.
+        """
         return self.averages or self.parameters
 
     @property
     def rows(self) -> dict[str, Shard]:
-        """This process's shards of what trains, by the names of checkpoints. Empty without sharding."""
-        return self._named({expert: shards.rows for expert, shards in self.pool.shards.items()})
+        """This process's shards of what trains, by the names of checkpoints.
+
+        Empty without sharding.
+        """
+        return self._named(
+            {expert: shards.rows for expert, shards in self.pool.shards.items()}
+        )
 
     def _named(self, by_expert: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
         """Join values of experts under the names of checkpoints."""
@@ -120,7 +136,9 @@ class Trainer:
         return live_text(self.job.config)
 
     def states(self, prompt: str) -> Mapping[str, Tensor]:
-        """Return a prompt's text states: the cached ones, or those of the text encoder as it is now."""
+        """Return a prompt's text states: the cached ones, or those of the text encoder
+        as it is now.
+        """
         if self.text is None:
             return self.source.text(prompt)
         return self.family.encode_text([self.text.spell(prompt)])[0]
@@ -144,12 +162,16 @@ class Trainer:
         return self.dist.together() if self.weights_sharded else nullcontext()
 
     def breaking(self) -> AbstractContextManager[None]:
-        """Return a block that raises Interrupted when the user asks to stop, unless other processes would wait for it."""
+        """Return a block that raises Interrupted when the user asks to stop, unless
+        other processes would wait for it.
+        """
         return nullcontext() if self.weights_sharded else self.signals.breaking()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the network compute with the average of its weights, if the run has one, and restore it bit for bit."""
+        """Let the network compute with the average of its weights, if the run has one,
+        and restore it bit for bit.
+        """
         with ExitStack() as stack:
             for trainable in self.pool.trainables.values():
                 if trainable.ema is None:
@@ -164,11 +186,15 @@ class Trainer:
     def band_at(self, step: int) -> str:
         """Return the exposure band of the training window that has been shown most."""
         steps_for_views = self.plan["views"]["steps_for"]
-        reached = [int(views) for views, first in steps_for_views.items() if first <= step]
+        reached = [
+            int(views) for views, first in steps_for_views.items() if first <= step
+        ]
         return band(max(reached, default=0))
 
     def write_exposure(self, step: int) -> None:
-        """Write how often everything has been shown until ``step``, and will be by the end, into the journal, once a step."""
+        """Write how often everything has been shown until ``step``, and will be by the
+        end, into the journal, once a step.
+        """
         lines = self.journal.history.of_kind("views")
         if any(line["step"] == step for line in lines):
             return
@@ -190,7 +216,11 @@ class Callback:
     word: str | None = None
     """The key in control.json that asks for it now."""
     at_stop = False
-    """Whether it saves. Then it also runs on a stop, and in each process; others run only where it ``participates``."""
+    """Whether it saves.
+
+    Then it also runs on a stop, and in each process; others run only where it
+    ``participates``.
+    """
 
     def prompts(self) -> Sequence[str]:
         """Return the texts that it reads from the cache beside the clips' captions."""
@@ -208,7 +238,9 @@ class Callback:
         """
 
     def before(self, trainer: Trainer) -> None:
-        """Do work that belongs before the first step, or to the step of a checkpoint, left by a killed process."""
+        """Do work that belongs before the first step, or to the step of a checkpoint,
+        left by a killed process.
+        """
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
         """Return whether it runs after ``step``. If one process says yes, all run it.
@@ -232,7 +264,9 @@ class Callback:
         return ""
 
     def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
-        """Estimate the seconds of its runs from ``step`` + 1 on; the latest took ``took``."""
+        """Estimate the seconds of its runs from ``step`` + 1 on; the latest took
+        ``took``.
+        """
         return times(self.every, trainer.job.steps, step) * took
 
     def on_end(self, trainer: Trainer, step: int) -> None:
@@ -240,12 +274,17 @@ class Callback:
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Return whether work that is due every ``every`` steps (0: never) and at the last one is due at ``step``."""
+    """Return whether work that is due every ``every`` steps (0: never) and at the last
+    one is due at ``step``.
+    """
     return every > 0 and (step % every == 0 or step == last)
 
 
 def times(every: int, last: int, after: int = -1) -> int:
-    """Return at how many steps from ``after`` + 1 to ``last`` such work is due. Step 0 is the base model's."""
+    """Return at how many steps from ``after`` + 1 to ``last`` such work is due.
+
+    Step 0 is the base model's.
+    """
     if every <= 0 or after >= last:
         return 0
     return last // every - after // every + bool(last % every)

@@ -135,7 +135,9 @@ class Validation(Callback):
             return
 
         if is_main:
-            self._write(trainer, step, name=name, reading=reading, live=live, started=started)
+            self._write(
+                trainer, step, name=name, reading=reading, live=live, started=started
+            )
         if trainer.job.config.early_stopping is not None:
             self._save_if_best(trainer, step)
 
@@ -221,7 +223,8 @@ def _relative_parts(
     reading: ValidationReading, first: Mapping[str, Any], experts: Sequence[str]
 ) -> dict[str, Any]:
     return {
-        part: relative_to_first(value, first[part], experts) for part, value in reading.items()
+        part: relative_to_first(value, first[part], experts)
+        for part, value in reading.items()
     }
 
 
@@ -261,7 +264,9 @@ class Previews(SamplingCallback):
     def _finished(self, trainer: Trainer, step: int) -> set[tuple[str, int]]:
         """Return (prompt, seed) of the previews of ``step`` that are written."""
         lines = trainer.journal.history.of_kind("sample")
-        return {(line["prompt"], line["seed"]) for line in lines if line.get("step") == step}
+        return {
+            (line["prompt"], line["seed"]) for line in lines if line.get("step") == step
+        }
 
     def is_lacking(self, trainer: Trainer, step: int) -> bool:
         """Whether previews of ``step`` are due and missing."""

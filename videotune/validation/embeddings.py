@@ -94,7 +94,8 @@ def edge_features(pictures: Tensor) -> Tensor:
     parts = [_edge_directions(grey), light, colour]
 
     weighted = [
-        weight * unit(part.flatten(1)) for weight, part in zip(PART_WEIGHTS, parts, strict=True)
+        weight * unit(part.flatten(1))
+        for weight, part in zip(PART_WEIGHTS, parts, strict=True)
     ]
     vectors = unit(torch.cat(weighted, 1))
     constant = vectors.shape[1] ** -0.5
@@ -126,7 +127,9 @@ def _cell_means(planes: Tensor) -> Tensor:
     The cells overlap by half, so a small shift of the picture changes little.
     """
     side = SIDE // CELLS
-    return functional.avg_pool2d(planes, 2 * side, side, side // 2, count_include_pad=False)
+    return functional.avg_pool2d(
+        planes, 2 * side, side, side // 2, count_include_pad=False
+    )
 
 
 def resize_square(pictures: Tensor, side: int) -> Tensor:
@@ -205,7 +208,9 @@ def open_encoder(source: str) -> FrameEmbedding:
         vectors = []
         with torch.no_grad():
             for batch in pictures.split(ENCODER_BATCH):
-                inputs = processor(images=list(batch), return_tensors="pt", do_rescale=False)
+                inputs = processor(
+                    images=list(batch), return_tensors="pt", do_rescale=False
+                )
                 features = _image_features(model, inputs["pixel_values"], source)
                 vectors.append(unit(features.float().cpu()))
         return torch.cat(vectors)

@@ -64,14 +64,18 @@ class Gallery:
             ordered.extend(group)
         self.windows = tuple(ordered)
 
-    def nearest(self, sample: Tensor, exclude_source: str | None = None) -> NearestClip | None:
+    def nearest(
+        self, sample: Tensor, exclude_source: str | None = None
+    ) -> NearestClip | None:
         """Return the window nearest to a sample, or None if no window is left.
 
         Args:
             sample: output of ``embed_with_mirror``, (2, T, D).
             exclude_source: video whose windows are not compared.
         """
-        is_allowed = torch.tensor([window.source != exclude_source for window in self.windows])
+        is_allowed = torch.tensor(
+            [window.source != exclude_source for window in self.windows]
+        )
         if not is_allowed.any():
             return None
 
@@ -191,7 +195,9 @@ def vendi_score(vectors: NDArray[np.float64]) -> float:
     if x.ndim == 2 and len(x):
         lengths = np.linalg.norm(x, axis=1, keepdims=True)
     if not (lengths > 0).all():
-        raise ValueError("the Vendi score needs at least one vector (n, D), none of length 0")
+        raise ValueError(
+            "the Vendi score needs at least one vector (n, D), none of length 0"
+        )
 
     x = x / lengths
     eigenvalues = np.linalg.eigvalsh(x @ x.T / len(x))

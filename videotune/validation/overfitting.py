@@ -117,7 +117,9 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     first, last = as_good(held_out, best)
     verdict = Verdict(
         label=None,
-        reason=(f"a verdict needs {MIN_READINGS} validations, the run has {len(readings)}"),
+        reason=(
+            f"a verdict needs {MIN_READINGS} validations, the run has {len(readings)}"
+        ),
         step=step,
         best_step=int(readings[best]["step"]),
         best=float(readings[best]["held_out"]["normalised"]),
@@ -156,15 +158,11 @@ def count_latest(lines: Iterable[Mapping[str, Any]], label: str) -> int:
 def _reason_for_no_verdict(readings: Sequence[Reading]) -> str:
     """Return why more readings will not give a verdict either, or an empty string."""
     if readings[-1].get("held_out") is None:
-        return (
-            "no validation possible: no clip is held out, and only held-out clips show copying"
-        )
+        return "no validation possible: no clip is held out, and only held-out clips show copying"
     if any(None in _values(reading) for reading in readings):
         return "a validation loss is not finite"
     if any(len(clips_of(reading, "held_out")) < 2 for reading in readings):
-        return (
-            "no validation possible: the scatter over clips needs at least two held-out clips"
-        )
+        return "no validation possible: the scatter over clips needs at least two held-out clips"
     return ""
 
 
@@ -269,7 +267,9 @@ def as_good(held_out: Sequence[Mapping[str, float]], best: int) -> tuple[int, in
     while first > 0 and _is_within_chance(held_out[best], held_out[first - 1]):
         first -= 1
     last = best
-    while last < len(held_out) - 1 and _is_within_chance(held_out[best], held_out[last + 1]):
+    while last < len(held_out) - 1 and _is_within_chance(
+        held_out[best], held_out[last + 1]
+    ):
         last += 1
     return first, last
 

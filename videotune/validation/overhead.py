@@ -149,7 +149,9 @@ def _preview_passes(job: Job, steps: int, prompts: int) -> int:
     return steps * prompts * passes_per_step(job.spec, guidance)
 
 
-def _preview_share(job: Job, steps: int | None = None, prompts: int | None = None) -> float:
+def _preview_share(
+    job: Job, steps: int | None = None, prompts: int | None = None
+) -> float:
     """Return the share of one preview of each prompt.
 
     Args:

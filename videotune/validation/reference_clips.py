@@ -93,7 +93,9 @@ def reference_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
 
     prompts = set(plan.prompts)
     prompted = [
-        window for window in job.training_windows if prompts & set(job.captions[window.id])
+        window
+        for window in job.training_windows
+        if prompts & set(job.captions[window.id])
     ]
     first = spread_evenly(prompted, count // 2)
     others = spread_evenly(job.training_windows, count - len(first))

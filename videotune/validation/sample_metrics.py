@@ -126,7 +126,9 @@ class SampleMetricsCallback(SamplingCallback):
             with trainer.breaking():
                 fields = self._measure(trainer, videos, step)
             seconds = round(time.perf_counter() - started, 3)
-            trainer.journal.event("sample_metrics", step=step, **fields, seconds=seconds)
+            trainer.journal.event(
+                "sample_metrics", step=step, **fields, seconds=seconds
+            )
 
     def _generate_samples(self, trainer: Trainer, step: int) -> list[np.ndarray]:
         plan = self.plan
@@ -161,7 +163,9 @@ class SampleMetricsCallback(SamplingCallback):
             )
         return None
 
-    def _measure(self, trainer: Trainer, videos: Sequence[Frames], step: int) -> dict[str, Any]:
+    def _measure(
+        self, trainer: Trainer, videos: Sequence[Frames], step: int
+    ) -> dict[str, Any]:
         """Measure the samples of a step and return the fields of the journal line."""
         assert self.embedding is not None
         stored = read_json(trainer.run / FILE)
@@ -192,7 +196,9 @@ class SampleMetricsCallback(SamplingCallback):
         assert self.embedding is not None
         assert self.clips is not None
         with np.load(base_file(run)) as file:
-            return read_samples(self.plan, self.embedding, self.clips, list(file["films"]))
+            return read_samples(
+                self.plan, self.embedding, self.clips, list(file["films"])
+            )
 
     def _journal_fields(
         self,
@@ -251,7 +257,9 @@ def _is_copy(nearest: NearestClip, line: float | None) -> bool:
     return line is not None and nearest.similarity > line
 
 
-def _base_to_json(name: str, base: SampleReading, clips: EmbeddedClips) -> dict[str, Any]:
+def _base_to_json(
+    name: str, base: SampleReading, clips: EmbeddedClips
+) -> dict[str, Any]:
     assert clips.baselines is not None
     return {
         "name": name,
@@ -264,7 +272,8 @@ def _base_to_json(name: str, base: SampleReading, clips: EmbeddedClips) -> dict[
 def sample_paths(run: Path, plan: SampleMetricsPlan, step: int) -> list[Path]:
     """Return the paths of the samples of a step."""
     return [
-        run / FOLDER / file_name(step, plan.prompts[index], seed) for index, seed in plan.pairs
+        run / FOLDER / file_name(step, plan.prompts[index], seed)
+        for index, seed in plan.pairs
     ]
 
 
@@ -310,7 +319,9 @@ def mean_similarity(reading: SampleReading) -> float:
     return round(total / len(reading.nearest), 4)
 
 
-def with_ratios(value: float | None, **references: float | None) -> dict[str, float | None]:
+def with_ratios(
+    value: float | None, **references: float | None
+) -> dict[str, float | None]:
     """Return a value, its references, and its ratio to each as ``to_<name>``.
 
     A ratio is None if a number is missing or the reference is 0.

@@ -114,7 +114,10 @@ def preview_prompts(job: Job) -> list[Prompt]:
         prompts = samples
     else:
         prompts = spread_captions(job, samples)
-    return [Prompt(prompt=prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    return [
+        Prompt(prompt=prompt) if isinstance(prompt, str) else prompt
+        for prompt in prompts
+    ]
 
 
 def preview_requests(job: Job) -> list[PreviewRequest]:
@@ -189,7 +192,9 @@ def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
     shape = str(preview.settings.shape)
     windows = [window for window in job.training_windows if str(window.shape) == shape]
     if not windows:
-        shapes = ", ".join(sorted({str(window.shape) for window in job.training_windows}))
+        shapes = ", ".join(
+            sorted({str(window.shape) for window in job.training_windows})
+        )
         raise VideotuneError(
             f"sample.frames, sample.resolution: a preview of {job.spec.title} "
             f"begins with the first frame of a clip, but no window has "
@@ -199,7 +204,9 @@ def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
     return _with_caption(job, windows, preview.prompt, index)
 
 
-def _with_caption(job: Job, windows: Sequence[Window], prompt: str, index: int) -> Window:
+def _with_caption(
+    job: Job, windows: Sequence[Window], prompt: str, index: int
+) -> Window:
     """Return the first window with the prompt as caption, else the index-th."""
     for window in windows:
         if prompt in job.captions[window.id]:
@@ -397,9 +404,12 @@ def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     held_out = job.library.held_out_windows
     windows = [window for window in held_out if str(window.shape) == shape]
     if not windows:
-        windows = [window for window in job.training_windows if str(window.shape) == shape]
+        windows = [
+            window for window in job.training_windows if str(window.shape) == shape
+        ]
     return tuple(
-        _with_caption(job, windows, prompt, index) for index, prompt in enumerate(prompts)
+        _with_caption(job, windows, prompt, index)
+        for index, prompt in enumerate(prompts)
     )
 
 

@@ -87,7 +87,10 @@ def read_validation(
             # Otherwise this expert would stay in memory beside the next one.
             del reader, net
 
-    return {part: average_over_clips(errors[part], windows) for part, windows in parts.items()}
+    return {
+        part: average_over_clips(errors[part], windows)
+        for part, windows in parts.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,18 @@ class _WindowReader:
         """Write the MSE of the windows into a table (window, quantile)."""
         device = next(self.net.parameters()).device
         levels_by_window = quantiles_by_window(windows)
-        for index, (window, levels) in enumerate(zip(windows, levels_by_window, strict=True)):
+        for index, (window, levels) in enumerate(
+            zip(windows, levels_by_window, strict=True)
+        ):
             batch = batch_of(window).map(lambda x: x.to(device))
             tokens = tokens_per_sample(self.family, batch)
             quantiles = [level for level in levels if level in self.quantiles]
             for group in _split_by_tokens(quantiles, tokens):
                 errors[index, group] = self._errors(window, batch, group)
 
-    def _errors(self, window: Window, batch: Batch, quantiles: Sequence[int]) -> torch.Tensor:
+    def _errors(
+        self, window: Window, batch: Batch, quantiles: Sequence[int]
+    ) -> torch.Tensor:
         """Return the MSE of a window at some quantiles, float64 on the CPU.
 
         Each quantile has its own noise.
@@ -143,7 +150,9 @@ class _WindowReader:
         return loss.mse.double().cpu()
 
 
-def noise_of(seed: int, window: Window, quantile: int, shape: tuple[int, ...]) -> torch.Tensor:
+def noise_of(
+    seed: int, window: Window, quantile: int, shape: tuple[int, ...]
+) -> torch.Tensor:
     """Return the fixed noise of a window at a quantile, on the CPU."""
     # "ruler" is part of the seed; another string would change the noise of every run.
     generator = generator_for(seed, "ruler", window.id, quantile)
@@ -156,7 +165,10 @@ def _split_by_tokens(quantiles: Sequence[int], tokens: int) -> list[list[int]]:
     The group size depends only on the size of the sample, so results are reproducible.
     """
     size = max(1, TOKENS_PER_PASS // tokens)
-    return [list(quantiles[start : start + size]) for start in range(0, len(quantiles), size)]
+    return [
+        list(quantiles[start : start + size])
+        for start in range(0, len(quantiles), size)
+    ]
 
 
 def average_over_clips(

@@ -32,7 +32,9 @@ PARTS = {
 """Parts of a validation set, and their names in messages."""
 
 
-def freeze_validation_set(trainer: Trainer, validation: ValidationLoss) -> tuple[str, str]:
+def freeze_validation_set(
+    trainer: Trainer, validation: ValidationLoss
+) -> tuple[str, str]:
     """Write the set's file, or compare the set with it.
 
     A file of a different set is replaced.
