@@ -80,7 +80,8 @@ COURSES = {
         (*DOWN, 0.55, 0.6, 0.61), (*DOWN, 0.4, 0.3, 0.9), OVERFITTING, 30, "training clips fell from 0.500 to 0.300",
     ),
     "training clips alone still fall": (
-        (*DOWN, 0.5, 0.5, 0.5, 0.5), (*DOWN, 0.45, 0.4, 0.35, 0.3), PLATEAU, None, "the model now improves only on the training clips",
+        (*DOWN, 0.5, 0.5, 0.5, 0.5), (*DOWN, 0.45, 0.4, 0.35, 0.3), PLATEAU, None,
+        "the model now improves only on the training clips",
     ),
     "it stands": ((*DOWN, 0.55, 0.6, 0.505), (*DOWN, 0.4, 0.3, 0.2), OVERFITTING, 30, "at step 50 (now 0.5"),
     "until there is a new best": ((*DOWN, 0.55, 0.6, 0.505, 0.4), (*DOWN, 0.4, 0.3, 0.2, 0.2), LEARNING, None, ""),

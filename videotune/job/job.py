@@ -167,9 +167,6 @@ def open_job(
     """Scan the data and lay out the schedule of a run.
 
     Args:
-        resolved: the config.
-        spec: facts of the model.
-        base: the base model, if one is named.
         to_look: only look at the data: a clip without a caption is skipped, and there
             may be no window.
         processes: how many processes train.
@@ -203,10 +200,7 @@ def open_job(
         *unused_keys(resolved, library, spec.image_noise),
         *token_notes,
         *_micro_batch_notes(resolved),
-    ]
-    unweighted = [dataset for dataset in config.datasets if dataset not in weighted]
-    notes += [
-        f"{dataset.path} is left out: its loss_weight is 0" for dataset in unweighted
+        *_unweighted_notes(config),
     ]
 
     epoch_steps = steps_per_epoch(schedule)
@@ -214,9 +208,7 @@ def open_job(
     if arithmetic:
         notes.append(arithmetic)
     steps_between = intervals(config, epoch_steps)
-    for key, count in steps_between.items():
-        epochs = getattr(config, f"{key}_epochs")
-        notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")
+    notes += _interval_notes(config, steps_between)
     notes += epoch_notes(library, windows_by_shape, schedule, steps)
 
     return Job(
@@ -232,6 +224,24 @@ def open_job(
         notes=tuple(notes),
         processes=processes,
     )
+
+
+def _unweighted_notes(config: Config) -> list[str]:
+    """Return a note for each dataset that is not trained on."""
+    return [
+        f"{dataset.path} is left out: its loss_weight is 0"
+        for dataset in config.datasets
+        if dataset.loss_weight <= 0
+    ]
+
+
+def _interval_notes(config: Config, steps_between: Mapping[str, int]) -> list[str]:
+    """Return a note for each interval in epochs, with its steps."""
+    notes = []
+    for key, count in steps_between.items():
+        epochs = getattr(config, f"{key}_epochs")
+        notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")
+    return notes
 
 
 def _scan(

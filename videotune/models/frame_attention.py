@@ -96,21 +96,78 @@ class FrameProcessor:
         return output
 
 
+class _FrameByFrame:
+    """Attention of each frame to itself and to the text."""
+
+    def __init__(self, frames: int, text_tokens: int, text_first: bool) -> None:
+        super().__init__()
+        self.frames = frames
+        self.text_tokens = text_tokens
+        self.text_first = text_first
+        self.calls = 0
+
+    def attend(
+        self,
+        product: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return the attention of queries, keys and values (B,h,S,d).
+
+        The mask (B,1,1,S) hides only text.
+        """
+        video_query, text_query = self.split(query)
+        video_key, text_key = self.split(key)
+        video_value, text_value = self.split(value)
+
+        # Frames become samples, each with a copy of the text: (B·F,h,n,d).
+        q = self.frames_as_samples(video_query)
+        k = self.join(self.frames_as_samples(video_key), self.repeat(text_key))
+        v = self.join(self.frames_as_samples(video_value), self.repeat(text_value))
+        text_mask = None
+        frame_mask = None
+        if attn_mask is not None:
+            text_mask = attn_mask[..., video_query.shape[2] :]
+            video_mask = text_mask.new_ones(*text_mask.shape[:3], q.shape[2])
+            frame_mask = self.repeat(torch.cat([video_mask, text_mask], 3))
+        by_frame = product(q, k, v, attn_mask=frame_mask, **kwargs)
+
+        video = by_frame.unflatten(0, (len(query), -1)).transpose(1, 2).flatten(2, 3)
+        if not self.text_tokens:
+            return video
+        text = product(text_query, text_key, text_value, attn_mask=text_mask, **kwargs)
+        return self.join(video, text)
+
+    def frames_as_samples(self, x: Tensor) -> Tensor:
+        """(B,h,F·n,d) -> (B·F,h,n,d)."""
+        return x.unflatten(2, (self.frames, -1)).transpose(1, 2).flatten(0, 1)
+
+    def repeat(self, x: Tensor) -> Tensor:
+        """(B,…) -> (B·F,…)."""
+        return x.repeat_interleave(self.frames, 0)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the part of the video and the part of the text."""
+        if self.text_first:
+            return x[:, :, self.text_tokens :], x[:, :, : self.text_tokens]
+        cut = x.shape[2] - self.text_tokens
+        return x[:, :, :cut], x[:, :, cut:]
+
+    def join(self, video: Tensor, text: Tensor) -> Tensor:
+        """Concatenate video and text in the network's order."""
+        parts = [text, video] if self.text_first else [video, text]
+        return torch.cat(parts, dim=2)
+
+
 @cache
 def _product_by_frame() -> Any:
     """Return the class, which can only be defined once torch is imported."""
 
-    class ProductByFrame(torch.overrides.TorchFunctionMode):
-        """Compute torch's attention product frame by frame within the block, in this
-        thread.
-        """
-
-        def __init__(self, frames: int, text_tokens: int, text_first: bool) -> None:
-            super().__init__()
-            self.frames = frames
-            self.text_tokens = text_tokens
-            self.text_first = text_first
-            self.calls = 0
+    class ProductByFrame(_FrameByFrame, torch.overrides.TorchFunctionMode):
+        """Compute torch's attention product frame by frame in this thread."""
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -119,64 +176,5 @@ def _product_by_frame() -> Any:
                 return func(*args, **(kwargs or {}))
             self.calls += 1
             return self.attend(func, *args, **(kwargs or {}))
-
-        def attend(
-            self,
-            product: Any,
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            attn_mask: Any = None,
-            **kwargs: Any,
-        ) -> Tensor:
-            """Return the attention of queries, keys and values (B,h,S,d).
-
-            The mask (B,1,1,S) hides only text.
-            """
-            video_query, text_query = self.split(query)
-            video_key, text_key = self.split(key)
-            video_value, text_value = self.split(value)
-
-            # Frames become samples, each with a copy of the text: (B·F,h,n,d).
-            q = self.frames_as_samples(video_query)
-            k = self.join(self.frames_as_samples(video_key), self.repeat(text_key))
-            v = self.join(self.frames_as_samples(video_value), self.repeat(text_value))
-            text_mask = None
-            frame_mask = None
-            if attn_mask is not None:
-                text_mask = attn_mask[..., video_query.shape[2] :]
-                video_mask = text_mask.new_ones(*text_mask.shape[:3], q.shape[2])
-                frame_mask = self.repeat(torch.cat([video_mask, text_mask], 3))
-            by_frame = product(q, k, v, attn_mask=frame_mask, **kwargs)
-
-            video = (
-                by_frame.unflatten(0, (len(query), -1)).transpose(1, 2).flatten(2, 3)
-            )
-            if not self.text_tokens:
-                return video
-            text = product(
-                text_query, text_key, text_value, attn_mask=text_mask, **kwargs
-            )
-            return self.join(video, text)
-
-        def frames_as_samples(self, x: Tensor) -> Tensor:
-            """(B,h,F·n,d) -> (B·F,h,n,d)."""
-            return x.unflatten(2, (self.frames, -1)).transpose(1, 2).flatten(0, 1)
-
-        def repeat(self, x: Tensor) -> Tensor:
-            """(B,…) -> (B·F,…)."""
-            return x.repeat_interleave(self.frames, 0)
-
-        def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            """Return the part of the video and the part of the text."""
-            if self.text_first:
-                return x[:, :, self.text_tokens :], x[:, :, : self.text_tokens]
-            cut = x.shape[2] - self.text_tokens
-            return x[:, :, :cut], x[:, :, cut:]
-
-        def join(self, video: Tensor, text: Tensor) -> Tensor:
-            """Concatenate video and text in the network's order."""
-            parts = [text, video] if self.text_first else [video, text]
-            return torch.cat(parts, dim=2)
 
     return ProductByFrame

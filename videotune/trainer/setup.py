@@ -24,7 +24,7 @@ from videotune.trainer.cache_filling import (
     fill_distributed,
     reads_of,
 )
-from videotune.trainer.expert_pool import make_expert_schedule, open_pool
+from videotune.trainer.expert_pool import ExpertPool, make_expert_schedule, open_pool
 from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.resume import OpenedRun
 from videotune.trainer.text_encoders import refuse_text
@@ -50,12 +50,8 @@ def prepare(
 
     Args:
         opened: The job, and the checkpoint to resume from.
-        run: The run folder.
         plan: Content of plan.json.
-        callbacks: Run between the steps.
         resume: The run folder exists already.
-        dist: This process among those of the run.
-        heartbeat: Shows other processes the state of this one.
 
     Raises:
         VideotuneError: The settings cannot run; no work is done.
@@ -92,8 +88,7 @@ def prepare(
     pool = open_pool(family, config, expert_schedule, job.steps, first, dist)
     if dist.is_main:
         echo_truncated_live(job, family, _prompts(callbacks))
-    if next(pool.net.parameters()).device.type == "cpu":
-        keep_freed_memory()  # only now: the memory of the encoders has been returned
+    _keep_memory_on_cpu(pool)
     if initial_weights is not None:
         init_from(initial_weights, family, pool, config)
 
@@ -114,6 +109,12 @@ def prepare(
         dist=dist,
         callbacks=tuple(callbacks),
     )
+
+
+def _keep_memory_on_cpu(pool: ExpertPool) -> None:
+    """Keep freed memory for the steps, now that the encoders have returned theirs."""
+    if next(pool.net.parameters()).device.type == "cpu":
+        keep_freed_memory()
 
 
 def _initial_weights(config: Config, first: int, family: DiffusersModel) -> Path | None:

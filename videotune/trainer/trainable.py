@@ -54,8 +54,6 @@ def make_trainable(
     Args:
         parameters: of the denoiser, by their names in it.
         text_groups: of text encoders, by group and by their names in checkpoints.
-        family: the base model.
-        config: the run's settings.
         expert: name of the expert, or ``TEXT`` if only text encoders train.
         steps: how many steps of the run train it.
     """
