@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from videotune.config.resolve import resolve
 from videotune.job.experts import trained
-from videotune.latent_cache.batches import StepBatch
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base import DiffusersModel
 from videotune.models.base_model import published, spec_for

@@ -29,7 +29,8 @@ from safetensors.torch import save_file
 
 from videotune.config.schema import Optimizer
 from videotune.job.overrides import Overrides
-from videotune.latent_cache.batches import StepBatch, prepare
+from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.planner.plan import make_plan
 from videotune.planner.settings import chosen_for_run
 from videotune.toy.dataset import write_dataset

@@ -5,8 +5,8 @@ python scripts/write_families.py
 """
 
 from videotune.data.frame_counts import frame_rule
+from videotune.model_spec import ModelSpec
 from videotune.models.registry import find, names
-from videotune.types import ModelSpec
 
 PATHS = {"flow": "flow matching", "v": "v-prediction"}
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # importing this module must not import torch
     import torch
@@ -33,8 +33,6 @@ FillFn = Callable[["nn.Module"], object] | None
 
 None: read its weights.
 """
-
-ImageConditioning = Literal["none", "replace", "concat"]
 
 
 @dataclass(frozen=True, order=True)
@@ -143,171 +141,6 @@ class FrameSample:
     """Position of a crop within the room that it has, (down, right), each in [0, 1]:
     (0.5, 0.5) is the centre.
     """
-
-
-@dataclass(frozen=True)
-class VideoRules:
-    """The frame counts and sizes that a model accepts. data/ knows no more of it, for
-    data/ does not import models/.
-
-    A valid frame count is ``frame_step`` · n + ``frame_rest``. None as a limit: there
-    is none.
-    """
-
-    frame_step: int
-    frame_rest: int
-    side_multiple: int
-    """Height and width are multiples of this many pixels."""
-    fps: float
-    spatial_stride: int
-    """Pixels of a latent cell's side."""
-    temporal_stride: int
-    """Pixel frames of a latent frame."""
-    most_frames: int | None = None
-    most_side: int | None = None
-    size: tuple[int, int] | None = None
-    """The only height and width that the model accepts."""
-    most_area: int | None = None
-    """Pixels of a frame, at most."""
-
-    def latent_size(self, shape: ClipShape) -> tuple[int, int, int]:
-        """Return (F, H, W) of a clip of this shape."""
-        frames = (shape.frames - 1) // self.temporal_stride + 1
-        return (
-            frames,
-            shape.height // self.spatial_stride,
-            shape.width // self.spatial_stride,
-        )
-
-
-@dataclass(frozen=True)
-class Expert:
-    """A denoiser for the noise levels t in [t_lo, t_hi)."""
-
-    name: str
-    t_lo: float = 0.0
-    t_hi: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """What is known of a checkpoint without loading a weight, read from its own configs
-    where they say it.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    """Class names of its pipelines, and other names of the family."""
-    title: str
-    path: str
-    """What it predicts: "flow" or "v"."""
-    rules: VideoRules
-    text_tokens: int
-    """Tokens of a caption, at most."""
-    blocks: tuple[str, ...]
-    """Module paths of the repeated blocks, for offload, checkpointing, compile,
-    sharding and quantization.
-    """
-    lora_targets: Mapping[str, tuple[str, ...]]
-    """Patterns of module paths, by the name of a preset of targets."""
-    default_resolution: int | str
-    timestep_shift: float
-    sample_steps: int
-    sample_guidance: float
-    licence: str
-    latent_channels: int = 16
-    patch: tuple[int, int, int] = (1, 2, 2)
-    """Latent (frames, rows, columns) of a token."""
-    text_width: int = 4096
-    """Width D of the text states."""
-    image_conditioning: ImageConditioning = "none"
-    """How a conditioning image enters: "replace" feeds the first latent frame clean,
-    "concat" adds channels.
-    """
-    experts: tuple[Expert, ...] = (Expert("transformer"),)
-    timestep_distribution: str = "LOGIT_NORMAL"
-    path_constants: Mapping[str, float] = field(default_factory=dict)
-    """Constants of the noise schedule of v-prediction."""
-    first_frame: float | None = None
-    """Share of samples that are conditioned on their first frame by default.
-
-    None: it takes no image.
-    """
-    image_noise: bool = False
-    """Whether noise is drawn onto the conditioning frame before it is encoded, for each
-    view.
-    """
-    sample_shape: tuple[int, int, int] | None = None
-    """(frames, height, width) that it samples by default.
-
-    None: 8 steps of its frames in a square of ``default_resolution``.
-    """
-    keeps_variance: bool = False
-    """Whether the cache keeps the variance of its latents beside the mean."""
-    image_channels: tuple[int, int] = (0, 0)
-    """Channels of a conditioning image that the cache keeps: of each latent frame, and
-    of the first one only.
-    """
-    image_numbers: int = 0
-    """Numbers of a conditioning image that the cache keeps beside those."""
-    fused_modules: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(
-        default_factory=dict
-    )
-    """Modules that an export format joins into one, by format: their list of blocks,
-    and their paths within a block in the order of their rows.
-    """
-    text_numbers: int = 0
-    """Numbers that text encoders give of a caption beside its ``text_tokens`` states.
-    """
-    guidance_embedded: bool = False
-    """Whether guidance is an input of the network, so that sampling needs no second
-    pass.
-    """
-    padded_tokens: int | None = None
-    """Tokens that a picture is padded to unless it is square.
-
-    None: it is not padded.
-    """
-    shift_by_tokens: tuple[float, float, float, float] | None = None
-    """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows
-    with the resolution. None: the shift is fixed.
-    """
-
-    def part_of(self, expert: str | None = None) -> str:
-        """Return the folder of an expert's weights in diffusers layout: transformer,
-        then transformer_2. None: the first.
-        """
-        names = [known_expert.name for known_expert in self.experts]
-        index = 0 if expert is None else names.index(expert)
-        return "transformer" if index == 0 else f"transformer_{index + 1}"
-
-    def export_suffix(self, expert: str) -> str:
-        """Return the end of an exported file's name before .safetensors, as ComfyUI's
-        workflows expect it.
-
-        Empty for a model with one expert.
-        """
-        return f"_{expert}_noise" if len(self.experts) > 1 else ""
-
-    def cached_numbers(self, shape: ClipShape) -> int:
-        """Return how many numbers the cache keeps of one view of this shape."""
-        frames, rows, columns = self.rules.latent_size(shape)
-        channels_per_frame, channels_of_first = self.image_channels
-        channels_per_frame += self.latent_channels * (2 if self.keeps_variance else 1)
-        channels = channels_per_frame * frames + channels_of_first
-        return channels * rows * columns + self.image_numbers
-
-    def tokens(self, shape: ClipShape) -> int:
-        """Return how many tokens the denoiser sees of one sample of this shape."""
-        frames, rows, columns = self.rules.latent_size(shape)
-        if self.padded_tokens is not None and rows != columns:
-            return self.padded_tokens
-        patch_frames, patch_rows, patch_columns = self.patch
-        return (
-            -(-frames // patch_frames)
-            * (rows // patch_rows)
-            * (columns // patch_columns)
-        )
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from videotune.adapters.lora import (
     lora_parameters,
     matching,
 )
-from videotune.config.schema import Lora
+from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_modules import AdapterModule
 from videotune.exporter.lora_write import peft_settings

@@ -19,7 +19,7 @@ from videotune.adapters.layers import (
     layers_of,
     spelled,
 )
-from videotune.config.schema import Embedding, token_names
+from videotune.config.sections import Embedding, token_names
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_text
 from videotune.models.tiny import letters_tokenizer

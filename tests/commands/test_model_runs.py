@@ -24,7 +24,7 @@ from tests.support.run_results import (
     warnings_of,
 )
 from videotune.commands.sample import SampleOptions
-from videotune.config.schema import Lora
+from videotune.config.sections import Lora
 from videotune.data.decode import decode
 from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError

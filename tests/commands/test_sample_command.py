@@ -352,7 +352,7 @@ def test_each_clip_has_a_picture_that_the_page_shows(
 def test_of_many_clips_the_first_have_thumbnails(
     work: Work, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(contact_sheet, "MOST", 2)
+    monkeypatch.setattr(contact_sheet, "MAX_PICTURES", 2)
     job = open_job(*resolve_config(work.overrides(f"cache_dir={work.tmp / 'cache'}")))
     contact_sheet.cache_pictures(job)
     made = {

@@ -18,7 +18,7 @@ from tests.support.run_processes import Finished, Work, resume
 from tests.support.run_results import of_kind, state, steps_of
 from videotune.adapters.layers import LiveText, add_rows
 from videotune.commands.sample import SampleOptions
-from videotune.config.schema import Embedding, token_names
+from videotune.config.sections import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.store import LatentCache

@@ -27,6 +27,7 @@ from videotune.files import digest, read_json, write_json
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.exposure import band, most
+from videotune.model_spec import VideoRules
 from videotune.planner.plan import make_plan
 from videotune.runs.run_dir import begin, run_settings
 from videotune.toy.dataset import write_dataset
@@ -41,7 +42,7 @@ from videotune.trainer.progress import (
 from videotune.trainer.resume import Resume
 from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer, due, times
-from videotune.types import ClipShape, VideoRules
+from videotune.types import ClipShape
 from videotune.validation import embeddings
 from videotune.validation import sample_metrics as probes
 from videotune.validation.overhead import (

@@ -24,7 +24,8 @@ from videotune.data.file_checks import REASONS
 from videotune.data.frame_counts import planned_frames
 from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
-from videotune.types import DETERMINISTIC_VARIANT, ClipShape, VideoRules
+from videotune.model_spec import VideoRules
+from videotune.types import DETERMINISTIC_VARIANT, ClipShape
 
 
 @pytest.fixture(scope="module")

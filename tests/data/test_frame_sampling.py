@@ -32,7 +32,8 @@ from videotune.data.frame_sampling import (
 )
 from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
-from videotune.types import DETERMINISTIC_VARIANT, VideoRules, Window
+from videotune.model_spec import VideoRules
+from videotune.types import DETERMINISTIC_VARIANT, Window
 
 
 def rules(step: int, rest: int) -> VideoRules:

@@ -36,7 +36,8 @@ from tests.support.trainers import (
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import StepBatch, prepare
+from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.rng import generator_for
 from videotune.trainer.build import make_objective
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.run_results import updates
 from videotune.adapters.lora import ADAPTER, add_lora
-from videotune.config.schema import Lora
+from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter, read_parts
 

@@ -23,7 +23,7 @@ from tests.support.run_results import updates
 from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.adapters.effect import new_weight
 from videotune.adapters.lora import ADAPTER, add_lora
-from videotune.config.schema import Lora
+from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter import adapter_export
 from videotune.exporter.adapter_export import export_lora, read_lora

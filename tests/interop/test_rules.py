@@ -11,8 +11,8 @@ import pytest
 from videotune.interop import rules
 from videotune.interop.rules import NoiseLevels, SourceVideo
 from videotune.interop.trainer_rules import build_trainer_rules
+from videotune.model_spec import ModelSpec
 from videotune.models.registry import find
-from videotune.types import ModelSpec
 
 RESULTS = Path(__file__).with_name("results_of_others.json")
 TABLES: dict[str, list[list[Any]]] = json.loads(RESULTS.read_text())["tables"]

@@ -28,11 +28,12 @@ from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.latent_cache.batches import BatchSource, StepBatch, prepare, uniforms
+from videotune.latent_cache.batches import BatchSource, prepare
 from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.read_ahead import single_threaded_pool, stream
 from videotune.latent_cache.sampler import Schedule, sample_indices
+from videotune.latent_cache.step_batch import StepBatch, uniforms
 from videotune.latent_cache.store import LatentCache
 from videotune.rng import generator_for
 from videotune.trainer.build import make_objective, make_source, plain_batch

@@ -56,7 +56,7 @@ def test_the_plan_of_an_xpu_is_for_its_memory(monkeypatch: Patch) -> None:
 def test_several_processes_on_mps_are_refused(monkeypatch: Patch) -> None:
     accelerator(monkeypatch, "mps")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(VideotuneError, match="MPS device: start one"), join():
+    with pytest.raises(VideotuneError, match=r"MPS device. Start one"), join():
         pass
 
 

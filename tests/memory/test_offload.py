@@ -29,7 +29,7 @@ from tests.support.tiny_networks import (
     rig,
 )
 from videotune.adapters.lora import adapter_off, add_lora
-from videotune.config.schema import Lora
+from videotune.config.sections import Lora
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.memory import host_memory as host
 from videotune.memory import host_weights

@@ -23,7 +23,7 @@ from tests.support.tiny_networks import (
 from videotune.adapters.adapter_types import PARTS
 from videotune.adapters.lora import adapter_off, add_lora, row_norms
 from videotune.config.fields import ROUNDED
-from videotune.config.schema import Lora
+from videotune.config.sections import Lora
 from videotune.memory.quantization import (
     QuantizedLinear,
     bytes_a_number,

@@ -25,15 +25,16 @@ from tests.support.families import FAMILIES, KINDS, Open
 from tests.support.oracles import oracle, unpacked
 from videotune.adapters.layers import LiveText, add_rows
 from videotune.adapters.lora import add_lora
-from videotune.config.schema import Embedding, Lora
+from videotune.config.sections import Embedding, Lora
 from videotune.diffusion.loss import Objective, denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
+from videotune.model_spec import ModelSpec
 from videotune.models.registry import find, names
 from videotune.rng import generator_for
 from videotune.trainer.step import encode_live_text
-from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
+from videotune.types import Batch, ClipShape, SampleRequest, Window
 from videotune.validation.validation_loss import (
     ValidationLoss,
     read_validation,

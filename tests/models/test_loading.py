@@ -22,13 +22,14 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.families import KINDS, edit_json, open_family
 from videotune.errors import VideotuneError
-from videotune.models import model_files
+from videotune.model_spec import Expert, ModelSpec
+from videotune.models import fingerprint as part_hash
 from videotune.models.base_model import part_files, place, spec_for
+from videotune.models.fingerprint import fingerprint
 from videotune.models.loading import load_model, read_tokenizer
-from videotune.models.model_files import check_parts, fingerprint, missing, weight_files
+from videotune.models.model_files import check_parts, missing, weight_files
 from videotune.models.registry import find, names
 from videotune.models.wan import Wan
-from videotune.types import Expert, ModelSpec
 
 CPU = torch.device("cpu")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -384,8 +385,8 @@ def test_a_change_of_one_tensor_of_a_large_file_is_seen(
     """Each of 40 tensors in turn, small and large ones, although not a tenth of the
     file is read.
     """
-    monkeypatch.setattr(model_files, "SAMPLED_ABOVE", 1 << 10)
-    monkeypatch.setattr(model_files, "BLOCK", 1 << 10)
+    monkeypatch.setattr(part_hash, "SAMPLED_ABOVE", 1 << 10)
+    monkeypatch.setattr(part_hash, "BLOCK", 1 << 10)
     path = tmp_path / "model.safetensors"
     tensors = {
         f"{i:02d}.{kind}": torch.zeros(size)
@@ -399,7 +400,7 @@ def test_a_change_of_one_tensor_of_a_large_file_is_seen(
         seen.add(fingerprint(tmp_path))
     assert len(seen) == 1 + len(tensors)
     assert (
-        sum(length for _, length in model_files._blocks(path, path.stat().st_size))
+        sum(length for _, length in part_hash._blocks(path, path.stat().st_size))
         < path.stat().st_size / 10
     )
 

@@ -28,10 +28,11 @@ from videotune.data.buckets import parse_resolution
 from videotune.data.frame_counts import snap_frames
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
+from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find, names
 from videotune.planner.fit import MEMORY_KEYS, fit, requested_card
-from videotune.types import BasePlace, ClipShape, ModelSpec
+from videotune.types import BasePlace, ClipShape
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "tests" / "manifests"

@@ -23,10 +23,11 @@ from tests.support.families import FAMILIES, Bases
 from tests.support.trainers import BASE, Lab, run_steps, trainer_of
 from videotune.errors import FAILED, VideotuneError
 from videotune.models.key_names import rename_key
-from videotune.models.loading import CONFIGS, load_model, on_meta
-from videotune.models.model_files import Header, headers
+from videotune.models.loading import load_model
+from videotune.models.model_files import CONFIGS, Header, headers
 from videotune.models.registry import find, names
 from videotune.models.single_file import PREFIXES, find_sources, kind_of, tensors
+from videotune.models.skeletons import on_meta
 
 CPU, WEIGHTS = torch.device("cpu"), "transformer/diffusion_pytorch_model.safetensors"
 State = dict[str, torch.Tensor]

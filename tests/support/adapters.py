@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora
+from videotune.config.sections import Lora
 from videotune.exporter.adapter_export import read_effects
 
 State = dict[str, torch.nn.Parameter]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora
+from videotune.config.sections import Lora
 from videotune.models.registry import find, names
 from videotune.types import Batch, ClipShape
 

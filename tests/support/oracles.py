@@ -12,7 +12,7 @@ from torch import Tensor
 
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import TimestepSampler
-from videotune.types import ModelSpec
+from videotune.model_spec import ModelSpec
 
 Oracle = Callable[..., Tensor]
 

@@ -17,10 +17,11 @@ from torch import nn
 
 from videotune.adapters.layers import add_full
 from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora, Optimizer
+from videotune.config.schema import Optimizer
+from videotune.config.sections import Lora
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import TimestepSampler
-from videotune.latent_cache.batches import StepBatch
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.trainer.low_precision import MasterWeights
 from videotune.trainer.optimizers import LRSchedule, make_optimizer

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from videotune.adapters.lora import add_lora
-from videotune.config.schema import Config, Lora, Optimizer
+from videotune.config.schema import Config, Optimizer
+from videotune.config.sections import Lora
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.distributed import DistributedContext

@@ -23,10 +23,11 @@ from transformers.optimization import (
 )
 
 from videotune.adapters.lora import adapter_off, add_lora
-from videotune.config.schema import Lora, Optimizer
+from videotune.config.schema import Optimizer
+from videotune.config.sections import Lora
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import TimestepSampler
-from videotune.latent_cache.batches import StepBatch
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import (
     BackwardOptimizer,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.config.schema import Embedding
+from videotune.config.sections import Embedding
 from videotune.errors import VideotuneError
 from videotune.rng import generator_for
 from videotune.types import TextPart

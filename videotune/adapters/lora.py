@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from videotune.adapters.adapter_types import ZERO, parse_param_name, peft_config
 from videotune.adapters.layers import is_named, named_by
-from videotune.config.schema import Lora, LoraModules
+from videotune.config.sections import Lora, LoraModules
 from videotune.errors import VideotuneError
+from videotune.model_spec import ModelSpec
 from videotune.rng import generator_for
-from videotune.types import ModelSpec
 
 ADAPTER = "default"
 

@@ -16,7 +16,7 @@ from videotune.interop.trainer_rules import build_trainer_rules
 from videotune.interop.translate import translate
 from videotune.job.job import Job
 from videotune.latent_cache.sampler import steps_per_epoch
-from videotune.models.loading import explained
+from videotune.models.skeletons import explained
 from videotune.trainer.build import make_timesteps
 
 

@@ -18,11 +18,11 @@ from videotune.job.experts import trained
 from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.latent_cache import exposure
+from videotune.model_spec import ModelSpec
 from videotune.planner.fit import fit, planned_dtype, requested_card, to_json
 from videotune.planner.plan import make_plan
 from videotune.planner.step_spec import known_step_spec
 from videotune.trainer import build
-from videotune.types import ModelSpec
 from videotune.validation.overhead import plan_overhead
 
 

@@ -27,6 +27,7 @@ from videotune.exporter.adapter_export import read_adapter, read_embedding
 from videotune.job import experts, overrides
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
+from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import pick
@@ -35,7 +36,7 @@ from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.trainable import attach
-from videotune.types import ClipShape, LatentDistribution, ModelSpec
+from videotune.types import ClipShape, LatentDistribution
 from videotune.validation.selection import sample_settings
 
 LONGEST = 10_000

@@ -19,7 +19,7 @@ from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_value
 from videotune.config.validators import refuse_what_does_not_apply
 from videotune.errors import VideotuneError
-from videotune.types import ModelSpec
+from videotune.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from videotune.config.fields import ROUNDED
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config, leaves
 from videotune.errors import VideotuneError
-from videotune.types import ModelSpec
+from videotune.model_spec import ModelSpec
 
 LEAST_OF_PRODIGY = 0.01
 """A rate below this is meant for another optimizer: PRODIGY multiplies it with the rate

@@ -8,7 +8,7 @@ import re
 from itertools import product
 
 from videotune.errors import VideotuneError
-from videotune.types import VideoRules
+from videotune.model_spec import VideoRules
 
 MAX_SIDE = 16_384
 """Largest side in pixels of any size."""

@@ -27,7 +27,8 @@ from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.types import Clip, VideoRules
+from videotune.model_spec import VideoRules
+from videotune.types import Clip
 
 
 @dataclass

@@ -21,7 +21,8 @@ from videotune.data.frame_counts import (
     split_by_frame_count,
 )
 from videotune.data.frame_sampling import FrameSampling
-from videotune.types import Clip, VideoRules
+from videotune.model_spec import VideoRules
+from videotune.types import Clip
 
 REPEATS_LIMIT = 0.2
 """Share of repeated frames above which a clip has a warning."""

@@ -32,7 +32,8 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.source_videos import group_by_source, hold_out
 from videotune.errors import VideotuneError
-from videotune.types import Clip, ClipShape, VideoRules, Window
+from videotune.model_spec import VideoRules
+from videotune.types import Clip, ClipShape, Window
 
 
 @dataclass(frozen=True)

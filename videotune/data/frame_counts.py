@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 
 from videotune.config.data_schema import VideoConfig
 from videotune.errors import VideotuneError
-from videotune.types import VideoRules
+from videotune.model_spec import VideoRules
 
 MAX_COUNT = 1 << 31
 """Upper bound of a window's frames, for models without a limit of their own."""

@@ -23,14 +23,9 @@ from videotune.data.frame_counts import (
     split_by_frame_count,
     valid_at_most,
 )
+from videotune.model_spec import VideoRules
 from videotune.rng import generator_for
-from videotune.types import (
-    DETERMINISTIC_VARIANT,
-    ClipShape,
-    FrameSample,
-    VideoRules,
-    Window,
-)
+from videotune.types import DETERMINISTIC_VARIANT, ClipShape, FrameSample, Window
 
 # media_info needs PyAV, which a machine that only trains may not have.
 if TYPE_CHECKING:

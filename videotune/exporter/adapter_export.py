@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from videotune.adapters import adapter_types, effect, lora
-from videotune.config.schema import token_names
+from videotune.config.sections import token_names
 from videotune.errors import VideotuneError
 from videotune.exporter import formats
 from videotune.exporter.adapter_file import AdapterFile, not_a_lora, warn_if_other_base
@@ -34,7 +34,7 @@ from videotune.exporter.lora_write import (
     round_adapter,
 )
 from videotune.models.base import DiffusersModel
-from videotune.models.loading import explained
+from videotune.models.skeletons import explained
 
 READ = "read"
 """The adapter's name in a network that a file is loaded into for verification."""

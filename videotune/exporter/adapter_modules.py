@@ -2,13 +2,11 @@
 scales.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -16,6 +14,13 @@ from videotune.adapters.adapter_types import PARTS, ZERO, kind_of
 from videotune.adapters.effect import change
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, not_a_lora
+from videotune.exporter.read_scale import (
+    _convert_with_diffusers,
+    alpha_rank,
+    flat_name,
+    paths_by_name,
+    read_scale,
+)
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, some
 
@@ -34,14 +39,7 @@ _NAME_PATTERN = "|".join(re.escape(name) for name in _TENSOR_NAMES)
 _KEY = re.compile(
     rf"(.+)\.(?:({_NAME_PATTERN})(?:\.(?!bias$|weight$)\w+)??(?:\.weight)?|(alpha))"
 )
-_PREFIX = re.compile(
-    r"((base_model\.)?model\.|diffusion_model\.|transformer\.)+"
-    r"|lora_unet_|lora_transformer_|lycoris_"
-)
 
-_MAX_SCALE = 1000.0
-"""alpha / rank above which a file is damaged; published files have 1/rank to about 10.
-"""
 
 _SPLIT_BY_ROWS = ("lora_B", "lora_magnitude_vector", "hada_w1_a", "hada_w2_a")
 """Tensors that have one row per output of their module."""
@@ -96,16 +94,6 @@ def kind_of_parts(parts: Iterable[str]) -> str | None:
 def without_alpha(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a module except alpha."""
     return {part: value for part, value in parts.items() if part != "alpha"}
-
-
-def alpha_rank(parts: Mapping[str, Tensor]) -> int | None:
-    """Return the rank that alpha is divided by; None for full factors and for
-    rotations.
-    """
-    for name in ("lora_A", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
-        if name in parts:
-            return len(parts[name])
-    return None
 
 
 def delta_shape(parts: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -364,153 +352,3 @@ def tensor_name(path: str, part: str) -> str:
     if part in ("lora_A", "lora_B", "oft_R"):
         return f"{path}.{part}.weight"
     return f"{path}.{part}"
-
-
-_TABLES: WeakKeyDictionary[Any, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
-
-
-def paths_by_name(family: DiffusersModel, net: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return the modules in diffusers for each name that a form of file may have.
-
-    Dots in the names are underscores. A name has several modules if a form fuses them.
-    """
-    if net in _TABLES:
-        return _TABLES[net]
-
-    paths_of: dict[str, list[str]] = {}
-    for path, module in net.named_modules():
-        if not hasattr(module, "in_features"):
-            continue
-        original_name = family.original(f"{path}.weight") or path
-        names = {
-            path,
-            family.to_comfyui_name(path),
-            original_name.removesuffix(".weight"),
-        }
-        for name in names:
-            paths_of.setdefault(name.replace(".", "_"), []).append(path)
-
-    # Fused modules are stacked in the order that the family states.
-    fused_groups = family.spec.fused_modules.get("comfyui", ())
-    fused_order: list[str] = []
-    for _, fused_paths in fused_groups:
-        fused_order += [f".{path}" for path in fused_paths]
-
-    def position(path: str) -> int:
-        matches = (i for i, suffix in enumerate(fused_order) if path.endswith(suffix))
-        return next(matches, 0)
-
-    for paths in paths_of.values():
-        paths.sort(key=position)
-    table = {name: tuple(paths) for name, paths in paths_of.items()}
-    return _TABLES.setdefault(net, table)
-
-
-def flat_name(name: str) -> str:
-    """Return a module's name without the form's prefix, and with underscores for dots."""
-    return name[len(name_prefix(name)) :].replace(".", "_")
-
-
-def name_prefix(name: str) -> str:
-    """Return the prefix of a form in front of a module's name."""
-    match = _PREFIX.match(name)
-    return match[0] if match else ""
-
-
-def read_scale(
-    file: AdapterFile, parts: Mapping[str, Tensor], alpha: Tensor | None, path: str
-) -> tuple[float, str]:
-    """Return a module's alpha / rank, and where alpha was found.
-
-    LyCORIS, musubi and ComfyUI do not scale a LoKr with full factors, whatever its
-    alpha; PEFT does.
-
-    Args:
-        file: the adapter, whose header may state alpha.
-        parts: the module's tensors without alpha.
-        alpha: the module's alpha tensor.
-        path: the module's path, for the header's exceptions and for messages.
-
-    Raises:
-        VideotuneError: if alpha is not a valid number.
-    """
-    is_lora = "lora_A" in parts
-    rank = alpha_rank(parts)
-    location = f"{file.path}: {path}"
-    header_alpha = file.peft_number(
-        "lora_alpha" if is_lora else "alpha", "alpha_pattern", path
-    )
-    header_rank = None if is_lora else file.peft_number("r", "rank_pattern", path)
-    divisor = header_rank or rank or 1
-
-    scale = 1.0
-    alpha_source = ""
-    if header_alpha is not None:
-        is_rank_stabilized = file.settings.get("use_rslora") is True
-        scale = header_alpha / (math.sqrt(divisor) if is_rank_stabilized else divisor)
-        alpha_source = file.settings_source
-
-    if alpha is not None:
-        if alpha.numel() != 1:
-            raise VideotuneError(f"{location}: its alpha is not a single number")
-        tensor_scale = float(alpha) / rank if rank else 1.0
-        scales_agree = math.isclose(tensor_scale, scale, rel_tol=1e-3)
-        if header_alpha is not None and not scales_agree:
-            raise VideotuneError(
-                f"{location}: alpha is {float(alpha):g} in its tensor and {header_alpha:g}"
-                " in the header; remove one of them"
-            )
-        scale = tensor_scale
-        alpha_source = "tensor"
-
-    if not 0 < scale <= _MAX_SCALE:
-        raise VideotuneError(
-            f"{location}: alpha {scale * divisor:g} at rank {rank} is not a valid scale:"
-            " the file is damaged"
-        )
-    return scale, alpha_source
-
-
-def _convert_with_diffusers(
-    family: DiffusersModel,
-    net: nn.Module,
-    file: AdapterFile,
-    modules: Mapping[str, dict[str, Tensor]],
-    other_tensors: dict[str, Tensor],
-) -> dict[str, Tensor]:
-    """Convert a file whose names are not in our table, such as those of full biases."""
-    unreadable = not_a_lora(
-        family,
-        file.path,
-        list(file.tensors),
-        "it has modules or tensors that are not read",
-    )
-    paths_of = paths_by_name(family, net)
-    state = dict(other_tensors)
-    for name, parts in modules.items():
-        alpha = parts.pop("alpha", None)
-        if set(parts) != {"lora_A", "lora_B"}:
-            raise unreadable
-        path = paths_of.get(flat_name(name), (name,))[0]
-        scale, _ = read_scale(file, parts, alpha, path)
-        state[f"{name}.lora_A.weight"] = parts["lora_A"]
-        state[f"{name}.lora_B.weight"] = parts["lora_B"].float() * scale
-
-    for key in state:
-        if "alpha" in key or "dora_scale" in key or key.startswith("text_encoder"):
-            raise unreadable
-
-    # Each converter refuses a file with another kind of error.
-    converter_errors = (IndexError, KeyError, RuntimeError, TypeError, ValueError)
-    try:
-        converted: dict[str, Tensor] = family.pipeline_class().lora_state_dict(state)
-    except converter_errors as error:
-        raise unreadable from error
-
-    model_paths = {path for path, _ in net.named_modules()} - {""}
-    converted_paths = {
-        key.removeprefix("transformer.").rpartition(".lora_")[0] for key in converted
-    }
-    if not converted_paths <= model_paths:
-        raise unreadable
-    return converted

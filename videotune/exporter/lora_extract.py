@@ -12,11 +12,11 @@ from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.exporter import lora_factors
 from videotune.exporter.adapter_modules import AdapterModule
-from videotune.exporter.lora_inspect import Base, candidate_bases
+from videotune.exporter.base_detection import Base, candidate_bases
 from videotune.exporter.lora_tools import Target, lora_module, save_adapter
+from videotune.model_spec import ModelSpec
 from videotune.models.base_model import place
 from videotune.models.model_files import headers, some, weight_files
-from videotune.types import ModelSpec
 
 
 def extract(

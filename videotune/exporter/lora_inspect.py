@@ -4,37 +4,38 @@ readers.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_file import AdapterFile, adapter_path
+from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import (
     AdapterModule,
-    delta_shape,
-    flat_name,
-    fused_shape,
     group_by_module,
     has_effect,
     kind_of_parts,
     locate_module,
     modules_by_path,
-    name_prefix,
-    paths_by_name,
-    read_scale,
     split_module,
     without_alpha,
 )
+from videotune.exporter.base_detection import (
+    Base,
+    detect_expert,
+    find_fitting_bases,
+    open_adapter,
+)
 from videotune.exporter.lora_factors import delta_norm
+from videotune.exporter.read_scale import (
+    flat_name,
+    name_prefix,
+    read_scale,
+)
 from videotune.files import read_json
-from videotune.models import base_model, model_files, registry
-from videotune.models.base import DiffusersModel
+from videotune.models import model_files
 
 MAX_VALUE_LENGTH = 200
 """Characters that are shown of a header value."""
@@ -42,166 +43,8 @@ MAX_VALUE_LENGTH = 200
 MAX_ENTRIES = 40
 """Header keys, misfits and other tensors that are listed."""
 
-MAX_BYTES = 8 << 30
-"""Size of the largest adapter that is read; published ones have a few hundred
-megabytes.
-"""
-
-_ADAPTER_MARKS = (".lora", ".hada_", ".lokr_", ".oft_R")
-"""Parts of tensor names that only adapters have."""
 
 _TARGET_GROUPS = ("cross_attention", "attention", "feed_forward")
-
-
-@dataclass(frozen=True)
-class Base:
-    """A base model's architecture."""
-
-    names: tuple[str, ...]
-    """The names under which it is published."""
-
-    family: DiffusersModel
-
-    net: nn.Module
-    """The transformer on the meta device."""
-
-
-def open_adapter(path: Path, *, finite: bool = True) -> AdapterFile:
-    """Open an adapter's file or folder.
-
-    Raises:
-        VideotuneError: if there is no adapter, or the file is too large for one.
-    """
-    file = adapter_path(path)
-    if not file.is_file():
-        raise VideotuneError(f"no such file or folder: {path}")
-
-    size = file.stat().st_size
-    if size > MAX_BYTES:
-        raise VideotuneError(
-            f"{file} has {size >> 30} GB, which is too large for an adapter"
-        )
-
-    keys = "\n".join(model_files.headers([file]))
-    if not any(mark in keys for mark in _ADAPTER_MARKS):
-        raise VideotuneError(
-            f"{file} is not an adapter:"
-            " no tensor is named like those of LoRA, LoHa, LoKr or OFT"
-        )
-    return AdapterFile(file, finite=finite)
-
-
-@cache
-def load_architecture(folder: Path, names: tuple[str, ...]) -> Base:
-    """Build the architecture from the configs in a folder."""
-    family_name = base_model.spec_for(
-        None, base_model.place(str(folder), weights=False)
-    ).name
-    family_class = registry.find(family_name)
-    family = family_class(folder, torch.device("cpu"), torch.float32)
-    return Base(names, family, family.skeleton())
-
-
-def candidate_bases(
-    base: str | None = None, family: str | None = None
-) -> Iterator[Base]:
-    """Yield the architectures that a file may belong to.
-
-    Args:
-        base: a folder or Hub id; only its configs are read. None: all published base
-            models.
-        family: only published base models of this family.
-    """
-    if base is not None:
-        yield load_architecture(base_model.place(base, weights=False).folder, (base,))
-        return
-
-    folder_names: dict[str, str] = read_json(base_model.CONFIGS / "index.json")
-    folders = sorted(path for path in base_model.CONFIGS.iterdir() if path.is_dir())
-    for folder in folders:
-        if family is not None and base_model.of_base(folder) is not registry.find(
-            family
-        ):
-            continue
-        names = [
-            name
-            for name, folder_name in folder_names.items()
-            if folder_name == folder.name and "/" in name
-        ]
-        yield load_architecture(folder, tuple(names))
-
-
-def misfits(base: Base, modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
-    """Return, by name, why modules of a file do not fit the base model."""
-    paths_of = paths_by_name(base.family, base.net)
-    reasons = {}
-    for name, parts in modules.items():
-        paths = paths_of.get(flat_name(name), ())
-        if not paths:
-            reasons[name] = "no module of it"
-            continue
-
-        shape = delta_shape(without_alpha(parts))
-        base_shape = fused_shape(base.net, paths)
-        if shape and shape != base_shape:
-            reasons[name] = (
-                f"{shape[0]}x{shape[1]}, and {base_shape[0]}x{base_shape[1]} in the base"
-            )
-    return reasons
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A base model with the modules of a file that do not fit it."""
-
-    base: Base
-    misfits: dict[str, str]
-    is_other_family: bool
-    """Whether the file's header names another family."""
-
-    lacks_expert: bool
-    """Whether the file belongs to an expert that the base model does not have."""
-
-    def distance(self) -> tuple[int, bool, bool, int]:
-        """Sort key: of two bases that fit, the one with fewer untouched modules is
-        nearer.
-        """
-        module_count = len(paths_by_name(self.base.family, self.base.net))
-        return len(self.misfits), self.is_other_family, self.lacks_expert, module_count
-
-
-def find_fitting_bases(
-    file: AdapterFile, base: str | None, family: str | None
-) -> tuple[list[Base], Base, dict[str, str]]:
-    """Compare a file with the base models that it may belong to.
-
-    Returns:
-        The bases that fit every module, the base of the file's header first; the
-        nearest base; and that base's misfits.
-    """
-    modules, _ = group_by_module(file)
-    expert, _ = detect_expert(file)
-    header_family = file.facts.get("family")
-
-    candidates = []
-    for candidate_base in candidate_bases(base, family):
-        spec = candidate_base.family.spec
-        expert_names = [spec_expert.name for spec_expert in spec.experts]
-        candidates.append(
-            _Candidate(
-                base=candidate_base,
-                misfits=misfits(candidate_base, modules),
-                is_other_family=spec.name != header_family,
-                lacks_expert=expert is not None and expert not in expert_names,
-            )
-        )
-    candidates.sort(key=_Candidate.distance)
-
-    fitting = [candidate for candidate in candidates if not candidate.misfits]
-    with_expert = [candidate for candidate in fitting if not candidate.lacks_expert]
-    fits = [candidate.base for candidate in with_expert or fitting]
-    nearest = candidates[0]
-    return fits, nearest.base, nearest.misfits
 
 
 def open_modules(
@@ -230,23 +73,6 @@ def open_modules(
             f"{path} fits no published base ({name}: {reason}); name its base model with --base"
         )
     return file, nearest, modules_by_path(nearest.family, nearest.net, file)
-
-
-def detect_expert(file: AdapterFile) -> tuple[str | None, str]:
-    """Return which expert a file belongs to, and the source: "header" or "file name".
-
-    Returns (None, "") if neither names an expert.
-    """
-    header_expert = file.facts.get("expert")
-    if isinstance(header_expert, str):
-        return header_expert[:20], "header"
-
-    folder_name = file.path.parent.name if file.settings_source == "folder" else ""
-    name = f"{folder_name} {file.path.name}".lower()
-    noise_levels = set(re.findall(r"(high|low)[^a-z]?noise", name))
-    if len(noise_levels) == 1:
-        return noise_levels.pop(), "file name"
-    return None, ""
 
 
 def inspect(path: Path, against: str | None = None) -> dict[str, Any]:

@@ -20,14 +20,10 @@ from videotune.errors import VideotuneError
 from videotune.exporter import lora_factors
 from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import AdapterModule, modules_by_path
+from videotune.exporter.base_detection import Base, detect_expert, open_adapter
 from videotune.exporter.formats import TOLERANCE, verification_error, write_verified
 from videotune.exporter.lora_factors import Factors
-from videotune.exporter.lora_inspect import (
-    Base,
-    detect_expert,
-    open_adapter,
-    open_modules,
-)
+from videotune.exporter.lora_inspect import open_modules
 from videotune.exporter.lora_write import Modules, kind_of_modules, write_form
 from videotune.files import whole_folder, write_json
 

@@ -17,13 +17,7 @@ from videotune.adapters.adapter_types import (
     side_of,
 )
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_modules import (
-    AdapterModule,
-    alpha_rank,
-    linear_shape,
-    paths_by_name,
-    tensor_name,
-)
+from videotune.exporter.adapter_modules import AdapterModule, linear_shape, tensor_name
 from videotune.exporter.formats import (
     PEFT_CONFIG_KEY,
     UNSUPPORTED,
@@ -32,6 +26,7 @@ from videotune.exporter.formats import (
     refuse_format,
     refuse_overflow,
 )
+from videotune.exporter.read_scale import alpha_rank, paths_by_name
 from videotune.models.base import DiffusersModel
 
 FORM_KINDS = {

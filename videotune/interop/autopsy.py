@@ -9,8 +9,8 @@ from typing import Any
 from videotune.data.buckets import visible_share
 from videotune.interop.rules import SourceVideo
 from videotune.interop.trainer_facts import TRAINER_FACTS, DatasetRules, TrainerRules
+from videotune.model_spec import ModelSpec
 from videotune.text import short_path
-from videotune.types import ModelSpec
 
 NOISE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the noise levels that are shown."""

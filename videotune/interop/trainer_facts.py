@@ -20,7 +20,7 @@ from videotune.interop.rules import (
     PixelSize,
     SourceVideo,
 )
-from videotune.types import ModelSpec
+from videotune.model_spec import ModelSpec
 
 TRAINER_FACTS: Mapping[str, Any] = read_json(
     Path(__file__).with_name("trainer_rules.json")

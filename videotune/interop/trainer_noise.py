@@ -4,7 +4,7 @@ from videotune.diffusion.timesteps import TimestepSampler
 from videotune.interop import rules
 from videotune.interop.rules import Bucket, NoiseLevels
 from videotune.interop.trainer_facts import TRAINER_FACTS, ForeignSection
-from videotune.types import ModelSpec
+from videotune.model_spec import ModelSpec
 
 
 def _sampler(distribution: str, shift: float, **numbers: float) -> TimestepSampler:

@@ -28,7 +28,7 @@ from videotune.interop.trainer_noise import (
     preprocessed_noise,
     weighted_noise,
 )
-from videotune.types import ModelSpec
+from videotune.model_spec import ModelSpec
 
 PREPROCESSED = next(
     name for name, facts in TRAINER_FACTS.items() if facts.get("preprocessed")

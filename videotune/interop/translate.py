@@ -16,8 +16,9 @@ from videotune.files import read_json
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
+from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
-from videotune.types import BasePlace, ModelSpec
+from videotune.types import BasePlace
 
 RETRIED_LAST = ("transformer.weight_dtype", "layer_offload_fraction", "compile")
 """Keys that are left out if they do not go with others."""

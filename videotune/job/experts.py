@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
-from videotune.types import ModelSpec
+from videotune.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,8 @@ from videotune.files import digest, user_cache
 from videotune.job.notes import epoch_notes, mixes, sizes_as_read, unused_keys
 from videotune.latent_cache.exposure import Exposure, exposure
 from videotune.latent_cache.sampler import Schedule, steps_per_epoch, times_seen
-from videotune.types import BasePlace, ClipShape, ModelSpec, Window
+from videotune.model_spec import ModelSpec
+from videotune.types import BasePlace, ClipShape, Window
 
 CACHE_NAME = ".videotune-cache"
 """Name of the cache folder, in a dataset or beside it."""

@@ -20,10 +20,11 @@ from videotune.config.load import (
 from videotune.config.resolve import Resolved, resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
+from videotune.model_spec import ModelSpec
 from videotune.models.base_model import own_files, place_of, published, spec_for
 from videotune.models.model_files import NotHere, note
 from videotune.sampling.prompts import resolve_prompts
-from videotune.types import BasePlace, ModelSpec
+from videotune.types import BasePlace
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from videotune.latent_cache.sampler import (
     bucket_of,
     sample_indices,
 )
+from videotune.latent_cache.step_batch import StepBatch, draw_noise, share_of, uniforms
 from videotune.latent_cache.store import LatentCache
-from videotune.memory.host_weights import pinned
+from videotune.model_spec import ModelSpec
 from videotune.rng import generator_for
 from videotune.types import (
     DETERMINISTIC_VARIANT,
@@ -32,7 +33,6 @@ from videotune.types import (
     Clip,
     Conditioning,
     LatentDistribution,
-    ModelSpec,
     Window,
 )
 
@@ -41,44 +41,6 @@ DRAWN_TOGETHER = 64
 
 BLOCKS_IN_MEMORY = 3
 """Blocks of ``DRAWN_TOGETHER`` steps whose draws are kept."""
-
-
-@dataclass(frozen=True)
-class StepBatch:
-    """This process's samples of a step, and facts of all the step's samples."""
-
-    step: int
-    window_ids: tuple[str, ...]
-    """Windows of all samples of the step, in order."""
-    captions: tuple[str, ...]
-    """Captions of all samples of the step."""
-    t: Tensor
-    """Noise levels (B,) of all samples of the step."""
-    first: int
-    """Number of this process's first sample among those of the step."""
-    batch: Batch | None
-    """This process's samples. None: it has none."""
-    noise: Tensor
-    """Noise (b,C,F,H,W) of this process's samples."""
-    prior: tuple[int, ...] = ()
-    """Numbers of the step's samples whose target is the base model's own prediction."""
-    spare: bool = False
-    """Whether ``batch`` is another process's sample that adds nothing, because all must
-    run the network together.
-    """
-
-    def pinned(self) -> "StepBatch":
-        """Return the same batch in pinned memory, which a CUDA device reads while the
-        host goes on.
-        """
-        batch = None if self.batch is None else self.batch.map(_pin)
-        return replace(self, t=_pin(self.t), noise=_pin(self.noise), batch=batch)
-
-
-def _pin(x: Tensor) -> Tensor:
-    if x.device.type != "cpu":
-        return x
-    return pinned(x.shape, x.dtype).copy_(x)
 
 
 @dataclass(frozen=True)
@@ -318,28 +280,6 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     return StepDraws(samples, captions, first_frame, t)
 
 
-def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
-    """Draw the uniform numbers (count,) float64 that a step's noise levels come from,
-    one a sample.
-
-    Args:
-        seed: the run's seed.
-        step: the step, counted from 1.
-        count: samples of the step.
-        stratified: cut [0, 1) into ``count`` equal parts and give sample i part π(i),
-            where π is a permutation drawn for the step. The step then covers the
-            distribution evenly, and each number alone stays uniform.
-    """
-    u = torch.tensor(
-        [generator_for(seed, "t", step, i).random() for i in range(count)],
-        dtype=torch.float64,
-    )
-    if not stratified:
-        return u
-    order = torch.from_numpy(generator_for(seed, "t order", step).permutation(count))
-    return ((order + u) / count).clamp(max=1 - 2**-53)
-
-
 def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
     """Draw the caption of a sample: one of its clip's, or none if the caption is
     dropped.
@@ -355,14 +295,6 @@ def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
         return clip.captions[int(generator.integers(len(clip.captions)))]
     probabilities = [weight / total for weight in weights]
     return clip.captions[int(generator.choice(len(weights), p=probabilities))]
-
-
-def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
-    """Return the samples, begin and end, that the i-th of n processes takes of a step:
-    nearly equal parts, in order.
-    """
-    index, processes = part
-    return index * samples // processes, (index + 1) * samples // processes
 
 
 def prepare(
@@ -399,7 +331,7 @@ def prepare(
             latents,
             draws.first_frame[begin:end],
         )
-        noise = _noise_like(batch.x0, source.keys.seed, step, begin)
+        noise = draw_noise(batch.x0, source.keys.seed, step, begin)
         batch = _with_dropped_frames(source, batch, step, begin)
 
     prior = [i for i, window in enumerate(windows) if _is_prior(source, window)]
@@ -419,18 +351,6 @@ def prepare(
 
 def _is_prior(source: BatchSource, window: Window) -> bool:
     return source.clips[window.clip_id].prior_preservation
-
-
-def _noise_like(x0: Tensor, seed: int, step: int, first: int) -> Tensor:
-    """Draw the noise (b,C,F,H,W) of samples from number ``first`` of a step on."""
-    shape = tuple(x0.shape[1:])
-    noise = []
-    for index in range(first, first + len(x0)):
-        numbers = generator_for(seed, "noise", step, index).standard_normal(
-            shape, "float32"
-        )
-        noise.append(torch.from_numpy(numbers))
-    return torch.stack(noise)
 
 
 def assemble(

@@ -7,7 +7,8 @@ from threading import Barrier
 
 import torch
 
-from videotune.latent_cache.batches import BatchSource, StepBatch, prepare
+from videotune.latent_cache.batches import BatchSource, prepare
+from videotune.latent_cache.step_batch import StepBatch
 
 
 def stream(

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.files import digest, read_json, user_cache
 from videotune.lazy import diffusers, torch
+from videotune.model_spec import ModelSpec
 from videotune.models import model_files
 from videotune.models.base import FAMILIES, DiffusersModel
 from videotune.models.hub import fetch, verify
-from videotune.models.loading import check_part, explained, to_fill
 from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
+from videotune.models.part_check import check_part
 from videotune.models.registry import find, names
 from videotune.models.single_file import kind_of
-from videotune.types import BasePlace, LogFn, ModelSpec
+from videotune.models.skeletons import explained, to_fill
+from videotune.types import BasePlace, LogFn
 
 if TYPE_CHECKING:
     from videotune.config.schema import Config

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.memory.accelerator import empty_cache
-from videotune.models.loading import load_model, on_meta, read_tokenizer
-from videotune.models.model_files import fingerprint, read_config
+from videotune.model_spec import ModelSpec
+from videotune.models.fingerprint import fingerprint
+from videotune.models.loading import load_model, read_tokenizer
+from videotune.models.model_files import read_config
 from videotune.models.pipelines import bare_pipeline, join_encoders
-from videotune.types import PLAIN_WEIGHTS, ModelSpec, TextPart
+from videotune.models.skeletons import on_meta
+from videotune.types import PLAIN_WEIGHTS, TextPart
 
 if TYPE_CHECKING:
     from torch import nn

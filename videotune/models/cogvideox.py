@@ -17,17 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
+from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import read_config
-from videotune.types import (
-    Batch,
-    ClipShape,
-    Conditioning,
-    ModelSpec,
-    Networks,
-    SampleRequest,
-    VideoRules,
-)
+from videotune.types import Batch, ClipShape, Conditioning, Networks, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np

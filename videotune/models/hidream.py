@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch
+from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.models.checkpoint import tokenizer_of
 from videotune.models.hidream_network import make_trainable, one_frame_vae
@@ -27,10 +28,8 @@ from videotune.types import (
     ClipShape,
     Conditioning,
     FillFn,
-    ModelSpec,
     Networks,
     SampleRequest,
-    VideoRules,
 )
 
 if TYPE_CHECKING:

@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
+from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.models.loading import read_tokenizer
-from videotune.types import (
-    Batch,
-    ClipShape,
-    Conditioning,
-    ModelSpec,
-    Networks,
-    SampleRequest,
-    VideoRules,
-)
+from videotune.types import Batch, ClipShape, Conditioning, Networks, SampleRequest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,9 +7,7 @@ the path.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +16,21 @@ from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
 from videotune.models import single_file
 from videotune.models.model_files import (
-    CONFIGS,
-    Header,
     headers,
     note,
     read_config,
     weight_files,
 )
-from videotune.models.single_file import DTYPES, FP8, WeightSource
+from videotune.models.part_check import check_part, refuse_dtypes, shown
+from videotune.models.single_file import DTYPES
+from videotune.models.skeletons import (
+    as_loaded,
+    dtype_of,
+    explained,
+    kept_in_float32,
+    pretrained,
+    to_fill,
+)
 from videotune.types import FillFn, LogFn
 
 if TYPE_CHECKING:
@@ -35,51 +40,6 @@ if TYPE_CHECKING:
 
 PROBES = ("a red circle moves left", "a blue square moves up")
 """Two captions that a tokenizer with a vocabulary reads as different tokens."""
-
-_MAX_EXTRA_SHARE = 0.01
-"""Up to this share, weights that the model lacks are left out with a note; more is
-another model.
-"""
-
-
-@contextmanager
-def explained(context: str) -> Iterator[None]:
-    """Turn a library's error about a damaged file into a VideotuneError that begins
-    with ``context``.
-
-    Errors about full memory pass through.
-    """
-    try:
-        yield
-    except VideotuneError:
-        raise
-    except Exception as error:  # each library has its own classes, tokenizers has none
-        is_memory = re.search("out of memory|allocate memory", str(error))
-        if isinstance(error, MemoryError) or is_memory:
-            raise
-        if "trust_remote_code" in str(error):
-            raise VideotuneError(
-                f"{context}: it names code of its own, which videotune never runs"
-            ) from error
-        reason = " ".join((str(error) or type(error).__name__).split())[:200]
-        raise VideotuneError(f"{context}: {reason}") from error
-
-
-def pretrained(cls: Any, path: Path | str, **arguments: Any) -> Any:
-    """Call ``cls.from_pretrained(path)`` without running code from there, and without a
-    prompt.
-
-    Raises:
-        VideotuneError: if the library cannot read it.
-    """
-    adapter = Path(path) / "adapter_config.json"
-    if adapter.is_file():
-        raise VideotuneError(
-            f"{adapter}: the library would read the weights of another model instead of these. "
-            "Remove the file."
-        )
-    with explained(f"{path} cannot be read by {cls.__name__}"):
-        return cls.from_pretrained(path, trust_remote_code=False, **arguments)
 
 
 def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
@@ -374,25 +334,6 @@ def _load_by_transformers(
     return net
 
 
-def refuse_dtypes(
-    files: list[Path],
-    stored: Mapping[str, Header],
-    allowed: Collection[str] = tuple(DTYPES),
-) -> None:
-    """Raise VideotuneError for integers and other dtypes that are not ``allowed``."""
-    refused = [
-        name
-        for name, header in stored.items()
-        if header.dtype not in allowed and not name.endswith("position_ids")
-    ]
-    if refused:
-        name = refused[0]
-        raise VideotuneError(
-            f"{shown(files)} holds weights of the dtype {stored[name].dtype} ({name}): "
-            "take the file in bfloat16, float16 or float32"
-        )
-
-
 def read_states(
     cls: Any, folder: Path, net: nn.Module, echo: LogFn | None = None
 ) -> Iterator[dict[str, Tensor]]:
@@ -407,158 +348,3 @@ def read_states(
     if single_file.in_diffusers_layout(sources):
         return map(load_file, weight_files(folder))
     return ({name: tensor} for name, tensor in single_file.tensors(sources))
-
-
-def check_part(
-    cls: Any, folder: Path, net: nn.Module, echo: LogFn | None = None
-) -> dict[str, WeightSource]:
-    """Compare the headers of a part's files with the model of its config.
-
-    Args:
-        cls: class of the part.
-        folder: folder of the part.
-        net: the part's network, of which only the shapes count.
-        echo: gets a line about weights in fp8 and about those that are left out.
-
-    Returns:
-        The source of each tensor of the model.
-
-    Raises:
-        VideotuneError: if they differ; it describes both models.
-    """
-    files = weight_files(folder)
-    stored = {Path(shown([path])): headers([path]) for path in files}
-    all_headers = headers(files)
-    wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    for path, file_headers in stored.items():
-        single_file.refuse_packed(path, file_headers)
-
-    sources = single_file.find_sources(cls.__name__, wanted, stored)
-    if not sources:
-        kind = single_file.kind_of(all_headers) or "of no known kind"
-        raise VideotuneError(
-            f"{shown(files)} is {kind}, not a transformer: it has no tensor of a {cls.__name__}"
-        )
-    used_headers = {source.name: source.stored for source in sources.values()}
-    refuse_dtypes(files, used_headers, {*DTYPES, *FP8})
-
-    shapes = {name: source.shape for name, source in sources.items()}
-    wrong = [name for name in wanted if shapes.get(name) != wanted[name]]
-    extra = single_file.left_over(sources, all_headers)
-    extra_count = sum(all_headers[name].count for name in extra)
-    count = sum(map(math.prod, shapes.values())) + extra_count
-    if wrong or extra_count > _MAX_EXTRA_SHARE * count:
-        names = wrong or extra
-        name = names[0]
-        file_shape = all_headers[name].shape if name in all_headers else ()
-        file_size = "x".join(map(str, shapes.get(name, file_shape))) or "missing"
-        model_size = (
-            "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
-        )
-        model_count = sum(map(math.prod, wanted.values()))
-        raise VideotuneError(
-            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: "
-            f"it holds {_count_text(count)} parameters, a {cls.__name__} of this config "
-            f"{_count_text(model_count)}. {len(names)} tensors differ: {name}: {file_size} in the "
-            f"file, {model_size} by the config.{_published(cls, stored)}"
-        )
-
-    fp8_count = sum(source.stored.dtype in FP8 for source in sources.values())
-    if fp8_count and echo:
-        echo(
-            f"note: {shown(files)}: {fp8_count} of {len(sources)} weights are in fp8; "
-            "the base model is what these give"
-        )
-    if extra and echo:
-        echo(
-            f"note: {shown(files)}: {len(extra)} weights that no {cls.__name__} has are left out: "
-            f"{extra[0]} …"
-        )
-    return sources
-
-
-def _count_text(count: int) -> str:
-    return f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}"
-
-
-def _published(cls: Any, stored: Mapping[Path, Mapping[str, Header]]) -> str:
-    """Return a sentence with the published model that has the shapes of these files, or
-    "".
-    """
-    for path in sorted(CONFIGS.glob("*/transformer/config.json")):
-        if read_config(path).get("_class_name") != cls.__name__:
-            continue
-        state = on_meta(cls, path.parent).state_dict()
-        shapes = {name: tuple(value.shape) for name, value in state.items()}
-        sources = single_file.find_sources(cls.__name__, shapes, stored)
-        if shapes == {name: source.shape for name, source in sources.items()}:
-            return f" Its shapes are those of {path.parents[1].name}."
-    return ""
-
-
-def shown(files: list[Path]) -> str:
-    """Return the files as the user knows them: videotune's links are resolved."""
-    first = files[0]
-    if first.is_symlink() and "blobs" not in first.resolve().parts:
-        first = first.resolve()
-    return str(first) if len(files) == 1 else f"{first} (and {len(files) - 1} more)"
-
-
-def on_meta(cls: Any, folder: Path) -> nn.Module:
-    """Build a network of diffusers or transformers by its config, on the meta device."""
-    with torch.device("meta"):
-        return built(cls, folder)
-
-
-def to_fill(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
-    """Build a part by its config, with parameters on the meta device and real buffers."""
-    from accelerate import init_empty_weights  # torch comes with it
-
-    if read_config(folder / "config.json").get("quantization_config"):
-        raise VideotuneError(
-            f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16"
-        )
-    # Some models create their buffers in torch's default dtype.
-    with transformers.modeling_utils.local_torch_dtype(dtype), init_empty_weights():
-        return built(cls, folder)
-
-
-def built(cls: Any, folder: Path) -> Any:
-    """Build a network of diffusers or transformers by the config in its folder.
-
-    Raises:
-        VideotuneError: if the config is not valid for the class.
-    """
-    with explained(f"{folder / 'config.json'} describes no {cls.__name__}"):
-        if hasattr(cls, "load_config"):
-            return cls.from_config(cls.load_config(folder))
-        return cls(pretrained(cls.config_class, folder))
-
-
-def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
-    """Build a part on the meta device, with the dtypes of a loaded one."""
-    if hasattr(cls, "load_config"):
-        net = to_fill(cls, folder, dtype)
-    else:
-        with transformers.modeling_utils.local_torch_dtype(dtype):
-            net = on_meta(cls, folder)
-        net.tie_weights()  # type: ignore[operator]
-    for name, parameter in net.named_parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype_of(name, cls, dtype))
-    return net
-
-
-def kept_in_float32(cls: Any, dtype: torch.dtype) -> tuple[str, ...]:
-    """Return names in the paths of modules that a model's authors keep in float32."""
-    names = getattr(cls, "_keep_in_fp32_modules", None)
-    if not hasattr(cls, "load_config") and dtype != torch.float16:
-        # transformers applies _keep_in_fp32_modules only to half precision
-        names = getattr(cls, "_keep_in_fp32_modules_strict", None)
-    return tuple(names or ())
-
-
-def dtype_of(name: str, cls: Any, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a parameter of a model that is loaded in ``dtype``."""
-    is_kept = any(part in kept_in_float32(cls, dtype) for part in name.split("."))
-    return torch.float32 if is_kept else dtype

@@ -17,6 +17,7 @@ from weakref import ref
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
+from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import load_scheduler, vae_stand_in
@@ -26,10 +27,8 @@ from videotune.types import (
     ClipShape,
     Conditioning,
     FillFn,
-    ModelSpec,
     Networks,
     SampleRequest,
-    VideoRules,
 )
 
 if TYPE_CHECKING:

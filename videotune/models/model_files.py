@@ -4,12 +4,11 @@ configs, their weights.
 What is damaged, missing or absurd is a sentence that names file and key.
 """
 
-import hashlib
 import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -489,51 +488,3 @@ def _damage(path: Path, error: Exception) -> str:
             return "it is a pointer of git-lfs, not the weights: run `git lfs pull` in that folder"
     size = path.stat().st_size
     return f"it is damaged, or was not copied to its end ({size:,} bytes; {error}). Fetch it again."
-
-
-SAMPLED_ABOVE = 64 << 20
-BLOCKS = 256
-BLOCK = 64 << 10
-"""Size from which only blocks of a file are hashed, their number, and their bytes.
-
-Of safetensors two blocks of each tensor are hashed.
-"""
-
-
-def fingerprint(folder: Path) -> str:
-    """Return 16 hex digits of a part on disk: of its files' names, sizes and bytes.
-
-    Files up to 64 MB are read whole; of larger safetensors the head, and of each tensor
-    the first 64 KB and as much from its middle: so a tensor that was changed is seen,
-    wherever it lies in the file. A few numbers in its depth may not be.
-    """
-    name = hashlib.blake2b(digest_size=8)
-    for path in sorted(
-        p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")
-    ):
-        size = path.stat().st_size
-        name.update(f"{path.relative_to(folder).as_posix()}:{size}".encode())
-        with path.open("rb") as file:
-            if size <= SAMPLED_ABOVE:
-                name.update(file.read())
-                continue
-            for start, length in _blocks(path, size):
-                file.seek(start)
-                name.update(file.read(length))
-    return name.hexdigest()
-
-
-def _blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:
-    """(start, length) of what is read of a large file, in the file's order."""
-    if path.suffix != ".safetensors":
-        yield from (
-            ((size - BLOCK) * block // (BLOCKS - 1), BLOCK) for block in range(BLOCKS)
-        )
-        return
-    spans = sorted(spans_of(path).values())
-    yield 0, spans[0][0] if spans else BLOCK
-    for lo, hi in spans:
-        yield lo, min(BLOCK, hi - lo)
-        if hi - lo > BLOCK:
-            middle = max(lo + BLOCK, (lo + hi - BLOCK) // 2)
-            yield middle, min(BLOCK, hi - middle)

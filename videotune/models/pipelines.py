@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
+from videotune.model_spec import ModelSpec
 from videotune.models import loading, model_files
-from videotune.types import ModelSpec, Networks
+from videotune.types import Networks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,21 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
+from videotune.model_spec import Expert, ImageConditioning, ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
-from videotune.models.loading import load_model, pretrained
-from videotune.models.model_files import fingerprint, read_config
+from videotune.models.fingerprint import fingerprint
+from videotune.models.loading import load_model
+from videotune.models.model_files import read_config
 from videotune.models.pipelines import vae_stand_in
-from videotune.types import (
-    Batch,
-    ClipShape,
-    Conditioning,
-    Expert,
-    ImageConditioning,
-    ModelSpec,
-    Networks,
-    SampleRequest,
-    VideoRules,
-)
+from videotune.models.skeletons import pretrained
+from videotune.types import Batch, ClipShape, Conditioning, Networks, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np

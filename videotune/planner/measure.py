@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
 from videotune.job.experts import trained
-from videotune.latent_cache.batches import StepBatch
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles

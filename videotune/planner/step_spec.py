@@ -19,11 +19,12 @@ from videotune.files import Count, Number, checked, digest, write_json
 from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.memory.device_buffers import SLOTS
+from videotune.model_spec import ModelSpec
 from videotune.models.registry import find
 from videotune.planner.ledger import CountsByPart, Reading, plus
 from videotune.planner.measure import FEW, KEPT, MORE, PASSES, FakeRun, weight_bytes
 from videotune.trainer.build import DTYPES, weights_of
-from videotune.types import ClipShape, ModelSpec
+from videotune.types import ClipShape
 from videotune.validation.selection import preview_settings
 
 MODES = ("OFF", "ON")

@@ -19,6 +19,7 @@ from videotune.reporter.outcome import grounds
 from videotune.reporter.read import Run, items, mapping, points
 from videotune.runs.schemas import load_json
 from videotune.studio import header, queue_page, train_page, trash
+from videotune.studio.preview_clips import clip_of
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.status import read_cached
@@ -130,7 +131,7 @@ def metric_samples(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, s
         if path.is_file():
             clip = clip_by_path.get(str(record["clip"]), {"path": record["clip"]})
             relative = path.relative_to(home).as_posix()
-            yield relative, record, train_page.clip_of(home, run.folder, clip)
+            yield relative, record, clip_of(home, run.folder, clip)
 
 
 def tries(page: PageContext) -> str:

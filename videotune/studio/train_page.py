@@ -1,8 +1,6 @@
 """The page Train: the state of a run, its previews and curves, and the actions on it."""
 
-import re
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,9 +19,10 @@ from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
 from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
-from videotune.reporter.read import Run, items, mapping
+from videotune.reporter.read import Run, mapping
 from videotune.studio import gpu, header, projects, queue_page, trash
 from videotune.studio.form import inherited_values
+from videotune.studio.preview_clips import nearest
 from videotune.studio.projects import Project
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.series import checkpoints
@@ -44,7 +43,6 @@ routes = APIRouter()
 
 RUNNING_STATES = ("running", "paused")
 BUSY_STATUSES = ("queued", "running", "paused", "suspended", "stopping", "ending")
-PLAYABLE_SUFFIXES = (".mp4", ".webm", ".mov", ".m4v")
 
 MAX_LOG_LINES = 400
 """Lines of a log that the page shows."""
@@ -286,58 +284,6 @@ def _preview_rows(home: Path, label: str, folder: Path) -> list[dict[str, Any]]:
             }
             rows.append(row)
     return rows
-
-
-@lru_cache(maxsize=256)
-def nearest(
-    home: Path, run: Path, checked_at: int, prompt: str
-) -> Mapping[str, str] | None:
-    """Return the training clip whose caption shares most words with the prompt.
-
-    Args:
-        home: folder of the project.
-        run: folder of the run.
-        checked_at: when the run's ``check.json`` was written; part of the cache key.
-        prompt: the prompt.
-    """
-    clips = [clip for clip in read_live(run).clips if clip["used"]]
-    if not clips:
-        return None
-    return clip_of(
-        home, run, max(clips, key=lambda clip: _caption_overlap(prompt, clip))
-    )
-
-
-def _caption_overlap(prompt: str, clip: Mapping[str, Any]) -> float:
-    overlaps = [
-        word_overlap(prompt, str(caption)) for caption in items(clip["captions"])
-    ]
-    return max(overlaps, default=0)
-
-
-def clip_of(home: Path, run: Path, clip: Mapping[str, Any]) -> dict[str, str]:
-    """Return name and media path of a clip of a run.
-
-    The path is that of its video if a browser can play it, else that of its picture.
-    """
-    path = Path(str(clip["path"]))
-    is_playable = path.suffix.lower() in PLAYABLE_SUFFIXES and path.is_relative_to(home)
-
-    media_path = path
-    if not is_playable or not path.is_file():
-        media_path = run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg"
-    return {
-        "name": path.name,
-        "path": media_path.relative_to(home).as_posix() if media_path.is_file() else "",
-    }
-
-
-def word_overlap(text: str, reference: str) -> float:
-    """Return the share of words that two texts have in common, of all their words."""
-    text_words = set(re.findall(r"\w+", text.lower()))
-    reference_words = set(re.findall(r"\w+", reference.lower()))
-    all_words = text_words | reference_words
-    return len(text_words & reference_words) / len(all_words) if all_words else 0.0
 
 
 REGIONS: Regions = {"runs": runs_part, "run": run_part, "previews": previews_part}

@@ -22,17 +22,11 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
+from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.models.base_model import own_files, place
 from videotune.models.registry import find
-from videotune.types import (
-    BasePlace,
-    Batch,
-    LatentDistribution,
-    ModelSpec,
-    WeightDtypes,
-    Window,
-)
+from videotune.types import BasePlace, Batch, LatentDistribution, WeightDtypes, Window
 
 DTYPES = {
     "FLOAT_32": torch.float32,

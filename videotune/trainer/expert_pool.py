@@ -26,11 +26,11 @@ from videotune.memory.compiling import compile_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
+from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import attach_text
 from videotune.trainer.trainable import attach, make_trainable
-from videotune.types import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from videotune.exporter.formats import (
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
 from videotune.job.experts import of_expert, prefix, trained
+from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.models.base_model import own_files, place
 from videotune.runs.run_dir import read_run_config
 from videotune.runs.schemas import read_record
 from videotune.trainer.build import DTYPES
 from videotune.trainer.text_encoders import ROWS, by_part
-from videotune.types import ModelSpec
 
 
 def export_run(

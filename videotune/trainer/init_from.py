@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from videotune.adapters.adapter_types import ZERO, by_module, kind_of
 from videotune.adapters.layers import load_weights
 from videotune.adapters.lora import of_module
-from videotune.config.schema import Config, Lora
+from videotune.config.schema import Config
+from videotune.config.sections import Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts

@@ -10,8 +10,8 @@ import torch
 
 from videotune.console import Bar, bar
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import StepBatch
 from videotune.latent_cache.read_ahead import stream
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention

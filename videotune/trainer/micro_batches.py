@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from videotune.latent_cache.batches import StepBatch, share_of
+from videotune.latent_cache.step_batch import StepBatch, share_of
 from videotune.types import Batch
 
 

@@ -48,11 +48,6 @@ def prepare(
 
     A resume restores the saved state afterwards.
 
-    Args:
-        opened: The job, and the checkpoint to resume from.
-        plan: Content of plan.json.
-        resume: The run folder exists already.
-
     Raises:
         VideotuneError: The settings cannot run; no work is done.
     """

@@ -14,7 +14,7 @@ from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.distributed import DistributedContext
-from videotune.latent_cache.batches import StepBatch
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from videotune.adapters import layers
-from videotune.config.schema import Config, token_names
+from videotune.config.schema import Config
+from videotune.config.sections import token_names
 from videotune.job.experts import of_expert
 from videotune.memory.checkpointing import checkpoint_text
 from videotune.models.base import DiffusersModel

@@ -11,9 +11,11 @@ from videotune.adapters.adapter_types import parse_param_name
 from videotune.adapters.layers import Parameters, add_full
 from videotune.adapters.lora import add_lora, rule_of
 from videotune.config.optimizers import default_warmup
-from videotune.config.schema import Config, Lora
+from videotune.config.schema import Config
+from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.job.experts import TEXT
+from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.trainer.build import dtype_name
 from videotune.trainer.ema import EmaWeights
@@ -27,7 +29,6 @@ from videotune.trainer.optimizers import (
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import live_text
-from videotune.types import ModelSpec
 
 
 def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Parameter]:

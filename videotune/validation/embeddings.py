@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.models.loading import pretrained
+from videotune.models.skeletons import pretrained
 
 HEURISTIC = "edges-1"
 """Name of the default embedding. Raise its number when the heuristic changes."""

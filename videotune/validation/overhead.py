@@ -12,8 +12,9 @@ from typing import Any
 
 from videotune.config.schema import SampleMetrics
 from videotune.job.job import Job
+from videotune.model_spec import ModelSpec
 from videotune.trainer.trainer import times
-from videotune.types import ModelSpec, Window
+from videotune.types import Window
 from videotune.validation import selection
 from videotune.validation.selection import MAX_WINDOWS, MIN_WINDOWS, SampleMetricsPlan
 

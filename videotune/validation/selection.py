@@ -13,8 +13,9 @@ from videotune.data.buckets import is_valid_size, size_rule
 from videotune.data.frame_counts import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
+from videotune.model_spec import ModelSpec, VideoRules
 from videotune.sampling.pipeline import SampleSettings
-from videotune.types import ClipShape, ModelSpec, VideoRules, Window
+from videotune.types import ClipShape, Window
 
 T = TypeVar("T")
 

@@ -15,10 +15,11 @@ from torch import nn
 
 from videotune.diffusion.loss import Objective, denoising_loss
 from videotune.latent_cache.exposure import CLIP_DIGITS
+from videotune.model_spec import Expert
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.trainer.step import tokens_per_sample
-from videotune.types import Batch, Expert, Window
+from videotune.types import Batch, Window
 from videotune.validation.selection import QUANTILES, quantiles_by_window
 
 TOKENS_PER_PASS = 4096

@@ -1,0 +1,148 @@
+"""Sections of the config on what trains: adapters, averages, encoders, new tokens."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from videotune.config.data_schema import Section
+from videotune.config.fields import (
+    fatal,
+    override,
+    safe,
+    word,
+)
+
+
+def weights(value: Any) -> Any:
+    """Accept any case for weight dtypes, whose default is spelled in small letters."""
+    return "auto" if str(value).lower() == "auto" else word(value)
+
+
+WeightDtype = Annotated[
+    Literal[
+        "auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"
+    ],
+    BeforeValidator(weights),
+]
+
+
+class LoraModules(Section):
+    """Modules of the adapter with numbers of their own; what is left out is the
+    adapter's.
+    """
+
+    pattern: Annotated[str, Field(min_length=1)]
+    """a module's path as a regular expression, or its last parts; the first rule that
+    names a module counts
+    """
+    rank: int | None = Field(None, ge=1, le=8192)
+    """rank of their update"""
+    alpha: float | None = Field(None, gt=0)
+    """numerator of their scale"""
+    learning_rate: float | None = Field(None, gt=0)
+    """their peak rate"""
+
+
+class Lora(Section):
+    """The adapter."""
+
+    variant: Annotated[
+        Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)
+    ] = fatal("LORA")
+    """LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations
+    """
+    rank: int = fatal(16, ge=1, le=8192)
+    """rank of the low-rank update (OFT: size of the rotated blocks)"""
+    alpha: float | None = fatal(None, gt=0)
+    """the update is scaled by alpha / rank (default: alpha = rank)"""
+    dropout: float = override(0.0, ge=0, lt=1)
+    """dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)
+    """
+    learning_rate_ratio: float = fatal(1.0, gt=0)
+    """LoRA+: learning rate of lora_B divided by that of lora_A, which is learning_rate
+    """
+    modules: list[LoraModules] = fatal([])
+    """[{"pattern", "rank", "alpha", "learning_rate"}]: modules whose rank, alpha or
+    rate differ; the first match counts
+    """
+    targets: str | Annotated[list[str], Field(min_length=1)] = fatal("attention")
+    """attention, self_attention, cross_attention, feed_forward, experts, linear, all;
+    or a list of module path patterns
+    """
+
+    @property
+    def scale(self) -> float:
+        """What the update is multiplied by."""
+        return (self.rank if self.alpha is None else self.alpha) / self.rank
+
+
+class Ema(Section):
+    """An average of the last steps' weights."""
+
+    decay: float | None = override(None, gt=0, lt=1)
+    """share of the average that stays at each step, say 0.999; previews and exports use
+    it (default: none)
+    """
+    device: Literal["device", "host"] = safe("device")
+    """where the average is kept; host: no device memory, but each step copies the
+    weights there
+    """
+
+
+class Transformer(Section):
+    """The denoiser."""
+
+    train: bool = fatal(True)
+    """false: it stays as it is, and only the text encoder trains (default for
+    EMBEDDING: false)
+    """
+    weight_dtype: WeightDtype = fatal("auto")
+    """dtype of its frozen weights (auto: as weight_dtype says)"""
+    file: str | list[str | None] | None = fatal(None)
+    """a .safetensors file whose weights replace the base model's; for two experts a
+    list, null: the base's
+    """
+    layers: Annotated[list[str], Field(min_length=1)] | None = fatal(None)
+    """FINE_TUNE: patterns on module or parameter paths that train, the rest frozen
+    (default: all)
+    """
+
+
+class TextEncoder(Section):
+    """The text encoder."""
+
+    train: bool = fatal(False)
+    """FINE_TUNE: its weights train too, in the loop; false: frozen, its states are
+    cached
+    """
+    learning_rate: float | None = override(None, gt=0)
+    """its own rate (default: learning_rate)"""
+    weight_dtype: WeightDtype = fatal("auto")
+    """dtype of its frozen weights (auto: as weight_dtype says)"""
+    layers: Annotated[list[str], Field(min_length=1)] | None = fatal(None)
+    """patterns on the paths of the weights, or of the modules, that train (default:
+    all)
+    """
+
+
+class Embedding(Section):
+    """New tokens, whose rows of the text encoder's table train."""
+
+    token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = fatal("<videotune>")
+    """the word in captions that the new rows belong to; put in front of captions
+    without it
+    """
+    vectors: int = fatal(1, ge=1, le=4096)
+    """number of token embeddings that the word stands for"""
+    init_text: str | None = fatal(None, min_length=1)
+    """words whose token embeddings they are initialised with (default: random)"""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """``<name>``, ``<name>_1``, …: the tokenizer's new tokens, one a row."""
+        return token_names(self.token, self.vectors)
+
+
+def token_names(token: str, count: int) -> tuple[str, ...]:
+    """Return the names of the rows: ``<name>``, ``<name>_1``, …"""
+    return (token, *(f"{token}_{i}" for i in range(1, count)))

@@ -1,0 +1,90 @@
+"""The samples of a step, and the uniform numbers of its noise levels."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from videotune.memory.host_weights import pinned
+from videotune.rng import generator_for
+from videotune.types import Batch
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """This process's samples of a step, and facts of all the step's samples."""
+
+    step: int
+    window_ids: tuple[str, ...]
+    """Windows of all samples of the step, in order."""
+    captions: tuple[str, ...]
+    """Captions of all samples of the step."""
+    t: Tensor
+    """Noise levels (B,) of all samples of the step."""
+    first: int
+    """Number of this process's first sample among those of the step."""
+    batch: Batch | None
+    """This process's samples. None: it has none."""
+    noise: Tensor
+    """Noise (b,C,F,H,W) of this process's samples."""
+    prior: tuple[int, ...] = ()
+    """Numbers of the step's samples whose target is the base model's own prediction."""
+    spare: bool = False
+    """Whether ``batch`` is another process's sample that adds nothing, because all must
+    run the network together.
+    """
+
+    def pinned(self) -> "StepBatch":
+        """Return the same batch in pinned memory, which a CUDA device reads while the
+        host goes on.
+        """
+        batch = None if self.batch is None else self.batch.map(_pin)
+        return replace(self, t=_pin(self.t), noise=_pin(self.noise), batch=batch)
+
+
+def _pin(x: Tensor) -> Tensor:
+    if x.device.type != "cpu":
+        return x
+    return pinned(x.shape, x.dtype).copy_(x)
+
+
+def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
+    """Draw the uniform numbers (count,) float64 that a step's noise levels come from,
+    one a sample.
+
+    Args:
+        seed: the run's seed.
+        step: the step, counted from 1.
+        count: samples of the step.
+        stratified: cut [0, 1) into ``count`` equal parts and give sample i part π(i),
+            where π is a permutation drawn for the step. The step then covers the
+            distribution evenly, and each number alone stays uniform.
+    """
+    u = torch.tensor(
+        [generator_for(seed, "t", step, i).random() for i in range(count)],
+        dtype=torch.float64,
+    )
+    if not stratified:
+        return u
+    order = torch.from_numpy(generator_for(seed, "t order", step).permutation(count))
+    return ((order + u) / count).clamp(max=1 - 2**-53)
+
+
+def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
+    """Return the samples, begin and end, that the i-th of n processes takes of a step:
+    nearly equal parts, in order.
+    """
+    index, processes = part
+    return index * samples // processes, (index + 1) * samples // processes
+
+
+def draw_noise(x0: Tensor, seed: int, step: int, first: int) -> Tensor:
+    """Draw the noise (b,C,F,H,W) of samples from number ``first`` of a step on."""
+    shape = tuple(x0.shape[1:])
+    noise = []
+    for index in range(first, first + len(x0)):
+        numbers = generator_for(seed, "noise", step, index).standard_normal(
+            shape, "float32"
+        )
+        noise.append(torch.from_numpy(numbers))
+    return torch.stack(noise)
