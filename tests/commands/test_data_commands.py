@@ -152,7 +152,7 @@ def test_a_contact_sheet_among_the_clips_is_refused(
     (tmp_path / "link").symlink_to(data, target_is_directory=True)
     for folder in (data, data / "sheet", tmp_path / "link" / "deep" / "sheet"):
         with pytest.raises(
-            VideotuneError, match=r"inside the dataset .*taken for clips.*data-sheet"
+            VideotuneError, match=r"inside the dataset .*become clips.*data-sheet"
         ):
             check(settings, contact_sheet=folder)
     assert not list(data.rglob("*.jpg"))
