@@ -1,8 +1,9 @@
 """What reading clips costs, as ratios to the ffmpeg program in the same run.
 
-    python benchmarks/data.py decode [--rounds 5] [--threads 2] [--files h264-1080p …]
-    [--json FILE] python benchmarks/data.py encode [--rounds 5] [--json FILE]
-    (either: --tiny, a rehearsal)
+    python benchmarks/data.py decode [--rounds 5] [--threads 2] [--files …] [--json FILE]
+    python benchmarks/data.py encode [--rounds 5] [--json FILE]
+
+``--tiny`` rehearses either.
 
 decode: both produce every frame of the same 60-second file at 16 frames a second as
 RGB24: ours by ``decode`` in windows of 81 frames one after the other, as a cache is
@@ -11,9 +12,8 @@ into a pipe that is read to its end. The same number of threads, alternating rou
 files in the page cache. Ratio = ffmpeg's seconds / ours: above 1 we are faster. ``cpu``
 is the same of CPU seconds, which other work on the machine disturbs less. "640x352" is
 the size that ``resolution: 480`` gives to 16:9 (both scale); "832x480" of a 480p file
-is cropped
-only: ffmpeg then takes a converter that repeats colour samples, ours still interpolates
-them.
+is only cropped: ffmpeg then takes a converter that repeats colour samples, ours still
+interpolates them.
 """
 
 import argparse

@@ -3,15 +3,20 @@ prediction, seconds, and equal losses.
 
     python benchmarks/gpu.py PART… [--out FILE] [--seconds 540] [--tiny]
 
-memory      the guide's rows of memory, the card's allocator capped to each: three
-steps, and the peak beside the plan's streaming   seconds of a step with streamed
-weights over those of the same step with all of them on the card published   rows that
-others have published: seconds and GiB rate        operations a second over what this
-card reaches in a product of matrices, with and without compiled blocks equal
-losses of the plain step and of every other way of doing it, with deterministic kernels
-and without sync        a step during which the host must not wait for the card
-quantised   seconds and memory of a step over weights in fewer bits, over those of the
-same step in bfloat16
+PART is one of:
+
+- memory: the guide's rows of memory, the card's allocator capped to each: three steps, and
+  the peak beside the plan's
+- streaming: seconds of a step with streamed weights over those of the same step with all of
+  them on the card
+- published: rows that others have published: seconds and GiB
+- rate: operations a second over what this card reaches in a matrix product, with and without
+  compiled blocks
+- equal: losses of the plain step and of every other way of doing it, with deterministic
+  kernels and without
+- sync: a step during which the host must not wait for the card
+- quantised: seconds and memory of a step over weights in fewer bits, over those of the same
+  step in bfloat16
 
 Weights are random and made on the card; nothing is downloaded or decoded. Each row is
 written as soon as it is known, none is begun that would not end within ``--seconds``,

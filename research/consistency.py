@@ -3,8 +3,7 @@ seeds, what it then draws measured.
 
     python research/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150]
     [--set KEY=VALUE]
-                                   [--work runs/consistency] [--out
-                                   research/consistency.json]
+    [--work runs/consistency] [--out research/consistency.json]
 
 Runs of one seed have the same clips, order, noise, noise levels and first weights and
 differ by the weight alone, so each is compared with the run of its own seed at weight

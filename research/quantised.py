@@ -3,7 +3,7 @@ validation loss of base and result.
 
     python research/quantised.py [--kinds auto FLOAT_8 INT_8 NFLOAT_4] [--seeds 0 1 2]
     [--steps 100] [--set KEY=VALUE]
-                                 [--work runs/quantised] [--out research/quantised.json]
+    [--work runs/quantised] [--out research/quantised.json]
 
 Denoiser and text encoder are kept in the same kind. Runs of one seed have the same
 clips, order, noise and first weights and differ by the kind alone. ``on_plain``: the

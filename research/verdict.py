@@ -3,8 +3,7 @@ copies them, and on fresh clips alone.
 
     python research/verdict.py [--four 20] [--endless 20] [--levels 5] [--first-seed 0]
     [--steps 240] [--every 40]
-                               [--work runs/verdict] [--out research/verdict.json]
-                               [--table]
+    [--work runs/verdict] [--out research/verdict.json] [--table]
 
 four: four clips, each shown 240 times. The best step by the verdict, which reads as
 many held-out clips as so short a run
