@@ -431,7 +431,12 @@ def used(folder: Path) -> None:
             "prediction_type is 'epsilon'",
         ),
         ("cogvideox", SCHEDULE, {"beta_schedule": "linear"}, "beta_schedule"),
-        ("cogvideox", SCHEDULE, {"snr_shift_scale": None}, "does not say snr_shift_scale"),
+        (
+            "cogvideox",
+            SCHEDULE,
+            {"snr_shift_scale": None},
+            "does not say snr_shift_scale",
+        ),
         (
             "hunyuan_video",
             NET,
