@@ -314,7 +314,9 @@ def test_a_preview_of_a_shape_that_no_window_has_is_refused_before_the_work(
     shape: str, work: Work
 ) -> None:
     sets = (*IMAGE_SETS[:2], "sample_after=1", f"cache_dir={work.tmp / 'cache'}", shape)
-    with pytest.raises(VideotuneError, match=r"no window has .* choose one of: .*9x32x32"):
+    with pytest.raises(
+        VideotuneError, match=r"no window has .* choose one of: .*9x32x32"
+    ):
         train(work.overrides(*sets, base=("wan", "i2v")), work.run)
     assert not list((work.tmp / "cache").glob("*latents*"))
 
