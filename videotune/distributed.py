@@ -74,7 +74,7 @@ class DistributedContext:
         """Whether this process writes files, draws previews and prints."""
         return self.rank == 0
 
-    def all_agree(self, *flags: bool) -> tuple[bool, ...]:
+    def any_process(self, *flags: bool) -> tuple[bool, ...]:
         """Return for each flag whether any process raised it; the same on all
         processes.
         """
@@ -86,7 +86,7 @@ class DistributedContext:
 
     def barrier(self) -> None:
         """Wait until every process is here."""
-        self.all_agree(False)
+        self.any_process(False)
 
     def main_first(self, work: Callable[[], T]) -> T:
         """Do work on the main process first; the others then find its files."""

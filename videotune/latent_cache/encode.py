@@ -22,6 +22,7 @@ from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.entry import CacheEntry, EntryName, form_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, FrameSample, LatentDistribution, Window
 
@@ -205,9 +206,7 @@ def _fill_captions(
     try:
         for done, (caption, name) in enumerate(remaining, start=1):
             length = family.text_length(caption)
-            with _name_failure(
-                f"the caption {caption[:60]!r}", "Shorten it, or free memory."
-            ):
+            with _name_failure(f"the caption {caption[:60]!r}"):
                 states = _check_finite(family.encode_text([caption])[0])
 
             metadata = {
@@ -320,7 +319,8 @@ def _encode_frames(
     """Encode the decoded frames of a sample."""
     noise = keys.noise(sample)
     subject = f"{clip.path}: window {sample.window.id}"
-    with _name_failure(subject, "Fewer frames or a lower resolution need less memory."):
+    remedy = "Fewer frames or a lower resolution need less memory."
+    with _name_failure(subject, remedy):
         pixels = to_model(frames)
         if noise is None:
             distribution = family.encode_video(pixels)
@@ -352,17 +352,21 @@ def _with_rate(subject: str, done: int, begun: float) -> str:
 
 
 @contextmanager
-def _name_failure(subject: str, remedy: str) -> Iterator[None]:
-    """Turn an encoder's failure into a VideotuneError that names what it failed on."""
+def _name_failure(subject: str, memory_remedy: str | None = None) -> Iterator[None]:
+    """Turn an encoder's failure into a VideotuneError that names what it failed on.
+
+    Args:
+        subject: The caption or window.
+        memory_remedy: What needs less memory. None: an out-of-memory error is raised as it
+            is, since the caller tries again with the encoder's blocks on the host.
+    """
     try:
         yield
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # torch.OutOfMemoryError is a RuntimeError
-        is_out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if is_out_of_memory or "memory" in str(error):
-            reason = f"there is not enough memory to encode it. {remedy}"
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            if memory_remedy is None:
+                raise
+            reason = f"there is not enough memory to encode it. {memory_remedy}"
         else:
             reason = f"it cannot be encoded: {error}"
         raise VideotuneError(

@@ -98,7 +98,7 @@ def fill_distributed(
     if dist.size > 1:
         todo = missing_entries(job, family, store, reads)
 
-    anything_missing = dist.all_agree(bool(todo))[0]
+    anything_missing = dist.any_process(bool(todo))[0]
     if dist.size == 1 or not anything_missing:
         if dist.is_main:
             # prints what there is to say
@@ -137,8 +137,8 @@ def fill_cache(
 ) -> None:
     """Encode what is missing in the cache.
 
-    If the device has no room for the text encoder, its blocks are streamed from the
-    host in a second try.
+    If the text encoder does not fit the device, neither loaded nor while it encodes, its
+    blocks are streamed from the host in a second try.
 
     Args:
         job: what is to be done.
@@ -150,7 +150,8 @@ def fill_cache(
         tell: called with the progress.
 
     Raises:
-        DoesNotFit: if the second try has no room either, or there is none for the VAE.
+        DoesNotFit: if the second try has no room either.
+        VideotuneError: if a clip cannot be encoded, also for lack of memory.
     """
     try:
         _fill_once(job, family, store, reads, share, tell)
@@ -158,8 +159,8 @@ def fill_cache(
         if not is_out_of_memory(error):
             raise
         echo(
-            "note: the device has no room for an encoder; "
-            "the blocks of the text encoder are now streamed from host memory"
+            "note: the text encoder does not fit the device; "
+            "its blocks are now streamed from host memory"
         )
         family.free("text_encoder")
         family.free("vae")
@@ -185,8 +186,8 @@ def _fill_with_streamed_text(
         if not is_out_of_memory(error):
             raise
         raise DoesNotFit(
-            f"the device has no room to encode {job.shapes[0]} pixels. Use fewer frames (video_config.frames) or a lower "
-            "resolution, or encode on a larger GPU (videotune cache)"
+            "the device has no room for the text encoder, not even with its blocks on "
+            "the host. Encode on a larger GPU first (videotune cache)."
         ) from error
     finally:
         family.stream_text = None

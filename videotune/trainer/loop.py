@@ -66,7 +66,7 @@ def train_loop(trainer: Trainer) -> str:
         for callback in trainer.callbacks:
             callback.before(trainer)
 
-    if trainer.dist.all_agree(trainer.signals.stop)[0]:
+    if trainer.dist.any_process(trainer.signals.stop)[0]:
         return "interrupted"
 
     with bar("training", lambda: STATUS.get(trainer.heartbeat.state, "")) as progress:
@@ -135,7 +135,7 @@ def _agree_on_requests(trainer: Trainer, step: int) -> tuple[bool, list[bool]]:
     stop_requested = trainer.signals.stop or "stop" in requests
     due = [callback.due(trainer, step, requests) for callback in trainer.callbacks]
 
-    agreed_stop, *agreed_due = trainer.dist.all_agree(stop_requested, *due)
+    agreed_stop, *agreed_due = trainer.dist.any_process(stop_requested, *due)
     return agreed_stop, agreed_due
 
 
@@ -162,7 +162,9 @@ def _ended_by_callback(trainer: Trainer) -> str | None:
     else None.
     """
     wants_early_stop = any(callback.stops(trainer) for callback in trainer.callbacks)
-    interrupted, early = trainer.dist.all_agree(trainer.signals.stop, wants_early_stop)
+    interrupted, early = trainer.dist.any_process(
+        trainer.signals.stop, wants_early_stop
+    )
     if interrupted:
         return "interrupted"
     return "early" if early else None

@@ -347,14 +347,30 @@ def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
         opened: what ``open_run`` returned.
         branch: keep what came after the checkpoint as a branch.
     """
-    run = trainer.run
     checkpoint = opened.checkpoint
     step = checkpoint.step if checkpoint else 0
     if checkpoint is not None:
         restore_state(trainer, checkpoint)
     trainer.first = step + 1
-    if not trainer.dist.is_main:
-        return
+
+    if trainer.dist.is_main:
+        _restore_journal(trainer, opened, branch)
+    # Every process counts on from here, and all must end at the same step.
+    skipped = trainer.journal.history.skipped_at_the_end
+    trainer.skipped_in_a_row = trainer.dist.broadcast(skipped)
+
+
+def _restore_journal(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
+    """Cut the journal to the checkpoint, and print where the run continues.
+
+    Args:
+        trainer: the run.
+        opened: what ``open_run`` returned.
+        branch: keep what came after the checkpoint as a branch.
+    """
+    run = trainer.run
+    checkpoint = opened.checkpoint
+    step = checkpoint.step if checkpoint else 0
 
     sweep(run)
     if branch:
@@ -382,7 +398,6 @@ def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
                 f"; {steps_lost} {steps} after it, not saved, will be trained again"
             )
         echo(message)
-    trainer.skipped_in_a_row = trainer.journal.history.skipped_at_the_end
 
 
 def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:

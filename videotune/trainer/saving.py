@@ -202,7 +202,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     settle(trainer)
     is_saved = dist.is_main and is_kept(trainer.run, step, kind)
     if is_sharded:
-        is_saved = dist.all_agree(is_saved)[0]
+        is_saved = dist.any_process(is_saved)[0]
     if is_saved:
         return
 
