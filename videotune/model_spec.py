@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:  # importing this module must not import torch
-    pass
 from videotune.types import ClipShape
 
 ImageConditioning = Literal["none", "replace", "concat"]
@@ -15,8 +13,9 @@ ImageConditioning = Literal["none", "replace", "concat"]
 
 @dataclass(frozen=True)
 class VideoRules:
-    """The frame counts and sizes that a model accepts. data/ knows no more of it, for
-    data/ does not import models/.
+    """The frame counts and sizes that a model accepts.
+
+    ``data/`` gets only these rules, because it does not import ``models/``.
 
     A valid frame count is ``frame_step`` · n + ``frame_rest``. None as a limit: there
     is none.

@@ -55,7 +55,7 @@ class Clip:
     """One file of the user's data."""
 
     id: str
-    """Hash of the file's bytes."""
+    """Hash of the file's bytes and, if it is HDR, of the tone mapping's version."""
     path: str
     source: str
     """The video that it was cut from."""
@@ -91,8 +91,9 @@ class Window:
 
     clip_id: str
     start: float
-    """Begin in seconds of the clip."""
+    """First second of the window within the clip."""
     end: float
+    """Second up to which frame times may reach; with "hold" the time of the held frame."""
     shape: ClipShape
     """The shape of its samples."""
     sampling: str = "even"
@@ -123,7 +124,7 @@ class Window:
 
 
 DETERMINISTIC_VARIANT = -1
-"""The variant of a window with nothing drawn, which validation and sample metrics read.
+"""The variant without random frames or crop, which validation and sample metrics read.
 """
 
 

@@ -249,7 +249,8 @@ def test_long_captions_are_counted(tiny_family: Open, tmp_path: Path) -> None:
 CHANGES = {
     **dict.fromkeys(("nothing", "a clip's name", "seed", "transformer"), (0, 0)),
     **dict.fromkeys(
-        ("DECODE", "frames", "height", "width", "resize", "place", "vae"), (4, 0)
+        ("DECODE_VERSION", "frames", "height", "width", "resize", "place", "vae"),
+        (4, 0),
     ),
     **dict.fromkeys(("text_encoder", "tokenizer", "dtype", "token limit"), (0, 3)),
     **dict.fromkeys(("a window's start", "a window's length in time"), (1, 0)),
@@ -310,7 +311,7 @@ def test_a_change_makes_exactly_what_it_touches_anew(
         case "a clip's name":
             (folder / "a" / "same.mp4").rename(folder / "a" / "other.mp4")
             data = data_of(folder)
-        case "DECODE" | "SCHEMA":
+        case "DECODE_VERSION" | "SCHEMA":
             monkeypatch.setattr(keys, change, getattr(keys, change) + 1)
         case "a window's start":
             data.takes[0] = (

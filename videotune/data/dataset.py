@@ -202,11 +202,10 @@ def _hold_out(
     names = _dataset_names(locations, [dataset.path for dataset in config.datasets])
     clips = []
     for candidate in usable:
-        if candidate.scan is not None:
-            path = PurePosixPath(names[candidate.location.root]) / candidate.relative
-            clips.append(
-                SourceClip(path, candidate.media.seconds, candidate.scan.signatures)
-            )
+        assert candidate.scan is not None  # a usable clip has been scanned
+        path = PurePosixPath(names[candidate.location.root]) / candidate.relative
+        signatures = candidate.scan.signatures
+        clips.append(SourceClip(path, candidate.media.seconds, signatures))
 
     for first, second in near_duplicates(clips):
         _mark_duplicate(usable[second], original=usable[first])
@@ -223,7 +222,7 @@ def _hold_out(
     for candidate, source, is_held_out in zip(usable, sources, held_out, strict=True):
         candidate.source = source
         candidate.held_out = is_held_out
-        # Its windows must not vary.
+        # Sample again: windows of held-out clips have nothing random.
         if is_held_out:
             candidate.sample_windows(config, rules)
     return source_notes + hold_out_notes

@@ -30,6 +30,9 @@ LEAP = 12
 its threads.
 """
 
+DECODE_VERSION = 1
+"""Increase it when the pixels of any clip change, so that older latents are re-encoded."""
+
 TONE_MAPPING_VERSION = 1
 """Increase it when tone mapping changes pixels, so that older latents are re-encoded.
 """

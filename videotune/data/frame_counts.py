@@ -15,8 +15,7 @@ def frame_interval(video: VideoConfig, rules: VideoRules) -> int:
     """Return k if the config keeps every k-th frame, 1 if it keeps all.
 
     Raises:
-        VideotuneError: if the VAE cannot have the configured temporal compression
-            ratio.
+        VideotuneError: if ``temporal_compression_ratio`` is not a multiple of the VAE's.
     """
     return _multiple_of(
         "temporal", video.temporal_compression_ratio, rules.temporal_stride
@@ -90,8 +89,8 @@ def valid_at_least(frames: int, rules: VideoRules) -> int | None:
 def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | None]:
     """Return how many frames a window has.
 
-    The configured count spans the frames that are skipped too; it is snapped to a valid
-    one.
+    The configured count includes skipped frames. The number of kept frames is changed
+    to the nearest valid count.
 
     Returns:
         The frames of a window, and a note if that is not the configured count.

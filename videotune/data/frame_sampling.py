@@ -49,7 +49,8 @@ class FrameSampling:
     ends: tuple[float, ...] = ()
     """Second at which the last frame of each window ends.
 
-    ``Window.end`` is later if frames are skipped in between or if the start is random.
+    ``Window.end`` is later if frames are skipped in between or if the start is random,
+    and earlier if the last frame is held.
     """
 
     frames: int = 0
@@ -81,8 +82,8 @@ def sample_frames(
     - "uniform": windows of the planned count one after the other ("chunks"; the tail is
       cut), only the first one ("head"), or one every ``window_stride`` frames
       ("slide").
-    - "random": as many windows, each with a random start in its equal share of the
-      clip.
+    - "random": as many windows, each start drawn from an equal share of the possible
+      starts; windows may overlap.
     - "keyframe": windows begin at keyframes of the container, or each scene is sampled
       as if it were a clip, so that no window crosses a cut.
     - ``stretch``: one window over the whole clip.
@@ -121,7 +122,10 @@ def sample_frames(
 
 
 def _merge(samplings: Sequence[FrameSampling]) -> FrameSampling:
-    """Join the windows of several frame counts; what one of them shows is not cut."""
+    """Join the windows of several frame counts.
+
+    The cut seconds are those of the count that shows most of the clip.
+    """
     window_ends: dict[Window, float] = {}
     for sampling in samplings:
         window_ends.update(zip(sampling.windows, sampling.ends, strict=True))
@@ -343,9 +347,9 @@ class _WindowSampler:
     ) -> list[Window]:
         """Place one window at each start.
 
-        Under temporal augmentation a window may begin up to half its length earlier or
-        later, within ``low`` to ``high``, but not before the middle between its start
-        and the previous one, so that no two windows are the same.
+        Under temporal augmentation a window may begin earlier or later by up to half its
+        length and half the distance to the previous start, within ``low`` to ``high``,
+        so that no two windows are the same.
         """
         length = frames / self.fps
         if not self.video.temporal_augmentation:

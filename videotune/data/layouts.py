@@ -33,8 +33,8 @@ def read_folder(
 
     Args:
         root: the dataset's folder.
-        within: files that a metadata file lists must be in this folder; default is
-            ``root``.
+        within: links from captions and metadata files may lead only into this folder;
+            default is ``root``.
 
     Returns:
         The clips in path order, and notes.
@@ -108,8 +108,8 @@ class _DatasetFolder:
 
         self.foreign_captions = self._foreign_captions(self.files | outside_captions)
         """Targets of captions that are links out of the dataset to files that are not
-        .txt. A hostile dataset could show the first line of any file by one; they are
-        not read.
+        .txt. Through such a link a hostile dataset could show the content of any file,
+        so they are not read.
         """
 
     def _find_files(self) -> dict[str, bool]:

@@ -38,7 +38,7 @@ UNREADABLE = (
     RuntimeError,
 )
 """Errors that reading a damaged file can raise. safetensors and torch each have their
-own; deep JSON is a RuntimeError.
+own; deeply nested JSON raises RecursionError, a RuntimeError.
 """
 
 EntryName = tuple[str, str]
@@ -185,7 +185,7 @@ def read_tensors(
     Args:
         folder: the cache folder.
         entry: the entry.
-        check: compare them with the entry. The hash of a stranger's file may be right,
+        check: compare them with the entry. A foreign file can have a correct hash,
             so dtypes and shapes are compared too, and numbers must be finite.
 
     Raises:

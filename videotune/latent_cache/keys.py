@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from videotune.data.decode import DECODE_VERSION
 from videotune.data.frame_sampling import sample_window
 from videotune.files import digest
 from videotune.models.base import DiffusersModel
@@ -20,11 +21,6 @@ from videotune.types import DETERMINISTIC_VARIANT, FrameSample, Window
 SCHEMA = 2
 """Increased when the meaning of an entry changes, so that older entries are encoded
 again.
-"""
-
-DECODE = 1
-"""Increased when ``videotune.data.decode`` makes other pixels of the same file, so that
-older latents are encoded again.
 """
 
 
@@ -98,7 +94,12 @@ class CacheKeys:
             resize,
         ]
         # "take" is the name that frame samples had when the first caches were written.
-        content = {"schema": SCHEMA, "decode": DECODE, "take": frames, "vae": vae}
+        content = {
+            "schema": SCHEMA,
+            "decode": DECODE_VERSION,
+            "take": frames,
+            "vae": vae,
+        }
         return digest(content)
 
     def noise(self, sample: FrameSample) -> np.random.Generator | None:

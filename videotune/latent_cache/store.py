@@ -1,8 +1,9 @@
 """The cache on disk: one safetensors file for each entry.
 
 The name of an entry is a hash of everything that decides its content (clip, times,
-size, encoder, dtype; not library versions). Whatever changes gets another name, so an
-entry is never stale. A file is written completely or not at all, and its hash is
+size, and the encoder with its dtype). If one of them changes, the entry has another
+name. Versions of libraries are recorded in the entry, but they do not change its name:
+an upgrade of PyAV or torch keeps the cache. A file is written completely or not at all, and its hash is
 checked when it is first read.
 """
 

@@ -400,11 +400,14 @@ class DiffusersModel(Checkpoint):
     ) -> Tensor:
         """Sample normalised latents (B,C,F,H,W), float32, on the run's device.
 
-        Args: nets: denoisers by expert. conditioning: the prompts, one per seed. If the
-            family reads an image on extra channels, it is in the ``extras``, also in
-            those of ``unconditional``. unconditional: the negative prompts, or None
-            without guidance. request: shape, steps and seeds; noise is drawn on the
-            CPU, with a generator per seed.
+        Args:
+            nets: denoisers by expert.
+            conditioning: the prompts, one per seed. If the family reads an image on
+                extra channels, it is in the ``extras``, also in those of
+                ``unconditional``.
+            unconditional: the negative prompts, or None without guidance.
+            request: shape, steps and seeds; noise is drawn on the CPU, with a generator
+                per seed.
         """
         pipe = self.pipeline(nets, request.shift)
         return self.run_pipeline(pipe, conditioning, unconditional, request).float()

@@ -114,9 +114,11 @@ class Checkpoint:
     ) -> CheckpointConfigs:
         """Read the configs of transformer and VAE and compare their channels.
 
-        Args: folder: the checkpoint. channels_with_image: returns how many channels the
-            transformer reads if it also takes an image, from the VAE's config. None:
-            the family has no such checkpoint.
+        Args:
+            folder: the checkpoint.
+            channels_with_image: returns how many channels the transformer reads if it
+                also takes an image, from the VAE's config. None: the family has no such
+                checkpoint.
 
         Raises:
             VideotuneError: if the transformer's channels fit neither case.

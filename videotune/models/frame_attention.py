@@ -26,11 +26,14 @@ def isolate(
 ) -> None:
     """Let video tokens see only their own frame and the text, and text only text.
 
-    Args: net: the denoiser. attentions: its attention modules over video tokens. on:
-        whether frames are isolated from now on. count_frames: returns the number of
-        frames of the video tokens, from the network's inputs. A block that is
-        recomputed for its gradients uses the result of the last call. text_first:
-        whether the text's tokens come before the video's.
+    Args:
+        net: the denoiser.
+        attentions: its attention modules over video tokens.
+        on: whether frames are isolated from now on.
+        count_frames: returns the number of frames of the video tokens, from the
+            network's inputs. A block that is recomputed for its gradients uses the
+            result of the last call.
+        text_first: whether the text's tokens come before the video's.
     """
     isolated = [
         attn for attn in attentions if isinstance(attn.processor, FrameProcessor)

@@ -71,9 +71,11 @@ def _routed(moe: Any, states: Tensor, upper_bound: bool) -> Tensor:
     diffusers waits once per expert. Here tokens are sorted by expert, and the number of
     tokens per expert is copied to the host while the shared experts compute.
 
-    Args: moe: the layer. states: hidden states. upper_bound: assign all tokens to as
-        few experts as possible, which needs the most memory; for the meta device, where
-        the numbers are unknown.
+    Args:
+        moe: the layer.
+        states: hidden states.
+        upper_bound: assign all tokens to as few experts as possible, which needs the
+            most memory; for the meta device, where the numbers are unknown.
     """
     from videotune.memory.host_weights import to_host  # imports torch
 

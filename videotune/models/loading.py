@@ -128,14 +128,20 @@ def load_model(
     weights is in memory. On a CPU, weights that already have the dtype are mapped pages
     of the file.
 
-    Args: cls: class of the part. folder: folder of the part. dtype: dtype of the
-        weights. device: device of the network. packed: quantization of the Linears in
-        ``blocks`` (``memory/quantization.py``), applied as each is read. None: no
-        quantization. blocks: module paths of lists of blocks. Empty: the longest list.
+    Args:
+        cls: class of the part.
+        folder: folder of the part.
+        dtype: dtype of the weights.
+        device: device of the network.
+        packed: quantization of the Linears in ``blocks`` (``memory/quantization.py``),
+            applied as each is read. None: no quantization.
+        blocks: module paths of lists of blocks. Empty: the longest list.
         stay: device for the weights of a diffusers network that the caller streams to
-        ``device``. fill: puts tensors in the place of the parameters, which are on the
-        meta device, instead of reading files. stream: streams the blocks of a text
-        encoder from the host; gets a line if that fails.
+            ``device``.
+        fill: puts tensors in the place of the parameters, which are on the meta device,
+            instead of reading files.
+        stream: streams the blocks of a text encoder from the host; gets a line if that
+            fails.
 
     Raises:
         VideotuneError: if weights and config do not belong to the same model.

@@ -556,9 +556,11 @@ def _initial_latents(
 ) -> Tensor:
     """Return the latents with which image-to-video begins.
 
-    Args: first: clean first frames (B,C,1,H,W). size: (F, H, W) of the result.
+    Args:
+        first: clean first frames (B,C,1,H,W).
+        size: (F, H, W) of the result.
         generators: one per sample; the rest is the noise that the pipeline would draw
-        from them.
+            from them.
     """
     noise = []
     for frame, generator in zip(first, generators, strict=True):

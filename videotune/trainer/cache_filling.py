@@ -46,7 +46,7 @@ def reads_of(
     Args:
         job: what is to be done.
         prompts: texts that callbacks read.
-        windows: windows that callbacks read, with nothing drawn.
+        windows: windows that callbacks read, without random frames, crop or image noise.
     """
     cached_variants = range(job.config.video_config.variants)
     samples: list[tuple[Window, int]] = []

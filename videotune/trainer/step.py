@@ -171,8 +171,8 @@ def train_step(
             grad_norm = _reduce_and_clip(trainable, settings, values)
         else:
             grad_norm = backward_optimizer.norm()
-        # A number of the host goes with the launch; a tensor of the host would be
-        # waited for.
+        # fill_ passes a number as an argument of the kernel; a tensor on the CPU would
+        # need a copy that waits for the device.
         values[1].fill_(grad_norm if grad_norm.device == device else grad_norm.item())
         grads_finite = torch.isfinite(values[:2]).all()
 
@@ -306,7 +306,7 @@ def accumulate_gradients(
         scaled_loss = output.loss * weight
         if trainable.backward_optimizer is not None:
             trainable.backward_optimizer.loss(scaled_loss)
-        if scaled_loss.requires_grad:  # not if none of these captions holds a new token
+        if scaled_loss.requires_grad:  # False if no caption has a new token
             scaled_loss.backward()
         clock.mark("backward")
 
@@ -333,7 +333,8 @@ def _base_prediction(
     """Return the target of samples with prior preservation, None if this process has
     none.
 
-    The network runs in any case, because of a sharded network all processes must.
+    The network runs even without such samples: all processes of a sharded network must
+    run it together.
     """
     rows = [i for i, wanted in enumerate(batch.prior_preservation) if wanted]
     with adapter_off(net):
@@ -384,8 +385,9 @@ def _reduce_and_clip(
     if trainable.masters is not None:
         trainable.masters.grads_to_masters()
 
-    # A step that used nothing that trains has a zero gradient, as where other processes
-    # have used it.
+    # If no micro-batch reached a trained weight (no caption has a new token), gradients
+    # are zero, so that every process joins the sum and the optimizer updates the same
+    # tensors.
     if all(parameter.grad is None for parameter in parameters):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -415,7 +417,7 @@ def _reduce_and_clip_across_processes(
     if shards is None or not shards.rows:
         return clip_grad_norm(parameters, settings.max_grad_norm)
 
-    # The sum goes over one device, also for a process that has no row of the network.
+    # Sum on the same device on every process, also on one without a row of the network.
     device = parameters[0].device
     squared_norm = dist.all_reduce(norm_of(sharded).float().to(device) ** 2)
     squared_norm = squared_norm + norm_of(replicated).to(device) ** 2

@@ -24,7 +24,7 @@ class StepRecord:
     """The results of a step.
 
     A record is returned before the device has finished the step. ``read`` waits for its
-    values. It is called one step late, so that no step waits for the host.
+    values. It is called one step late, so that the host never waits for the device.
     """
 
     step: int

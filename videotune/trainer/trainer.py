@@ -227,7 +227,7 @@ class Callback:
         return ()
 
     def windows(self) -> Sequence[Window]:
-        """Return the windows that it reads from the cache, with nothing drawn."""
+        """Return the windows that it reads from the cache, without random frames, crop or image noise."""
         return ()
 
     def check(self, takes_part: bool) -> None:
