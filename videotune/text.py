@@ -2,6 +2,7 @@
 studio.
 """
 
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -95,6 +96,12 @@ def some(words: Sequence[str], most: int = 8) -> str:
 def share(value: float | None) -> str:
     """Return a share of one in percent; a dash for None."""
     return "–" if value is None else f"{value:.0%}"
+
+
+def unwrapped(text: str) -> str:
+    """Return a docstring as text for users: a line for each of its paragraphs."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def file_name(path: object) -> str:

@@ -125,3 +125,10 @@ def test_the_commands_print_both(
     )
     assert "  meaning      rank of the low-rank update" in said["explain", "lora.rank"]
     assert json.loads(said["schema",]) == json_schema()
+
+
+def test_the_help_of_a_key_is_one_line_however_its_docstring_is_wrapped() -> None:
+    described = {name: str(field.description) for name, field in leaves().items()}
+    assert all("\n" not in text and "  " not in text for text in described.values())
+    assert any(len(text) > 88 for text in described.values()), "some are wrapped"
+    assert "\\n" not in json.dumps(json_schema()["properties"])

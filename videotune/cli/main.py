@@ -30,6 +30,7 @@ from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
 from videotune.cli.train import train, wait
 from videotune.errors import DONE, FAILED, VideotuneError, printable
+from videotune.text import unwrapped
 
 app = typer.Typer(
     help="Fine-tune video diffusion models on your own clips.",
@@ -104,6 +105,8 @@ for group in (app, *GROUPS.values()):
     for registered in group.registered_commands:
         if registered.callback not in WITHOUT_JSON_OPTION:
             registered.callback = with_json(registered.callback)  # type: ignore[arg-type]
+        # Typer would break the lines of --help where the docstring's lines end
+        registered.help = unwrapped(registered.callback.__doc__ or "")
 
 
 def _print_version(show_version: bool) -> None:

@@ -1,6 +1,6 @@
 """The sections of the config that say which clips are used, and which of their frames."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,7 @@ from videotune.config.fields import (
     fatal,
     override,
 )
+from videotune.text import unwrapped
 
 
 class Section(BaseModel):
@@ -28,6 +29,15 @@ class Section(BaseModel):
         strict=True,
         use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+        """Make one line of each field's help: its docstring is wrapped in the code."""
+        super().__pydantic_init_subclass__(**keywords)
+        for field in cls.model_fields.values():
+            if field.description:
+                field.description = unwrapped(field.description)
+        cls.model_rebuild(force=True)
 
 
 class Dataset(Section):
