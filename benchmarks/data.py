@@ -36,7 +36,8 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 from videotune.latent_cache.decode_ahead import GROUP_BYTES
 
-SECONDS, FPS = 60, 16
+SECONDS = 60
+FPS = 16
 
 FILES = {
     "h264-1080p": (
@@ -126,7 +127,8 @@ def theirs(path: Path, height: int, width: int, threads: int) -> int:
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdout is not None
-    held, total = bytearray(1 << 20), 0
+    held = bytearray(1 << 20)
+    total = 0
     while got := process.stdout.readinto(held):  # type: ignore[attr-defined]
         total += got
     if process.wait():
@@ -144,7 +146,8 @@ def clocked(work: Callable[[], int]) -> tuple[float, float, int]:
         ]
         return sum(one.ru_utime + one.ru_stime for one in used)
 
-    begun, spent = time.perf_counter(), cpu()
+    begun = time.perf_counter()
+    spent = cpu()
     result = work()
     return time.perf_counter() - begun, cpu() - spent, result
 
@@ -169,7 +172,8 @@ def decode_case(
         "ours": lambda: ours(info, height, width, threads),
         "ffmpeg": lambda: theirs(path, height, width, threads),
     }
-    walls, cpus = [], []
+    walls = []
+    cpus = []
     for index in range(rounds + 1):
         order = list(sides) if index % 2 else list(reversed(sides))
         took = {side: clocked(sides[side]) for side in order}
@@ -321,7 +325,9 @@ def main() -> None:
     )
     words = parser.parse_args()
     if words.tiny:
-        words.rounds, words.files, words.seconds = 1, ["h264-480p"], 2
+        words.rounds = 1
+        words.files = ["h264-480p"]
+        words.seconds = 2
     figures = PARTS[words.part](words)
     if words.json:
         words.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -41,7 +41,8 @@ def main(lengths: tuple[int, ...] = (5, 13, 21), side: int = 32) -> None:
     )
     text = torch.randn(1, 512, 64)
     for frames in lengths:
-        latents, took = torch.randn(1, 16, frames, side, side), {False: 1e9, True: 1e9}
+        latents = torch.randn(1, 16, frames, side, side)
+        took = {False: 1e9, True: 1e9}
         for _ in range(2):
             for on in took:
                 isolate(

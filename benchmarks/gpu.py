@@ -109,7 +109,8 @@ def memory(model: str, gigabytes: int, tiny: bool) -> Row:
     """Three steps with what the plan chooses for a card of so many GB."""
     batch, frames, side = TABLE[gigabytes]
     case = sized(model, frames, side, side, tiny, batch)
-    facts, limit = case.facts(), int(gigabytes * 1e9)
+    facts = case.facts()
+    limit = int(gigabytes * 1e9)
     own = Constraints(streamed=2, checkpointing=ON) if tiny else Constraints()
     found = fastest(facts, case.batch, own, limit, this_card())
     planned = found or smallest(facts, case.batch, own)
@@ -255,7 +256,8 @@ def equal(case: Case) -> Row:
     row: Row = {}
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)
-        found, took = {}, {}
+        found = {}
+        took = {}
         for name in ("resident", "again", *WAYS):
             fresh()
             rig = Rig(way(case, "resident" if name == "again" else name))
@@ -380,7 +382,8 @@ def main() -> None:
     asked = parser.parse_args()
     if device().type != "cuda" and not asked.tiny:
         sys.exit("no CUDA device is here: --tiny rehearses on a CPU")
-    begun, longest = time.perf_counter(), 0.0
+    begun = time.perf_counter()
+    longest = 0.0
     found: dict[str, Row] = (
         json.loads(asked.out.read_text()) if asked.out and asked.out.is_file() else {}
     )

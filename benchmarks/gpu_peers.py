@@ -72,12 +72,11 @@ def bare(base: Path, sizes: Sizes, steps: int) -> None:
         sizes.side // 8,
         sizes.side // 8,
     )
-    x0, text = (
-        torch.randn(shape),
-        torch.randn(1, 512, net.config.text_dim, device=device, dtype=dtype),
-    )
+    x0 = torch.randn(shape)
+    text = torch.randn(1, 512, net.config.text_dim, device=device, dtype=dtype)
     for _ in range(steps):
-        t, noise = torch.rand(1).to(device), torch.randn(shape).to(device)
+        t = torch.rand(1).to(device)
+        noise = torch.randn(shape).to(device)
         clean = x0.to(device)
         x_t = ((1 - t) * clean + t * noise).to(dtype)
         with torch.autocast(device.type, dtype, enabled=device.type != "cpu"):
@@ -135,7 +134,9 @@ def measured(
     command: str, places: dict[str, Path], steps: int, folder: Path
 ) -> dict[str, Any]:
     """Seconds a step of one contender, and its peak."""
-    took, printed, out = [], "", folder
+    took = []
+    printed = ""
+    out = folder
     for count in (steps, 2 * steps):
         out = Path(tempfile.mkdtemp(dir=folder)) / "run"
         words = shlex.split(command)
@@ -148,10 +149,8 @@ def measured(
 
 def contenders(words: argparse.Namespace, sets: Sequence[str]) -> dict[str, str]:
     """The command of each, the bare loop first."""
-    python, own = (
-        shlex.quote(sys.executable),
-        [word for text in sets for word in ("--set", text)],
-    )
+    python = shlex.quote(sys.executable)
+    own = [word for text in sets for word in ("--set", text)]
     ours = f"{python} -m videotune train --data {{clips}} --out {{out}} {shlex.join(own)} --set steps={{steps}}"
     tiny = " --tiny" * words.tiny
     found = {

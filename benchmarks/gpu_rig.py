@@ -161,7 +161,8 @@ class Rig:
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         wanted = case.wanted()
-        self.config, self.shape = wanted.config, wanted.shapes[0]
+        self.config = wanted.config
+        self.shape = wanted.shapes[0]
         self.family: DiffusersModel = find(wanted.spec.name)(
             wanted.folder, device(), DTYPES[dtype()]
         )

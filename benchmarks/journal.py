@@ -22,10 +22,8 @@ def write(run: Path, steps: int) -> None:
     """Lines as a training writes them: a step of four samples each, a save and the
     views at each thousandth.
     """
-    names, draw = (
-        [f"{number:012x}@0.000+17x64x64" for number in range(400)],
-        random.Random(0),
-    )
+    names = [f"{number:012x}@0.000+17x64x64" for number in range(400)]
+    draw = random.Random(0)
     seconds = {
         "data": 0.0001,
         "experts": 0.0,

@@ -16,7 +16,9 @@ from torch import nn
 
 from videotune.adapters.adapter_types import PARTS, peft_config
 
-WIDTH, RANK, ROUNDS = 1536, 16, 7
+WIDTH = 1536
+RANK = 16
+ROUNDS = 7
 
 
 class One(nn.Module):
@@ -35,7 +37,8 @@ def seconds(kind: str | None, tokens: int) -> float:
     """The second-best of some rounds, in seconds of this process; the input wants a
     gradient, as inside a network.
     """
-    net, x = One().requires_grad_(False), torch.randn(tokens, WIDTH, requires_grad=True)
+    net = One().requires_grad_(False)
+    x = torch.randn(tokens, WIDTH, requires_grad=True)
     if kind is not None:
         inject_adapter_in_model(peft_config(kind, RANK, 1.0, 0.0, ["layer"]), net)
     took = []

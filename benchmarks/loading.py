@@ -91,10 +91,8 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
     from videotune.models.loading import load_model
 
     way, _, kept = way.rpartition("-") if way.endswith(ROUNDED) else (way, "", None)
-    dtype, part = (
-        getattr(torch, dtype_name),
-        {"ours-one-file": "one", "text": "text"}.get(way, "net"),
-    )
+    dtype = getattr(torch, dtype_name)
+    part = {"ours-one-file": "one", "text": "text"}.get(way, "net")
     cls = UMT5EncoderModel if way == "text" else WanTransformer3DModel
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
@@ -112,11 +110,9 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
         )
     seconds = time.perf_counter() - start
     size = sum(x.numel() * x.element_size() for x in net.parameters()) / 2**20
-    peak, after, own = (
-        resident("VmHWM") - before,
-        resident("VmRSS") - before,
-        resident("RssAnon"),
-    )
+    peak = resident("VmHWM") - before
+    after = resident("VmRSS") - before
+    own = resident("RssAnon")
     print(
         f"{way:14} {kept or '':8} {dtype_name:9} "
         f"model {size:5.0f} MB, peak {peak:5.0f} MB ({peak / size:.2f}), after {after:5.0f} MB, "
@@ -128,10 +124,8 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
 def main() -> None:
     """Measure each way, on weights that are made where they are not there."""
     named = [word for word in sys.argv[1:] if word != "--tiny"]
-    folder, tiny = (
-        Path(named[0]) if named else Path(tempfile.mkdtemp()),
-        "--tiny" in sys.argv,
-    )
+    folder = Path(named[0]) if named else Path(tempfile.mkdtemp())
+    tiny = "--tiny" in sys.argv
     if not (folder / "text").is_dir():
         make(folder, tiny)
     for way in WAYS[:2] if tiny else WAYS:

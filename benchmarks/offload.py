@@ -153,7 +153,10 @@ def main() -> None:
     )
     words = parser.parse_args()
     if words.tiny:
-        words.model, words.tokens, words.rounds, words.steps = "tiny", 16, 1, 1
+        words.model = "tiny"
+        words.tokens = 16
+        words.rounds = 1
+        words.steps = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if device.type == "cpu":
@@ -166,7 +169,8 @@ def main() -> None:
         }
         for _ in range(words.rounds)
     ]
-    first, rows = next(iter(WAYS)), []
+    first = next(iter(WAYS))
+    rows = []
     for way in WAYS:
         ratios = sorted(one[way][0] / one[first][0] for one in rounds)
         seconds = statistics.median(one[way][0] for one in rounds)

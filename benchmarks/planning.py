@@ -61,10 +61,8 @@ def row(
 ) -> dict[str, Any]:
     """What is chosen for one row, and what it needs."""
     begun = time.perf_counter()
-    inputs, vram = (
-        wanted(MODELS[model], batch, frames, side, method),
-        int(gigabytes * 1e9),
-    )
+    inputs = wanted(MODELS[model], batch, frames, side, method)
+    vram = int(gigabytes * 1e9)
     facts = read_step_spec(inputs)
     found = fastest(facts, batch, Constraints(), vram, USUAL)
     training = found or smallest(facts, batch, Constraints())
@@ -110,7 +108,8 @@ def main() -> None:
     )
     asked = words.parse_args()
     if asked.tiny:
-        MODELS["tiny"], asked.rows = TINY, ["tiny-8"]
+        MODELS["tiny"] = TINY
+        asked.rows = ["tiny-8"]
     rows = [
         (model, gb)
         for model in MODELS

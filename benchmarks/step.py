@@ -75,7 +75,8 @@ def bare_loop(
     """
     made = []
     for one in inputs:
-        t, batch = one.t.view(-1, 1, 1, 1, 1), only(one)
+        t = one.t.view(-1, 1, 1, 1, 1)
+        batch = only(one)
         made.append(
             (
                 (1 - t) * batch.x0 + t * one.noise,
@@ -139,7 +140,10 @@ def steps_part(folder: Path, rounds: int, steps: int, batch: int) -> dict[str, A
     bare_optimizer = make_optimizer(
         {"transformer": list(trainer.parameters.values())}, Optimizer()
     )
-    records, ratios, outside, whole = step_records(trainer), [], [], []
+    records = step_records(trainer)
+    ratios = []
+    outside = []
+    whole = []
     warm = min(50, steps)
     (
         list(our_loop(trainer, records, warm)),
@@ -256,7 +260,8 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
     }
     save_file({key: value.contiguous() for key, value in tensors.items()}, batch)
     transformer = trainer.family.folder / "transformer"
-    ours, bare = [], []
+    ours = []
+    bare = []
     for index in range(starts + (starts > 1)):
         pair = start_ours(folder, index), start_bare(transformer, batch)
         if index == 0 and starts > 1:
@@ -297,7 +302,10 @@ def main() -> None:
     )
     words = parser.parse_args()
     if words.tiny:
-        words.rounds, words.steps, words.batch, words.starts = 1, 2, 1, 1
+        words.rounds = 1
+        words.steps = 2
+        words.batch = 1
+        words.starts = 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = 2 if words.tiny else 24

@@ -23,9 +23,12 @@ from typing import Any
 
 import psutil
 
-CLIPS, MANY = 500, 5000
+CLIPS = 500
+MANY = 5000
 STEPS = 2000
-PAINT, ANSWER, PLAN = 500, 300, 2000
+PAINT = 500
+ANSWER = 300
+PLAN = 2000
 """Milliseconds until the first paint of a page, until a click is answered, and until
 the plan follows a setting; 95 % of them keep within the bound.
 """
@@ -44,7 +47,11 @@ def main() -> None:
     named = [word for word in sys.argv[1:] if word != "--tiny"]
     seconds = float(named[0]) if named else 30.0
     if "--tiny" in sys.argv:
-        CLIPS, MANY, STEPS, ROUNDS, seconds = 60, 120, 100, 2, 1.0
+        CLIPS = 60
+        MANY = 120
+        STEPS = 100
+        ROUNDS = 2
+        seconds = 1.0
     begun = time.process_time()
     sum(i * i for i in range(10_000_000))
     print(
@@ -78,7 +85,8 @@ def write_clips(root: Path, name: str, count: int) -> None:
     """A project of ``count`` checked clips; those after the first 500 are hard links to
     them.
     """
-    folder, rows = project(root, name), []
+    folder = project(root, name)
+    rows = []
     for number in range(count):
         path = folder / "clips" / f"clip-{number:05d}.mp4"
         words = f"thing number {number} moves {('left', 'right', 'up', 'down')[number % 4]} over a wide green field"
@@ -124,13 +132,13 @@ def a_video(path: Path, seed: int) -> None:
     import numpy as np
 
     draws = np.random.default_rng(seed)
-    ground, colour = (
-        draws.integers(0, 160, (180, 320, 3), np.uint8),
-        draws.integers(160, 256, 3),
-    )
+    ground = draws.integers(0, 160, (180, 320, 3), np.uint8)
+    colour = draws.integers(160, 256, 3)
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=24)
-        stream.width, stream.height, stream.pix_fmt = 320, 180, "yuv420p"
+        stream.width = 320
+        stream.height = 180
+        stream.pix_fmt = "yuv420p"
         for number in range(48):
             picture = ground.copy()
             picture[60:120, 4 * number : 4 * number + 60] = colour
@@ -204,7 +212,8 @@ def start(root: Path) -> tuple[psutil.Process, str]:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    address, begun = f"http://127.0.0.1:{port}", time.perf_counter()
+    address = f"http://127.0.0.1:{port}"
+    begun = time.perf_counter()
     words = [
         sys.executable,
         "-m",
@@ -344,7 +353,8 @@ def plans(page: Any, address: str) -> None:
     page.goto(f"{address}/p/clips/setup")
     times = []
     for number in range(ROUNDS + 1):
-        field, shown = page.locator("#f-steps"), page.locator("#r-plan .stat b")
+        field = page.locator("#f-steps")
+        shown = page.locator("#r-plan .stat b")
         field.fill(str(700 + number))
         begun = time.perf_counter()
         field.press("Tab")
@@ -372,7 +382,8 @@ def cost(
     """A page open for so long: the server's CPU time."""
     page.goto(address)
     page.wait_for_timeout(2000)
-    begun, cpu = time.perf_counter(), spent(server)
+    begun = time.perf_counter()
+    cpu = spent(server)
     page.wait_for_timeout(1000 * seconds)
     share = (spent(server) - cpu) / (time.perf_counter() - begun)
     print(f"{what} open for {seconds:.0f} s: {share:.2%} of a core")

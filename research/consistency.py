@@ -139,7 +139,8 @@ def right_ones(family: DiffusersModel) -> tuple[list[np.ndarray], list[np.ndarra
     """Drawn clips of the same looks, and the same through the autoencoder and back: the
     best that any sample can be.
     """
-    drawn, copies = [], []
+    drawn = []
+    copies = []
     for number, look in enumerate(LOOKS * COPIES):
         clip = draw_clip(generator_for(0, "consistency", number), *look)
         pixels = torch.from_numpy(clip).float().permute(3, 0, 1, 2) / 127.5 - 1
@@ -168,7 +169,8 @@ def scores(clips: Sequence[np.ndarray]) -> dict[str, float]:
     outlines fit.
     """
     whole = [clip.round().astype("uint8") for clip in clips]
-    count, part = len(SEEDS) * len(DIRECTIONS), [clip / 255 for clip in clips]
+    count = len(SEEDS) * len(DIRECTIONS)
+    part = [clip / 255 for clip in clips]
     return {
         "concept": share_right(part[:count], [CONCEPT] * count),
         "control": share_right(part[count:], CONTROLS),
@@ -188,8 +190,10 @@ def error_flicker(
     """
     plain = make_objective(job.spec, job.config)
     source = make_source(job, family, LatentCache(job.cache), plain)
-    priced, (expert,) = replace(plain, temporal_consistency=1.0), job.spec.experts
-    net, ratios = nets[expert.name].eval(), []
+    priced = replace(plain, temporal_consistency=1.0)
+    (expert,) = job.spec.experts
+    net = nets[expert.name].eval()
+    ratios = []
     for number, level in enumerate(plain.timesteps.quantiles(9)):
         change = whole = 0.0
         for window in job.library.held_out_windows:
@@ -204,7 +208,8 @@ def error_flicker(
                 out = denoising_loss(
                     family, net, priced, batch, level.float()[None], noise
                 )
-            share, mse = (shape[2] - 1) / shape[2], out.mse.item()
+            share = (shape[2] - 1) / shape[2]
+            mse = out.mse.item()
             change += out.per_sample_loss.item() * (1 + 2 * share) - mse
             whole += 2 * share * mse
         ratios.append(change / whole)
@@ -215,7 +220,8 @@ def one_run(
     plan: Plan, weight: float, seed: int, states: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Train, or go on with, the run of a weight and a seed, and measure it."""
-    run, begun = plan.folder(weight, seed), time.perf_counter()
+    run = plan.folder(weight, seed)
+    begun = time.perf_counter()
     words = overrides_from(plan, weight, seed)
     if not train_or_resume(words, run):
         raise SystemExit("stopped; the same command goes on")

@@ -154,11 +154,9 @@ def seen(embedding: FrameEmbedding, frames: np.ndarray) -> torch.Tensor:
 def shrunk(frames: np.ndarray) -> np.ndarray:
     """Frames as a run decodes known clips: the shorter side has 64 pixels."""
     by = min(frames.shape[1:3]) // SHORT
-    count, height, width = (
-        frames.shape[0],
-        frames.shape[1] // by,
-        frames.shape[2] // by,
-    )
+    count = frames.shape[0]
+    height = frames.shape[1] // by
+    width = frames.shape[2] // by
     cells = frames[:, : height * by, : width * by].reshape(
         count, height, by, width, by, 3
     )

@@ -33,7 +33,9 @@ STAGES = ("autoencoder", "text", "transformer", "assemble", "score")
 def main(arguments: Sequence[str] | None = None) -> None:
     """All stages, up to the one that is asked for."""
     words = parsed(arguments)
-    recipe, out, last = recipe_of(words), words.out, STAGES.index(words.until)
+    recipe = recipe_of(words)
+    out = words.out
+    last = STAGES.index(words.until)
     torch.set_flush_denormal(True)  # a random network's first steps meet many
     remember(out, recipe)
     vae = autoencoder.train(out, recipe)
@@ -121,7 +123,8 @@ def remember(out: Path, recipe: Recipe) -> None:
     Raises VideotuneError where the folder was begun with another one: its parts would
     not belong together.
     """
-    path, asked = out / "recipe.json", asdict(recipe)
+    path = out / "recipe.json"
+    asked = asdict(recipe)
     before = read_json(path) if path.is_file() else asked
     if before != asked:
         other = ", ".join(

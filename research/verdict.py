@@ -57,7 +57,8 @@ VALIDATION = 16
 DENSE = 64
 """Clips of the dense validation."""
 
-POOL, SHARE = 1000, 0.016
+POOL = 1000
+SHARE = 0.016
 """The endless clips, of which a run sees each at most once, and the share of them that
 is held out: 16.
 """
@@ -122,7 +123,8 @@ def clips_of(plan: Plan, name: str, count: int, seed: int, known: bool = False) 
 def overrides_from(plan: Plan, case: str, seed: int) -> Overrides:
     """The toy preset, a checkpoint and a reading every so many steps, no previews."""
     if case in ("four", "levels"):
-        known, kind = case == "levels", "-known" if case == "levels" else ""
+        known = case == "levels"
+        kind = "-known" if case == "levels" else ""
         own = clips_of(plan, f"four{kind}", 4, 1000 + seed, known)
         fresh = clips_of(plan, f"validation{kind}", VALIDATION, 2000 + seed, known)
         datasets = [{"path": str(own)}, {"path": str(fresh), "kind": "validation"}]
@@ -172,10 +174,8 @@ class Dense:
         self.family: DiffusersModel = open_models(
             self.job.spec, self.job.base, self.job.config
         )
-        store, loss = (
-            LatentCache(self.job.cache),
-            make_objective(self.job.spec, self.job.config),
-        )
+        store = LatentCache(self.job.cache)
+        loss = make_objective(self.job.spec, self.job.config)
         fill_cache(self.job, self.family, store, cache_items_of(self.job))
         self.family.free("text_encoder")
         self.family.free("vae")
@@ -227,7 +227,8 @@ def dense_of(plan: Plan) -> Dense:
 
 def one_run(plan: Plan, case: str, seed: int) -> dict[str, Any]:
     """Train, or go on with, a run; its readings, and those of the dense validation."""
-    run, begun = plan.folder(case, seed), time.perf_counter()
+    run = plan.folder(case, seed)
+    begun = time.perf_counter()
     if not train_or_resume(overrides_from(plan, case, seed), run):
         raise SystemExit("stopped; the same command goes on")
     kept = ("step", "validation", "kind", "held_out", "train")
@@ -344,7 +345,8 @@ def show(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
         "case     seed  called at  best step  dense best  off by  held out  end    train"
     )
     for row in rows:
-        low, end = min(row["held_out"]), row["held_out"][-1]
+        low = min(row["held_out"])
+        end = row["held_out"][-1]
         print(
             f"{row['case']:<8} {row['seed']:>4}  {row['called_at'] or '-':>9}  {row['best_step']:>9}  "
             f"{row.get('dense_best', '-'):>10}  {row.get('off_by', '-'):>6}  {low:.3f}     {end:.3f}  {row['train'][-1]:.3f}"
@@ -379,7 +381,8 @@ def main() -> None:
     wanted = [("four", args.first_seed + i) for i in range(args.four)]
     wanted += [("endless", args.first_seed + i) for i in range(args.endless)]
     wanted += [("levels", args.first_seed + i) for i in range(args.levels)]
-    rows, held_out = [], 0
+    rows = []
+    held_out = 0
     for number, (case, seed) in enumerate(wanted, 1):
         path = plan.folder(case, seed) / "result.json"
         if args.table and not path.is_file():

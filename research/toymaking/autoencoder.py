@@ -25,7 +25,9 @@ STAGES = ((0.12, 1, 16), (0.24, 5, 5), (1.0, 17, 2))
 """(until this share of the steps, frames, clips a step): pictures first, as most of
 what is learnt there is cheap.
 """
-RATE, WARMUP, DECAY_FROM = 3e-3, 40, 0.4
+RATE = 3e-3
+WARMUP = 40
+DECAY_FROM = 0.4
 LATENT_NOISE = 0.1
 """Added to the latents, so that the decoder forgives what a transformer gets slightly
 wrong.
@@ -42,13 +44,17 @@ def train(out: Path, recipe: Recipe) -> Path:
     finished = out / "autoencoder"
     if (finished / "config.json").is_file():
         return finished
-    vae, state_file = fresh(recipe), out / "work" / "autoencoder.pt"
+    vae = fresh(recipe)
+    state_file = out / "work" / "autoencoder.pt"
     optimizers = Optimizers(vae)
-    state, curve, begun = kept(state_file), [], 0
+    state = kept(state_file)
+    curve = []
+    begun = 0
     if state is not None:
         vae.load_state_dict(state["weights"])
         optimizers.load(state["optimizers"])
-        curve, begun = state["curve"], state["step"]
+        curve = state["curve"]
+        begun = state["step"]
         print(f"autoencoder: goes on after step {begun}", flush=True)
     seconds = curve[-1]["seconds"] if curve else 0.0
     for step in range(begun + 1, recipe.autoencoder_steps + 1):
@@ -206,10 +212,8 @@ def held_out_clips(part: str, count: int) -> Tensor:
     """
     clips = []
     for index in range(count):
-        rng, look = (
-            generator_for(0, "held out", part, index),
-            HELD_OUT[index * 7 % len(HELD_OUT)],
-        )
+        rng = generator_for(0, "held out", part, index)
+        look = HELD_OUT[index * 7 % len(HELD_OUT)]
         concept: Look = ("orange", "diamond", look[2])
         colour, shape, direction = look if part == "base" else concept
         stripes = partial(

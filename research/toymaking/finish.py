@@ -22,7 +22,8 @@ from videotune.toy.dataset import CONCEPT
 from videotune.toy.detection import detect
 from videotune.toy.shapes import HELD_OUT, TEMPLATES, Look, caption
 
-GUIDANCE, STEPS = 2.0, 20
+GUIDANCE = 2.0
+STEPS = 20
 AT_ONCE = 12
 """Samples of one call: few enough for a small machine."""
 
@@ -81,7 +82,8 @@ def score(
         "guidance": GUIDANCE,
         "steps": STEPS,
     } | shares(drawn, looks)
-    decibels, pictures = {}, {}
+    decibels = {}
+    pictures = {}
     for part in ("base", "concept", "striped"):
         shown = held_out_clips(part, recipe.scored_clips)
         back = rebuilt(pipeline.vae, shown)
@@ -148,13 +150,16 @@ def sheet(
 ) -> None:
     """A picture of clips, five frames each, with words beside."""
     height, width = rows[0][1].shape[1:3]
-    words, wide, high = 160, 160 + 5 * (width + 2) + 8, height + 2
+    words = 160
+    wide = 160 + 5 * (width + 2) + 8
+    high = height + 2
     picture = Image.new(
         "RGB", (columns * wide, -(-len(rows) // columns) * high), "white"
     )
     pen = ImageDraw.Draw(picture)
     for index, (text, clip) in enumerate(rows):
-        left, top = index % columns * wide, index // columns * high
+        left = index % columns * wide
+        top = index // columns * high
         pen.text((left + 4, top + height // 2 - 6), text, fill="black")
         for column, frame in enumerate(
             np.linspace(0, len(clip) - 1, 5).round().astype(int)

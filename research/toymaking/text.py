@@ -29,7 +29,8 @@ def make(out: Path, recipe: Recipe) -> Path:
     """Write tokenizer and text encoder into the folder that is returned; what is
     finished is left as it is.
     """
-    finished, aside = out / "text", out / "work" / "text"
+    finished = out / "text"
+    aside = out / "work" / "text"
     if finished.is_dir():
         return finished
     tokenizer().save_pretrained(aside / "tokenizer")

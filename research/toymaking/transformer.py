@@ -62,10 +62,8 @@ def write_clips(folder: Path, looks: tuple[Look, ...], copies: int) -> Path:
     for index in range(copies * len(looks)):
         look = looks[index % len(looks)]
         stem = f"{index:05d}-{'-'.join(look)}"
-        video, words = (
-            folder / "videos" / f"{stem}.mp4",
-            folder / "captions" / f"{stem}.txt",
-        )
+        video = folder / "videos" / f"{stem}.mp4"
+        words = folder / "captions" / f"{stem}.txt"
         if not words.is_file():
             encode_clip(
                 video,

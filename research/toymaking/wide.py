@@ -31,7 +31,9 @@ def draw_wide(
     """One such clip (T, H, W, 3)."""
     shape = str(rng.choice(SHAPES + EXTRA_SHAPES))
     direction = str(rng.choice(list(DIRECTIONS)))
-    colour, other, period = any_colour(rng), any_colour(rng), float(rng.uniform(8, 16))
+    colour = any_colour(rng)
+    other = any_colour(rng)
+    period = float(rng.uniform(8, 16))
     stripes = partial(striped, colours=(colour, other), period=period, side=side)
     return draw_clip(
         rng,
