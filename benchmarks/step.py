@@ -29,16 +29,16 @@ from safetensors.torch import save_file
 
 from videotune.config.schema import Optimizer
 from videotune.job.overrides import Overrides
-from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.batches import make_step_batch
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.planner.plan import make_plan
 from videotune.planner.settings import chosen_for_run
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.loop import step_records
+from videotune.trainer.loop import train_steps
 from videotune.trainer.optimizers import make_optimizer
 from videotune.trainer.progress import write_step
 from videotune.trainer.resume import open_run
-from videotune.trainer.setup import prepare as prepare_run
+from videotune.trainer.setup import build_trainer
 from videotune.trainer.trainer import Trainer
 from videotune.types import Batch
 
@@ -58,7 +58,7 @@ def open_trainer(data: Path, out: Path, sets: Sequence[str]) -> Trainer:
     """A run of the toy preset, up to its first step."""
     words = Overrides(preset="toy", data=str(data), sets=(*QUIET, *sets))
     opened = open_run(words, out, None, chosen_for_run)
-    return prepare_run(opened, out, make_plan(opened.job))
+    return build_trainer(opened, out, make_plan(opened.job))
 
 
 def only(one: StepBatch) -> Batch:
@@ -136,11 +136,11 @@ def steps_part(folder: Path, rounds: int, steps: int, batch: int) -> dict[str, A
     """(a) and (b)."""
     sets = (f"steps={rounds * steps + 60}", f"batch_size={batch}")
     trainer = open_trainer(folder / "clips", folder / "run", sets)
-    inputs = [prepare(trainer.source, step) for step in range(1, steps + 1)]
+    inputs = [make_step_batch(trainer.source, step) for step in range(1, steps + 1)]
     bare_optimizer = make_optimizer(
         {"transformer": list(trainer.parameters.values())}, Optimizer()
     )
-    records = step_records(trainer)
+    records = train_steps(trainer)
     ratios = []
     outside = []
     whole = []
@@ -249,7 +249,7 @@ def start_bare(transformer: Path, batch: Path) -> tuple[float, int]:
 def starts_part(folder: Path, starts: int) -> dict[str, Any]:
     """(c)."""
     trainer = open_trainer(folder / "clips", folder / "warm", ("steps=2",))
-    one = prepare(trainer.source, 1)
+    one = make_step_batch(trainer.source, 1)
     trainer.journal.close()
     batch = folder / "batch.safetensors"
     tensors = {

@@ -26,9 +26,9 @@ from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.loop import step_records
+from videotune.trainer.loop import train_steps
 from videotune.trainer.resume import OpenedRun
-from videotune.trainer.setup import prepare
+from videotune.trainer.setup import build_trainer
 from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import Validation
 
@@ -62,7 +62,7 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
             Overrides(preset="toy", data=str(told.work / "clips"), sets=sets)
         )
     )
-    return prepare(
+    return build_trainer(
         OpenedRun(job),
         told.work / f"run-{number}-{kind}-seed-{seed}",
         make_plan(job),
@@ -85,7 +85,7 @@ def one_run(
     trainer = open_trainer(told, kind, seed)
     row = {"kind": kind, "seed": seed, "base": error(trainer)}
     if told.steps:
-        losses = [record.read()["loss"] for record in step_records(trainer)]
+        losses = [record.read()["loss"] for record in train_steps(trainer)]
         row["trained"] = error(trainer)
         if plain is not None:
             with torch.no_grad():

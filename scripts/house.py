@@ -343,15 +343,15 @@ def step_modules() -> list[str]:
         from videotune.job.overrides import Overrides, resolve_config
         from videotune.planner.plan import make_plan
         from videotune.toy.dataset import write_dataset
-        from videotune.trainer.loop import step_records
+        from videotune.trainer.loop import train_steps
         from videotune.trainer.resume import OpenedRun
-        from videotune.trainer.setup import prepare
+        from videotune.trainer.setup import build_trainer
 
         write_dataset(Path(folder) / "clips", concept_clips=2, reminder_clips=0)
         sets = ("steps=9", "validate_every=0", "sample_after=0", "dataloader_threads=1")
         overrides = Overrides(preset="toy", data=f"{folder}/clips", sets=sets)
         job = open_job(*resolve_config(overrides))
-        trainer = prepare(OpenedRun(job), Path(folder) / "run", make_plan(job))
+        trainer = build_trainer(OpenedRun(job), Path(folder) / "run", make_plan(job))
         modules: set[str] = set()
         is_measuring = False
 
@@ -361,7 +361,7 @@ def step_modules() -> list[str]:
                 modules.add(module_of(Path(file)))
 
         threading.setprofile(profile)
-        records: Any = step_records(trainer)
+        records: Any = train_steps(trainer)
         try:
             # The first steps import modules and draw for many steps.
             next(records)

@@ -19,7 +19,7 @@ def row(spec: ModelSpec) -> str:
     cells = (
         f"`{spec.name}`",
         ", ".join(f"`{name}`" for name in spec.aliases if "Pipeline" not in name),
-        PATHS[spec.path],
+        PATHS[spec.prediction],
         frame_rule(rules).replace(" frames", "", 1) if rules.most_frames != 1 else "1",
         f"{rules.fps:g}",
         f"multiples of {rules.side_multiple}",

@@ -66,8 +66,8 @@ class ModelSpec:
     aliases: tuple[str, ...]
     """Class names of its pipelines, and other names of the family."""
     title: str
-    path: str
-    """What it predicts: "flow" or "v"."""
+    prediction: Literal["flow", "v"]
+    """What the network predicts."""
     rules: VideoRules
     text_tokens: int
     """Tokens of a caption, at most."""
@@ -93,7 +93,7 @@ class ModelSpec:
     """
     experts: tuple[Expert, ...] = (Expert("transformer"),)
     timestep_distribution: str = "LOGIT_NORMAL"
-    path_constants: Mapping[str, float] = field(default_factory=dict)
+    prediction_constants: Mapping[str, float] = field(default_factory=dict)
     """Constants of the noise schedule of v-prediction."""
     first_frame: float | None = None
     """Share of samples that are conditioned on their first frame by default.

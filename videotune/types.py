@@ -187,7 +187,7 @@ class Batch:
     """(B,)."""
     prior_preservation: tuple[bool, ...]
     """Samples whose target is the base model's own prediction."""
-    has_conditioning: bool = True
+    has_clean_frames: bool = True
     """Whether ``conditioning_mask`` may hold True. False saves asking the device."""
 
     @classmethod

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.adapters import read_back
 from tests.support.command_line import Bases, Printed, export, plan, sample, train
-from tests.support.run_parts import open_run, prepare
+from tests.support.run_parts import build_trainer, open_run
 from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import (
     assert_same_run,
@@ -73,7 +73,7 @@ def test_several_processes_cannot_update_within_backward(work: Work) -> None:
         work.overrides("optimizer.step_in_backward=true"), work.run, None
     ).job
     with pytest.raises(VideotuneError, match="2 processes must sum their gradients"):
-        prepare(job, work.run, dist=DistributedContext(0, 2))
+        build_trainer(job, work.run, dist=DistributedContext(0, 2))
 
 
 @pytest.mark.parametrize("kind", ["ADAMW", "LION_8BIT", "MUON", "SCHEDULE_FREE"])
@@ -451,7 +451,7 @@ def adapter(finished: Finished) -> Path:
 
 def begun(overrides: Overrides, run: Path) -> Any:
     """A run before its first step."""
-    trainer = prepare(open_run(overrides, run, None).job, run, False)
+    trainer = build_trainer(open_run(overrides, run, None).job, run, False)
     trainer.journal.close()
     return trainer
 

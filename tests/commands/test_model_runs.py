@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.support import interruptions
 from tests.support.clips import write_image
 from tests.support.command_line import Bases, Patch, Printed, sample, train
-from tests.support.run_parts import open_run, prepare
+from tests.support.run_parts import build_trainer, open_run
 from tests.support.run_processes import KILLED, Make, Work, resume, start
 from tests.support.run_results import (
     assert_same_run,
@@ -30,11 +30,11 @@ from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import resolve_config
-from videotune.latent_cache.batches import prepare as prepare_batch
+from videotune.latent_cache.batches import make_step_batch
 from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.models.registry import find
 from videotune.planner.plan import make_plan
-from videotune.trainer.loop import step_records
+from videotune.trainer.loop import train_steps
 from videotune.types import DETERMINISTIC_VARIANT
 from videotune.validation.callbacks import cache_items_of
 from videotune.validation.selection import preview_first_frames
@@ -68,10 +68,10 @@ def test_each_step_draws_inside_its_expert_s_noise_levels(work: Work) -> None:
     settings = work.overrides(
         "steps=40", "batch_size=4", "expert_period=1", "expert_share=0.5", base=BASE
     )
-    trainer = prepare(open_run(settings, work.run, None).job, work.run, False)
+    trainer = build_trainer(open_run(settings, work.run, None).job, work.run, False)
     levels: dict[str, list[float]] = {"high": [], "low": []}
     for step in range(1, 41):
-        levels[trainer.pool.expert_schedule.at(step)] += prepare_batch(
+        levels[trainer.pool.expert_schedule.at(step)] += make_step_batch(
             trainer.source, step
         ).t.tolist()
     trainer.journal.close()
@@ -87,8 +87,8 @@ def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(work: Work) -> N
         work.run,
         None,
     ).job
-    trainer = prepare(job, work.run, False)
-    records = step_records(trainer)
+    trainer = build_trainer(job, work.run, False)
+    records = train_steps(trainer)
     for expert in ("high", "high", "low", "low", "high", "high"):
         before = {
             name: value.detach().clone() for name, value in trainer.parameters.items()

@@ -226,7 +226,7 @@ def test_a_state_that_is_not_finite_is_never_saved(
     part: str, work: Work, monkeypatch: Patch
 ) -> None:
     """Whatever made it so: here somebody writes a NaN into it before step 3."""
-    make, run = loop.step_records, work.run
+    make, run = loop.train_steps, work.run
 
     def spoilt(trainer: Trainer) -> Any:
         for number, record in enumerate(make(trainer), 1):
@@ -242,7 +242,7 @@ def test_a_state_that_is_not_finite_is_never_saved(
                 where[part].view(-1)[1] = float("nan")
             yield record
 
-    monkeypatch.setattr(loop, "step_records", spoilt)
+    monkeypatch.setattr(loop, "train_steps", spoilt)
     with pytest.raises(
         VideotuneError,
         match=rf"step 4 is not saved: 1 tensors are not finite, the first is {part} of",

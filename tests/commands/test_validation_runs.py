@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.command_line import Patch, Printed, plan, train
-from tests.support.run_parts import measure, open_run, prepare, preview
+from tests.support.run_parts import build_trainer, measure, open_run, preview
 from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import assert_same_run, of_kind, steps_of, warnings_of
 from videotune.cli.plan import overhead_text
@@ -490,7 +490,7 @@ def test_the_plan_knows_how_often_and_how_many_passes(
     """
     run = work.run
     job = open_run(work.overrides(*OFTEN, *more, base=(family,)), run).job
-    trainer, planned = prepare(job, run, False), make_plan(job)["beside"]
+    trainer, planned = build_trainer(job, run, False), make_plan(job)["beside"]
     announce(trainer, None)
     for act, part in ((measure, "readings"), (preview, "previews")):
         with counted(trainer) as seen:
@@ -541,7 +541,7 @@ def test_the_share_is_that_of_the_tokens(work: Work) -> None:
 
 def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
     """By the window that is seen most, step by step as the exposure has it."""
-    trainer = prepare(
+    trainer = build_trainer(
         open_run(work.overrides("steps=200", "batch_size=6"), work.run).job,
         work.run,
         False,
@@ -558,7 +558,7 @@ def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
 def test_the_time_left_counts_what_is_done_between_steps(work: Work) -> None:
     run = work.run
     settings = work.overrides(*OFTEN)
-    trainer = prepare(open_run(settings, run).job, run, False)
+    trainer = build_trainer(open_run(settings, run).job, run, False)
     announce(trainer, None)
     assert train_loop(trainer) == "done"
     trainer.journal.close()

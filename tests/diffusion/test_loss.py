@@ -128,7 +128,7 @@ def test_given_frames_are_fed_clean_and_dropped_ones_as_noise(kind: str) -> None
             return x_t
 
     denoising_loss(Listener(), conv(), plain(kind), batch, t, noise)
-    path = plain(kind).path(t)
+    path = plain(kind).noise_path(t)
     expected = path.alpha * batch.x0 + path.sigma * noise
     expected[0, :, 0] = batch.x0[0, :, 0]
     expected[1, :, 3] = noise[1, :, 3]
@@ -360,7 +360,7 @@ def test_every_constant_of_v_counts(name: str) -> None:
     }
     changed = objective("v", {**V, name: other.get(name, False)}, TimestepSampler())
     t = torch.tensor([0.2, 1.0])
-    assert not torch.equal(changed.path(t).alpha, plain("v").path(t).alpha)
+    assert not torch.equal(changed.noise_path(t).alpha, plain("v").noise_path(t).alpha)
     with pytest.raises(VideotuneError, match=name):
         objective(
             "v",

@@ -440,7 +440,7 @@ class Operations(TorchDispatchMode):
 
 def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
     path, t = (
-        objective("v", CONSTANTS, TimestepSampler()).path,
+        objective("v", CONSTANTS, TimestepSampler()).noise_path,
         torch.tensor([0.0, 0.3, 1.0]),
     )
     with FakeTensorMode():  # a plan may come first …
@@ -462,7 +462,7 @@ def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
 @pytest.mark.cuda
 def test_the_host_does_not_wait_for_the_table() -> None:
     path, t = (
-        objective("v", CONSTANTS, TimestepSampler()).path,
+        objective("v", CONSTANTS, TimestepSampler()).noise_path,
         torch.rand(3, device="cuda"),
     )
     path(t)

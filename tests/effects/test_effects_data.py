@@ -29,7 +29,7 @@ from tests.support.trainers import (
 )
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import refuse_skips
-from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.batches import make_step_batch
 
 Counted = Callable[..., list[list[int]]]
 
@@ -92,7 +92,7 @@ def test_the_trigger_stands_before_captions_that_lack_it(lab: Lab) -> None:
     def texts(trigger: str | None) -> torch.Tensor:
         row = {"path": str(lab.tmp / "data"), "trigger": trigger}
         knobs = {"datasets": [row], "batch_size": 2, "shuffle": False}
-        return prepare(source_of(lab, knobs), 1).batch.conditioning.text
+        return make_step_batch(source_of(lab, knobs), 1).batch.conditioning.text
 
     assert torch.equal(texts(None), text_of(lab, "a cat", "the Zorble jumps"))
     assert torch.equal(
@@ -137,7 +137,7 @@ def test_clips_are_encoded_at_the_resolution(
     knobs = {"resolution": resolution}
     (frames,) = pixels(job_of(lab, knobs, data)).values()
     assert frames.shape[1:3] == size
-    batch = prepare(source_of(in_cache(lab, "own"), knobs, data), 1).batch
+    batch = make_step_batch(source_of(in_cache(lab, "own"), knobs, data), 1).batch
     assert batch.x0.shape[-2:] == (size[0] // 8, size[1] // 8)
 
 
@@ -284,7 +284,7 @@ def test_captions_of_a_clip_are_drawn_as_often_as_their_weights_say(lab: Lab) ->
         seen = Counter(
             caption
             for step in range(1, 301)
-            for caption in prepare(source, step).captions
+            for caption in make_step_batch(source, step).captions
         )
         return [seen[name] / seen.total() for name in ("long", "short", "other")]
 
@@ -345,7 +345,12 @@ def test_random_windows_begin_somewhere_else_in_each_variant(lab: Lab) -> None:
         }
         source = source_of(in_cache(lab, f"own{variants}"), knobs | more, data)
         assert (
-            len({prepare(source, step).batch.x0.sum().item() for step in range(1, 5)})
+            len(
+                {
+                    make_step_batch(source, step).batch.x0.sum().item()
+                    for step in range(1, 5)
+                }
+            )
             == different
         )
 
@@ -433,7 +438,7 @@ def test_latent_frames_are_fed_as_noise_and_left_out_of_the_loss(lab: Lab) -> No
             lab,
             {"video_config.frame_dropout_probability": probability, "batch_size": 4},
         )
-        batches = [prepare(source, step).batch for step in range(1, 31)]
+        batches = [make_step_batch(source, step).batch for step in range(1, 31)]
         share = (
             torch.cat([batch.dropped_frames_mask for batch in batches])[:, :, 1:]
             .float()
@@ -458,7 +463,7 @@ def test_a_clip_without_a_caption_stops_the_run_or_is_left_out_or_has_another_te
 
     def texts(missing: str, **more: str) -> torch.Tensor:
         knobs = {"missing_caption": missing, "batch_size": 2, "shuffle": False, **more}
-        return prepare(source_of(lab, knobs, data), 1).batch.conditioning.text
+        return make_step_batch(source_of(lab, knobs, data), 1).batch.conditioning.text
 
     with pytest.raises(VideotuneError, match=r"b\.mp4.*b\.txt"):
         texts("error")
@@ -480,7 +485,7 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
         dropped = [
             torch.equal(text, empty)
             for step in range(1, 26)
-            for text in prepare(source, step).batch.conditioning.text
+            for text in make_step_batch(source, step).batch.conditioning.text
         ]
         return sum(dropped) / len(dropped)
 
@@ -491,7 +496,7 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
         (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8")
         for name in "abcd"
     ]
-    kept = prepare(source_of(lab, {"batch_size": 4, "shuffle": False}), 1).batch
+    kept = make_step_batch(source_of(lab, {"batch_size": 4, "shuffle": False}), 1).batch
     assert torch.equal(kept.conditioning.text, text_of(lab, *captions))
 
 
@@ -546,7 +551,7 @@ def test_clips_come_in_path_order_or_in_a_new_order_each_pass(
         names = {clip.id: Path(clip.path).stem for clip in source.clips.values()}
         by_window = {window.id: names[window.clip_id] for window in source.buckets[0]}
         order = [
-            by_window[prepare(source, step).batch.window_ids[0]]
+            by_window[make_step_batch(source, step).batch.window_ids[0]]
             for step in range(1, 41)
         ]
         return [order[:20], order[20:]]

@@ -24,7 +24,7 @@ from tests.support.trainers import (
 from videotune.adapters.adapter_types import by_module
 from videotune.adapters.effect import change
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.batches import make_step_batch
 from videotune.rng import generator_for
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.run_dir import read_run_config
@@ -48,7 +48,7 @@ def test_noise_levels_outside_of_the_range_are_not_drawn(
     source = source_of(lab, knobs | {"timestep_min": lo, "timestep_max": hi})
     for step in range(1, 21):
         wanted = lo + (hi - lo) * generator_for(0, "t", step, 0).random()
-        assert prepare(source, step).t.item() == pytest.approx(wanted, abs=1e-6)
+        assert make_step_batch(source, step).t.item() == pytest.approx(wanted, abs=1e-6)
     middles = [lo + (hi - lo) * (i + 0.5) / 9 for i in range(9)]
     assert source.objective.timesteps.quantiles(9).tolist() == pytest.approx(
         middles, abs=1e-6
@@ -90,7 +90,7 @@ def test_the_loss_is_of_its_kind_and_plain_mse_is_logged(
     kind: str, delta: float, lab: Lab
 ) -> None:
     trainer = trainer_of(lab, {"loss": kind, "loss_delta": delta})
-    took, prepared = take_steps(trainer, 1), prepare(trainer.source, 1)
+    took, prepared = take_steps(trainer, 1), make_step_batch(trainer.source, 1)
     (line,) = took.lines
     error = (took.calls[0]["answer"] - (prepared.noise - prepared.batch.x0)).double()
     square, size = error.square(), error.abs()

@@ -27,7 +27,7 @@ from tests.support.trainers import (
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.batches import make_step_batch
 from videotune.trainer.export import export_run
 from videotune.trainer.loop import train_loop
 from videotune.trainer.trainer import Trainer
@@ -428,7 +428,7 @@ def test_the_share_has_a_clean_first_frame_at_noise_level_0(
             kind("ti2v"), {"first_frame_probability": share, "steps": 3}
         )
         for step, call in enumerate(take_steps(trainer).calls, 1):
-            x0 = prepare(trainer.source, step).batch.x0
+            x0 = make_step_batch(trainer.source, step).batch.x0
             clean = torch.equal(call["x_t"][:, :, 0], x0[:, :, 0])
             assert clean == (share == 1.0)
             zeros = (
@@ -456,7 +456,7 @@ def test_an_image_model_is_conditioned_on_its_image_or_zeros(
 
 def sees_other_frames(trainer: Trainer) -> bool:
     """Whether what the network says of the first frame hangs on the last one."""
-    one = prepare(trainer.source, 1)
+    one = make_step_batch(trainer.source, 1)
     moved = one.batch.x0.clone()
     moved[:, :, -1] += 1
     with torch.no_grad():

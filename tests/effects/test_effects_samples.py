@@ -36,7 +36,7 @@ from tests.support.trainers import (
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.batches import make_step_batch
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.rng import generator_for
 from videotune.trainer.build import make_objective
@@ -219,7 +219,7 @@ def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
         source = source_of(in_cache(lab, "own"), knobs, data)
         found: dict[int, set[int]] = {}
         for step in range(1, 13):
-            batch = prepare(source, step).batch
+            batch = make_step_batch(source, step).batch
             found.setdefault(batch.x0.shape[2], set()).add(len(batch))
         return found
 
@@ -231,7 +231,7 @@ def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
         {"batch_size": 4, "video_config.video_batch_size_multiplier": 0.25},
         folder(lab, "two"),
     )
-    assert alone.schedule.batches == (4,)
+    assert alone.schedule.batch_sizes == (4,)
     assert any("unused" in note for note in alone.notes)
 
 
@@ -297,10 +297,11 @@ def test_the_seed_names_every_draw(lab: Lab) -> None:
     def first(seed: int) -> tuple[StepBatch, torch.Tensor, list[str]]:
         trainer = trainer_of(lab, {"seed": seed})
         order = [
-            prepare(trainer.source, step).batch.window_ids[0] for step in range(1, 13)
+            make_step_batch(trainer.source, step).batch.window_ids[0]
+            for step in range(1, 13)
         ]
         return (
-            prepare(trainer.source, 1),
+            make_step_batch(trainer.source, 1),
             weights(trainer)["blocks.0.attn1.to_q.lora_A.weight"],
             order,
         )
@@ -358,7 +359,7 @@ def test_the_error_may_be_weighed_by_its_change_from_frame_to_frame(
     mse is logged too.
     """
     trainer = trainer_of(lab, {"video_config.temporal_consistency_weight": weight})
-    took, prepared = take_steps(trainer, 1), prepare(trainer.source, 1)
+    took, prepared = take_steps(trainer, 1), make_step_batch(trainer.source, 1)
     (line,) = took.lines
     error = (took.calls[0]["answer"] - (prepared.noise - prepared.batch.x0)).double()
     frames = error.shape[2]
@@ -421,7 +422,7 @@ def test_noise_levels_are_the_inverse_cdf_at_the_uniform_draws(
         f"timestep_{key}": value or None for key, value in numbers.items()
     }
     source = source_of(lab, knobs | ({"timestep_distribution": name} if name else {}))
-    levels = [prepare(source, step).t.item() for step in range(1, 41)]
+    levels = [make_step_batch(source, step).t.item() for step in range(1, 41)]
     assert levels == pytest.approx(
         [inverse(generator_for(0, "t", step, 0).random()) for step in range(1, 41)],
         abs=1e-6,
@@ -440,7 +441,9 @@ def test_noise_levels_of_beta_have_its_cdf(a: float, b: float, lab: Lab) -> None
     source = source_of(lab, knobs)
     for step in range(1, 41):
         below = float(
-            mpmath.betainc(a, b, 0, prepare(source, step).t.item(), regularized=True)
+            mpmath.betainc(
+                a, b, 0, make_step_batch(source, step).t.item(), regularized=True
+            )
         )
         assert below == pytest.approx(generator_for(0, "t", step, 0).random(), abs=1e-6)
 
@@ -466,7 +469,7 @@ def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
         shift = shifts[tokens] = math.exp(0.5 + (tokens - 10) / 40)
         for step in (1, 2, 3):
             u = generator_for(0, "t", step, 0).random()
-            assert prepare(source, step).t.item() == pytest.approx(
+            assert make_step_batch(source, step).t.item() == pytest.approx(
                 shift * u / (1 + (shift - 1) * u), abs=1e-6
             )
         fixed = TimestepSampler("UNIFORM", spec.timestep_shift)
@@ -497,7 +500,7 @@ def test_the_samples_of_a_step_cover_the_distribution_evenly(lab: Lab) -> None:
             source = source_of(lab, knobs | split)
             drawn.append(
                 [
-                    sorted((prepare(source, step).t * 8).long().tolist())
+                    sorted((make_step_batch(source, step).t * 8).long().tolist())
                     for step in range(1, 11)
                 ]
             )

@@ -36,7 +36,7 @@ from tests.support.trainers import (
 )
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE, DoesNotFit, VideotuneError
-from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.batches import make_step_batch
 from videotune.memory import compiling
 from videotune.memory.compiling import compiled_graphs
 from videotune.planner import settings
@@ -227,7 +227,8 @@ def test_a_run_does_not_depend_on_the_dtype_of_an_earlier_run_over_the_same_cach
     trainer_of(in_cache(lab, "both"), {"train_dtype": "BFLOAT_16"})
     after = trainer_of(in_cache(lab, "both"), {"train_dtype": "FLOAT_32"})
     texts = [
-        prepare(trainer.source, 1).batch.conditioning.text for trainer in (alone, after)
+        make_step_batch(trainer.source, 1).batch.conditioning.text
+        for trainer in (alone, after)
     ]
     assert texts[1].dtype == texts[0].dtype
     assert torch.equal(*texts)
@@ -264,7 +265,7 @@ def kept_by_the_graph(trainer: Trainer) -> int:
     device.
     """
     trainer.net.train()
-    prepared, saved = prepare(trainer.source, 1), {}
+    prepared, saved = make_step_batch(trainer.source, 1), {}
 
     def pack(x: torch.Tensor) -> torch.Tensor:
         saved[x.data_ptr()] = x.numel() * x.element_size()
@@ -534,7 +535,7 @@ def test_a_batch_goes_through_in_parts_and_the_step_is_the_same(
 def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = loop.step_records
+    make = loop.train_steps
     asked: list[bool] = []
     unsafe = False
 
@@ -548,7 +549,7 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
         trainer.net.register_forward_pre_hook(hook)
         return make(trainer)
 
-    monkeypatch.setattr(loop, "step_records", with_hook)
+    monkeypatch.setattr(loop, "train_steps", with_hook)
 
     def go(run: str, **more: Any) -> int:
         return train(overrides_of(lab, {"steps": 2, **more}), tmp_path / run)

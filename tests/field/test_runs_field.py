@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import Bases, Patch, train
-from tests.support.run_parts import open_run, prepare
+from tests.support.run_parts import build_trainer, open_run
 from tests.support.run_results import of_kind, steps_of
 from videotune.errors import DONE
 from videotune.files import read_json
@@ -80,7 +80,7 @@ def test_musubi_tuner_434_the_exact_text_of_every_step_can_be_recovered(
 
 def trained(said: Overrides, run: Path) -> float:
     """Train, as a run does after its clips are encoded; the seconds that it took."""
-    trainer = prepare(open_run(said, run).job, run, False)
+    trainer = build_trainer(open_run(said, run).job, run, False)
     announce(trainer, None)
     begun = time.perf_counter()
     assert train_loop(trainer) == "done"

@@ -28,7 +28,7 @@ from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.latent_cache.batches import BatchSource, prepare
+from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.read_ahead import single_threaded_pool, stream
@@ -98,7 +98,7 @@ def same(a: StepBatch, b: StepBatch) -> bool:
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 3])
 def test_threads_change_nothing(threads: int, source: BatchSource) -> None:
-    expected = [prepare(source, step) for step in range(4, 13)]
+    expected = [make_step_batch(source, step) for step in range(4, 13)]
     got = list(stream(source, 4, 12, threads))
     assert [one.step for one in got] == list(range(4, 13))
     assert all(same(one, other) for one, other in zip(got, expected, strict=True))
@@ -112,8 +112,10 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
     them than samples some have none.
     """
     for step in (1, 7):
-        whole = prepare(source, step)
-        parts = [prepare(source, step, (i, processes)) for i in range(processes)]
+        whole = make_step_batch(source, step)
+        parts = [
+            make_step_batch(source, step, (i, processes)) for i in range(processes)
+        ]
         own = [
             part.batch.window_ids if part.batch is not None else () for part in parts
         ]
@@ -261,7 +263,7 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
             for place, epoch in places
         ]
         takes = [sample_window(*view, 0) for view in views]
-        batch = prepare(source, step).batch
+        batch = make_step_batch(source, step).batch
         assert batch.x0[:, 0, 0, 0, 0].tolist() == [number_of(shown) for shown in takes]
         assert batch.window_ids == tuple(shown.window.id for shown in takes)
         for shown in takes:
@@ -353,7 +355,7 @@ def test_frame_dropout_drops_its_share_and_never_the_first(
     source = with_config(without, {"frame_dropout_probability": 0.3})
     dropped = []
     for step in range(1, 151):
-        one, plain = prepare(source, step), prepare(without, step)
+        one, plain = make_step_batch(source, step), make_step_batch(without, step)
         assert torch.equal(
             one.batch.loss_mask, (~one.batch.dropped_frames_mask).float()
         )
@@ -368,10 +370,10 @@ def test_frame_dropout_drops_its_share_and_never_the_first(
     if patch_frames == 2:
         assert torch.equal(mask[:, 1::2], mask[:, 2::2]), "a token's frames go together"
     assert len(mask.unique(dim=0)) > 10
-    alone = replace(source, schedule=replace(source.schedule, batches=(1,)))
+    alone = replace(source, schedule=replace(source.schedule, batch_sizes=(1,)))
     assert torch.equal(
-        prepare(alone, 1).batch.dropped_frames_mask,
-        prepare(source, 1).batch.dropped_frames_mask[:1],
+        make_step_batch(alone, 1).batch.dropped_frames_mask,
+        make_step_batch(source, 1).batch.dropped_frames_mask[:1],
     )
 
 
@@ -392,7 +394,7 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     source = made(
         tmp_path, [[window]], clips, sizes=sizes, schedule=Schedule(0, (1,), (1,))
     )
-    weight = prepare(source, 1).batch.loss_mask[0, 0]
+    weight = make_step_batch(source, 1).batch.loss_mask[0, 0]
     white = torch.from_numpy(frames).amax(-1).view(5, 4, 8, 4, 8).amax((0, 2, 4)) > 30
     assert torch.equal(weight, white.float().expand(2, 4, 4))
     assert 0 < weight.mean() < 1
@@ -418,7 +420,7 @@ def told(source: BatchSource, steps: int) -> list[bool]:
     """Which samples of the first steps are told their frame, by what the network would
     be fed.
     """
-    batches = [prepare(source, step).batch for step in range(1, steps + 1)]
+    batches = [make_step_batch(source, step).batch for step in range(1, steps + 1)]
     if source.spec.image_conditioning == "replace":
         return [
             bool(one)
@@ -436,7 +438,7 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
     job, family, source = make("i2v")
     windows = {window.id: window for window in job.library.windows}
     for step in (1, 2):
-        batch = prepare(source, step).batch
+        batch = make_step_batch(source, step).batch
         for row, name in enumerate(batch.window_ids):
             moments = encode_sample(
                 family,
@@ -449,7 +451,7 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
                     batch.conditioning.extras[key][row], moments.extras[key]
                 )
             assert torch.equal(batch.x0[row], moments.mean)
-        assert not batch.has_conditioning
+        assert not batch.has_clean_frames
         assert not batch.conditioning_mask.any()
 
 
@@ -462,7 +464,7 @@ def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(
     assert sum(found) / len(found) == pytest.approx(0.3, abs=0.08)
     assert found == told(source, 60)
     smaller = replace(
-        source.schedule, batches=tuple(2 for _ in source.schedule.batches)
+        source.schedule, batch_sizes=tuple(2 for _ in source.schedule.batch_sizes)
     )
     assert told(replace(source, schedule=smaller), 60)[::2] == found[::4]
     for share in (0.0, 1.0):
@@ -482,9 +484,9 @@ def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(
     net, loss = family.denoiser(), make_objective(job.spec, job.config)
     both = 0
     for step in range(1, 9):
-        one = prepare(source, step)
+        one = make_step_batch(source, step)
         batch = one.batch
-        assert batch.has_conditioning == bool(batch.conditioning_mask.any())
+        assert batch.has_clean_frames == bool(batch.conditioning_mask.any())
         assert not batch.conditioning_mask[:, :, 1:].any()
         assert not (batch.conditioning_mask & batch.dropped_frames_mask).any()
         assert torch.equal(
@@ -508,7 +510,7 @@ def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(
 def test_of_a_still_nothing_is_given(make: Make) -> None:
     """All of it would be clean, and nothing left to learn."""
     _, _, source = make("ti2v", "first_frame_probability=1", "video_config.frames=1")
-    batch = prepare(source, 1).batch
+    batch = make_step_batch(source, 1).batch
     assert batch.x0.shape[2] == 1
     assert not batch.conditioning_mask.any()
     assert batch.loss_mask.eq(1).all()

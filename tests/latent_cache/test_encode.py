@@ -372,7 +372,7 @@ def test_two_fills_at_once_do_not_disturb_each_other(
     late = LatentCache(tmp_path)
     todo, watched = todo_of(family, late, data), Watched(family)
     with (
-        LatentCache(tmp_path).filling(),
+        LatentCache(tmp_path).write_lock(),
         pytest.raises(VideotuneError, match=f"process {os.getpid()} on"),
     ):
         fill(watched, late, todo, data.facts, data.seed, None, quiet)
@@ -404,7 +404,7 @@ def test_a_clip_that_cannot_be_decoded_is_named_and_the_others_are_kept(
     cache = LatentCache(tmp_path / "cache")
     assert sum(entry.kind == "latents" for entry in cache.entries()) == 2
     assert len(todo_of(family, cache, data).samples) == 2
-    with cache.filling():
+    with cache.write_lock():
         pass  # the lock is free
 
 

@@ -13,7 +13,7 @@ from videotune.errors import VideotuneError
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_of,
-    order,
+    epoch_order,
     sample_indices,
     steps_per_bucket,
     steps_per_epoch,
@@ -36,7 +36,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
 def test_steps_come_in_the_order_of_their_due_times(schedule: Schedule) -> None:
     """Against the definition: all due times of two epochs, sorted."""
     due = []
-    for j, (n, b) in enumerate(zip(schedule.sizes, schedule.batches, strict=True)):
+    for j, (n, b) in enumerate(
+        zip(schedule.window_counts, schedule.batch_sizes, strict=True)
+    ):
         rate = Fraction(n, b)
         due += [
             ((turn + (Fraction(1, 2) if j else 0)) / rate, j)
@@ -49,7 +51,7 @@ def test_steps_come_in_the_order_of_their_due_times(schedule: Schedule) -> None:
 
 @given(schedules(), st.integers(0, 300))
 def test_counts_are_what_was_taken(schedule: Schedule, steps: int) -> None:
-    seen: list[Counter[int]] = [Counter() for _ in schedule.sizes]
+    seen: list[Counter[int]] = [Counter() for _ in schedule.window_counts]
     taken = Counter[int]()
     for step in range(1, steps + 1):
         bucket, samples = sample_indices(schedule, step)
@@ -58,11 +60,11 @@ def test_counts_are_what_was_taken(schedule: Schedule, steps: int) -> None:
             assert epoch == seen[bucket][window], "one permutation after the other"
             seen[bucket][window] += 1
     assert steps_per_bucket(schedule, steps) == tuple(
-        taken[j] for j in range(len(schedule.sizes))
+        taken[j] for j in range(len(schedule.window_counts))
     )
     wanted = [
         [counts[window] for window in range(n)]
-        for counts, n in zip(seen, schedule.sizes, strict=True)
+        for counts, n in zip(seen, schedule.window_counts, strict=True)
     ]
     assert times_seen(schedule, steps) == wanted
 
@@ -73,9 +75,12 @@ def test_every_bucket_has_its_share_and_every_window_of_it(
 ) -> None:
     epochs = steps / steps_per_epoch(schedule)
     for count, n, b in zip(
-        steps_per_bucket(schedule, steps), schedule.sizes, schedule.batches, strict=True
+        steps_per_bucket(schedule, steps),
+        schedule.window_counts,
+        schedule.batch_sizes,
+        strict=True,
     ):
-        assert abs(count - epochs * Fraction(n, b)) <= 1 + len(schedule.sizes)
+        assert abs(count - epochs * Fraction(n, b)) <= 1 + len(schedule.window_counts)
     for counts in times_seen(schedule, steps):
         assert max(counts) - min(counts) <= 1
 
@@ -85,7 +90,7 @@ def test_small_orders_are_all_about_equally_likely() -> None:
     below its 99.99 % point.
     """
     found = Counter(
-        tuple(order(Schedule(3, (4,), (1,)), 0, epoch)) for epoch in range(4800)
+        tuple(epoch_order(Schedule(3, (4,), (1,)), 0, epoch)) for epoch in range(4800)
     )
     assert len(found) == 24
     assert sum((count - 200) ** 2 / 200 for count in found.values()) < 56

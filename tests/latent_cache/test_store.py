@@ -43,7 +43,7 @@ def equal(found: dict[str, torch.Tensor], i: int) -> bool:
 def filled(folder: Path, count: int = 8) -> LatentCache:
     """A store of ``count`` latents called k0, k1, …; and one text."""
     store = LatentCache(folder)
-    with store.filling():
+    with store.write_lock():
         for i in range(count):
             about = {
                 "window": f"w{i}",
@@ -87,7 +87,7 @@ def is_sound(folder: Path, count: int) -> None:
     store = LatentCache(folder)
     assert lost(store, count) == []
     assert holds(store, range(count))
-    with store.filling():
+    with store.write_lock():
         pass
     assert LatentCache(folder).has("text", "t")
     files = {
@@ -188,14 +188,14 @@ def test_files_of_others_and_of_earlier_versions_are_named_and_left_alone(
     assert any("2 files" in note for note in LatentCache(tmp_path).notes)
     (tmp_path / "manifest.jsonl").write_text("{}")
     assert any("earlier version" in note for note in LatentCache(tmp_path).notes)
-    with LatentCache(tmp_path).filling():
+    with LatentCache(tmp_path).write_lock():
         pass
     assert (tmp_path / "latents" / "mine.txt").exists()
 
 
 def fill_some(folder: Path) -> None:
     store = LatentCache(folder)
-    with store.filling():
+    with store.write_lock():
         store.put("latents", "k5", value(5), {})
         store.put("latents", "k0", value(0), {})
 
@@ -219,7 +219,7 @@ def test_parts_of_killed_writers_are_swept_when_the_next_one_comes(
     part = tmp_path / "latents" / ".part-1-k9.safetensors"
     part.write_bytes(b"x")
     os.utime(part, (1, 1))
-    with store.filling():
+    with store.write_lock():
         assert not part.exists()
         part.write_bytes(b"x")
         os.utime(part, (2e10, 2e10))
@@ -335,7 +335,7 @@ def test_killed_anywhere_in_verifying_no_damaged_entry_comes_back_as_sound(
 
 def test_nobody_verifies_or_prunes_what_another_fills(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    with store.filling():
+    with store.write_lock():
         for work in (verify_all, prune_most):
             with pytest.raises(VideotuneError, match=f"process {os.getpid()} on"):
                 work(tmp_path)

@@ -48,7 +48,7 @@ def test_the_loss_is_the_published_one(
     batch = batch_of(family, ["a", "b"])
     net, loss = (
         family.denoiser(),
-        objective("v", family.spec.path_constants, TimestepSampler()),
+        objective("v", family.spec.prediction_constants, TimestepSampler()),
     )
     noise, t = torch.randn_like(batch.x0), torch.tensor([30 / 999, 0.8])
     scheduler = CogVideoXDDIMScheduler.from_pretrained(
@@ -57,7 +57,7 @@ def test_the_loss_is_the_published_one(
     k = (t * 999).round().long()
     with torch.no_grad():
         out = denoising_loss(family, net, loss, batch, t, noise)
-        path = loss.path(t)
+        path = loss.noise_path(t)
         said = family.predict(
             net, path.alpha * batch.x0 + path.sigma * noise, t, batch
         ).double()
@@ -91,7 +91,9 @@ def test_the_frame_in_front_is_a_copy_with_noise_of_its_own(
         lambda _, words, named: calls.append(named["hidden_states"]), with_kwargs=True
     )
     noise, t = torch.randn_like(batch.x0), torch.tensor([0.3])
-    path = objective("v", family.spec.path_constants, TimestepSampler()).path(t)
+    path = objective(
+        "v", family.spec.prediction_constants, TimestepSampler()
+    ).noise_path(t)
     with torch.no_grad():
         v = family.predict(net, path.alpha * batch.x0 + path.sigma * noise, t, batch)
     assert v.shape == batch.x0.shape

@@ -241,8 +241,8 @@ def test_oracle(family: Any, given: bool) -> None:
     }
     t, noise = torch.tensor([0.4]), torch.randn_like(batch.x0)
     path = objective(
-        family.spec.path, family.spec.path_constants, TimestepSampler()
-    ).path(t)
+        family.spec.prediction, family.spec.prediction_constants, TimestepSampler()
+    ).noise_path(t)
     x_t = torch.where(
         batch.conditioning_mask, batch.x0, path.alpha * batch.x0 + path.sigma * noise
     )
@@ -475,7 +475,7 @@ def test_clips_may_be_encoded_while_previews_are_decoded(
 def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Objective:
     """What the family is trained with, between two noise levels."""
     levels = TimestepSampler(spec.timestep_distribution, spec.timestep_shift, low, high)
-    return objective(spec.path, spec.path_constants, levels)
+    return objective(spec.prediction, spec.prediction_constants, levels)
 
 
 @KINDS
@@ -510,18 +510,18 @@ def same_words(
     family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any], heard: list[Any]
 ) -> list[str]:
     """The words that ``predict`` tells otherwise than the pipeline did."""
-    spec, flow = family.spec, family.spec.path == "flow"
+    spec, flow = family.spec, family.spec.prediction == "flow"
     video = unpacked(spec, theirs["hidden_states"], batch.x0.shape[2:])
     x_t = video[:, : spec.latent_channels, video.shape[2] - batch.x0.shape[2] :]
     times = theirs["timestep" if "timestep" in theirs else "timesteps"]
     told = times.float().max().view(1)
-    t = told / (1000 if flow else spec.path_constants["num_train_timesteps"] - 1)
+    t = told / (1000 if flow else spec.prediction_constants["num_train_timesteps"] - 1)
     heard.clear()
     a_token = times.numel() > len(
         batch
     )  # a pipeline may tell one timestep, where no frame is given
     with torch.no_grad():
-        family.predict(net, x_t, t, replace(batch, has_conditioning=a_token))
+        family.predict(net, x_t, t, replace(batch, has_clean_frames=a_token))
     ((_, ours),) = heard
     odd = []
     for word in sorted(set(theirs) | set(ours)):

@@ -74,7 +74,7 @@ def test_one_timestep_a_sample_is_one_a_token(tiny_family: Open) -> None:
     )
     with torch.no_grad():
         one, each = (
-            family.predict(net, x_t, t, replace(batch, has_conditioning=given))
+            family.predict(net, x_t, t, replace(batch, has_clean_frames=given))
             for given in (False, True)
         )
     assert told == [1, 2]
@@ -302,7 +302,7 @@ def test_each_sample_is_told_its_own_fps(variant: str, tiny_family: Open) -> Non
     batch = replace(
         batch_of(family, ["a", "b"], shape=LTX_SHAPE),
         fps=torch.tensor([12.0, 25.0]),
-        has_conditioning=False,
+        has_clean_frames=False,
     )
     x_t, t = torch.randn_like(batch.x0), torch.tensor([0.3, 0.8])
     heard = heard_by(net)

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.simcuda import card
-from tests.support.run_parts import open_run, prepare
+from tests.support.run_parts import build_trainer, open_run
 from tests.support.tiny_networks import deepen
 from videotune.job.overrides import Overrides
 from videotune.models.registry import find
@@ -132,10 +132,10 @@ class Lab:
         words = Overrides(data=words.data, sets=(*words.sets, *QUIET))
         gc.collect()  # what is left of the last run
         with seen_by_card() as seen, planted or nullcontext():
-            trainer = prepare(open_run(words, run).job, run, False)
+            trainer = build_trainer(open_run(words, run).job, run, False)
             try:
                 late: StepRecord | None = None
-                for record in loop.step_records(trainer):
+                for record in loop.train_steps(trainer):
                     seen.losses += read(late)
                     late = record
                 seen.losses += read(late)

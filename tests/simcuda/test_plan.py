@@ -14,7 +14,7 @@ from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import QUIET, Lab
 from tests.support.command_line import train
-from tests.support.run_parts import open_run, prepare
+from tests.support.run_parts import build_trainer, open_run
 from tests.support.run_results import of_kind
 from videotune.errors import DONE
 from videotune.models.registry import find
@@ -109,8 +109,8 @@ def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]
         step_spec(job, dtype_name(job.config))
         gc.collect()
         before = card.ops.held()  # tables that libraries keep
-        trainer = prepare(job, run, False)
-        for record in loop.step_records(trainer):
+        trainer = build_trainer(job, run, False)
+        for record in loop.train_steps(trainer):
             record.read()
         peak = trainer.peaks["allocated_bytes"] - before
         trainer.journal.close()

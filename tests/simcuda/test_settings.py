@@ -81,7 +81,7 @@ def saved(folder: str) -> dict[str, Any]:
     run = Path(folder) / "run"
 
     def noted(*given: Any) -> None:
-        saving.settle(given[0])
+        saving.finish_pending_save(given[0])
         card.ops.waits()
         own(*given)
         waits.append(card.ops.waits())

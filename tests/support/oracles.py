@@ -46,8 +46,8 @@ def v_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
     first frame may stand in front.
     """
     path, steps = (
-        objective("v", spec.path_constants, TimestepSampler()).path,
-        spec.path_constants["num_train_timesteps"],
+        objective("v", spec.prediction_constants, TimestepSampler()).noise_path,
+        spec.prediction_constants["num_train_timesteps"],
     )
 
     def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
@@ -95,6 +95,6 @@ def unpacked(spec: ModelSpec, video: Tensor, size: tuple[int, int, int]) -> Tens
     """
     if spec.name == "ltx_video":
         return video.transpose(1, 2).unflatten(2, size)
-    if spec.path == "v":
+    if spec.prediction == "v":
         return video.transpose(1, 2)
     return video[:, :, None] if video.ndim == 4 else video

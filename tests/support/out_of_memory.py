@@ -20,7 +20,7 @@ def fail_forward(number: int, error: BaseException = OUT_OF_MEMORY) -> Iterator[
     """The number-th forward pass of the network in training raises it, as a device that
     is too small does.
     """
-    make, passes = loop.step_records, []
+    make, passes = loop.train_steps, []
 
     def with_hook(trainer: Trainer) -> Any:
         def hook(module: Any, given: Any) -> None:
@@ -32,5 +32,5 @@ def fail_forward(number: int, error: BaseException = OUT_OF_MEMORY) -> Iterator[
         return make(trainer)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "step_records", with_hook)
+        patch.setattr(loop, "train_steps", with_hook)
         yield

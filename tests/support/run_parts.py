@@ -12,7 +12,7 @@ from videotune.planner.settings import chosen_for_run
 from videotune.trainer.cache_filling import fill_cache
 from videotune.trainer.resume import OpenedRun, Resume
 from videotune.trainer.resume import open_run as open_with
-from videotune.trainer.setup import prepare as prepare_with
+from videotune.trainer.setup import build_trainer as build_with
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.validation.callbacks import (
     Previews,
@@ -32,9 +32,9 @@ def open_run(
     return open_with(overrides, run, resume, chosen_for_run, processes)
 
 
-def prepare(job: Job, run: Path, resume: bool = False, **more: Any) -> Trainer:
+def build_trainer(job: Job, run: Path, resume: bool = False, **more: Any) -> Trainer:
     """The trainer that the command would make."""
-    return prepare_with(
+    return build_with(
         OpenedRun(job), run, make_plan(job), callbacks_of(job), resume, **more
     )
 

@@ -133,7 +133,7 @@ class Rig:
         handle = self.trainable.optimizer.register_step_pre_hook(keep)
         self.net.train()
         spec = self.family.spec
-        loss = objective(spec.path, spec.path_constants, TimestepSampler())
+        loss = objective(spec.prediction, spec.prediction_constants, TimestepSampler())
         for step in range(1, count + 1):
             generator = torch.Generator().manual_seed(step)
             t = torch.rand(len(batch), generator=generator)

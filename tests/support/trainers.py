@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.support.run_parts import build_trainer
 from tests.support.run_parts import fill as fill_cache
-from tests.support.run_parts import prepare
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import BatchSource
@@ -24,7 +24,7 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.trainer.build import make_objective, make_source, open_models
 from videotune.trainer.export import export_run
-from videotune.trainer.loop import step_records
+from videotune.trainer.loop import train_steps
 from videotune.trainer.trainer import Trainer
 from videotune.types import LatentDistribution, Window
 
@@ -107,7 +107,7 @@ def trainer_of(
     preset: str | None = None,
 ) -> Trainer:
     """A trainer before its first step, in a run folder of its own."""
-    trainer = prepare(
+    trainer = build_trainer(
         job_of(lab, knobs, data, preset), lab.tmp / f"run{len(lab.open)}", False
     )
     lab.open.append(trainer)
@@ -164,7 +164,7 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
 def run_steps(trainer: Trainer, count: int | None = None) -> list[dict[str, Any]]:
     """Take so many steps (None: all there are); what each one measured."""
     lines = []
-    for record in step_records(trainer):
+    for record in train_steps(trainer):
         lines.append(record.read())
         if len(lines) == count:
             break

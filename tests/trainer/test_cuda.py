@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from tests.support.command_line import Bases, Patch, train
-from tests.support.run_parts import open_run, prepare
+from tests.support.run_parts import build_trainer, open_run
 from tests.support.run_results import steps_of
 from tests.support.tiny_networks import no_host_sync
 from videotune.errors import DONE
 from videotune.job.overrides import Overrides
-from videotune.trainer.loop import step_records
+from videotune.trainer.loop import train_steps
 
 pytestmark = pytest.mark.cuda
 
@@ -46,7 +46,9 @@ def test_no_step_waits_for_the_host(
     said = words(
         small_clips, tiny_bases("wan"), tmp_path / "cache", "steps=12", "batch_size=2"
     )
-    trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
+    trainer = build_trainer(
+        open_run(said, tmp_path / "run").job, tmp_path / "run", False
+    )
     if anchored:
         clips = dict(trainer.source.clips)
         clips |= {
@@ -54,7 +56,7 @@ def test_no_step_waits_for_the_host(
             for name in sorted(clips)[::2]
         }
         trainer.source = replace(trainer.source, clips=clips)
-    records: Any = step_records(trainer)
+    records: Any = train_steps(trainer)
     late = [next(records)]
     with no_host_sync():
         late += [next(records) for _ in range(10)]

@@ -28,7 +28,7 @@ from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find
 from videotune.rng import generator_for
 from videotune.trainer.expert_pool import ExpertPool
-from videotune.trainer.loop import step_records
+from videotune.trainer.loop import train_steps
 from videotune.trainer.optimizers import LRSchedule, make_optimizer
 from videotune.trainer.step import TrainableState
 from videotune.types import Clip, ClipShape, Window
@@ -104,7 +104,7 @@ def losses(base: Path, folder: Path) -> list[float]:
     trainer: Any = SimpleNamespace(
         job=job, family=family, pool=pool, net=net, source=source, **alone
     )
-    records = step_records(trainer)
+    records = train_steps(trainer)
     return [float(record.read()["loss"]) for record in records]
 
 

@@ -35,7 +35,7 @@ from videotune.trainer.export import export_run
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
 from videotune.trainer.progress import announce
 from videotune.trainer.resume import OpenedRun, Resume, open_run, restore
-from videotune.trainer.setup import prepare
+from videotune.trainer.setup import build_trainer
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import callbacks_of, recommend_checkpoint
@@ -178,7 +178,9 @@ def work(
 ) -> TrainResult:
     """Do the work of one process of the run, from loading to the report."""
     callbacks = callbacks_of(opened.job)
-    trainer = prepare(opened, run, plan, callbacks, resume is not None, dist, heartbeat)
+    trainer = build_trainer(
+        opened, run, plan, callbacks, resume is not None, dist, heartbeat
+    )
     if dist.is_main:
         contact_sheet.copy_pictures(opened.job, run)
     try:

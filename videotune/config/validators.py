@@ -339,7 +339,7 @@ def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
         yield (
             f"timestep_shift: {spec.title} publishes no shift by resolution. Set a number, such as {spec.timestep_shift:g}"
         )
-    if spec.path != "v" and config.loss_weighting != "none":
+    if spec.prediction != "v" and config.loss_weighting != "none":
         yield (
             f"loss_weighting: {config.loss_weighting!r} is defined for v-prediction, and {spec.title} is flow. Leave it out"
         )

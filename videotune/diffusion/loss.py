@@ -10,7 +10,7 @@ without a division.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Predictor(Protocol):
 class Objective:
     """The expectation over t of w(t)·(d(e) + λ‖Δe‖²), with e the error of v."""
 
-    path: Callable[[Tensor], NoisePath]
+    noise_path: Callable[[Tensor], NoisePath]
     timesteps: TimestepSampler
 
     weighting: str = "none"
@@ -71,14 +71,14 @@ class Objective:
         """
         if self.weighting == "none":
             return torch.ones_like(t, dtype=torch.float32)
-        path = self.path(t)
+        path = self.noise_path(t)
         signal = path.alpha.square()
         noise = path.sigma.square()
         return torch.minimum(signal, self.gamma * noise).flatten()
 
 
 def objective(
-    spec_path: str,
+    prediction: Literal["flow", "v"],
     constants: Mapping[str, float],
     timesteps: TimestepSampler,
     weighting: str = "none",
@@ -88,7 +88,7 @@ def objective(
     """Build the objective of a model.
 
     Args:
-        spec_path: "flow" or "v", what the model predicts.
+        prediction: what the model predicts.
         constants: V_CONSTANTS for "v"; "flow" needs none.
         timesteps: Distribution of the noise levels.
         weighting: Weighting of "v".
@@ -98,7 +98,7 @@ def objective(
     Raises:
         VideotuneError: A constant is missing.
     """
-    if spec_path == "flow":
+    if prediction == "flow":
         return Objective(
             flow_path, timesteps, temporal_consistency=temporal_consistency
         )
@@ -287,7 +287,7 @@ def noisy(
     objective: Objective, batch: Batch, t: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the network's input x_t and its target v, (B,C,F,H,W) each, at t (B,)."""
-    path = objective.path(t)  # (B,1,1,1,1) each
+    path = objective.noise_path(t)  # (B,1,1,1,1) each
     x_t = path.alpha * batch.x0 + path.sigma * noise
     v = path.d_alpha * batch.x0 + path.d_sigma * noise
     # conditioning stays clean

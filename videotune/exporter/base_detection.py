@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from videotune.bounds import ADAPTER_BYTES
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, adapter_path
 from videotune.exporter.adapter_modules import (
@@ -24,12 +25,6 @@ from videotune.exporter.read_scale import (
 from videotune.files import read_json
 from videotune.models import base_model, model_files, registry
 from videotune.models.base import DiffusersModel
-
-MAX_BYTES = 8 << 30
-"""Size of the largest adapter that is read; published ones have a few hundred
-megabytes.
-"""
-
 
 _ADAPTER_MARKS = (".lora", ".hada_", ".lokr_", ".oft_R")
 """Parts of tensor names that only adapters have."""
@@ -59,7 +54,7 @@ def open_adapter(path: Path, *, finite: bool = True) -> AdapterFile:
         raise VideotuneError(f"no such file or folder: {path}")
 
     size = file.stat().st_size
-    if size > MAX_BYTES:
+    if size > ADAPTER_BYTES:
         raise VideotuneError(
             f"{file} has {size >> 30} GB, which is too large for an adapter"
         )

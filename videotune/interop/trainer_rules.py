@@ -234,7 +234,7 @@ def _finetrainers(
             )
         )
     noise = weighted_noise(
-        run, run.flow_weighting_scheme if spec.path == "flow" else "none"
+        run, run.flow_weighting_scheme if spec.prediction == "flow" else "none"
     )
     return TrainerRules(
         datasets=dataset_rules,

@@ -72,7 +72,9 @@ class Job:
         epoch_steps = float(steps_per_epoch(self.schedule))
         return tuple(
             len(bucket) / batch / epoch_steps
-            for bucket, batch in zip(self.buckets, self.schedule.batches, strict=True)
+            for bucket, batch in zip(
+                self.buckets, self.schedule.batch_sizes, strict=True
+            )
         )
 
     @property
@@ -205,7 +207,7 @@ def open_job(
     ]
 
     epoch_steps = steps_per_epoch(schedule)
-    steps, arithmetic = total_steps(config, sum(schedule.sizes), epoch_steps)
+    steps, arithmetic = total_steps(config, sum(schedule.window_counts), epoch_steps)
     if arithmetic:
         notes.append(arithmetic)
     steps_between = intervals(config, epoch_steps)
@@ -363,8 +365,8 @@ def make_schedule(
     sizes = [len(windows) for windows in windows_by_shape.values()]
     schedule = Schedule(
         seed=config.seed,
-        sizes=tuple(sizes) or (1,),
-        batches=tuple(batches) or (config.batch_size * processes,),
+        window_counts=tuple(sizes) or (1,),
+        batch_sizes=tuple(batches) or (config.batch_size * processes,),
         shuffle=config.shuffle,
     )
     return schedule, notes

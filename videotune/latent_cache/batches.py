@@ -297,7 +297,7 @@ def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
     return clip.captions[int(generator.choice(len(weights), p=probabilities))]
 
 
-def prepare(
+def make_step_batch(
     source: BatchSource, step: int, part: tuple[int, int] = (0, 1), spares: bool = False
 ) -> StepBatch:
     """Return what a process trains on in a step.
@@ -399,7 +399,7 @@ def assemble(
         window_ids=tuple(window.id for window in windows),
         fps=torch.tensor([window.shape.fps for window in windows]),
         prior_preservation=tuple(clip.prior_preservation for clip in clips),
-        has_conditioning=bool(conditioning_mask.any()),
+        has_clean_frames=bool(conditioning_mask.any()),
     )
 
 

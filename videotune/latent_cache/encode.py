@@ -159,7 +159,7 @@ def fill(
     seed: int,
     workers: Workers | None,
     progress: ProgressFn,
-    helps: bool = False,
+    lock_is_held: bool = False,
 ) -> float:
     """Encode what is missing. Each entry is on the disk before the next one begins.
 
@@ -171,7 +171,7 @@ def fill(
         seed: the run's seed.
         workers: decode frames ahead; None decodes them in this process.
         progress: called after each caption and window.
-        helps: another process holds the folder's lock for this one.
+        lock_is_held: another process holds the folder's lock for this one.
 
     Returns:
         The seconds for which the VAE waited for frames.
@@ -181,7 +181,7 @@ def fill(
             fills the same cache.
     """
     keys = CacheKeys.of(family, seed)
-    with nullcontext() if helps else store.filling():
+    with nullcontext() if lock_is_held else store.write_lock():
         _fill_captions(family, store, keys, todo.captions, progress)
         return _fill_windows(
             family, store, keys, todo.samples, media, workers, progress

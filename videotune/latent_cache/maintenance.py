@@ -53,7 +53,7 @@ def verify(store: LatentCache, progress: FileProgressFn) -> list[Damaged]:
     """
     damaged = []
     names = store.names()
-    with store.filling():
+    with store.write_lock():
         for done, (kind, key) in enumerate(names):
             file = file_of(kind, key)
             progress(done, len(names), file)
@@ -89,7 +89,7 @@ def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
     }
 
     if yes:
-        with store.filling():
+        with store.write_lock():
             store.drop((entry.name for entry in unwanted), store.unknown_files())
         # Files of writers that still write stay.
         sizes = {

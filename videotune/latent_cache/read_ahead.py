@@ -7,7 +7,7 @@ from threading import Barrier
 
 import torch
 
-from videotune.latent_cache.batches import BatchSource, prepare
+from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.step_batch import StepBatch
 
 
@@ -30,7 +30,7 @@ def stream(
         threads: how many threads read ahead; with 0 the caller's thread reads each
             batch when it is asked for.
         part: this process and the number of processes, see ``share_of``.
-        spares: see ``prepare``.
+        spares: see ``make_step_batch``.
 
     Yields:
         One batch a step; at most 2 · ``threads`` + 1 are in memory at a time.
@@ -38,14 +38,14 @@ def stream(
     steps = range(first, last + 1)
     if threads == 0:
         for step in steps:
-            yield prepare(source, step, part, spares)
+            yield make_step_batch(source, step, part, spares)
         return
 
     pool = single_threaded_pool(threads)
     pending: deque[Future[StepBatch]] = deque()
     try:
         for step in steps:
-            pending.append(pool.submit(prepare, source, step, part, spares))
+            pending.append(pool.submit(make_step_batch, source, step, part, spares))
             if len(pending) > 2 * threads:
                 yield pending.popleft().result()
         while pending:

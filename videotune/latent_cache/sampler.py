@@ -31,35 +31,37 @@ class Schedule:
     """
 
     seed: int
-    sizes: tuple[int, ...]
+    window_counts: tuple[int, ...]
     """Windows of each bucket.
 
     A window that is shown r times an epoch counts r times.
     """
-    batches: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
     """Samples of a step, for each bucket."""
     shuffle: bool = True
     """False keeps each bucket's own order."""
 
     def __post_init__(self) -> None:
-        if not self.sizes or min(self.sizes) < 1:
+        if not self.window_counts or min(self.window_counts) < 1:
             raise VideotuneError(
-                f"there is nothing to train on: the buckets hold {list(self.sizes)} windows, and each needs at least "
+                f"there is nothing to train on: the buckets hold {list(self.window_counts)} windows, and each needs at least "
                 "one. `videotune check` says why clips were not used."
             )
-        assert len(self.batches) == len(self.sizes), (
-            f"{len(self.batches)} batches for {len(self.sizes)} buckets"
+        assert len(self.batch_sizes) == len(self.window_counts), (
+            f"{len(self.batch_sizes)} batches for {len(self.window_counts)} buckets"
         )
-        if min(self.batches) < 1:
+        if min(self.batch_sizes) < 1:
             raise VideotuneError(
-                f"batch_size: the samples of a step are {list(self.batches)}, bucket by bucket. Set at least 1."
+                f"batch_size: the samples of a step are {list(self.batch_sizes)}, bucket by bucket. Set at least 1."
             )
 
 
 def steps_per_epoch(schedule: Schedule) -> Fraction:
     """Return how many steps show every window once on average: Σ n_j / b_j."""
     steps = Fraction(0)
-    for windows, batch in zip(schedule.sizes, schedule.batches, strict=True):
+    for windows, batch in zip(
+        schedule.window_counts, schedule.batch_sizes, strict=True
+    ):
         steps += Fraction(windows, batch)
     return steps
 
@@ -69,19 +71,19 @@ def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
     """Return how many of the steps 1 … ``steps`` each bucket has: those with the
     earliest due times, ties by bucket.
     """
-    spacing, time_per_step = _spacing(schedule)
+    half_intervals, time_per_step = _half_intervals(schedule)
 
     def due(bucket: int, turn: int) -> tuple[int, int]:
-        # Due times as integers: the t-th step of bucket j at (2t + 1)·spacing_j, of
-        # bucket 0 at 2t·spacing_0.
+        # Due times as integers: the t-th step of bucket j at (2t + 1)·half_interval_j, of
+        # bucket 0 at 2t·half_interval_0.
         offset = 1 if bucket > 0 else 0
-        return (2 * turn + offset) * spacing[bucket], bucket
+        return (2 * turn + offset) * half_intervals[bucket], bucket
 
     # Start from the time at which about so many steps are due, and correct one step at
     # a time.
     now = int(steps * time_per_step)
     counts = []
-    for bucket, half_interval in enumerate(spacing):
+    for bucket, half_interval in enumerate(half_intervals):
         offset = 1 if bucket > 0 else 0
         counts.append(max(0, (now // half_interval - offset) // 2 + 1))
     buckets = range(len(counts))
@@ -116,14 +118,14 @@ def sample_indices(
     of the bucket from 0).
     """
     bucket = bucket_of(schedule, step)
-    windows = schedule.sizes[bucket]
-    batch = schedule.batches[bucket]
+    windows = schedule.window_counts[bucket]
+    batch = schedule.batch_sizes[bucket]
 
     first_sample = steps_per_bucket(schedule, step - 1)[bucket] * batch
     indices = []
     for sample in range(first_sample, first_sample + batch):
         epoch, position = divmod(sample, windows)
-        window = int(order(schedule, bucket, epoch)[position])
+        window = int(epoch_order(schedule, bucket, epoch)[position])
         indices.append((window, epoch))
     return bucket, tuple(indices)
 
@@ -134,21 +136,21 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
     """
     counts = []
     for bucket, bucket_steps in enumerate(steps_per_bucket(schedule, steps)):
-        windows = schedule.sizes[bucket]
+        windows = schedule.window_counts[bucket]
         full_epochs, remainder = divmod(
-            bucket_steps * schedule.batches[bucket], windows
+            bucket_steps * schedule.batch_sizes[bucket], windows
         )
-        started = order(schedule, bucket, full_epochs)[:remainder]
+        started = epoch_order(schedule, bucket, full_epochs)[:remainder]
         counts.append((full_epochs + np.bincount(started, minlength=windows)).tolist())
     return counts
 
 
 @lru_cache(maxsize=64)
-def order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
+def epoch_order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
     """Return the windows of a bucket in the order of an epoch (from 0): a permutation
     drawn for (seed, bucket, epoch).
     """
-    windows = schedule.sizes[bucket]
+    windows = schedule.window_counts[bucket]
     if not schedule.shuffle:
         return np.arange(windows)
     generator = generator_for(schedule.seed, "stream", bucket, epoch)
@@ -156,23 +158,25 @@ def order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _spacing(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
+def _half_intervals(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
     """Return half the time between two steps of each bucket, in units that make all
     integers, and the time of a step.
     """
-    unit = lcm(*schedule.sizes)
-    spacing = tuple(
+    unit = lcm(*schedule.window_counts)
+    half_intervals = tuple(
         batch * (unit // windows)
-        for windows, batch in zip(schedule.sizes, schedule.batches, strict=True)
+        for windows, batch in zip(
+            schedule.window_counts, schedule.batch_sizes, strict=True
+        )
     )
-    return spacing, 2 * unit / steps_per_epoch(schedule)
+    return half_intervals, 2 * unit / steps_per_epoch(schedule)
 
 
 @dataclass(frozen=True)
 class ExpertSchedule:
     """One or two experts that train in turn.
 
-    The first has ``share`` of the runs of ``period`` steps, spread evenly.
+    The first has ``share`` of the runs of ``run_length`` steps, spread evenly.
 
     Run p (from 0) is the first one's where ⌊(p + 1)·share + ½⌋ > ⌊p·share + ½⌋
     (Bresenham's line), so after P runs it has had P·share of them to within one half.
@@ -180,18 +184,18 @@ class ExpertSchedule:
 
     names: tuple[str, ...]
     share: Fraction = Fraction(1)
-    period: int = 1
+    run_length: int = 1
 
     def __post_init__(self) -> None:
         assert 1 <= len(self.names) <= 2, self.names
         assert 0 <= self.share <= 1, self.share
-        assert self.period >= 1, self.period
+        assert self.run_length >= 1, self.run_length
 
     def at(self, step: int) -> str:
         """Return the expert of a step, counted from 1."""
         if len(self.names) == 1:
             return self.names[0]
-        run = (step - 1) // self.period
+        run = (step - 1) // self.run_length
         is_first = self._first_runs(run + 1) > self._first_runs(run)
         return self.names[0] if is_first else self.names[1]
 
@@ -200,8 +204,8 @@ class ExpertSchedule:
         if len(self.names) == 1:
             return step if name == self.names[0] else 0
 
-        full_runs, remainder = divmod(step, self.period)
-        first_count = self._first_runs(full_runs) * self.period
+        full_runs, remainder = divmod(step, self.run_length)
+        first_count = self._first_runs(full_runs) * self.run_length
         if remainder and self.at(step) == self.names[0]:
             first_count += remainder
         return first_count if name == self.names[0] else step - first_count

@@ -74,7 +74,7 @@ class LatentCache:
         self._in_memory_bytes = 0
         self._entries: dict[EntryName, CacheEntry] = {}
         self._checked: set[EntryName] = set()
-        self._damaged: set[EntryName] = set()
+        self._unusable: set[EntryName] = set()
         self._lock = RLock()
 
         try:
@@ -153,7 +153,7 @@ class LatentCache:
 
     def has(self, kind: str, key: str) -> bool:
         """Return whether there is a complete entry."""
-        if (kind, key) in self._damaged or not self.path(kind, key).is_file():
+        if (kind, key) in self._unusable or not self.path(kind, key).is_file():
             return False
         return self.entry(kind, key) is not None
 
@@ -201,7 +201,7 @@ class LatentCache:
             ) from error
 
     @contextmanager
-    def filling(self) -> Iterator[None]:
+    def write_lock(self) -> Iterator[None]:
         """Hold the folder's lock, and remove what killed writers have left behind.
 
         Raises VideotuneError that names the process which holds the lock.
@@ -294,7 +294,7 @@ class LatentCache:
                     continue
 
             unusable += 1
-            self._damaged.add(name)
+            self._unusable.add(name)
         if unusable:
             self.notes.append(
                 f"{unusable} entries of the cache are damaged or not of this model, and are encoded again"
@@ -349,7 +349,7 @@ class LatentCache:
             self._drop_from_memory(name)
             self._entries.pop(name, None)
             self._checked.discard(name)
-            self._damaged.discard(name)
+            self._unusable.discard(name)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

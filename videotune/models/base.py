@@ -320,7 +320,7 @@ class DiffusersModel(Checkpoint):
         is 0.
         """
         times = t.float() * 1000
-        if self.spec.image_conditioning != "replace" or not batch.has_conditioning:
+        if self.spec.image_conditioning != "replace" or not batch.has_clean_frames:
             return times
         _, patch_rows, patch_columns = self.spec.patch
         tokens_per_frame = (x_t.shape[3] // patch_rows) * (

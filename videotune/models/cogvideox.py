@@ -74,7 +74,7 @@ class CogVideoX(DiffusersModel):
             "cogvideox1.5-5b-i2v",
         ),
         title="CogVideoX 5B",
-        path="v",
+        prediction="v",
         rules=VideoRules(
             frame_step=8,
             frame_rest=1,
@@ -103,7 +103,7 @@ class CogVideoX(DiffusersModel):
         sample_guidance=6.0,
         licence="CogVideoX License",
         timestep_distribution="UNIFORM",
-        path_constants={
+        prediction_constants={
             "beta_start": 0.00085,
             "beta_end": 0.012,
             "num_train_timesteps": 1000.0,
@@ -287,7 +287,9 @@ class CogVideoX(DiffusersModel):
             image_conditioning="concat" if from_image else "none",
             default_resolution=resolution,
             licence=cls.spec.licence if is_rotary else "Apache-2.0",
-            path_constants=_schedule(folder / "scheduler" / "scheduler_config.json"),
+            prediction_constants=_schedule(
+                folder / "scheduler" / "scheduler_config.json"
+            ),
             first_frame=FIRST_FRAME_SHARE if from_image else None,
             image_noise=from_image,
             sample_shape=sample_shape,
@@ -365,7 +367,7 @@ class CogVideoX(DiffusersModel):
             hidden_states=states.transpose(1, 2),
             encoder_hidden_states=batch.conditioning.text.to(self.dtype),
             timestep=timestep_index(
-                t, int(self.spec.path_constants["num_train_timesteps"])
+                t, int(self.spec.prediction_constants["num_train_timesteps"])
             ),
             ofs=None if self._net.ofs_embed_dim is None else states.new_full((1,), OFS),
             image_rotary_emb=self._rotary(height, width, frames + front, x_t.device),
@@ -384,7 +386,9 @@ class CogVideoX(DiffusersModel):
         from videotune.diffusion.loss import objective  # imports torch
         from videotune.diffusion.timesteps import TimestepSampler
 
-        return objective("v", self.spec.path_constants, TimestepSampler()).path
+        return objective(
+            "v", self.spec.prediction_constants, TimestepSampler()
+        ).noise_path
 
     def _front(self, frames: int) -> int:
         """Return how many latent frames to prepend so that tokens cover all frames."""

@@ -77,7 +77,7 @@ class HiDream(DiffusersModel):
             "hidream-i1-fast",
         ),
         title="HiDream-I1 Full",
-        path="flow",
+        prediction="flow",
         rules=VideoRules(
             frame_step=0,
             frame_rest=1,

@@ -229,7 +229,7 @@ class HunyuanVideo(DiffusersModel):
             "hunyuan-video-13b",
         ),
         title="HunyuanVideo 13B",
-        path="flow",
+        prediction="flow",
         rules=VideoRules(
             frame_step=4,
             frame_rest=1,

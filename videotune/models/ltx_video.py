@@ -86,7 +86,7 @@ class LTXVideo(DiffusersModel):
             "LTXV_13B",
         ),
         title="LTX-Video 0.9.0 2B",
-        path="flow",
+        prediction="flow",
         rules=VideoRules(
             frame_step=8,
             frame_rest=1,

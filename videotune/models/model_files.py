@@ -14,14 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from videotune.bounds import MODEL_FILE_BYTES, MODEL_FILE_DEPTH, read_limited
 from videotune.errors import VideotuneError
 from videotune.files import read_json, walk_json
-
-MOST_BYTES = 64 << 20
-DEEPEST = 32
-"""The largest file and the deepest nesting that are read; published indices of shards
-have some MB.
-"""
 
 _SIZES = "dim|width|height|size|channels|frames|position_embeddings|seq_len|d_model|d_ff|d_kv"
 _AT_LEAST_1 = "z_dim|num_train_timesteps|(in|latent)_channels"
@@ -101,11 +96,8 @@ def read_config(path: Path) -> dict[str, Any]:
     value that no model has.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise VideotuneError(
-                f"{path} has {path.stat().st_size:,} bytes: it is no config of a model"
-            )
-        text = path.read_text(encoding="utf-8")
+        content = read_limited(path, MODEL_FILE_BYTES, "a config of a model")
+        text = content.decode("utf-8")
     except FileNotFoundError:
         raise VideotuneError(
             f"the base model is incomplete: {path} is missing"
@@ -156,9 +148,9 @@ def _check_values(config: Any, where: str) -> None:
     for path, value in walk_json(config):
         names = [part for part in path if isinstance(part, str)]
         key = names[-1] if names else ""
-        if len(path) > DEEPEST:
+        if len(path) > MODEL_FILE_DEPTH:
             raise VideotuneError(
-                f"{where}: {key!r} is nested more than {DEEPEST} deep: it is no config of a model"
+                f"{where}: {key!r} is nested more than {MODEL_FILE_DEPTH} deep: it is no config of a model"
             )
         if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
             raise VideotuneError(

@@ -72,7 +72,7 @@ class Wan(DiffusersModel):
             "WAN_2_1",
         ),
         title="Wan 2.1 T2V",
-        path="flow",
+        prediction="flow",
         rules=VideoRules(
             frame_step=4,
             frame_rest=1,

@@ -54,9 +54,9 @@ def activations_at_most(job: Job, bytes_a_number: int) -> int:
     """
     tokens = max(
         job.spec.tokens(shape) * batch
-        for shape, batch in zip(job.shapes, job.schedule.batches, strict=True)
+        for shape, batch in zip(job.shapes, job.schedule.batch_sizes, strict=True)
     )
-    tokens += job.spec.text_tokens * max(job.schedule.batches)
+    tokens += job.spec.text_tokens * max(job.schedule.batch_sizes)
     return 3 * bytes_a_number * tokens * linear_sizes(job).in_and_out
 
 

@@ -153,7 +153,7 @@ def process_share(job: Job, spec: StepSpec) -> StepSpec:
 def pass_samples(job: Job) -> list[int]:
     """Return the samples of an unsplit forward pass of each bucket."""
     passes = job.config.gradient_accumulation_steps * job.processes
-    return [-(-batch // passes) for batch in job.schedule.batches]
+    return [-(-batch // passes) for batch in job.schedule.batch_sizes]
 
 
 def fit(

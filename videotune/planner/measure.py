@@ -324,7 +324,7 @@ class FakeRun:
             x0,
             conditioning,
             fps=torch.full((samples,), shape.fps),
-            has_conditioning=replaces_frame
+            has_clean_frames=replaces_frame
             and bool(self.config.first_frame_probability),
         )
         return StepBatch(

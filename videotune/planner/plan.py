@@ -66,7 +66,7 @@ def buckets_of(job: Job) -> list[dict[str, Any]]:
     """Return the buckets with their windows, share of the steps, batch and tokens."""
     rows = []
     for shape, bucket, batch, share in zip(
-        job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True
+        job.shapes, job.buckets, job.schedule.batch_sizes, job.shares, strict=True
     ):
         row = {
             "shape": str(shape),
@@ -169,7 +169,7 @@ def experts_of(job: Job) -> dict[str, Any] | None:
             "steps": steps,
         }
         each.append(row)
-    return {"period": expert_schedule.period, "each": each}
+    return {"period": expert_schedule.run_length, "each": each}
 
 
 def bytes_a_parameter(config: schema.Config) -> int:

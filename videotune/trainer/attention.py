@@ -5,7 +5,7 @@ import time
 import torch
 
 from videotune.console import echo
-from videotune.latent_cache.batches import prepare
+from videotune.latent_cache.batches import make_step_batch
 from videotune.memory.accelerator import local_device, overlaps
 from videotune.memory.attention import set_attention, switchable
 from videotune.trainer.step import StepSettings, accumulate_gradients
@@ -73,7 +73,7 @@ def _can_measure(trainer: Trainer) -> bool:
 
 def _seconds(trainer: Trainer, settings: StepSettings) -> float:
     """Return the seconds of the next step's passes. Their gradients stay."""
-    prepared = prepare(trainer.source, trainer.first)
+    prepared = make_step_batch(trainer.source, trainer.first)
     net = trainer.net
     device = next(net.parameters()).device
     net.train()

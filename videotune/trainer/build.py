@@ -91,8 +91,8 @@ def open_models(
 def make_objective(spec: ModelSpec, config: Config) -> Objective:
     """Return the loss that the config and the family name."""
     flow_or_v = objective(
-        spec.path,
-        spec.path_constants,
+        spec.prediction,
+        spec.prediction_constants,
         make_timesteps(spec, config),
         config.loss_weighting,
         config.video_config.temporal_consistency_weight,

@@ -109,7 +109,7 @@ def fill_distributed(
     members = processes_sharing(job.cache, dist)
     leads = dist.rank == members[0]
     own_share = shard_work(todo, members.index(dist.rank), len(members))
-    with store.filling() if leads else nullcontext():
+    with store.write_lock() if leads else nullcontext():
         dist.barrier()
         fill_cache(job, family, store, reads, share=own_share, tell=tell)
         dist.barrier()
@@ -208,7 +208,7 @@ def _fill_once(
     todo = missing_entries(job, family, store, reads) if share is None else share
     if todo:
         waited = _fill_with_progress(
-            job, family, store, todo, tell, helps=share is not None
+            job, family, store, todo, tell, lock_is_held=share is not None
         )
         if share is None:
             _print_encoded(store, todo, seconds=time.monotonic() - begun, waited=waited)
@@ -229,7 +229,7 @@ def _fill_with_progress(
     todo: CacheItems,
     tell: ProgressFn | None,
     *,
-    helps: bool,
+    lock_is_held: bool,
 ) -> float:
     """Encode with a progress bar and decoding workers, and return the seconds waited
     for frames.
@@ -253,7 +253,7 @@ def _fill_with_progress(
             seed=job.config.seed,
             workers=workers,
             progress=report,
-            helps=helps,
+            lock_is_held=lock_is_held,
         )
 
 

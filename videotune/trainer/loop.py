@@ -16,7 +16,7 @@ from videotune.memory.accelerator import OVERLAPPING
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
 from videotune.trainer.progress import STATUS, write_step
-from videotune.trainer.saving import save, settle
+from videotune.trainer.saving import finish_pending_save, save
 from videotune.trainer.step import OutOfMemory, StepSettings, train_step
 from videotune.trainer.step_record import Clock, StepRecord
 from videotune.trainer.trainer import Trainer
@@ -71,12 +71,12 @@ def train_loop(trainer: Trainer) -> str:
 
     with bar("training", lambda: STATUS.get(trainer.heartbeat.state, "")) as progress:
         trainer.heartbeat.set("training", trainer.first - 1)
-        return _run_steps(trainer, DelayedJournal(trainer, progress))
+        return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
 
 
-def _run_steps(trainer: Trainer, journal: DelayedJournal) -> str:
+def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
     """Run the remaining steps and return why they ended, as ``train_loop`` does."""
-    for record in _flush_on_failure(trainer, journal):
+    for record in _records_until_failure(trainer, journal):
         journal.add(record)
         step = record.step
         is_last = step == trainer.job.steps
@@ -90,7 +90,7 @@ def _run_steps(trainer: Trainer, journal: DelayedJournal) -> str:
         ran_more_than_saving = run_callbacks(
             trainer, step, due, stop_requested=stop_requested, is_last=is_last
         )
-        settle(trainer, wait=stop_requested or is_last)
+        finish_pending_save(trainer, wait=stop_requested or is_last)
 
         if stop_requested and not is_last:
             return "interrupted" if trainer.signals.stop else "stopped"
@@ -100,26 +100,26 @@ def _run_steps(trainer: Trainer, journal: DelayedJournal) -> str:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
                 save(trainer, step)
-                settle(trainer)
+                finish_pending_save(trainer)
                 return ended_by
 
         trainer.heartbeat.set("training", step)
     return "done"
 
 
-def _flush_on_failure(
+def _records_until_failure(
     trainer: Trainer, journal: DelayedJournal
 ) -> Iterator[StepRecord]:
     """Yield the steps' records; if a step fails, write the record of the last good one
     first.
     """
-    records = step_records(trainer)
+    records = train_steps(trainer)
     while True:
         try:
             record = next(records, None)
         except (OutOfMemory, NoBatch):
             journal.flush()
-            settle(trainer)
+            finish_pending_save(trainer)
             raise
 
         if record is None:
@@ -180,7 +180,7 @@ def run_callbacks(
     """
     ran_more_than_saving = False
     for callback, is_due in zip(trainer.callbacks, due, strict=True):
-        if callback.at_stop:
+        if callback.saves:
             should_run = is_due or stop_requested or is_last
         else:
             should_run = is_due and (is_last or not stop_requested)
@@ -188,14 +188,14 @@ def run_callbacks(
             continue
 
         begun = perf_counter()
-        if trainer.participates or callback.at_stop:
+        if trainer.participates or callback.saves:
             callback.run(trainer, step)
         trainer.throughput.took[callback] = perf_counter() - begun
-        ran_more_than_saving = ran_more_than_saving or not callback.at_stop
+        ran_more_than_saving = ran_more_than_saving or not callback.saves
     return ran_more_than_saving
 
 
-def step_records(trainer: Trainer) -> Iterator[StepRecord]:
+def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
     """Run the steps that are left, and yield the record of each once its weights are in
     place.
 

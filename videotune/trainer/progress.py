@@ -16,7 +16,7 @@ from videotune.runs.run_dir import read_run_config, versions
 from videotune.runs.trackers import TrackedRun, Trackers, without_paths
 from videotune.trainer.expert_pool import shares
 from videotune.trainer.saving import flush_or_wait
-from videotune.trainer.step_record import StepRecord
+from videotune.trainer.step_record import LOSS, StepRecord
 from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer
 
@@ -55,7 +55,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
             f"{name} {share:.0%}" for name, share in shares(expert_schedule).items()
         )
         echo(
-            f"experts: {steps_by_expert} of the steps, {expert_schedule.period} in a row"
+            f"experts: {steps_by_expert} of the steps, {expert_schedule.run_length} in a row"
         )
     if trainer.first > job.steps:
         echo(f"all {job.steps} steps are done already: exporting again")
@@ -190,7 +190,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
 def _warn_of_skipped_step(trainer: Trainer, record: StepRecord) -> None:
     # With updates during backward, a finite loss means that some tensors were updated.
     applied_in_part = trainer.job.config.optimizer.step_in_backward and isfinite(
-        record.values[0].item()
+        record.values[LOSS].item()
     )
     exception = (
         "but for the tensors whose gradient was finite " if applied_in_part else ""
@@ -274,5 +274,5 @@ def tokens_of_buckets(job: Job) -> list[float]:
     """Return the tokens of a step of each bucket."""
     return [
         float(batch * job.spec.tokens(shape))
-        for shape, batch in zip(job.shapes, job.schedule.batches, strict=True)
+        for shape, batch in zip(job.shapes, job.schedule.batch_sizes, strict=True)
     ]

@@ -177,10 +177,10 @@ def refuse_other_batches(
     old_schedule, _ = make_schedule(
         parse(settings), buckets(job.library), job.library, job.processes
     )
-    if old_schedule.batches != job.schedule.batches:
+    if old_schedule.batch_sizes != job.schedule.batch_sizes:
         raise VideotuneError(
             f"batch_size: images and videos are mixed in {run}, and with video_config.video_batch_size_multiplier a step "
-            f"of each bucket would have {job.schedule.batches} samples instead of {old_schedule.batches}. "
+            f"of each bucket would have {job.schedule.batch_sizes} samples instead of {old_schedule.batch_sizes}. "
             "Leave it as it was"
         )
 

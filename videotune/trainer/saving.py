@@ -54,7 +54,7 @@ class Saving(Callback):
     Backups have a schedule of their own.
     """
 
-    at_stop = True
+    saves = True
     word = "save"
 
     def __init__(self, every: int) -> None:
@@ -179,7 +179,7 @@ def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
 def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -> None:
     """Begin a checkpoint: copy its tensors and let a thread write them.
 
-    ``settle`` ends it.
+    ``finish_pending_save`` ends it.
 
     It is written at once if ``thread`` is False, if several processes hold rows of it,
     or if the host has no room for a copy.
@@ -191,7 +191,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
         thread: let a thread write.
 
     Raises:
-        VideotuneError: as ``settle`` does.
+        VideotuneError: as ``finish_pending_save`` does.
     """
     dist = trainer.dist
     rows = trainer.rows
@@ -199,7 +199,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     if step == 0 or not (dist.is_main or is_sharded):
         return
 
-    settle(trainer)
+    finish_pending_save(trainer)
     is_saved = dist.is_main and is_kept(trainer.run, step, kind)
     if is_sharded:
         is_saved = dist.any_process(is_saved)[0]
@@ -235,7 +235,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     trainer.saving = PendingSave(step, begun, write)
     trainer.saved_at = time.monotonic()
     if copied is None:
-        settle(trainer)
+        finish_pending_save(trainer)
         return
 
     pool = single_threaded_pool(1)
@@ -260,7 +260,7 @@ def _state_of(trainer: Trainer, parts: CheckpointParts) -> dict[str, Any]:
     }
 
 
-def settle(trainer: Trainer, wait: bool = True) -> None:
+def finish_pending_save(trainer: Trainer, wait: bool = True) -> None:
     """End the checkpoint that is being written: write its journal line, and remove
     older ones that make way for it.
 
@@ -488,7 +488,7 @@ def save_what_is_good(trainer: Trainer, step: int) -> str:
     """Save the state after ``step`` before an error ends the run, and return where it
     can be resumed.
     """
-    settle(trainer)
+    finish_pending_save(trainer)
     saved_steps = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
     if step and (trainer.rows or (trainer.dist.is_main and step not in saved_steps)):
         save(trainer, step, thread=False)  # there may be no memory for a copy

@@ -35,7 +35,7 @@ CACHE_BYTES_IN_MEMORY = 256 << 20
 """How much of the cache stays in host memory while a run trains."""
 
 
-def prepare(
+def build_trainer(
     opened: OpenedRun,
     run: Path,
     plan: Mapping[str, Any],

@@ -37,7 +37,13 @@ from videotune.trainer.optimizers import (
     step_if_finite,
 )
 from videotune.trainer.schedule_free import ScheduleFreeWeights
-from videotune.trainer.step_record import Clock, StepRecord
+from videotune.trainer.step_record import (
+    FIRST_MSE,
+    GRAD_NORM,
+    LOSS,
+    Clock,
+    StepRecord,
+)
 from videotune.types import Batch
 
 
@@ -149,38 +155,40 @@ def train_step(
         OutOfMemory: if the device has no room for the step.
     """
     backward_optimizer = trainable.backward_optimizer
-    step = prepared.step if expert_step is None else expert_step
+    update_number = prepared.step if expert_step is None else expert_step
     samples_in_step = len(prepared.window_ids)
 
-    learning_rates = _set_learning_rates(trainable, step)
+    learning_rates = _set_learning_rates(trainable, update_number)
     device = next(net.parameters()).device
-    # [loss, norm, mse per sample]
-    values = torch.zeros(2 + samples_in_step, device=device)
+    values = torch.zeros(FIRST_MSE + samples_in_step, device=device)
 
     # With updates during backward, some weights may have moved when memory runs out.
     updates_later = backward_optimizer is None
-    with _naming_the_step(settings, trainable, prepared, weights_intact=updates_later):
+    with _raising_out_of_memory(
+        settings, trainable, prepared, weights_intact=updates_later
+    ):
         if backward_optimizer is not None:
             is_one_pass = settings.size(samples_in_step) >= samples_in_step
             assert is_one_pass, "updates during backward allow no second micro-batch"
-            backward_optimizer.begin(step)
+            backward_optimizer.begin(update_number)
 
         accumulate_gradients(settings, net, trainable, prepared, clock, values)
 
         if backward_optimizer is None:
-            grad_norm = _reduce_and_clip(trainable, settings, values)
+            grad_norm = _finish_gradients(trainable, settings, values)
         else:
             grad_norm = backward_optimizer.norm()
         # fill_ passes a number as an argument of the kernel; a tensor on the CPU would
         # need a copy that waits for the device.
-        values[1].fill_(grad_norm if grad_norm.device == device else grad_norm.item())
-        grads_finite = torch.isfinite(values[:2]).all()
+        is_on_device = grad_norm.device == device
+        values[GRAD_NORM].fill_(grad_norm if is_on_device else grad_norm.item())
+        grads_finite = torch.isfinite(values[:FIRST_MSE]).all()
 
-    with _naming_the_step(settings, trainable, prepared, weights_intact=False):
+    with _raising_out_of_memory(settings, trainable, prepared, weights_intact=False):
         if backward_optimizer is None:
-            _update(trainable, grads_finite, step)
+            _update(trainable, grads_finite, update_number)
         if trainable.ema is not None:
-            trainable.ema.update(step, grads_finite)
+            trainable.ema.update(update_number, grads_finite)
 
     trainable.optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
@@ -212,7 +220,7 @@ def _record(
 
 
 @contextmanager
-def _naming_the_step(
+def _raising_out_of_memory(
     settings: StepSettings,
     trainable: TrainableState,
     prepared: StepBatch,
@@ -236,14 +244,14 @@ def _naming_the_step(
         ) from error
 
 
-def _set_learning_rates(trainable: TrainableState, step: int) -> dict[str, float]:
-    """Set each parameter group to its learning rate of ``step`` and return the rates by
-    group.
-    """
+def _set_learning_rates(
+    trainable: TrainableState, update_number: int
+) -> dict[str, float]:
+    """Set each parameter group to its rate of an update and return the rates by group."""
     learning_rates = {}
     for group in trainable.optimizer.param_groups:
         name = group["name"]
-        learning_rates[name] = lr_at(trainable.lr_schedules[name], step)
+        learning_rates[name] = lr_at(trainable.lr_schedules[name], update_number)
         group["lr"] = learning_rates[name]
     return learning_rates
 
@@ -275,21 +283,24 @@ def accumulate_gradients(
     if is_sharded:
         parts = pad_for_sharding(parts, prepared, size, settings.dist.size)
 
-    for part in parts:
-        t = _to_device(part.t, values.device)
-        noise = _to_device(part.noise, values.device)
-        batch = part.batch.map(lambda x: _to_device(x, values.device))
+    for micro_batch in parts:
+        t = _to_device(micro_batch.t, values.device)
+        noise = _to_device(micro_batch.noise, values.device)
+        batch = micro_batch.batch.map(lambda x: _to_device(x, values.device))
         batch = encode_live_text(settings.family, trainable.text, batch)
 
         # Samples of prior preservation learn to stay with the base model's own
         # prediction.
         target = None
-        if part.needs_base_prediction:
+        if micro_batch.needs_base_prediction:
             target = _base_prediction(settings, net, batch, t, noise)
 
         if settings.network_seed is not None:
             network_seed = seed32(
-                settings.network_seed, "network", prepared.step, part.first_sample
+                settings.network_seed,
+                "network",
+                prepared.step,
+                micro_batch.first_sample,
             )
             torch.manual_seed(network_seed)
         if is_sharded and trainable.text is not None:
@@ -302,7 +313,7 @@ def accumulate_gradients(
 
         # Each micro-batch adds its sum over the size of the whole step, so any split
         # gives the same gradient.
-        weight = 0.0 if part.is_padding else len(batch) / samples_in_step
+        weight = 0.0 if micro_batch.is_padding else len(batch) / samples_in_step
         scaled_loss = output.loss * weight
         if trainable.backward_optimizer is not None:
             trainable.backward_optimizer.loss(scaled_loss)
@@ -310,8 +321,8 @@ def accumulate_gradients(
             scaled_loss.backward()
         clock.mark("backward")
 
-        if not part.is_padding:
-            _write_values(values, part, scaled_loss, output.mse)
+        if not micro_batch.is_padding:
+            _write_values(values, micro_batch, scaled_loss, output.mse)
 
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
@@ -319,12 +330,12 @@ def _to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def _write_values(
-    values: Tensor, part: MicroBatch, scaled_loss: Tensor, mse: Tensor
+    values: Tensor, micro_batch: MicroBatch, scaled_loss: Tensor, mse: Tensor
 ) -> None:
     """Add a micro-batch to [loss, gradient norm, mse of each sample]."""
-    values[0] += scaled_loss.detach()
-    begin = 2 + part.first_sample
-    values[begin : begin + len(mse)] = mse
+    values[LOSS] += scaled_loss.detach()
+    first = FIRST_MSE + micro_batch.first_sample
+    values[first : first + len(mse)] = mse
 
 
 def _base_prediction(
@@ -373,7 +384,7 @@ def encode_live_text(
     return replace(batch, conditioning=replace(encoded, extras=extras))
 
 
-def _reduce_and_clip(
+def _finish_gradients(
     trainable: TrainableState, settings: StepSettings, values: Tensor
 ) -> Tensor:
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
@@ -394,13 +405,13 @@ def _reduce_and_clip(
 
     if settings.dist.size == 1:
         return clip_grad_norm(parameters, settings.max_grad_norm)
-    return _reduce_and_clip_across_processes(trainable, settings, values)
+    return _finish_gradients_across_processes(trainable, settings, values)
 
 
-def _reduce_and_clip_across_processes(
+def _finish_gradients_across_processes(
     trainable: TrainableState, settings: StepSettings, values: Tensor
 ) -> Tensor:
-    """Do what ``_reduce_and_clip`` does, where several processes share the step."""
+    """Do what ``_finish_gradients`` does, where several processes share the step."""
     dist = settings.dist
     shards = trainable.shards
     parameters = list(trainable.parameters.values())
@@ -424,7 +435,9 @@ def _reduce_and_clip_across_processes(
     return clip_grad_norm(parameters, settings.max_grad_norm, squared_norm.sqrt())
 
 
-def _update(trainable: TrainableState, grads_finite: Tensor, step: int) -> None:
+def _update(
+    trainable: TrainableState, grads_finite: Tensor, update_number: int
+) -> None:
     """Take the optimizer's step if ``grads_finite`` () is true."""
     if trainable.rounding_seed is None:
         step_if_finite(trainable.optimizer, grads_finite)
@@ -442,7 +455,7 @@ def _update(trainable: TrainableState, grads_finite: Tensor, step: int) -> None:
         trainable.parameters,
         grads_finite,
         trainable.rounding_seed,
-        step,
+        update_number,
         first_rows,
     )
 

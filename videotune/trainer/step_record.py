@@ -18,6 +18,11 @@ from videotune.memory.accelerator import OVERLAPPING
 NOISE_LEVEL_BINS = 9
 """Parts of [0, 1] over which the journal averages the error."""
 
+LOSS = 0
+GRAD_NORM = 1
+FIRST_MSE = 2
+"""Positions in the values of a step: [loss, gradient norm, mse of each sample]."""
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -67,7 +72,7 @@ class StepRecord:
         """Return the windows with an error that is not finite; all if only the gradient
         is.
         """
-        mse_per_sample = self.values.tolist()[2:]
+        mse_per_sample = self.values.tolist()[FIRST_MSE:]
         broken = tuple(
             window_id
             for window_id, mse in zip(self.window_ids, mse_per_sample, strict=True)

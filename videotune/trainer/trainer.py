@@ -215,7 +215,7 @@ class Callback:
     """Steps between two runs; it also runs at the last step. 0: never."""
     word: str | None = None
     """The key in control.json that asks for it now."""
-    at_stop = False
+    saves = False
     """Whether it saves.
 
     Then it also runs on a stop, and in each process; others run only where it

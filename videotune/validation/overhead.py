@@ -48,7 +48,7 @@ def tokens_per_step(job: Job) -> float:
     """Return the mean tokens that one process trains on in a step."""
     total = 0.0
     for share, batch_size, shape in zip(
-        job.shares, job.schedule.batches, job.shapes, strict=True
+        job.shares, job.schedule.batch_sizes, job.shapes, strict=True
     ):
         total += share * batch_size * job.spec.tokens(shape)
     return total / job.processes

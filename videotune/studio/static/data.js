@@ -94,7 +94,11 @@ document.addEventListener("DOMContentLoaded", () => {
     box.setAttribute("role", "alert"); box.replaceChildren(says, quote, row); box.hidden = false;
   }
   tiles.addEventListener("input", (event) => { if (event.target.matches(".caption")) event.target.dataset.keep = ""; });
-  tiles.addEventListener("change", (event) => { if (event.target.matches(".caption")) save(event.target).catch(() => {}); });
+  const undecided = (field) => !field.closest(".clip").querySelector(".conflict").hidden;
+  tiles.addEventListener("change", (event) => {
+    // a click on "Keep mine" blurs the field: a save of that blur would draw the buttons anew under the pointer
+    if (event.target.matches(".caption") && !undecided(event.target)) save(event.target).catch(() => {});
+  });
   tiles.addEventListener("keydown", (event) => {
     if (event.target.matches(".caption") && event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event.target).catch(() => {});
   });
