@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import socket
 import time
@@ -17,9 +18,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from annotated_types import Interval
+from typing_extensions import TypedDict
 
 from videotune._version import BEGUN
 from videotune.lazy import psutil
@@ -35,6 +37,9 @@ A living process writes it six times as often.
 
 LATEST_TIME = 2.5e11
 """Seconds since 1970 that a calendar can show, at most."""
+
+MAX_JSON_BYTES = 4_000_000
+"""Size limit of a JSON file that a program writes about itself."""
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -85,8 +90,7 @@ def write_whole(
     A reader sees the complete file or none.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # readers choose a format by the suffix, so it stays
-    part = path.with_name(f".part-{os.getpid()}-{path.name}")
+    part = _temporary_path(path)
     try:
         write(part)
         if os.name != "nt":
@@ -105,14 +109,21 @@ def write_whole(
         part.unlink(missing_ok=True)
 
 
+def _temporary_path(path: Path) -> Path:
+    """Return a path beside ``path`` that no other write uses, also of another thread.
+
+    Readers choose a format by the suffix, so it stays.
+    """
+    return path.with_name(f".part-{os.getpid()}-{secrets.token_hex(4)}-{path.name}")
+
+
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Let this block fill a temporary folder, then rename it to ``folder``.
 
     After an error nothing stays.
     """
-    part = folder.with_name(f".part-{os.getpid()}-{folder.name}")
-    shutil.rmtree(part, ignore_errors=True)
+    part = _temporary_path(folder)
     part.mkdir(parents=True)
     try:
         yield part
@@ -223,13 +234,34 @@ def checked(kind: Any, value: Any, *, partial: bool = False) -> Any:
         raise ValueError(message) from error
 
 
+def read_typed(path: Path, kind: Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Read a JSON file that may be damaged, or made by a stranger, as a type.
+
+    Args:
+        path: The file.
+        kind: Its type, such as a TypedDict; see ``checked``.
+        max_bytes: Size from which the file is not read.
+
+    Raises:
+        ValueError: The file is too large, nested too deep, or has another type; the
+            message names the first wrong key.
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
+    return checked(kind, content)
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines, without a line that a kill has torn."""
+    """Return the objects of a file of JSON lines, without damaged or torn lines."""
     if not path.is_file():
         return []
     values = []
     for line in path.read_bytes().split(b"\n"):
-        with suppress(ValueError):  # of the JSON, or of torn UTF-8
+        # of the JSON, of torn UTF-8, or of a line that is nested too deep
+        with suppress(ValueError, RecursionError):
             values.append(json.loads(line))
     return [value for value in values if isinstance(value, dict)]
 
@@ -305,6 +337,28 @@ def hash_path(path: Path) -> str:
     )
 
 
+Moment = Annotated[float, Interval(ge=0, le=LATEST_TIME)]
+"""Seconds since 1970."""
+
+
+ProcessId = Annotated[int, Interval(ge=1, le=2**31 - 1)]
+"""The number of a process."""
+
+
+class Heartbeat(TypedDict):
+    """``heartbeat.json`` of a run."""
+
+    pid: ProcessId
+    host: str
+    step: Count
+    state: str
+    time: Moment
+    started: NotRequired[Moment]
+    since: NotRequired[Moment]
+    progress: NotRequired[dict[str, str | Count] | None]
+    seconds: NotRequired[dict[str, Number]]
+
+
 def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
     """Return a run's last heartbeat, with whether its process is alive.
 
@@ -321,20 +375,20 @@ def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
     """
     path = run / "heartbeat.json"
     try:
-        facts = read_json(path)
+        facts: Heartbeat = read_typed(path, Heartbeat)
         heard = max(facts["time"], path.stat().st_mtime)
-        times = [heard, *(facts.get(key, 0) for key in ("time", "started", "since"))]
-        if not all(0 <= moment <= LATEST_TIME for moment in times):
-            return None
-        age = (time.time() if now is None else now) - heard
-        is_local = facts["host"] == socket.gethostname()
-        is_recent = facts["state"] != "ended" and age < LATE
-        is_alive = is_recent and (not is_local or psutil.pid_exists(facts["pid"]))
-        return {
-            **facts,
-            "heard": heard,
-            "age": round(max(0.0, age), 1),
-            "alive": is_alive,
-        }
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return None  # no heartbeat, or a file of something else
+    except (OSError, ValueError):
+        return None  # no heartbeat, or a damaged one
+    if heard > LATEST_TIME:
+        return None
+
+    age = (time.time() if now is None else now) - heard
+    is_local = facts["host"] == socket.gethostname()
+    is_recent = facts["state"] != "ended" and age < LATE
+    is_alive = is_recent and (not is_local or psutil.pid_exists(facts["pid"]))
+    return {
+        **facts,
+        "heard": heard,
+        "age": round(max(0.0, age), 1),
+        "alive": is_alive,
+    }
