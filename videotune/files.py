@@ -20,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
-from annotated_types import Interval
+from annotated_types import Interval, Predicate
 from typing_extensions import TypedDict
 
 from videotune._version import BEGUN
@@ -200,6 +200,13 @@ Count = Annotated[int, Interval(ge=0, le=2**53)]
 
 Number = Annotated[float, Interval(ge=0, lt=math.inf)]
 """A time, a share or another size."""
+
+def _has_no_nul(text: str) -> bool:
+    return "\0" not in text
+
+
+PathText = Annotated[str, Predicate(_has_no_nul)]
+"""A text that a file name can hold."""
 
 REVALIDATED = {"revalidate_instances": "always"}
 """``__pydantic_config__`` of a dataclass that is built from a file and then checked."""

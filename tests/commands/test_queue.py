@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil._pslinux as psutil_linux
 import pytest
 
 from tests.support.command_line import options_of, run
@@ -30,6 +31,7 @@ from videotune.queue.entries import (
     reorder,
     requeue,
 )
+from videotune.queue.processes import uptime
 from videotune.queue.sweep import combinations
 from videotune.queue.worker import run_queue
 
@@ -56,7 +58,12 @@ def filled(tmp_path: Path) -> Queue:
 
 
 def ended(
-    home: Path, name: str, code: int | None, started: float | None = None, **env: str
+    home: Path,
+    name: str,
+    code: int | None,
+    turn: int = 0,
+    is_starting: bool = False,
+    **env: str,
 ) -> None:
     """A process of an entry as the runner leaves it; without a code the machine went
     off under it.
@@ -64,15 +71,18 @@ def ended(
     number = len(list((home / "jobs").glob("*"))) + 1 if (home / "jobs").is_dir() else 1
     folder = home / "jobs" / f"{number:06d}-train"
     folder.mkdir(parents=True)
-    begun = time.time() - 100 if started is None else started
+    begun = time.time() - 100
     facts = {
         "kind": "train",
         "about": name,
         "words": [],
         "cwd": ".",
         "started": begun,
+        "turn": turn,
         "env": env,
     }
+    if is_starting:
+        facts["uptime"] = uptime()
     write_json(folder / "job.json", facts)
     if code is not None:
         write_json(folder / "rc.json", {"code": code, "ended": begun + 1})
@@ -116,15 +126,15 @@ def test_each_card_has_one_training(
         worker, "start", lambda _, entry, card: started.append((entry.name, card))
     )
     assert worker._start_ready(
-        home, ["0", "1"], time.time(), worker.StateReporter(lambda _: None)
+        home, ["0", "1"], (), worker.StateReporter(lambda _: None)
     )
     assert started == [("a", "0"), ("b", "1")]
     started.clear()
     ended(
-        home, "a", None, started=time.time(), **{GPU_VARIABLE: "1"}
+        home, "a", None, is_starting=True, **{GPU_VARIABLE: "1"}
     )  # begun a moment ago: it runs
     assert worker._start_ready(
-        home, ["0", "1"], time.time(), worker.StateReporter(lambda _: None)
+        home, ["0", "1"], (), worker.StateReporter(lambda _: None)
     )
     assert started == [("b", "0")]
 
@@ -293,9 +303,7 @@ def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_a
     entry = find_entry(home, "a")
     assert (entry.state, entry.tries) == ("waiting", 0), "its tries count anew"
     queue.start(home, entry, None)
-    ended(home, "a", None, started=time.time() - 60)
-    row = json.loads((home / "queue.json").read_text())
-    write_json(home / "queue.json", {"a": row["a"] | {"since": time.time() - 80}})
+    ended(home, "a", None, turn=entry.turn)
     assert find_entry(home, "a").state == "waiting", "the machine went off under it"
     queue.start(home, find_entry(home, "a"), None)
     assert started == [resumed, ["train", "--out", str(tmp_path / "run a"), "--resume"]]
@@ -304,13 +312,14 @@ def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_a
 def test_what_a_person_has_stopped_stays_so_until_it_is_queued_again(
     filled: Queue,
 ) -> None:
-    home, begun = filled(a=0, b=0, c=0), time.time()
+    home = filled(a=0, b=0, c=0)
     ended(home, "a", INTERRUPTED)
     ended(home, "b", INTERRUPTED)
     hold(home, "b")
     hold(home, "c")
     assert states(home) == {"a": "stopped", "b": "stopped", "c": "stopped"}
-    assert [worker._was_interrupted(one, begun) for one in entries(home)] == [
+    before = [one.job.folder for one in entries(home) if one.job]
+    assert [worker._was_interrupted(one, before) for one in entries(home)] == [
         True,
         False,
         False,
@@ -365,8 +374,8 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     assert job is not None
     assert job.is_running, "the training outlives its worker"
     pids = json.loads((job.folder / "pid.json").read_text())
-    os.kill(pids["runner"], signal.SIGKILL)
-    os.kill(pids["command"], signal.SIGKILL)
+    os.kill(pids["runner"]["pid"], signal.SIGKILL)
+    os.kill(pids["command"]["pid"], signal.SIGKILL)
     wait_until(lambda: find_entry(home, "first").state == "waiting")
     assert run_queue(home, report=lambda _: None) == FAILED
     assert states(home) == {"first": "done", "second": "failed"}
@@ -440,3 +449,42 @@ def test_a_sweep_trains_each_value_and_compares_them(
     assert all(f"{one.name}/report.html" in page.replace("%3D", "=") for one in runs)
     assert run("sweep", **words, vary=["learning_rate=0.001,0.1"], out=out) == DONE
     assert len(jobs.all_jobs(out)) == 2, "given again, nothing is left to do"
+
+
+def test_a_step_of_the_clock_frees_no_card(
+    filled: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that runs counts as running whatever the clock says, also for another
+    process, and is not started a second time.
+    """
+    home = filled(a=0, b=0)
+    job = jobs.start(home, "train", ["wait", str(tmp_path), "--timeout", "120"], "a")
+    wait_until(lambda: (job.folder / "pid.json").is_file())
+    jobs._runners.clear()  # as another process sees it
+    now, booted = time.time, psutil_linux.boot_time
+    try:
+        for hours in (0, 1, -1, 24 * 365):
+            shift = hours * 3600
+            monkeypatch.setattr(time, "time", lambda shift=shift: now() + shift)
+            monkeypatch.setattr(
+                psutil_linux, "boot_time", lambda shift=shift: booted() + shift
+            )
+            assert states(home) == {"a": "running", "b": "waiting"}
+            requeue(home, "b")
+        with pytest.raises(VideotuneError):
+            requeue(home, "a")
+    finally:
+        jobs.stop(job)
+    wait_until(lambda: states(home)["a"] != "running")
+
+
+def test_what_was_queued_again_before_the_clock_was_set_back_runs_once(
+    filled: Queue,
+) -> None:
+    home = filled(a=0)
+    ended(home, "a", 1)
+    ended(home, "a", 1)
+    requeue(home, "a")
+    assert states(home) == {"a": "waiting"}
+    ended(home, "a", None, turn=1, is_starting=True)
+    assert states(home) == {"a": "running"}

@@ -4,7 +4,6 @@ table of processes alone.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import jobs
+from videotune.queue.processes import mark_process
 from videotune.studio import projects, status
 
 
@@ -34,7 +34,9 @@ def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
     assert jobs.latest(tmp_path, "plan") is None
 
 
-def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.QueuedJob, int]:
+def sleeper(
+    tmp_path: Path, about: str = "run-1"
+) -> tuple[jobs.QueuedJob, subprocess.Popen[bytes]]:
     """A job folder as the runner leaves it, of a process that sleeps apart from this
     one.
     """
@@ -43,36 +45,67 @@ def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.QueuedJob, int]:
     )
     folder = tmp_path / "jobs" / "000001-train"
     folder.mkdir(parents=True)
-    now = time.time()
     facts = {"kind": "train", "about": about, "words": [], "cwd": str(tmp_path)}
-    write_json(folder / "job.json", facts | {"started": now})
-    write_json(
-        folder / "pid.json",
-        {"runner": process.pid, "command": process.pid, "time": now},
-    )
-    jobs._runners.append(process)
-    return jobs.read_job(folder), process.pid
+    write_json(folder / "job.json", facts | {"started": time.time()})
+    mark = mark_process(process.pid, process.args)
+    write_json(folder / "pid.json", {"runner": mark, "command": mark})
+    return jobs.read_job(folder), process
 
 
-def test_a_killed_process_is_dead_and_one_that_took_its_number_is_not_it(
-    tmp_path: Path,
+OTHERS: list[dict[str, Any]] = [
+    {"started": 1.0},
+    {"boot": "another"},
+    {"command_line": ["-c", "import time; time.sleep(101)"]},
+    {"pid": os.getpid()},
+    {"pid": 10**30},
+    {"pid": -1},
+    {"pid": 0},
+    {"started": "x"},
+]
+"""What another process, or a file that somebody else wrote, has of a mark."""
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_only_the_process_that_was_started_is_its_own(
+    tmp_path: Path, other: dict[str, Any]
 ) -> None:
-    job, pid = sleeper(tmp_path)
+    job, process = sleeper(tmp_path)
+    try:
+        assert job.is_running
+        mark = mark_process(process.pid, process.args)
+        write_json(
+            job.folder / "pid.json", {"runner": mark | other, "command": mark | other}
+        )
+        assert jobs.read_job(job.folder).state == "dead"
+        assert not jobs.stop(job)
+        assert not jobs.pause(job)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_number_alone_ends_no_process(tmp_path: Path) -> None:
+    """The file of an earlier version, or of a stranger."""
+    job, process = sleeper(tmp_path)
+    try:
+        pids = {"runner": process.pid, "command": process.pid, "time": 9e9}
+        write_json(job.folder / "pid.json", pids)
+        assert jobs.read_job(job.folder).state == "dead"
+        assert not jobs.stop(job)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_process_is_dead(tmp_path: Path) -> None:
+    job, process = sleeper(tmp_path)
     assert job.is_running
-    write_json(
-        job.folder / "pid.json",
-        {"runner": pid, "command": pid, "time": time.time() - 1000},
-    )
-    assert jobs.read_job(job.folder).state == "dead", (
-        "a process that began later has the number of the one that was"
-    )
-    write_json(
-        job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time()}
-    )
-    assert jobs.read_job(job.folder).is_running
-    os.kill(pid, signal.SIGKILL)
+    process.kill()
     wait_until(lambda: jobs.read_job(job.folder).state == "dead")
     assert "killed" in jobs.describe_outcome(jobs.read_job(job.folder))
+    process.wait()
 
 
 STATES = {0: "done", 2: "done", 1: "failed", 130: "stopped", -9: "dead", -15: "stopped"}

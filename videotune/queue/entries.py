@@ -12,13 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Interval
 from filelock import FileLock
 from typing_extensions import TypedDict
 
 from videotune.errors import VideotuneError
-from videotune.files import checked, read_json, write_json
+from videotune.files import Count, Moment, PathText, read_typed, write_json
 from videotune.queue import jobs
 from videotune.queue.jobs import QueuedJob
 
@@ -31,6 +32,9 @@ LIST_LOCK = ".list-lock"
 MAX_TRIES = 2
 """Failures in a row after which the queue gives up on a training."""
 
+MAX_LIST_BYTES = 32_000_000
+"""Size limit of ``queue.json``."""
+
 POLL_SECONDS = 0.5
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -40,12 +44,15 @@ NAME_PATTERN = re.compile(r"[\w][\w.,=+-]{0,149}")
 class EntryRecord(TypedDict, total=False):
     """The settings of an entry in ``queue.json``."""
 
-    run: str | None
-    priority: int
-    added: float
+    run: PathText | None
+    priority: Annotated[int, Interval(ge=-(2**53), le=2**53)]
+    added: Moment
     skips: str | None
     words: list[str]
-    since: float
+
+    turn: Count
+    """How often it was queued again; a process belongs to the turn that started it."""
+
     held: bool
 
 
@@ -82,6 +89,9 @@ class QueueEntry:
 
     is_held: bool = False
     """Whether the user has stopped it."""
+
+    turn: int = 0
+    """How often it was queued again."""
 
     @property
     def kind(self) -> str:
@@ -162,9 +172,11 @@ def _entry(
     run = Path(record.get("run") or queue / "runs" / path.stem).absolute()
     arguments = tuple(record.get("words") or ())
     is_held = bool(record.get("held"))
-    queued_at = record.get("since") or 0.0
-    jobs_since = [job for job in entry_jobs if job.started >= queued_at]
-    tries = _failures_in_a_row(jobs_since)
+    turn = record.get("turn", 0)
+    # A process that still runs decides, whenever it was started.
+    entry_jobs = sorted(entry_jobs, key=lambda job: not job.is_running)
+    turn_jobs = [job for job in entry_jobs if job.turn == turn or job.is_running]
+    tries = _failures_in_a_row(turn_jobs)
 
     return QueueEntry(
         name=path.stem,
@@ -173,12 +185,13 @@ def _entry(
         priority=record.get("priority") or 0,
         added=float(record.get("added") or path.stat().st_mtime),
         skips=record.get("skips"),
-        state=_state(jobs_since, tries, is_held, _max_tries(arguments, run)),
+        state=_state(turn_jobs, tries, is_held, _max_tries(arguments, run)),
         tries=tries,
         job=entry_jobs[0] if entry_jobs else None,
         arguments=arguments,
-        is_fresh=not jobs_since,
+        is_fresh=not turn_jobs,
         is_held=is_held,
+        turn=turn,
     )
 
 
@@ -201,10 +214,10 @@ def _max_tries(arguments: Sequence[str], run: Path) -> int:
 
 
 def _state(
-    jobs_since: Sequence[QueuedJob], tries: int, is_held: bool, max_tries: int
+    turn_jobs: Sequence[QueuedJob], tries: int, is_held: bool, max_tries: int
 ) -> EntryState:
-    if jobs_since:
-        job_state = jobs_since[0].state
+    if turn_jobs:
+        job_state = turn_jobs[0].state
         # A dead or failed job is tried again.
         if job_state != "dead" and job_state != "failed":
             return job_state
@@ -217,9 +230,10 @@ def _state(
 def _read_records(queue: Path) -> dict[str, Any]:
     """Return the settings of all entries; VideotuneError if the file is damaged."""
     path = queue / LIST_FILE
+    if not path.is_file():
+        return {}
     try:
-        content = read_json(path) if path.is_file() else {}
-        return dict(checked(dict[str, EntryRecord], content))
+        return dict(read_typed(path, dict[str, EntryRecord], MAX_LIST_BYTES))
     except ValueError as error:
         raise VideotuneError(
             f"{path} is damaged ({error}). Fix it, or delete it to queue everything again."
@@ -353,7 +367,7 @@ def requeue(queue: Path, name: str, arguments: Sequence[str] | None = None) -> N
 
     new_arguments = entry.arguments if arguments is None else arguments
     change = {
-        "since": round(time.time() - 1e-3, 3),
+        "turn": entry.turn + 1,
         "held": False,
         "words": list(new_arguments),
     }
@@ -408,7 +422,7 @@ def start(queue: Path, entry: QueueEntry, card: str | None) -> None:
         arguments = _train_arguments(entry, resume=has_started_run)
 
     env = {} if card is None else {GPU_VARIABLE: card}
-    jobs.start(queue, entry.kind, arguments, entry.name, env=env)
+    jobs.start(queue, entry.kind, arguments, entry.name, env=env, turn=entry.turn)
 
 
 def _train_arguments(entry: QueueEntry, *, resume: bool) -> list[str]:

@@ -3,7 +3,6 @@
 So they survive the page and the server, and a restarted server finds them again.
 """
 
-import json
 import os
 import re
 import shutil
@@ -16,18 +15,29 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import psutil
+from annotated_types import Interval
 from typing_extensions import TypedDict
 
 from videotune.errors import DONE, INTERRUPTED, SKIPPED, VideotuneError
-from videotune.files import checked, read_json, write_json
+from videotune.files import Count, Moment, read_typed, write_json
+from videotune.queue.processes import (
+    ProcessMark,
+    Uptime,
+    find_process,
+    seconds_since,
+    uptime,
+)
 
 JobState = Literal["running", "paused", "done", "failed", "stopped", "dead"]
 
-_runners: list[subprocess.Popen[bytes]] = []
-"""Runners that this process has started; polled, so that they do not stay zombies."""
+_runners: dict[Path, subprocess.Popen[bytes]] = {}
+"""Runners that this process has started, by the folders of their jobs.
+
+They are polled, so that they do not stay zombies.
+"""
 
 STARTUP_SECONDS = 20.0
 """Time that a runner has for writing its ``pid.json``."""
@@ -36,6 +46,9 @@ MAX_ARGUMENT_BYTES = 100_000
 """Size limit of one argument; that of Linux is 128 kB."""
 
 LOG_TAIL_BYTES = 65536
+
+MAX_OUTPUT_BYTES = 32_000_000
+"""Size limit of the JSON that a command prints: a check of some 20,000 clips."""
 
 ALL_OR_NOTHING = ("split", "train")
 """Kinds whose exit code 2 means that nothing was done: no split video, a refused run.
@@ -59,23 +72,24 @@ class JobRecord(TypedDict):
     kind: str
     about: str
     words: list[str]
-    started: float
+    started: Moment
+    uptime: NotRequired[Uptime]
+    turn: NotRequired[Count]
     env: NotRequired[dict[str, str]]
 
 
 class ProcessRecord(TypedDict):
-    """``pid.json``: the process ids, and when they were written."""
+    """``pid.json``: the processes of a job."""
 
-    runner: int
-    command: int
-    time: float
+    runner: ProcessMark
+    command: ProcessMark
 
 
 class ExitRecord(TypedDict):
     """``rc.json``: how and when the command ended."""
 
-    code: int
-    ended: float
+    code: Annotated[int, Interval(ge=-(2**31), lt=2**32)]
+    ended: Moment
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,9 @@ class QueuedJob:
     env: Mapping[str, str] = field(hash=False)
     """Environment variables on top of those of the starting process."""
 
+    turn: int = 0
+    """The turn of its queue entry that it belongs to."""
+
     @property
     def is_running(self) -> bool:
         """Whether its process exists, running or paused."""
@@ -114,6 +131,7 @@ def start(
     arguments: Sequence[str],
     about: str = "",
     env: Mapping[str, str] | None = None,
+    turn: int = 0,
 ) -> QueuedJob:
     """Start ``videotune ARGUMENTS`` as a separate process.
 
@@ -123,6 +141,7 @@ def start(
         arguments: the command.
         about: the object of the command.
         env: environment variables on top of those of this process.
+        turn: the turn of the queue entry that the job belongs to.
 
     Raises:
         VideotuneError: if no process can take an argument.
@@ -135,23 +154,32 @@ def start(
         "words": list(arguments),
         "cwd": str(project),
         "started": round(time.time(), 3),
+        "uptime": uptime(),
+        "turn": turn,
     }
     if env:
         record["env"] = dict(env)
     write_json(folder / "job.json", record)
 
-    runner = subprocess.Popen(
-        [sys.executable, "-m", "videotune.queue.runner", str(folder)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "runner-log").open("wb"),
-        env={**os.environ, **(env or {})},
-        start_new_session=os.name != "nt",
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-    )
-    _runners[:] = [process for process in _runners if process.poll() is None]
-    _runners.append(runner)
+    with (folder / "runner-log").open("wb") as runner_log:
+        runner = subprocess.Popen(
+            [sys.executable, "-m", "videotune.queue.runner", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=runner_log,
+            env={**os.environ, **(env or {})},
+            start_new_session=os.name != "nt",
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+    _forget_ended_runners()
+    _runners[folder.absolute()] = runner
     return read_job(folder)
+
+
+def _forget_ended_runners() -> None:
+    for folder, runner in list(_runners.items()):
+        if runner.poll() is not None:
+            _runners.pop(folder, None)
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
@@ -193,9 +221,9 @@ def read_job(folder: Path) -> QueuedJob:
 @lru_cache(maxsize=4096)
 def _read_job(folder: Path, ended_at: int) -> QueuedJob:
     """Return a job; an ended one is read only once, since it does not change any more."""
-    record: JobRecord = checked(JobRecord, read_json(folder / "job.json"))
+    record: JobRecord = read_typed(folder / "job.json", JobRecord)
     is_alive = not (folder / "rc.json").is_file() and _is_alive(
-        folder, record["started"]
+        folder, record.get("uptime")
     )
 
     # Read after the check above, since the job may end in between.
@@ -216,6 +244,7 @@ def _read_job(folder: Path, ended_at: int) -> QueuedJob:
         started=record["started"],
         ended=exit_record["ended"] if exit_record else None,
         env=record.get("env", {}),
+        turn=record.get("turn", 0),
     )
 
 
@@ -227,33 +256,17 @@ def _end_state(code: int | None, kind: str) -> JobState:
     return "dead" if code is None or code < 0 else "failed"
 
 
-def _is_alive(folder: Path, started: float) -> bool:
+def _is_alive(folder: Path, started: Uptime | None) -> bool:
     """Return whether the runner, or the command that it left behind, exists."""
-    for runner in _runners:
-        runner.poll()  # an ended child is a zombie until it is polled
+    _forget_ended_runners()
+    if folder.absolute() in _runners:
+        return True
 
     record = _read_record(folder / "pid.json", ProcessRecord)
     if record is None:
-        return time.time() - started < STARTUP_SECONDS
-    return any(
-        _is_same_process(pid, record["time"])
-        for pid in (record["runner"], record["command"])
-    )
-
-
-def _is_same_process(pid: int, written: float) -> bool:
-    """Return whether the process of this id is the one recorded at ``written``.
-
-    The system may have given the id to a newer process.
-    """
-    try:
-        process = psutil.Process(pid)
-        return (
-            process.create_time() < written + 2
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except (psutil.Error, ValueError):  # ValueError: a negative number
-        return False
+        seconds = None if started is None else seconds_since(started)
+        return seconds is not None and seconds < STARTUP_SECONDS
+    return any(find_process(mark) for mark in (record["runner"], record["command"]))
 
 
 def _is_paused(folder: Path) -> bool:
@@ -272,18 +285,19 @@ def _command_processes(
     gone.
     """
     record = _read_record(folder / "pid.json", ProcessRecord)
+    command = find_process(record["command"]) if record is not None else None
+    if command is None:
+        return []
     with suppress(psutil.Error):
-        if record is not None and _is_same_process(record["command"], record["time"]):
-            command = psutil.Process(record["command"])
-            children = command.children(recursive=True) if with_children else []
-            return [command, *children]
+        children = command.children(recursive=True) if with_children else []
+        return [command, *children]
     return []
 
 
 def _read_record(path: Path, record_type: Any) -> Any:
     """Return a file's content, checked against a TypedDict; None if missing or damaged."""
     with suppress(OSError, ValueError):
-        return checked(record_type, read_json(path))
+        return read_typed(path, record_type)
     return None
 
 
@@ -354,10 +368,15 @@ def log_tail(job: QueuedJob, lines: int = 30) -> list[str]:
     return printed_lines[-lines:]
 
 
-def result(job: QueuedJob) -> Any:
-    """Return the JSON that the command printed, or None."""
+def result(job: QueuedJob, kind: Any = Any) -> Any:
+    """Return the JSON that the command printed; None if it printed none of that type.
+
+    Args:
+        job: the job.
+        kind: the type that its content must have.
+    """
     with suppress(OSError, ValueError):
-        return json.loads((job.folder / "out").read_bytes())
+        return read_typed(job.folder / "out", kind, MAX_OUTPUT_BYTES)
     return None
 
 

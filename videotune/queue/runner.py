@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from videotune.files import read_json, write_json
+from videotune.queue.processes import mark_process
 
 
 def run(folder: Path) -> int:
@@ -26,8 +27,9 @@ def run(folder: Path) -> int:
         signal.signal(signal_number, lambda *_: None)
 
     with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
+        arguments = [sys.executable, "-m", "videotune", *job["words"]]
         command = subprocess.Popen(
-            [sys.executable, "-m", "videotune", *job["words"]],
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=log,
@@ -36,9 +38,8 @@ def run(folder: Path) -> int:
         write_json(
             folder / "pid.json",
             {
-                "runner": os.getpid(),
-                "command": command.pid,
-                "time": round(time.time(), 3),
+                "runner": mark_process(os.getpid(), sys.orig_argv),
+                "command": mark_process(command.pid, arguments),
             },
         )
         exit_code = command.wait()

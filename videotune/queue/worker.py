@@ -1,7 +1,7 @@
 """The worker of a queue: starts waiting entries as GPUs become free."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,6 @@ def run_queue(
         raise VideotuneError(
             f"{queue} is not a queue: `videotune queue add` creates one"
         )
-    started = time.time()
     reporter = StateReporter(report)
 
     with ExitStack() as stack:
@@ -76,8 +75,14 @@ def run_queue(
                 f"another `videotune queue run` is working on {queue}"
             ) from error
 
+        # By their folders and not by their times, which a step of the clock may move.
+        ended_before = {
+            entry.job.folder
+            for entry in entries(queue)
+            if entry.job is not None and entry.state == "stopped"
+        }
         try:
-            while _start_ready(queue, cards, started, reporter) or watch:
+            while _start_ready(queue, cards, ended_before, reporter) or watch:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             return _stop_all(queue)
@@ -89,10 +94,17 @@ def run_queue(
 def _start_ready(
     queue: Path,
     cards: Sequence[str | None],
-    worker_started: float,
+    ended_before: Collection[Path],
     reporter: StateReporter,
 ) -> bool:
-    """Start the entries for which a GPU is free; return whether any runs or waits."""
+    """Start the entries for which a GPU is free; return whether any runs or waits.
+
+    Args:
+        queue: folder of the queue.
+        cards: numbers of the GPUs.
+        ended_before: jobs that were stopped before this worker began.
+        reporter: gets the present state of all entries.
+    """
     all_entries = entries(queue)
     for entry in all_entries:
         reporter.update(entry)
@@ -101,7 +113,7 @@ def _start_ready(
     ready = [
         entry
         for entry in all_entries
-        if entry.state == "waiting" or _was_interrupted(entry, worker_started)
+        if entry.state == "waiting" or _was_interrupted(entry, ended_before)
     ]
 
     busy_cards = [entry.job.env.get(GPU_VARIABLE) for entry in running if entry.job]
@@ -113,12 +125,11 @@ def _start_ready(
     return bool(running or ready)
 
 
-def _was_interrupted(entry: QueueEntry, worker_started: float) -> bool:
-    """Return whether an entry stopped before the worker started, and not by the user."""
-    job = entry.job
-    if entry.state != "stopped" or entry.is_held or job is None:
+def _was_interrupted(entry: QueueEntry, ended_before: Collection[Path]) -> bool:
+    """Return whether an entry stopped before the worker began, and not by the user."""
+    if entry.state != "stopped" or entry.is_held or entry.job is None:
         return False
-    return (job.ended or job.started) < worker_started
+    return entry.job.folder in ended_before
 
 
 def _stop_all(queue: Path) -> int:
