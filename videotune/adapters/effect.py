@@ -43,15 +43,14 @@ def change(parts: AdapterTensors, scale: float) -> Tensor:
     if "hada_w1_a" in parts:
         w1 = _double(parts["hada_w1_a"]) @ _double(parts["hada_w1_b"])
         w2 = _double(parts["hada_w2_a"]) @ _double(parts["hada_w2_b"])
-        return scale * w1 * w2
-    return (
-        scale
-        * torch.kron(_factor(parts, "lokr_w1"), _factor(parts, "lokr_w2")).contiguous()
-    )
+        return w1.mul_(scale).mul_(w2)
+    w1 = lokr_factor(parts, "lokr_w1")
+    w2 = lokr_factor(parts, "lokr_w2")
+    return scale * torch.kron(w1, w2).contiguous()
 
 
-def _factor(parts: AdapterTensors, name: str) -> Tensor:
-    """Return a factor of LoKr, stored as one tensor or as a product."""
+def lokr_factor(parts: AdapterTensors, name: str) -> Tensor:
+    """Return a factor of LoKr in float64, stored as one tensor or as a product."""
     if name in parts:
         return _double(parts[name])
     return _double(parts[f"{name}_a"]) @ _double(parts[f"{name}_b"])

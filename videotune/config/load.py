@@ -13,6 +13,14 @@ from typing import Any
 
 import yaml
 
+from videotune.bounds import (
+    CONFIG_BYTES,
+    CONFIG_DEPTH,
+    CONFIG_NODES,
+    KEY_PARTS,
+    read_limited,
+    too_deep,
+)
 from videotune.config.aliases import renamed
 from videotune.config.schema import leaves
 from videotune.config.suggestions import nearest_key, other_trainer
@@ -25,12 +33,6 @@ MOST_LETTERS = 100_000
 
 MOST_TOLD = 8
 """Faults that one message names, at most."""
-
-LARGEST = 1 << 20
-"""Bytes of a config file, at most: far more than any config needs."""
-
-DEEPEST = 12
-"""How deep values may be nested: far deeper than any config needs."""
 
 PRESETS = Path(__file__).parents[1] / "presets"
 
@@ -61,12 +63,9 @@ def config_text(path: Path) -> str:
     """
     if not path.is_file():
         raise VideotuneError(f"config file not found: {path}")
-    if path.stat().st_size > LARGEST:
-        raise VideotuneError(
-            f"{path} has {path.stat().st_size:,} bytes; a config has at most {LARGEST:,}"
-        )
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = read_limited(path, CONFIG_BYTES, "a config").decode("utf-8-sig")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise VideotuneError(
             f"{path} is not UTF-8 text (byte {error.start}). Save the file as UTF-8"
@@ -114,8 +113,8 @@ def refuse_unreadable(value: Any, where: str) -> None:
     absurd sizes and depths.
     """
     for path, inner in walk_json(value):
-        if len(path) > DEEPEST:
-            problem: str | None = f"is nested more than {DEEPEST} deep"
+        if len(path) > CONFIG_DEPTH:
+            problem: str | None = f"is nested more than {CONFIG_DEPTH} deep"
         else:
             problem = _unreadable(inner)
         if problem:
@@ -143,14 +142,25 @@ def _unreadable(value: Any) -> str | None:
 def parsed(text: str, path: Path) -> Any:
     """Parse a text in YAML, TOML or JSON, as the name of its file says.
 
-    Raises VideotuneError if it is not valid.
+    Raises VideotuneError if it is not valid, or nested too deep.
     """
+    value = _parsed_value(text, path)
+    deep_key = too_deep(value, CONFIG_DEPTH)
+    if deep_key is not None:
+        raise VideotuneError(
+            f"{path}: {shortened(deep_key)} is nested more than {CONFIG_DEPTH} deep"
+        )
+    return value
+
+
+def _parsed_value(text: str, path: Path) -> Any:
     formats = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
     format = formats.get(path.suffix.lower(), "JSON")
     try:
         if format == "YAML":
             return yaml.load(text, _Loader)
         if format == "TOML":
+            _refuse_long_keys(text)
             return tomllib.loads(text)
         return json.loads(text, object_pairs_hook=_each_once)
     except _DuplicateKey as error:
@@ -158,7 +168,9 @@ def parsed(text: str, path: Path) -> Any:
             f"{path} has {error} twice. Leave one of them out"
         ) from error
     except RecursionError as error:
-        raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
+        raise VideotuneError(
+            f"{path} is nested more than {CONFIG_DEPTH} deep"
+        ) from error
     except json.JSONDecodeError as error:
         raise VideotuneError(
             f"{path} is not valid JSON: {error.msg}, line {error.lineno}, column {error.colno}"
@@ -167,6 +179,19 @@ def parsed(text: str, path: Path) -> Any:
         # Also a number of 5,000 digits, or a date that does not exist.
         reason = shortened(" ".join(str(error).split()))
         raise VideotuneError(f"{path} is not valid {format}: {reason}") from error
+
+
+_QUOTED = re.compile(r"""'[^'\n]*(?:'|$)|"(?:\\.|[^"\\\n])*+(?:"|$)""", re.MULTILINE)
+"""A quoted text of TOML in one line; one that is not closed ends with the line."""
+
+
+def _refuse_long_keys(text: str) -> None:
+    """Raise ValueError for a dotted key that would occupy TOML's parser for minutes."""
+    for part in re.split(r"[\n=,{}\[\]]", _QUOTED.sub("q", text)):
+        if part.count(".") >= KEY_PARTS:
+            raise ValueError(
+                f"{shortened(part.strip())} has more than {KEY_PARTS} parts"
+            )
 
 
 class _DuplicateKey(ValueError):
@@ -195,7 +220,14 @@ class _Loader(yaml.SafeLoader):
     JSON.
     """
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._nodes = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
+        self._nodes += 1
+        if self._nodes > CONFIG_NODES:
+            raise yaml.YAMLError(f"it has more than {CONFIG_NODES:,} values")
         event = self.peek_event()
         unsupported = None
         if isinstance(event, yaml.AliasEvent):
@@ -316,7 +348,7 @@ def parse_sets(sets: Iterable[str]) -> dict[str, Any]:
         value = _set_value(option, text)
 
         *sections, last = key.strip().split(".")
-        if len(sections) > DEEPEST:
+        if len(sections) > CONFIG_DEPTH:
             raise VideotuneError(f"--set {option[:80]}…: no key has that many sections")
         inner = values
         for section in sections:

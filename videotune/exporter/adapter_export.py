@@ -7,6 +7,7 @@ encoder, in a file named after the token. videotune's facts are in the header un
 key ``videotune``.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -151,9 +152,30 @@ def read_adapter(family: DiffusersModel, net: nn.Module, path: Path, name: str) 
             family.pipeline_class().load_lora_into_transformer(
                 state, net, adapter_name=name, metadata=None
             )
+            _refuse_unloaded(family, file, state, net, name)
 
     if adapter_types.kind_of(lora.lora_parameters(net, name)) is None:
         raise not_a_lora(family, path, [], "it changes none of its modules")
+
+
+def _refuse_unloaded(
+    family: DiffusersModel,
+    file: AdapterFile,
+    state: Mapping[str, Tensor],
+    net: nn.Module,
+    name: str,
+) -> None:
+    """Raise VideotuneError for tensors that diffusers has not loaded; it only logs them."""
+    adapter = re.compile(rf"(\.lora_\w+)\.{re.escape(name)}(?=\.|$)")
+    loaded = {adapter.sub(r"\1", key) for key, _ in net.named_parameters()}
+    unloaded = []
+    for key in state:
+        path = key.removeprefix("transformer.")
+        if not {path, f"{path}.weight"} & loaded:
+            unloaded.append(key)
+    if unloaded:
+        fault = "it has modules or tensors that are not read"
+        raise not_a_lora(family, file.path, unloaded, fault)
 
 
 def needs_peft(file: AdapterFile) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from videotune.bounds import ADAPTER_BYTES, require_file
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import PEFT_CONFIG_KEY, digest_of
 from videotune.models.base import DiffusersModel
@@ -53,6 +54,16 @@ def adapter_path(path: Path) -> Path:
     return path
 
 
+def refuse_large_file(path: Path) -> None:
+    """Raise VideotuneError for a file that is too large for an adapter, and for a pipe."""
+    require_file(path)
+    size = path.stat().st_size if path.is_file() else 0
+    if size > ADAPTER_BYTES:
+        raise VideotuneError(
+            f"{path} has {size >> 30} GB, which is too large for an adapter"
+        )
+
+
 class AdapterFile:
     """The tensors and the header of a safetensors file, or of the one in a folder.
 
@@ -68,6 +79,7 @@ class AdapterFile:
 
     def __init__(self, path: Path, *, finite: bool = True) -> None:
         path = adapter_path(path)
+        refuse_large_file(path)
         self.path = path
         try:
             with safe_open(path, "pt") as file:

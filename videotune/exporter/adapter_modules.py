@@ -6,16 +6,18 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from videotune.adapters.adapter_types import PARTS, ZERO, kind_of
+from videotune.adapters.adapter_types import PARTS, ZERO, kind_of, side_of
 from videotune.adapters.effect import change
+from videotune.bounds import DELTA_NUMBERS, ROTATION_SIDE
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, not_a_lora
+from videotune.exporter.converted_lora import convert_with_diffusers
 from videotune.exporter.read_scale import (
-    _convert_with_diffusers,
     alpha_rank,
     flat_name,
     paths_by_name,
@@ -161,6 +163,7 @@ def group_by_module(
                 f"{file.path}: {name}: its tensors differ in rank,"
                 " or dora_scale is not per output"
             )
+        _refuse_large(file.path, name, without_alpha(parts))
     if not modules:
         keys = some(sorted(other_tensors))
         raise VideotuneError(
@@ -177,6 +180,23 @@ def _is_complete(parts: Mapping[str, Tensor]) -> bool:
         rotations = parts["oft_R"]
         return rotations.ndim == 2 and rotations.numel() > 0
     return bool(delta_shape(parts))
+
+
+def _refuse_large(path: Path, name: str, parts: Mapping[str, Tensor]) -> None:
+    """Raise VideotuneError for an update that no model has, before it is computed.
+
+    The factors of LoHa, LoKr and OFT may be small and ΔW terabytes.
+    """
+    if "oft_R" in parts:
+        side = side_of(parts["oft_R"].shape[1])
+        is_large = side > ROTATION_SIDE
+        size = f"rotations of {side:,} inputs; at most {ROTATION_SIDE:,}"
+    else:
+        rows, columns = delta_shape(parts)
+        is_large = rows * columns > DELTA_NUMBERS and "lora_A" not in parts
+        size = f"an update of {rows:,} x {columns:,}; at most {DELTA_NUMBERS:,} numbers"
+    if is_large:
+        raise VideotuneError(f"{path}: {name} claims {size} are read")
 
 
 def read_modules(
@@ -255,17 +275,24 @@ def locate_module(
     """
     paths = paths_by_name(family, net)[flat_name(name)]
     factors = without_alpha(parts)
-    if "oft_R" in factors:
-        return AdapterModule(name, paths, factors)
-
-    if delta_shape(factors) != fused_shape(net, paths):
+    if not fits_shape(factors, fused_shape(net, paths)):
         raise VideotuneError(
             f"{file.path} was made for another base: {paths[0]} differs in size"
         )
+    if "oft_R" in factors:
+        return AdapterModule(name, paths, factors)
     scale, alpha_source = read_scale(file, factors, parts.get("alpha"), paths[0])
     return AdapterModule(
         name=name, paths=paths, parts=factors, scale=scale, alpha_source=alpha_source
     )
+
+
+def fits_shape(factors: Mapping[str, Tensor], shape: tuple[int, int]) -> bool:
+    """Return whether an update belongs to a weight (out, in)."""
+    if "oft_R" in factors:
+        blocks, numbers = factors["oft_R"].shape
+        return blocks * side_of(numbers) == shape[1]
+    return delta_shape(factors) == shape
 
 
 def linear_shape(net: nn.Module, path: str) -> tuple[int, int]:
@@ -325,16 +352,17 @@ def lora_state_dict(
     """Return the tensors of a LoRA or DoRA file as ``load_lora_weights`` takes them.
 
     They have diffusers' names, and B is multiplied by alpha / rank. Names and tensors
-    that are not in our table are left to diffusers' converters.
+    that are not in our table are left to diffusers' converters; a warning names those
+    that they drop.
 
     Raises:
-        VideotuneError: if the file cannot be read completely.
+        VideotuneError: if a factor cannot be read.
     """
     parts_by_name, other_tensors = group_by_module(file)
     paths_of = paths_by_name(family, net)
     has_unknown_names = any(flat_name(name) not in paths_of for name in parts_by_name)
     if other_tensors or has_unknown_names:
-        return _convert_with_diffusers(family, net, file, parts_by_name, other_tensors)
+        return convert_with_diffusers(family, net, file, parts_by_name, other_tensors)
 
     state: dict[str, Tensor] = {}
     for path, module in modules_by_path(family, net, file).items():

@@ -9,11 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from videotune.bounds import ADAPTER_BYTES
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_file import AdapterFile, adapter_path
+from videotune.exporter.adapter_file import (
+    AdapterFile,
+    adapter_path,
+    refuse_large_file,
+)
 from videotune.exporter.adapter_modules import (
     delta_shape,
+    fits_shape,
     fused_shape,
     group_by_module,
     without_alpha,
@@ -50,14 +54,9 @@ def open_adapter(path: Path, *, finite: bool = True) -> AdapterFile:
         VideotuneError: if there is no adapter, or the file is too large for one.
     """
     file = adapter_path(path)
+    refuse_large_file(file)
     if not file.is_file():
         raise VideotuneError(f"no such file or folder: {path}")
-
-    size = file.stat().st_size
-    if size > ADAPTER_BYTES:
-        raise VideotuneError(
-            f"{file} has {size >> 30} GB, which is too large for an adapter"
-        )
 
     keys = "\n".join(model_files.headers([file]))
     if not any(mark in keys for mark in _ADAPTER_MARKS):
@@ -118,12 +117,14 @@ def misfits(base: Base, modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str
             reasons[name] = "no module of it"
             continue
 
-        shape = delta_shape(without_alpha(parts))
+        factors = without_alpha(parts)
         base_shape = fused_shape(base.net, paths)
-        if shape and shape != base_shape:
-            reasons[name] = (
-                f"{shape[0]}x{shape[1]}, and {base_shape[0]}x{base_shape[1]} in the base"
-            )
+        if fits_shape(factors, base_shape):
+            continue
+        size = "rotations of other inputs"
+        if "oft_R" not in factors:
+            size = "x".join(map(str, delta_shape(factors)))
+        reasons[name] = f"{size}, and {base_shape[0]}x{base_shape[1]} in the base"
     return reasons
 
 

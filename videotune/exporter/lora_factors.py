@@ -3,10 +3,14 @@
 import torch
 from torch import Tensor
 
+from videotune.adapters.effect import lokr_factor
 from videotune.exporter.adapter_modules import AdapterModule
 
 Factors = tuple[Tensor, Tensor]
 """B (out, r) and A (r, in) in float64; their product is ΔW."""
+
+LOKR_FACTORS = {"lokr_w2", "lokr_w2_a"}
+"""Tensors of which every LoKr has one."""
 
 FULL_SVD_LIMIT = 1024
 """Largest smaller side of a matrix whose full SVD is computed."""
@@ -89,6 +93,11 @@ def delta_norm(module: AdapterModule) -> float:
     """Return ‖ΔW‖ of a module of any kind; for OFT ‖R - 1‖."""
     if "lora_A" in module.parts:
         return product_norm(factors_of(module))
+    if module.parts.keys() & LOKR_FACTORS:
+        # ‖W1 ⊗ W2‖ = ‖W1‖ ‖W2‖
+        w1_norm = float(lokr_factor(module.parts, "lokr_w1").norm())
+        w2_norm = float(lokr_factor(module.parts, "lokr_w2").norm())
+        return abs(module.scale) * w1_norm * w2_norm
     return float(module.delta.norm())
 
 

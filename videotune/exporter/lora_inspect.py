@@ -203,7 +203,10 @@ def _detect_names(base: Base, modules: Sequence[AdapterModule]) -> str:
 
 
 def module_row(base: Base | None, module: AdapterModule) -> dict[str, Any]:
-    """Return the figures of a module; ``norm`` is ‖ΔW‖, or None if it is not finite."""
+    """Return the figures of a module; ``norm`` is ‖ΔW‖.
+
+    It is None if it is not finite, and for a product of which no base confirms the size.
+    """
     values = list(module.parts.values())
     has_nan = any(bool(value.isnan().any()) for value in values)
     has_infinite = any(bool(value.float().isinf().any()) for value in values)
@@ -214,6 +217,8 @@ def module_row(base: Base | None, module: AdapterModule) -> dict[str, Any]:
     else:
         state = "ok" if has_effect(module) else "zero"
 
+    is_cheap = kind_of_parts(module.parts) in ("LORA", "DORA", "LOKR")
+    has_norm = not has_nan and not has_infinite and (is_cheap or bool(module.paths))
     path = module.paths[0] if module.paths else module.name
     dtypes = {str(value.dtype).removeprefix("torch.") for value in values}
     return {
@@ -226,7 +231,7 @@ def module_row(base: Base | None, module: AdapterModule) -> dict[str, Any]:
         "scale": module.scale,
         "dtype": "+".join(sorted(dtypes)),
         "state": state,
-        "norm": None if has_nan or has_infinite else delta_norm(module),
+        "norm": delta_norm(module) if has_norm else None,
     }
 
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_file import AdapterFile, not_a_lora
+from videotune.exporter.adapter_file import AdapterFile
 from videotune.models.base import DiffusersModel
 
 _PREFIX = re.compile(
@@ -134,48 +134,3 @@ def read_scale(
             " the file is damaged"
         )
     return scale, alpha_source
-
-
-def _convert_with_diffusers(
-    family: DiffusersModel,
-    net: nn.Module,
-    file: AdapterFile,
-    modules: Mapping[str, dict[str, Tensor]],
-    other_tensors: dict[str, Tensor],
-) -> dict[str, Tensor]:
-    """Convert a file whose names are not in our table, such as those of full biases."""
-    unreadable = not_a_lora(
-        family,
-        file.path,
-        list(file.tensors),
-        "it has modules or tensors that are not read",
-    )
-    paths_of = paths_by_name(family, net)
-    state = dict(other_tensors)
-    for name, parts in modules.items():
-        alpha = parts.pop("alpha", None)
-        if set(parts) != {"lora_A", "lora_B"}:
-            raise unreadable
-        path = paths_of.get(flat_name(name), (name,))[0]
-        scale, _ = read_scale(file, parts, alpha, path)
-        state[f"{name}.lora_A.weight"] = parts["lora_A"]
-        state[f"{name}.lora_B.weight"] = parts["lora_B"].float() * scale
-
-    for key in state:
-        if "alpha" in key or "dora_scale" in key or key.startswith("text_encoder"):
-            raise unreadable
-
-    # Each converter refuses a file with another kind of error.
-    converter_errors = (IndexError, KeyError, RuntimeError, TypeError, ValueError)
-    try:
-        converted: dict[str, Tensor] = family.pipeline_class().lora_state_dict(state)
-    except converter_errors as error:
-        raise unreadable from error
-
-    model_paths = {path for path, _ in net.named_modules()} - {""}
-    converted_paths = {
-        key.removeprefix("transformer.").rpartition(".lora_")[0] for key in converted
-    }
-    if not converted_paths <= model_paths:
-        raise unreadable
-    return converted

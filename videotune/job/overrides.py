@@ -21,7 +21,13 @@ from videotune.config.resolve import Resolved, resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
-from videotune.models.base_model import own_files, place_of, published, spec_for
+from videotune.models.base_model import (
+    check_own_files,
+    own_files,
+    place_of,
+    published,
+    spec_for,
+)
 from videotune.models.model_files import NotHere, note
 from videotune.sampling.prompts import resolve_prompts
 from videotune.types import BasePlace
@@ -283,5 +289,7 @@ def resolve_config(
         )
     spec = spec_for(family, base)
     resolved = resolve(user, preset, spec)
-    own_files(resolved.config, spec)  # refuses a missing file before anything is read
+    files = own_files(resolved.config, spec)
+    if files and base is not None:
+        check_own_files(base.folder, files)
     return resolved, spec, base

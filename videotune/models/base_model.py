@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from videotune.bounds import require_file
 from videotune.errors import VideotuneError
 from videotune.files import digest, read_json, user_cache
 from videotune.lazy import diffusers, torch
@@ -91,7 +92,9 @@ def place_of(settings: Mapping[str, Any]) -> BasePlace:
     parts = settings.get("base_parts")
     if parts is None:
         return place(name, weights=False)
-    if not Path(name).expanduser().is_file():
+    path = Path(name).expanduser()
+    require_file(path, "base_model_name")
+    if not path.is_file():
         raise VideotuneError(
             f"base_parts: it goes with a .safetensors file as base_model_name; {name} is none"
         )
@@ -137,12 +140,36 @@ def check_base(folder: Path) -> None:
             or not model_files.has_weights(class_name)
         ):
             continue
-        cls = getattr(diffusers, class_name, None)
-        if cls is None:
-            raise VideotuneError(
-                f"{folder / part}: this diffusers has no {class_name}: install a newer one"
-            )
+        cls = _network_class(folder / part, class_name)
         check_part(cls, folder / part, to_fill(cls, folder / part, torch.float32))
+
+
+def check_own_files(folder: Path, files: Mapping[str, Path]) -> None:
+    """Raise VideotuneError if files that replace weights do not fit a base's configs.
+
+    Only the headers of the files are read.
+
+    Args:
+        folder: the base model.
+        files: by part, as ``part_files`` returns them.
+    """
+    parts = model_files.model_parts(
+        model_files.read_config(folder / "model_index.json")
+    )
+    for part, path in files.items():
+        _, class_name = parts[part]
+        cls = _network_class(folder / part, class_name)
+        net = to_fill(cls, folder / part, torch.float32)
+        check_part(cls, folder / part, net, files=[path])
+
+
+def _network_class(folder: Path, class_name: str) -> Any:
+    cls = getattr(diffusers, class_name, None)
+    if cls is None:
+        raise VideotuneError(
+            f"{folder}: this diffusers has no {class_name}: install a newer one"
+        )
+    return cls
 
 
 def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) -> Path:
@@ -156,6 +183,7 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) ->
             )
         return folder
     folder = Path(name).expanduser()
+    require_file(folder, "base_model_name")
     if folder.is_dir():
         if not (folder / "model_index.json").is_file():
             raise VideotuneError(
@@ -217,6 +245,7 @@ def part_files(
 
 def _check_part_file(path: Path, expert: str, spec: ModelSpec, key: str) -> None:
     """Raise VideotuneError if a file cannot hold an expert's weights, by its path."""
+    require_file(path, key)
     if not path.is_file():
         raise VideotuneError(f"{key}: no such file: {path}")
     if path.suffix != ".safetensors":

@@ -52,7 +52,11 @@ def refuse_dtypes(
 
 
 def check_part(
-    cls: Any, folder: Path, net: nn.Module, echo: LogFn | None = None
+    cls: Any,
+    folder: Path,
+    net: nn.Module,
+    echo: LogFn | None = None,
+    files: list[Path] | None = None,
 ) -> dict[str, WeightSource]:
     """Compare the headers of a part's files with the model of its config.
 
@@ -61,6 +65,7 @@ def check_part(
         folder: folder of the part.
         net: the part's network, of which only the shapes count.
         echo: gets a line about weights in fp8 and about those that are left out.
+        files: the files of weights; None: those in the folder.
 
     Returns:
         The source of each tensor of the model.
@@ -68,7 +73,7 @@ def check_part(
     Raises:
         VideotuneError: if they differ; it describes both models.
     """
-    files = weight_files(folder)
+    files = weight_files(folder) if files is None else files
     stored = {Path(shown([path])): headers([path]) for path in files}
     all_headers = headers(files)
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}

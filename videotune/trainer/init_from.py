@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from videotune.adapters.adapter_types import ZERO, by_module, kind_of
 from videotune.adapters.layers import load_weights
 from videotune.adapters.lora import of_module
+from videotune.bounds import require_file
 from videotune.config.schema import Config
 from videotune.config.sections import Lora
 from videotune.console import echo
@@ -175,6 +176,7 @@ def check_source(source: Path, family: DiffusersModel, config: Config) -> None:
     """
     if not source.exists():
         raise VideotuneError(f"init_from: no such file or folder: {source}")
+    require_file(source, "init_from")
     if config.training_method == "LORA" and is_adapter(source):
         modules, _ = read_adapter(source, family, "")
         check_kind(source, modules, config.lora)
