@@ -56,8 +56,8 @@ def test_a_key_is_told_with_its_unit_bounds_and_the_reason_of_its_default() -> N
     assert facts["unit"] == "seconds"
     assert facts["values"] == "number, > 0"
     assert facts["default"] == "10.0: the guide's"
-    assert dict(explain("timestep_alpha"))["goes with"].startswith(
-        "timestep_distribution BETA"
+    assert dict(explain("timestep_alpha"))["applies when"].startswith(
+        "timestep_distribution is BETA"
     )
     assert "may not change" in dict(explain("lora.rank"))["on a resume"]
 
@@ -123,7 +123,7 @@ def test_the_commands_print_both(
         json.loads(said["explain", "lora.rank", "--json"])["values"]
         == "integer, ≥ 1, ≤ 8192"
     )
-    assert "  meaning      rank of the low-rank update" in said["explain", "lora.rank"]
+    assert "  meaning       rank of the low-rank update" in said["explain", "lora.rank"]
     assert json.loads(said["schema",]) == json_schema()
 
 

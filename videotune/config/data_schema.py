@@ -57,7 +57,7 @@ class Dataset(Section):
         Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)] | None
     ) = data(None)
     """of several captions of a clip, how often the first, second, … is drawn, the
-    others never (default: alike)
+    others never; a clip with fewer captions draws among those it has (default: alike)
     """
     resolution: Resolution | None = data(None)
     """its own resolution instead of the run's"""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from videotune.config.applies import applies_when
 from videotune.config.config_changes import class_of
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_key
@@ -111,7 +112,7 @@ def explain(key: str) -> list[tuple[str, str]]:
 
 
 def _explain_key(key: str, field: Any) -> Iterator[tuple[str, str]]:
-    """Yield meaning, values, default and its reason, what it goes with, and advice."""
+    """Yield meaning, values, default and its reason, when it applies, and advice."""
     units = advice()["units"]
     reasons = advice()["reasons"]
     guide = advice()["guide"]
@@ -123,13 +124,9 @@ def _explain_key(key: str, field: Any) -> Iterator[tuple[str, str]]:
     reason = f": {reasons[key]}" if key in reasons else ""
     yield "default", default(field).strip("`") + reason
 
-    goes_with = field.json_schema_extra.get("goes_with")
-    if goes_with:
-        other_key, choices = goes_with
-        yield (
-            "goes with",
-            f"{other_key} {' or '.join(choices)}; with another it is refused",
-        )
+    condition = applies_when(key)
+    if condition:
+        yield "applies when", condition
     yield "on a resume", ON_RESUME[class_of(key)]
     if key in guide:
         says, ours = guide[key]

@@ -1,8 +1,10 @@
 """Refuse keys that contradict each other, and keys that another choice does not use."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
+from videotune.config.applies import Facts, unused
 from videotune.config.fields import ROUNDED
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config, leaves
@@ -40,18 +42,14 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
             raise VideotuneError(fault)
 
 
-def _unused(config: Config) -> Iterator[str]:
-    """Yield faults of keys that only other values of another key use."""
-    for key, field in leaves().items():
-        other_key, choices = field.json_schema_extra.get("goes_with", (None, ()))
-        if other_key is None or getattr(config, key) == field.default:
-            continue
-        other_value = getattr(config, other_key)
-        if other_value not in choices:
-            yield (
-                f"{key}: {other_key} {other_value} does not use it; it is for {' and '.join(choices)}. "
-                "Leave it out."
-            )
+def _unused(config: Config, spec: ModelSpec | None = None) -> Iterator[str]:
+    """Yield faults of keys that other choices, or the model, leave without effect."""
+    num_denoisers = None if spec is None else len(spec.experts)
+    fields = leaves()
+    for key, condition in unused(Facts(config, num_denoisers)).items():
+        is_default = attrgetter(key)(config) == fields[key].default
+        if condition.is_refused and not is_default:
+            yield f"{key}: {condition.otherwise}. Leave it out"
 
 
 def _compiled(config: Config) -> Iterator[str]:
@@ -113,15 +111,29 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
         if is_set and not OPTIMIZERS[settings.name].betas:
             yield f"optimizer.{key}: {settings.name} keeps no such mean. Leave it out"
 
-    if settings.name == "PRODIGY" and config.learning_rate < LEAST_OF_PRODIGY:
-        yield (
-            f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {config.learning_rate:g} is a rate "
-            "for other optimizers (a preset may have set it). Set learning_rate=1"
-        )
+    if settings.name == "PRODIGY":
+        yield from _with_prodigy(config)
     if settings.name == "SCHEDULE_FREE":
         yield from _with_schedule_free(config)
     yield from _with_rounding(config)
     yield from _with_step_in_backward(config)
+
+
+def _with_prodigy(config: Config) -> Iterator[str]:
+    """Yield faults of rates that are meant for another optimizer."""
+    rates = {
+        "learning_rate": config.learning_rate,
+        "learning_rate_low": config.learning_rate_low,
+        "embedding_learning_rate": config.embedding_learning_rate,
+        "text_encoder.learning_rate": config.text_encoder.learning_rate,
+    }
+    for key, rate in rates.items():
+        if rate is None or rate >= LEAST_OF_PRODIGY:
+            continue
+        yield (
+            f"{key}: PRODIGY multiplies it with the rate that it finds, and {rate:g} is a rate "
+            f"for other optimizers (a preset may have set it). Set {key}=1"
+        )
 
 
 def _with_schedule_free(config: Config) -> Iterator[str]:
@@ -286,10 +298,6 @@ def _with_the_adapter(config: Config) -> Iterator[str]:
 
     has_own_rates = any(rule.learning_rate for rule in lora.modules)
     for key in set_keys:
-        if config.training_method != "LORA" or lora.variant not in ("LORA", "DORA"):
-            yield (
-                f"{key}: it is for the variants LORA and DORA of training_method LORA. Leave it out"
-            )
         sets_rates = has_own_rates or key != "lora.modules"
         if config.optimizer.name == "PRODIGY" and sets_rates:
             yield (
@@ -316,11 +324,14 @@ def _of_datasets(config: Config) -> Iterator[str]:
             yield f'datasets.prior_preservation: {does_not_use}; it is for kind "regularization"'
         if dataset.kind == "validation" and dataset.repeats != 1:
             yield f"datasets.repeats: {does_not_use}: it is measured, never trained"
+        if dataset.kind == "validation" and dataset.caption_weights is not None:
+            yield f"datasets.caption_weights: {does_not_use}: it is measured with each clip's first caption"
         if dataset.kind == "validation" and dataset.loss_weight != 1.0:
             yield f"datasets.loss_weight: {does_not_use}: it is measured, never trained"
 
 
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
+    yield from _unused(config, spec)
     targets = config.lora.targets
     if spec.first_frame is None and config.first_frame_probability is not None:
         yield (

@@ -35,11 +35,10 @@ def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
     """
     names = tuple(expert.name for expert in spec.experts)
     if len(names) == 1:
-        for key in ("experts", "expert_share", "learning_rate_low"):
-            if getattr(config, key) is not None:
-                raise VideotuneError(
-                    f"{key}: {spec.title} has one denoiser, not two experts. Leave it out"
-                )
+        if config.experts is not None:
+            raise VideotuneError(
+                f"experts: {spec.title} has one denoiser, not two experts. Leave it out"
+            )
         return names
 
     if config.learning_rate_low is not None and not config.transformer.train:
@@ -52,10 +51,6 @@ def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
                 "experts: FINE_TUNE changes every weight of one expert at a time. Set high or low"
             )
         return names
-    if config.expert_share is not None:
-        raise VideotuneError(
-            f"expert_share: only {config.experts} trains. Leave it out"
-        )
     return (str(config.experts),)
 
 

@@ -21,7 +21,13 @@ from videotune.data.dataset import Library, buckets, crop_problem, scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
-from videotune.job.notes import epoch_notes, mixes, sizes_as_read, unused_keys
+from videotune.job.notes import (
+    epoch_notes,
+    mixes,
+    sizes_as_read,
+    unused_keys,
+    warmup_note,
+)
 from videotune.latent_cache.exposure import Exposure, exposure
 from videotune.latent_cache.sampler import Schedule, steps_per_epoch, times_seen
 from videotune.model_spec import ModelSpec
@@ -200,7 +206,7 @@ def open_job(
         *library.notes,
         *schedule_notes,
         *sizes_as_read(resolved),
-        *unused_keys(resolved, library, spec.image_noise),
+        *unused_keys(resolved, library, spec, max(schedule.batch_sizes)),
         *token_notes,
         *_micro_batch_notes(resolved),
         *_unweighted_notes(config),
@@ -210,6 +216,7 @@ def open_job(
     steps, arithmetic = total_steps(config, sum(schedule.window_counts), epoch_steps)
     if arithmetic:
         notes.append(arithmetic)
+    notes += warmup_note(config, steps)
     steps_between = intervals(config, epoch_steps)
     notes += _interval_notes(config, steps_between)
     notes += epoch_notes(library, windows_by_shape, schedule, steps)

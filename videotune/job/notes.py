@@ -4,20 +4,14 @@ that are never shown.
 
 from collections.abc import Mapping, Sequence
 
+from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.data.dataset import Library
 from videotune.latent_cache.exposure import exposure
 from videotune.latent_cache.sampler import Schedule, times_seen
+from videotune.model_spec import ModelSpec
 from videotune.types import ClipShape, Window
-
-EMBEDDING_KEYS = (
-    "embedding_learning_rate",
-    "embedding.token",
-    "embedding.vectors",
-    "embedding.init_text",
-)
-"""Keys that only the method EMBEDDING uses."""
 
 
 def sizes_as_read(resolved: Resolved) -> list[str]:
@@ -78,77 +72,57 @@ def mixes(library: Library) -> bool:
     return len({clip.still for clip in library.clips if not clip.held_out}) == 2
 
 
-def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
+def unused_keys(
+    resolved: Resolved,
+    library: Library,
+    spec: ModelSpec,
+    samples_per_step: int,
+) -> list[str]:
     """Return a sentence for each key that the user has set and nothing uses.
 
     Args:
         resolved: the config with its origins.
         library: the clips.
-        noisy: the model draws noise onto conditioning frames.
+        spec: the model.
+        samples_per_step: samples of the largest step.
     """
-    reasons = {
-        **_reasons_of_training(resolved.config),
-        **_reasons_of_data(resolved.config, library, noisy),
-    }
+    facts = facts_of(resolved.config, library, spec, samples_per_step)
     notes = []
-    for key, reason in reasons.items():
-        if reason and resolved.origins[key] == "user":
-            notes.append(f"{key} is unused: {reason}")
+    for key, condition in unused(facts).items():
+        if resolved.origins[key] == "user":
+            notes.append(f"{key} is unused: {condition.otherwise}")
     return notes
 
 
-def _reasons_of_training(config: Config) -> dict[str, str | None]:
-    """Return why keys of the training are unused, None if they are used."""
-    reasons: dict[str, str | None] = {}
-    text = config.text_encoder
-    is_embedding = config.training_method == "EMBEDDING"
-
-    if not config.transformer.train:
-        if is_embedding and config.embedding_learning_rate is not None:
-            reasons["learning_rate"] = "embedding_learning_rate is the new tokens' own"
-        elif text.train and text.learning_rate is not None:
-            reasons["learning_rate"] = (
-                "text_encoder.learning_rate is the text encoder's own"
-            )
-    if not is_embedding:
-        for key in EMBEDDING_KEYS:
-            reasons[key] = 'training_method is not "EMBEDDING"'
-    if not text.train:
-        for key in ("text_encoder.learning_rate", "text_encoder.layers"):
-            reasons[key] = "the text encoder does not train"
-    return reasons
-
-
-def _reasons_of_data(
-    config: Config, library: Library, noisy: bool
-) -> dict[str, str | None]:
-    """Return why keys of the data and its validation are unused, None if they are used."""
-    reasons: dict[str, str | None] = {}
-    video = config.video_config
+def facts_of(
+    config: Config, library: Library, spec: ModelSpec, samples_per_step: int
+) -> Facts:
+    """Return what is known of a run that decides whether a key acts."""
     windows = (*library.windows, *library.held_out_windows)
-
-    if not mixes(library):
-        reasons["video_config.video_batch_size_multiplier"] = (
-            "images and videos are not mixed here"
-        )
-    if video.windows != "slide":
-        reasons["video_config.window_stride"] = 'video_config.windows is not "slide"'
-    if video.frame_sample_strategy != "keyframe":
-        reasons["video_config.keyframe_source"] = (
-            'frame_sample_strategy is not "keyframe"'
-        )
-    if not noisy and not any(window.varies for window in windows):
-        reasons["video_config.variants"] = "nothing of a window is random"
-    if video.stretch:
-        reasons["video_config.windows"] = "stretch makes one window of each clip"
-
+    has_random_windows = any(window.varies for window in windows)
     held_out_clips = {window.clip_id for window in library.held_out_windows}
-    if config.validate_every == 0:
-        reasons["early_stopping"] = (
-            "validate_every is 0, and only validations can say when to stop"
-        )
-    elif len(held_out_clips) < 2:
-        reasons["early_stopping"] = (
-            "fewer than two clips are held out, and only held-out clips tell learning from copying"
-        )
-    return reasons
+    splits_by_fraction = None
+    if config.validation_fraction > 0:
+        splits_by_fraction = bool(held_out_clips)
+
+    return Facts(
+        config=config,
+        num_denoisers=len(spec.experts),
+        mixes_images=mixes(library),
+        has_random_windows=has_random_windows or spec.image_noise,
+        held_out_clips=len(held_out_clips),
+        splits_by_fraction=splits_by_fraction,
+        most_frames=max((window.shape.frames for window in windows), default=None),
+        samples_per_step=samples_per_step,
+    )
+
+
+def warmup_note(config: Config, steps: int) -> list[str]:
+    """Say if the run ends before the learning rate reaches its peak."""
+    warmup_steps = config.warmup_steps
+    if warmup_steps is None or warmup_steps <= steps:
+        return []
+    return [
+        f"warmup_steps {warmup_steps}: the run ends at step {steps}, when the learning rate has "
+        f"reached {steps / warmup_steps:.0%} of its peak"
+    ]

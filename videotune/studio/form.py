@@ -9,6 +9,7 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from videotune.config.applies import Facts, unused
 from videotune.config.explain import advice, default, values
 from videotune.config.load import check_keys, flatten, merge, read_preset, unflatten
 from videotune.config.resolve import parse
@@ -235,6 +236,22 @@ def _check_sizes(value: Any) -> None:
     sizes = value if isinstance(value, list) else [value]
     for size in sizes:
         parse_size(size)
+
+
+def inactive_reasons(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return why keys cannot act beside these values, by key.
+
+    Args:
+        values: the values of all keys, by dotted name. If they are not valid together,
+            nothing is known.
+    """
+    try:
+        config = parse(unflatten(values))
+    except VideotuneError:
+        return {}
+    return {
+        key: condition.otherwise for key, condition in unused(Facts(config)).items()
+    }
 
 
 def inherited_values(preset: str) -> dict[str, Any]:

@@ -25,7 +25,13 @@ from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
 from videotune.reporter.curves import COLOURS
 from videotune.studio import gpu, header, plan_server, projects, queue_page, trash
-from videotune.studio.form import fields, format_value, inherited_values, set_key
+from videotune.studio.form import (
+    fields,
+    format_value,
+    inactive_reasons,
+    inherited_values,
+    set_key,
+)
 from videotune.studio.projects import (
     CLIPS,
     HELD_OUT,
@@ -115,11 +121,14 @@ def _settings_in(text: str) -> list[tuple[str, str]]:
 def settings(page: PageContext) -> str:
     """Render every setting with its value."""
     project = page.current_project
+    own = flatten(draft(project))
+    inherited = inherited_values(project.preset)
     return render(
         "setup_fields",
         project=project,
-        own=flatten(draft(project)),
-        below=inherited_values(project.preset),
+        own=own,
+        below=inherited,
+        inactive=inactive_reasons({**inherited, **own}),
         fields={field.key: field for field in fields()},
         shown=format_value,
     )
