@@ -13,17 +13,20 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from tests.support.failing_disk import Disk, disk, each_fault
 from tests.support.kill_points import SAVING, kill_points, killed_at
 from videotune.errors import VideotuneError
 from videotune.files import hash_file, is_disk_full
+from videotune.memory.sharding import Shard
 from videotune.runs.checkpoint import (
     MARKER,
     Checkpoint,
     complete_checkpoints,
     incomplete_checkpoints,
     last_checkpoint,
+    merge_shards,
     pick,
     remove,
     superfluous,
@@ -370,3 +373,38 @@ def test_a_file_that_the_marker_does_not_list_is_never_loaded(tmp_path: Path) ->
     (folder / MARKER).write_text(json.dumps(marker))
     with pytest.raises(VideotuneError, match="lists no file of weights"):
         last_checkpoint(tmp_path).load("weights")
+
+
+ROWS = torch.arange(12.0).reshape(6, 2)
+INDEXES = {
+    "the last rows are left out": [["a", 0]],
+    "the first rows are left out": [["b", 3]],
+    "a gap between the pieces": [["a", 0], ["b", 4]],
+    "pieces that overlap": [["a", 0], ["b", 2]],
+    "pieces in another order": [["b", 3], ["a", 0]],
+    "a piece twice": [["a", 0], ["a", 0]],
+}
+"""Wrong lists of (file, first row) of a tensor whose rows 0-2 are in a and 3-5 in b."""
+
+
+@pytest.mark.parametrize("rows", [{}, {"w": Shard((6, 2), 2, 3)}], ids=["all", "some"])
+@pytest.mark.parametrize("listing", INDEXES)
+def test_rows_that_are_not_exactly_the_tensor_s_are_refused(
+    listing: str, rows: dict[str, Shard], tmp_path: Path
+) -> None:
+    save_file({"w": ROWS[:3].clone()}, tmp_path / "a")
+    save_file({"w": ROWS[3:].clone()}, tmp_path / "b")
+
+    def write_index(pieces: list[list[object]]) -> None:
+        index = {
+            "files": ["a", "b"],
+            "tensors": {"w": {"shape": [6, 2], "rows": pieces}},
+        }
+        (tmp_path / "weights.index.json").write_text(json.dumps(index))
+
+    write_index([["a", 0], ["b", 3]])
+    expected = ROWS[2:5] if rows else ROWS
+    assert torch.equal(merge_shards(tmp_path, "weights", rows)["w"], expected)
+    write_index(INDEXES[listing])
+    with pytest.raises(ValueError, match="rows of w"):
+        merge_shards(tmp_path, "weights", rows)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from tests.support.command_line import Bases, export, train
 from tests.support.launcher import (
@@ -25,11 +27,14 @@ from tests.support.launcher import (
 )
 from tests.support.run_results import film, of_kind, steps_of
 from videotune.errors import DONE, VideotuneError
-from videotune.job.overrides import Overrides
+from videotune.job.overrides import Overrides, resolve_config
+from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
 from videotune.runs.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
 from videotune.runs.journal import read_journal
 from videotune.runs.run_dir import read_run_config
+from videotune.trainer.build import open_models
+from videotune.trainer.expert_pool import ExpertLoader, ExpertPool
 from videotune.trainer.resume import Resume
 
 
@@ -258,6 +263,32 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
     )
     rounded(run, alone("LORA"))
     assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
+
+
+def test_a_sharded_network_computes_attention_as_the_config_says(
+    tiny_bases: Bases, tmp_path: Path
+) -> None:
+    overrides = Overrides(sets=(f"base_model_name={tiny_bases('wan', None)}",))
+    config, spec, base = resolve_config(overrides)
+    family = open_models(spec, base, config.config)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        loader = ExpertLoader(family, config.config, ("transformer",), mesh)
+        pool = ExpertPool(ExpertSchedule(("transformer",)), ("transformer",), nn.Module)
+        pool.attention = "_native_math"
+        net = loader.load(pool, "transformer")
+    finally:
+        torch.distributed.destroy_process_group()
+
+    backends = {
+        str(module.processor._attention_backend.value)
+        for module in net.modules()
+        if hasattr(module, "processor")
+    }
+    assert backends == {"_native_math"}
 
 
 def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(

@@ -24,6 +24,7 @@ from videotune.models.registry import find
 from videotune.planner.ledger import CountsByPart, Reading, plus
 from videotune.planner.measure import FEW, KEPT, MORE, PASSES, FakeRun, weight_bytes
 from videotune.trainer.build import DTYPES, weights_of
+from videotune.trainer.text_encoders import text_size
 from videotune.types import ClipShape
 from videotune.validation.selection import preview_settings
 
@@ -175,7 +176,7 @@ class PlanInputs:
                 config.transformer.layers,
                 config.experts,
             ],
-            "text_encoder": config.text_encoder.train,
+            "text_encoder": [config.text_encoder.train, config.text_encoder.layers],
             "lora": config.lora.model_dump(mode="json"),
             "ema": config.ema.model_dump(mode="json"),
             "optimizer": [
@@ -303,7 +304,7 @@ def with_text_encoder(spec: StepSpec, run: FakeRun) -> StepSpec:
     encoder, flops, _ = run.read_text()
     resident = {"text encoder": encoder["text encoder"]}
     if run.config.text_encoder.train:
-        numbers = encoder["text encoder"] // run.family.dtype.itemsize
+        _, numbers = text_size(run.family, run.config)
         # a part of its own: streaming blocks of the denoiser frees nothing of it
         training = 8 * numbers + round(8 * numbers * spec.optimizer_share)
         resident["text encoder's training"] = training

@@ -222,16 +222,20 @@ def _join(
     if shard is not None:
         begin = shard.first
         end = shard.first + shard.count
+
     parts = []
+    next_row = 0
     for piece, first in pieces:
+        if first != next_row or tuple(piece.shape[1:]) != shape[1:]:
+            raise ValueError(f"rows of {name} are missing or in another order")
+        next_row += len(piece)
         part = piece[max(0, begin - first) : max(0, end - first)]
         if len(part):
             parts.append(part)
 
-    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if tuple(joined.shape[1:]) != shape[1:] or len(joined) != end - begin:
+    if next_row != shape[0]:
         raise ValueError(f"rows of {name} are missing")
-    return joined
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def remove(folder: Path) -> None:

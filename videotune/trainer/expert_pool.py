@@ -284,6 +284,8 @@ class ExpertLoader:
         """Shard a denoiser over the processes and return this process's part of its
         parameters.
         """
+        if pool.attention != "native":
+            set_attention(net, pool.attention)
         checkpoint_blocks(net, self._config.gradient_checkpointing or ON)
         shards = pool.shards.setdefault(name, Shards())
         adapter = (
