@@ -3,6 +3,7 @@ refusals, kills and Ctrl-C.
 """
 
 import base64
+import gzip
 import io
 import json
 import signal
@@ -19,6 +20,8 @@ from PIL import Image
 from tests.docs.test_schemas import faults
 from tests.support.clips import noise, write_clip, write_image
 from tests.support.command_line import Bases, Patch, Printed, run
+from tests.support.damaged_files import limited
+from tests.support.dripping_server import dripping
 from tests.support.http_server import Handler, serving
 from tests.support.waiting import wait_until
 from videotune.captioning import backends
@@ -395,3 +398,61 @@ def test_a_relative_folder(clips: Path, server: Any, monkeypatch: Patch) -> None
 def test_a_folder_that_is_no_model(tmp_path: Path, clips: Path) -> None:
     with pytest.raises(VideotuneError):
         caption(options=CaptionOptions(str(tmp_path)), data=str(clips))
+
+
+@pytest.mark.parametrize("where", ["headers", "body"])
+def test_a_server_that_never_finishes_its_answer_fails_the_clip(
+    where: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Each read is in time; the answer is not."""
+    monkeypatch.setattr(backends, "RETRIES", 0)
+    write_clip(tmp_path / "clips" / "a.mp4", noise(20, 32, 48, seed=1), 16)
+    with dripping(where) as address, limited(20):
+        result = caption(
+            options=CaptionOptions("m", address, workers=1, timeout=1.0),
+            data=str(tmp_path / "clips"),
+        )
+    assert (len(result.failed), result.written) == (1, [])
+    assert "--timeout" in result.failed[0]["why"]
+
+
+DEEP = '{"choices": ' + "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, DEEP), (400, DEEP), (200, " " * 5_000_000), (400, "x" * 5_000_000)],
+)
+def test_an_answer_that_is_deep_or_huge_fails_its_clip_alone(
+    status: int, body: str, clips: Path, server: Any
+) -> None:
+    server.answers = [(status, body)]
+    result = asked(clips, server)
+    assert (len(result.failed), len(result.written)) == (1, 3)
+
+
+def test_a_compressed_answer_is_refused(
+    clips: Path, server: Any, monkeypatch: Patch
+) -> None:
+    """100 kB become 100 MB."""
+    body = gzip.compress(b" " * 100_000_000)
+
+    def answer(handler: Any) -> None:
+        handler.body()
+        handler.answer(200, body, {"Content-Encoding": "gzip"})
+
+    monkeypatch.setattr(Captioner, "do_POST", answer)
+    result = asked(clips, server)
+    assert len(result.failed) == 4
+
+
+def test_redirects_without_end_fail(
+    clips: Path, server: Any, monkeypatch: Patch
+) -> None:
+    def answer(handler: Any) -> None:
+        handler.body()
+        handler.answer(307, b"", {"Location": "/v1/again"})
+
+    monkeypatch.setattr(backends, "RETRIES", 0)
+    monkeypatch.setattr(Captioner, "do_POST", answer)
+    assert len(asked(clips, server).failed) == 4

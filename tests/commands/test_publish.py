@@ -4,6 +4,7 @@ protocol.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +16,15 @@ from huggingface_hub import ModelCard, constants
 
 from tests.support.command_line import Patch
 from tests.support.command_line import run as shell
+from tests.support.damaged_files import limited
+from tests.support.dripping_server import dripping
 from tests.support.hub_uploads import TOKEN, upload_hub
 from tests.support.run_processes import Work
 from tests.support.waiting import wait_until
+from videotune.commands import publish as publishing
 from videotune.commands.publish import card, publish
 from videotune.errors import DONE, VideotuneError
-from videotune.files import read_json, write_json
+from videotune.files import hash_path, read_json, write_json
 
 SHOWN = (
     "steps=2",
@@ -108,6 +112,8 @@ def test_the_card_has_the_verdicts_figures_and_the_bases_own_licence(
         "---\nlicense: other\nlicense_name: Their Own Licence\n---\n"
     )
     edit(run, str(tmp_path), training_method="FINE_TUNE")
+    assert ModelCard(card(run)["card"]).data.license == "apache-2.0"  # no base model
+    (tmp_path / "model_index.json").write_text("{}")
     made = ModelCard(card(run)["card"])
     assert (made.data.license, made.data.license_name) == ("other", "their-own-licence")
     assert [one.metric_value for one in made.data.eval_results] == [0.75]
@@ -124,7 +130,9 @@ def test_a_card_says_nothing_of_this_machine(
         path.rename(path.with_name(f"carol-{path.name}"))
     out = f"output_model_destination={tmp_path / 'exports-of-dave'}"
     run = work.train(*SHOWN, out, f"cache_dir={tmp_path}/cache", data=secret)
-    done = publish(run, dry_run=True)
+    with pytest.raises(VideotuneError, match="outside the run"):
+        publish(run, dry_run=True)
+    done = publish(run, dry_run=True, folders=[tmp_path / "exports-of-dave"])
     text = done["card"] + "".join(one["path"] for one in done["files"])
     assert [
         word
@@ -229,3 +237,131 @@ def test_an_upload_that_broke_or_was_killed_goes_on(
     assert publish(run, "user/run")["url"]
     assert puts(hub) - had == len(set(hub.stored) - before)
     assert len(hub.files) == len(hub.stored) + 1
+
+
+def forge(run: Path, **changes: Any) -> None:
+    """An entry of exports.json with other values, whose hash fits."""
+    entry = read_json(run / "exports.json")[0] | changes
+    if (run / entry["path"]).exists():
+        entry["hash"] = hash_path(run / entry["path"])
+    write_json(run / "exports.json", [entry])
+
+
+def elsewhere(run: Path, tmp_path: Path) -> None:
+    forge(run, path=str(tmp_path / "thesis.safetensors"))
+
+
+def above(run: Path, tmp_path: Path) -> None:
+    forge(run, path=os.path.relpath(tmp_path / "thesis.safetensors", run))
+
+
+def a_link(run: Path, tmp_path: Path) -> None:
+    (run / "x.safetensors").symlink_to(tmp_path / "thesis.safetensors")
+    forge(run, path="x.safetensors")
+
+
+def a_hard_link(run: Path, tmp_path: Path) -> None:
+    os.link(tmp_path / "thesis.safetensors", run / "x.safetensors")
+    forge(run, path="x.safetensors")
+
+
+def a_linked_folder(run: Path, tmp_path: Path) -> None:
+    (run / "x").symlink_to(tmp_path / "private")
+    forge(run, path="x")
+
+
+def a_link_in_a_folder(run: Path, tmp_path: Path) -> None:
+    (run / "x").mkdir()
+    (run / "x" / "videotune.json").write_text("{}")
+    (run / "x" / "model.safetensors").symlink_to(tmp_path / "thesis.safetensors")
+    forge(run, path="x")
+
+
+def another_file_of_the_run(run: Path, tmp_path: Path) -> None:
+    forge(run, path="check.json")
+
+
+def another_folder_of_the_run(run: Path, tmp_path: Path) -> None:
+    forge(run, path="samples")
+
+
+def a_pipe(run: Path, tmp_path: Path) -> None:
+    os.mkfifo(run / "x.safetensors")
+    write_json(
+        run / "exports.json",
+        [read_json(run / "exports.json")[0] | {"path": "x.safetensors"}],
+    )
+
+
+def a_linked_list(run: Path, tmp_path: Path) -> None:
+    (run / "exports.json").rename(tmp_path / "list.json")
+    (run / "exports.json").symlink_to(tmp_path / "list.json")
+
+
+def a_linked_config(run: Path, tmp_path: Path) -> None:
+    (run / "config.json").rename(tmp_path / "config.json")
+    (run / "config.json").symlink_to(tmp_path / "config.json")
+
+
+def a_linked_preview(run: Path, tmp_path: Path) -> None:
+    preview = next((run / "samples").glob("step-000002*"))
+    preview.rename(tmp_path / preview.name)
+    preview.symlink_to(tmp_path / preview.name)
+
+
+FORGERIES = (
+    elsewhere, above, a_link, a_hard_link, a_linked_folder, a_link_in_a_folder, another_file_of_the_run,
+    another_folder_of_the_run, a_pipe, a_linked_list, a_linked_config, a_linked_preview,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FORGERIES, ids=lambda how: how.__name__)
+def test_a_run_publishes_nothing_that_it_never_exported(
+    how: Any, run: Path, hub: Any, tmp_path: Path
+) -> None:
+    """A run folder from someone else names files of this machine."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "videotune.json").write_text("{}")
+    export = run / read_json(run / "exports.json")[0]["path"]
+    shutil.copy(export, tmp_path / "thesis.safetensors")
+    how(run, tmp_path)
+    with pytest.raises(VideotuneError), limited(10):
+        publish(run, "user/run")
+    assert hub.files == {}
+
+
+@pytest.mark.parametrize("key", ["verified", "format", "path", "hash", "use"])
+def test_an_entry_without_a_key_is_a_sentence(key: str, run: Path) -> None:
+    entries = read_json(run / "exports.json")
+    entries[0].pop(key)
+    write_json(run / "exports.json", entries)
+    if key in ("verified", "use"):  # of older versions
+        assert card(run)["card"]
+        return
+    with pytest.raises(VideotuneError):
+        card(run)
+
+
+def test_the_card_quotes_no_readme_of_another_folder(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: my bank password is 1234\n---\n"
+    )
+    edit(run, str(tmp_path))
+    assert "1234" not in card(run)["card"]
+    (tmp_path / "model_index.json").write_text("{}")
+    (tmp_path / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: 'a: {b}\\n[c](http://x)'\n---\n"
+    )
+    assert "http" not in card(run)["card"].split("## In diffusers")[0].split("\n# ")[1]
+
+
+@pytest.mark.parametrize("where", ["headers", "body", "silent"])
+def test_a_hub_that_never_finishes_its_answer_is_a_sentence(
+    where: str, run: Path, hub: Any, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(publishing, "UPLOAD_SECONDS", 0.5)
+    with dripping(where) as address:
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", address)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        with pytest.raises(VideotuneError), limited(20):
+            publish(run, "user/run")

@@ -7,15 +7,20 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Len
 from PIL import Image
+from typing_extensions import TypedDict
 
+from videotune.bounds import ANSWER_BYTES
 from videotune.captioning.caption_cleanup import CaptionError
 from videotune.data.decode import Frames
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
+from videotune.files import checked
+from videotune.http_limits import AnswerLimits
 from videotune.hub_errors import hub_problem
 from videotune.lazy import openai, torch, transformers
 from videotune.memory.accelerator import has_bf16, local_device
@@ -67,6 +72,20 @@ def read_frames(info: MediaInfo, times: Sequence[float], count: int) -> Frames:
     return default_workers().submit("decode", task).result()
 
 
+class _Message(TypedDict):
+    content: str | None
+
+
+class _Choice(TypedDict):
+    message: _Message
+
+
+class _Completion(TypedDict):
+    """What is read of a server's answer; it may hold anything else."""
+
+    choices: Annotated[list[_Choice], Len(1)]
+
+
 class _ServerCaptioner:
     """Captions by a server with OpenAI's chat API; several threads may call it at once."""
 
@@ -74,12 +93,20 @@ class _ServerCaptioner:
         self._model = model
         self._key_env = key_env
         self._key = os.environ.get(key_env, "").strip()
+        self._timeout = timeout
+        limits = AnswerLimits(timeout, ANSWER_BYTES)
         try:
             self._client = openai.OpenAI(
                 base_url=url,
                 api_key=self._key or "none",
                 max_retries=RETRIES,
                 timeout=timeout,
+                http_client=openai.DefaultHttpxClient(
+                    event_hooks={
+                        "request": [limits.watch_request],
+                        "response": [limits.limit_response],
+                    }
+                ),
             )
         except ModuleNotFoundError as error:
             raise VideotuneError(
@@ -97,23 +124,29 @@ class _ServerCaptioner:
         messages: Any = [{"role": "user", "content": content}]
 
         try:
-            reply = self._client.chat.completions.create(
+            reply = self._client.chat.completions.with_raw_response.create(
                 model=self._model,
                 messages=messages,
                 max_completion_tokens=ANSWER_TOKENS,
             )
-            # Adding to "" raises TypeError for an answer that is not a text.
-            return "" + (reply.choices[0].message.content or "")
+            completion = checked(_Completion, reply.http_response.content)
         except openai.OpenAIError as error:
             raise self._error(error) from error
-        except (ValueError, AttributeError, LookupError, TypeError) as error:
-            # The server's reply is not a chat completion.
+        except ValueError as error:
+            # The reply is not a chat completion, or is too large.
             raise self._error(error) from error
+        return str(completion["choices"][0]["message"]["content"] or "")
 
     def _error(self, error: Exception) -> Exception:
         """Describe a failure without the key; VideotuneError if all clips would fail."""
-        message = " ".join(str(error).split())[:300]
+        # openai's own text for what a limit raises is "Connection error."
+        cause = error.__cause__
+        shown_error = cause if isinstance(cause, VideotuneError) else error
+        message = " ".join(str(shown_error).split())[:300]
         description = f"{type(error).__name__}: {message}"
+        is_limit = isinstance(cause, VideotuneError)
+        if isinstance(error, openai.APIConnectionError) and not is_limit:
+            description += f" (--timeout is {self._timeout:g} s)"
         if self._key:
             description = description.replace(self._key, f"({self._key_env})")
 
@@ -138,7 +171,7 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
         url: the server's base URL.
         model: the server's name of the model.
         key_env: environment variable of the API key; servers without keys need none.
-        timeout: seconds for a request.
+        timeout: seconds for an answer, to its last byte.
     """
     return _ServerCaptioner(url, model, key_env, timeout)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
+from videotune.bounds import ANSWER_SECONDS
 from videotune.captioning.backends import Captioner, local_model, read_frames, server
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.console import bar
@@ -33,8 +34,8 @@ class CaptionOptions:
     workers: int = 4
     """Requests at a time."""
 
-    timeout: float = 120.0
-    """Seconds for a request."""
+    timeout: float = ANSWER_SECONDS
+    """Seconds for an answer, from the request to the answer's last byte."""
 
     frames: int = 8
     """Frames of a clip that the model gets."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from videotune.bounds import ANSWER_SECONDS
 from videotune.cli.options import (
     Arg,
     AsJson,
@@ -271,6 +272,14 @@ Endpoint = Annotated[
 ]
 KeyVariable = Annotated[str, Opt(help="environment variable with the server's key")]
 Workers = Annotated[int, Opt(min=1, max=256, help="requests at once")]
+Timeout = Annotated[
+    float,
+    Opt(
+        min=1.0,
+        max=86400.0,
+        help="seconds for an answer of the server, to its last byte",
+    ),
+]
 Frames = Annotated[
     int, Opt(min=1, max=256, help="frames of a clip that the model gets")
 ]
@@ -296,6 +305,7 @@ def caption(
     endpoint: Endpoint = None,
     key_env: KeyVariable = "OPENAI_API_KEY",
     workers: Workers = 4,
+    timeout: Timeout = ANSWER_SECONDS,
     frames: Frames = 8,
     purpose: PurposeOption = "general",
     prompt: Prompt = None,
@@ -314,6 +324,7 @@ def caption(
         endpoint=endpoint,
         key_env=key_env,
         workers=workers,
+        timeout=timeout,
         frames=frames,
         purpose=purpose,
         prompt=prompt,

@@ -73,13 +73,19 @@ def publish(
     dry_run: Annotated[
         bool, Opt("--dry-run", help="only list the files and print the card")
     ] = False,
+    exports: Annotated[
+        list[Path] | None,
+        Opt("--exports", help="a folder outside the run that holds exports of it"),
+    ] = None,
 ) -> dict[str, Any]:
     """Upload a run's exports, model card and previews to the Hugging Face Hub, once
     each.
     """
     from videotune.commands.publish import publish as upload_run
 
-    result = upload_run(run, repo, public=public, dry_run=dry_run)
+    result = upload_run(
+        run, repo, public=public, dry_run=dry_run, folders=tuple(exports or ())
+    )
     for file in result["files"]:
         print(f"{file['path']}  ({size(file['bytes'])})")
     print(result["url"] or result["card"])

@@ -2,29 +2,51 @@
 or in a file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
+from videotune.console import echo
 from videotune.errors import VideotuneError
+from videotune.http_limits import AnswerLimits
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.reporter.model_card import model_card, previews
-from videotune.reporter.read import read_run
-from videotune.runs.schemas import verified
+from videotune.reporter.read import Run, read_run
+from videotune.runs.export_files import check_preview, files_of_export, read_exports
 
 
 def card(run: Path) -> dict[str, Any]:
     """Return a run's model card as Markdown, and its metadata. No network is used.
 
-    Raises VideotuneError if the run has no exports.
+    Raises VideotuneError if the run has no exports, or a record of it is damaged.
     """
-    text = model_card(read_run(run))
+    read_exports(run)
+    run_facts = read_run(run)
+    text = model_card(run_facts)
+    tell_prompts(run_facts)
     return {"metadata": text.data.to_dict(), "card": str(text)}
 
 
+def tell_prompts(run: Run) -> None:
+    """Print a note if the card shows captions of clips, as prompts of its previews."""
+    shown = len(set(previews(run).values()))
+    are_captions = isinstance(run.setting("samples"), int)
+    if shown and are_captions:
+        echo(
+            f"note: the card shows captions of {shown} of your clips, as the prompts of the"
+            " previews. Set samples to prompts of your own to show those"
+        )
+
+
 def publish(
-    run: Path, repo: str | None = None, *, public: bool = False, dry_run: bool = False
+    run: Path,
+    repo: str | None = None,
+    *,
+    public: bool = False,
+    dry_run: bool = False,
+    folders: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Upload a run's exports, its card and some previews into a repository of the Hub.
 
@@ -36,26 +58,22 @@ def publish(
             account.
         public: make a public repository, rather than a private one.
         dry_run: upload nothing.
+        folders: folders outside the run that its exports may be in.
 
     Returns:
         What the command prints.
 
     Raises:
-        VideotuneError: if a file is not as it was exported, if the repository is public
+        VideotuneError: if a file is not one that the run exported, if the repository is public
             without ``public``, or if the Hub does not accept it.
     """
+    exports = read_exports(run)
     run_facts = read_run(run)
     text = str(model_card(run_facts))
-    files = {name: run / name for name in previews(run_facts)}
-    for entry in run_facts.exports or ():
-        path = verified(run, entry)
-        exported_files = [path]
-        if path.is_dir():
-            exported_files = [
-                file for file in sorted(path.rglob("*")) if file.is_file()
-            ]
-        for file in exported_files:
-            files[file.relative_to(path.parent).as_posix()] = file
+    tell_prompts(run_facts)
+    files = {name: check_preview(run, name) for name in previews(run_facts)}
+    for entry in exports:
+        files |= files_of_export(run, entry, folders)
 
     sizes = [
         {"path": name, "bytes": path.stat().st_size} for name, path in files.items()
@@ -88,16 +106,19 @@ def upload(
             f"{hub.constants.ENDPOINT}/settings/tokens, and set HF_TOKEN to it"
         )
     api = hub.HfApi(library_name="videotune")
+    limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
     try:
-        created = api.create_repo(repo, private=not public, exist_ok=True)
-        is_exposed = not public and not api.model_info(created.repo_id).private
-        if not is_exposed:
-            adds = [
-                hub.CommitOperationAdd(name, content) for name, content in files.items()
-            ]
-            api.create_commit(
-                created.repo_id, adds, commit_message="Upload of videotune"
-            )
+        with limits.attached(hub.get_session()):
+            created = api.create_repo(repo, private=not public, exist_ok=True)
+            is_exposed = not public and not api.model_info(created.repo_id).private
+            if not is_exposed:
+                adds = [
+                    hub.CommitOperationAdd(name, content)
+                    for name, content in files.items()
+                ]
+                api.create_commit(
+                    created.repo_id, adds, commit_message="Upload of videotune"
+                )
     except (
         Exception
     ) as error:  # the Hub's library raises a dozen kinds; each is explained

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from videotune.bounds import CONFIG_BYTES, read_limited
 from videotune.errors import VideotuneError
 from videotune.lazy import huggingface_hub as hub
 from videotune.models.registry import find
@@ -19,9 +20,12 @@ MAX_PREVIEWS = 4
 _PRIVATE = re.compile(
     r"datasets|base_(model_name|parts)|cache_dir|init_from|output_model_destination|"
     r"push_to|samples|transformer\.file|sample_metrics\.(prompts|encoder)|"
-    r"tracker_project|missing_caption_text|embedding\.init_text"
+    r"tracker_project|missing_caption_text|embedding\.init_text|sample\.negative"
 )
 """Settings that name files, texts or accounts."""
+
+_LICENCE = re.compile(r"[\w][\w .,+()/-]{0,79}")
+"""How licences are called; other text of a README is not quoted."""
 
 _STANDARD_LICENCES = ("apache-2.0", "mit")
 """Licences that the Hub has identifiers for; others are ``other`` with a name."""
@@ -38,6 +42,11 @@ def model_card(run: Run) -> Any:
     if not run.exports:
         raise VideotuneError(
             f"{run.folder}: nothing is exported. Run: videotune export {run.folder}"
+        )
+    if run.config is None or run.plan is None:
+        missing = "config.json" if run.config is None else "plan.json"
+        raise VideotuneError(
+            f"{run.folder / missing} is missing or damaged: restore a copy of it"
         )
     files = [{**entry, "path": Path(str(entry["path"])).name} for entry in run.exports]
     public_run = replace(run, folder=Path(), exports=files)
@@ -139,7 +148,8 @@ def previews(run: Run) -> dict[str, str]:
     """
     existing = []
     for record in run.of_kind("sample"):
-        if (run.folder / str(record["path"])).is_file():
+        name = Path(str(record["path"])).name
+        if (run.folder / "samples" / name).is_file():
             existing.append(record)
     latest = [record for record in existing if record["step"] == existing[-1]["step"]]
     return {
@@ -157,11 +167,15 @@ def hub_id(run: Run) -> str | None:
 
 def base_licence(run: Run, default: str) -> str:
     """Return the licence in a local base model's README.md, else the default."""
-    readme = Path(str(at(run.config, "base", "name"))).expanduser() / "README.md"
-    if not readme.is_file():
-        return default
-    data = hub.ModelCard.load(readme, ignore_metadata_errors=True).data
-    return str(data.license_name or data.license or default)
+    folder = Path(str(at(run.config, "base", "name"))).expanduser()
+    readme = folder / "README.md"
+    is_model = (folder / "model_index.json").is_file()
+    if not is_model or not readme.is_file():
+        return default  # config.json may name any folder of this machine
+    text = read_limited(readme, CONFIG_BYTES, "a README").decode(errors="replace")
+    data = hub.ModelCard(text, ignore_metadata_errors=True).data
+    licence = str(data.license_name or data.license or default)
+    return licence if _LICENCE.fullmatch(licence) else default
 
 
 def _pipeline_tag(use: dict[str, Any]) -> str:

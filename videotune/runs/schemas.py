@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from annotated_types import Interval
 from typing_extensions import TypedDict
 
+from videotune.bounds import RECORD_BYTES, RECORD_DEPTH, read_limited, too_deep
 from videotune.config.aliases import renamed_run
 from videotune.errors import VideotuneError
 from videotune.files import Count, checked, hash_path
@@ -64,8 +65,12 @@ SHAPES: Mapping[str, Any] = {
     ),
     "check": _object(clips=_CLIPS, skipped=NotRequired[Count]),
     "exports": _list(
-        format=str, path=str, hash=str
-    ),  # ``files.hash_path`` of the file or folder
+        format=str,
+        path=str,
+        hash=str,  # ``files.hash_path`` of the file or folder
+        use=NotRequired[str],
+        verified=NotRequired[_object(reader=NotRequired[str])],
+    ),
     "compare": _list(prompt=str, seed=int, video=str, sheet=str),
     "demo": dict[str, Any],
 }
@@ -111,8 +116,13 @@ def load_json(path: Path, remedy: str) -> Any:
 
     Raises VideotuneError with a remedy if it is not valid JSON.
     """
+    content = read_limited(path, RECORD_BYTES, "a record of a run")
     try:
-        return json.loads(path.read_bytes().decode())
+        value = json.loads(content.decode())
+        deep_key = too_deep(value, RECORD_DEPTH)
+        if deep_key is not None:
+            raise ValueError(f"it is nested more than {RECORD_DEPTH} deep")
+        return value
     except (ValueError, RecursionError) as error:
         raise VideotuneError(f"{path} is not valid JSON ({error}): {remedy}") from error
 
