@@ -17,8 +17,9 @@ import pytest
 
 from tests.support.clips import noise, numbered, read_numbers, write_clip
 from tests.support.datasets import filmed, silence
-from videotune.data.decode import Reader, decode
+from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_reader import Reader
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 

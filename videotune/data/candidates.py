@@ -15,7 +15,6 @@ from videotune.data.buckets import Size, SizeChoices, choose_size
 from videotune.data.captions import read_caption, with_trigger
 from videotune.data.clip_file import ClipFile, repeats_of
 from videotune.data.content_scan import ContentScan
-from videotune.data.decode import TONE_MAPPING_VERSION
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import shrink_factor
 from videotune.data.frame_sampling import (
@@ -25,6 +24,7 @@ from videotune.data.frame_sampling import (
 )
 from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
+from videotune.data.tone_mapping import TONE_MAPPING_VERSION
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.model_spec import VideoRules

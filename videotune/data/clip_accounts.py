@@ -47,6 +47,9 @@ UPSCALE_LIMIT = 1.25
 CUT_LIMIT = 0.25
 """Share of a clip's time in no window above which it has a warning."""
 
+INTERLACED_LIMIT = 0.05
+"""Share of interlaced frames above which a clip has a warning."""
+
 STILL_LIMIT = 0.5
 """Share of frozen or black time above which a clip has a warning."""
 
@@ -231,27 +234,24 @@ def _add_time_hints(
 
     if info.unusable:
         notes.append(
-            f"{info.unusable} frames before the first keyframe cannot be decoded "
-            "and are left out"
+            f"{info.unusable} frames cannot be decoded, since frames to which they refer "
+            "are missing, and are left out"
+        )
+    if info.restarts:
+        notes.append(
+            f"it has {info.restarts + 1} parts joined byte by byte, each with a clock of "
+            "its own: they are played one after the other"
         )
 
 
 def _add_content_hints(
     candidate: Candidate, warnings: list[str], notes: list[str]
 ) -> None:
-    """Add hints on interlaced, transparent, frozen, black, repeated or damaged
-    pictures.
-    """
+    """Add hints on transparent, frozen, black, repeated or damaged pictures."""
     info = candidate.media
     scan = candidate.scan
 
-    if info.interlaced:
-        warnings.append(
-            "interlaced: each frame shows two moments, and moving edges look like combs; "
-            "deinterlace it first"
-        )
-    if info.hdr is not None:
-        notes.append(f"high dynamic range ({info.hdr}), tone-mapped to SDR (BT.709)")
+    _add_stream_hints(candidate, warnings, notes)
     if info.transparent:
         warnings.append("transparency is ignored: hidden pixels become visible")
     if candidate.duplicate is not None:
@@ -285,6 +285,55 @@ def _add_content_hints(
     if scan.damaged_at is not None:
         warnings.append(
             f"the frames are damaged from {scan.damaged_at:.2f} s on; no window reaches them"
+        )
+
+
+def _add_stream_hints(
+    candidate: Candidate, warnings: list[str], notes: list[str]
+) -> None:
+    """Add hints on what the file declares and a player obeys."""
+    info = candidate.media
+    scan = candidate.scan
+
+    if info.interlaced or (scan is not None and scan.interlaced > INTERLACED_LIMIT):
+        warnings.append(
+            "interlaced: each frame shows two moments, and moving edges look like combs; "
+            "deinterlace it first"
+        )
+    if info.stereo:
+        warnings.append(
+            "stereoscopic: each frame has a picture for each eye, and both are trained; "
+            "crop it to one first"
+        )
+    if info.spherical:
+        warnings.append(
+            "spherical (360°): the whole projection is trained, not a view of it; "
+            "reproject it first"
+        )
+    if info.turned_at is not None:
+        warnings.append(
+            f"its pictures have another shape from {info.turned_at:.2f} s on, where the "
+            "clip is ended"
+        )
+
+    if info.hdr is not None:
+        notes.append(f"high dynamic range ({info.hdr}), tone-mapped to SDR (BT.709)")
+    if info.gamut is not None:
+        notes.append(f"wide gamut ({info.gamut}), converted to BT.709")
+    if any(info.crop):
+        left, right, top, bottom = info.crop
+        notes.append(
+            f"the container hides {left + right} columns and {top + bottom} rows, "
+            "which are left out"
+        )
+    if info.video_streams > 1:
+        notes.append(
+            f"{info.video_streams} video streams: the one of {info.width}x{info.height} "
+            "is used (the default one, else the largest)"
+        )
+    if scan is not None and scan.sizes > 1:
+        notes.append(
+            f"its pictures have {scan.sizes} sizes of one shape; each is resized from its own"
         )
 
 

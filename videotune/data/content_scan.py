@@ -8,6 +8,7 @@ Each threshold has its measurement next to it.
 """
 
 import base64
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from videotune.data.decode import Reader
 from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_reader import Reader
 from videotune.data.media_info import MediaInfo
-from videotune.files import REVALIDATED, Number, checked
+from videotune.data.probe import HDR_TRANSFERS
+from videotune.files import REVALIDATED, Count, Number, checked
 from videotune.lazy import av_reformatter
 
 Picture = NDArray[np.float32]
@@ -76,6 +78,12 @@ BLOCKS = 5
 FLAT_DETAILS = 6.0
 """Length of a block's details (36 cells) below which it is flat: one level per cell."""
 
+ASPECT_TOLERANCE = 0.02
+"""Difference (of logarithms) up to which two aspect ratios are one shape.
+
+Streams that adapt to the network round the sides of each size to whole macroblocks.
+"""
+
 CUT_SECONDS = 0.25
 """A picture that returns within this time was not cut away: a flash, a flicker, a bump.
 """
@@ -112,6 +120,17 @@ class ContentScan:
     """Timestamp of the first frame that cannot be decoded; nothing after it was
     scanned.
     """
+
+    turned_at: Number | None = None
+    """Timestamp of the first frame of another shape than the first frame; nothing after
+    it was scanned.
+    """
+
+    sizes: Count = 1
+    """Different sizes of the frames, all of one shape."""
+
+    interlaced: Number = 0.0
+    """Share of the frames that consist of two fields."""
 
     def to_json(self) -> dict[str, Any]:
         """Return about 700 bytes of JSON from which ``from_json`` restores an equal
@@ -165,7 +184,8 @@ def scan_content(
 
         # The last frame only serves near-duplicates, so failing to decode it is no
         # problem.
-        if damaged_at is None and count < len(info.ticks) and not info.counted:
+        is_whole = damaged_at is None and statistics.turned_at is None
+        if is_whole and count < len(info.ticks) and info.seekable:
             with suppress(ClipProblem):
                 _, statistics.last_frame = next(reader.frames([len(info.ticks) - 1]))
 
@@ -185,6 +205,9 @@ def scan_content(
         jitter=round(_jitter(info.timestamps[:count]), 4),
         signatures=tuple(_signature(frame, info) for frame in signature_frames),
         damaged_at=damaged_at,
+        turned_at=statistics.turned_at,
+        sizes=len(statistics.sizes),
+        interlaced=round(statistics.interlaced_frames / statistics.count, 4),
     )
 
 
@@ -204,6 +227,9 @@ def _scan_frames(
                     "decode_error",
                     f"frame {statistics.count} of {len(info.ticks)} is not there",
                 )
+            if statistics.is_turned(frame):
+                statistics.turned_at = info.timestamps[index]
+                break
             statistics.add(frame)
     except ClipProblem:
         if statistics.count == 0:
@@ -231,6 +257,12 @@ class _ScanStatistics:
         one from it on: whether the picture returns after a change.
         """
 
+        self.sizes: set[tuple[int, int]] = set()
+        """Width and height of the decoded frames."""
+
+        self.turned_at: float | None = None
+        self.interlaced_frames = 0
+
         self.first_frame: Any = None
         self.middle_frame: Any = None
         self.last_frame: Any = None
@@ -247,8 +279,27 @@ class _ScanStatistics:
         self._previous_picture: Picture | None = None
         self._recent_details: deque[tuple[int, Picture]] = deque()
 
+    def is_turned(self, frame: Any) -> bool:
+        """Return whether a frame has another shape than the first, or other colours.
+
+        Frames of another size and the same shape are resized like the others. A camera
+        that was turned, or a cut from HDR to SDR, ends the clip.
+        """
+        if self.first_frame is None:
+            return False
+        if frame.color_trc != self.first_frame.color_trc:
+            hdr = HDR_TRANSFERS.values()
+            if frame.color_trc in hdr or self.first_frame.color_trc in hdr:
+                return True
+
+        first_aspect = self.first_frame.width / self.first_frame.height
+        aspect = frame.width / frame.height
+        return abs(math.log(aspect / first_aspect)) > ASPECT_TOLERANCE
+
     def add(self, frame: Any) -> None:
         """Add the next frame."""
+        self.sizes.add((frame.width, frame.height))
+        self.interlaced_frames += frame.interlaced_frame
         picture = _reduce(self._reformatter, frame, "gray").astype(np.float32)
         index = self.count
         duration = self.durations[index]

@@ -29,7 +29,7 @@ from videotune.data.file_checks import REASONS, ClipProblem, stat_of
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Call, default_workers
 
-INDEX_VERSION = 5
+INDEX_VERSION = 6
 """Increase it whenever ``probe`` or ``scan_content`` returns something else for the
 same file.
 """

@@ -5,18 +5,28 @@ pixels.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, Literal
 
 from videotune.data.file_checks import ClipProblem
 from videotune.files import REVALIDATED, Count, Number, checked
 
 MAX_FRAMES = 1 << 24
 """Most frames of a clip: 77 hours at 60 fps."""
+
+EARLY_SHARE = 0.1
+"""A frame counts as begun this share of its predecessor's duration early."""
+
+EARLY_SECONDS = EARLY_SHARE * 1001 / 24000
+"""It counts as begun at most this much early, whatever it follows.
+
+That is a tenth of a frame of film, so about a tenth of the time between two samples at
+the rates of models, and above the rounding of containers (Matroska: 1 ms).
+"""
 
 
 @dataclass(frozen=True)
@@ -70,12 +80,36 @@ class MediaInfo:
     interlaced: bool = False
     """Whether the file declares that each frame consists of two fields."""
 
-    hdr: str | None = None
-    """"PQ" or "HLG" if the first frame declares that transfer: decoding tone-maps its
+    hdr: Literal["PQ", "HLG"] | None = None
+    """The first frame's transfer if it is one of BT.2100: decoding tone-maps its
+    frames."""
+
+    gamut: Literal["BT.2020", "P3"] | None = None
+    """The primaries of an SDR clip if they exceed BT.709: decoding converts its
     frames."""
 
     transparent: bool = False
     """Whether an image has a pixel that is not opaque, or a video an alpha channel."""
+
+    restarts: Count = 0
+    """How often the clock of the stream starts anew, since parts were joined byte by
+    byte (see ``clock.Clock``)."""
+
+    crop: tuple[Count, Count, Count, Count] = (0, 0, 0, 0)
+    """Pixels that the container hides at the left, right, top and bottom of a decoded
+    frame."""
+
+    stereo: bool = False
+    """Whether each frame has a picture for each eye."""
+
+    spherical: bool = False
+    """Whether the picture is a projection of all directions."""
+
+    video_streams: Count = 1
+    """Video streams of the file, of which this is one."""
+
+    turned_at: Number | None = None
+    """Second at which frames of another shape began, where the clip was ended."""
 
     @cached_property
     def timestamps(self) -> tuple[float, ...]:
@@ -86,6 +120,16 @@ class MediaInfo:
         )
 
     @property
+    def colours(self) -> str | None:
+        """What decoding converts to SDR of BT.709; None if nothing."""
+        return self.hdr or self.gamut
+
+    @property
+    def seekable(self) -> bool:
+        """Whether decoding may begin at any keyframe."""
+        return not self.counted and not self.restarts
+
+    @property
     def seconds(self) -> float:
         """Duration of the clip."""
         return self.timestamps[-1] + self.frame_seconds
@@ -94,10 +138,10 @@ class MediaInfo:
         """Return for each time the index of the frame on display: the latest that has
         begun.
 
-        A frame that begins up to a tenth of its predecessor's duration later counts as
-        begun: containers round their timestamps (Matroska to 1 ms), and sampling a 24
-        fps file at 24 fps must give each frame once. An image is on display at any
-        time.
+        A frame that begins up to a tenth of its predecessor's duration later, and at
+        most ``EARLY_SECONDS``, counts as begun: containers round their timestamps
+        (Matroska to 1 ms), and sampling a 24 fps file at 24 fps must give each frame
+        once. An image is on display at any time.
 
         Args:
             times: seconds of the clip, in any order.
@@ -121,10 +165,36 @@ class MediaInfo:
         if index + 1 == len(stamps):
             return index
 
-        tolerance = 0.1 * (stamps[index + 1] - stamps[index])
+        # A picture may be held for seconds: its successor is no earlier for that.
+        duration = stamps[index + 1] - stamps[index]
+        tolerance = min(EARLY_SHARE * duration, EARLY_SECONDS)
         if stamps[index + 1] - time <= tolerance:
             return index + 1
         return index
+
+    def ended_at(self, seconds: float) -> "MediaInfo":
+        """Return the part of the clip before a frame that begins at ``seconds``.
+
+        Raises:
+            ClipProblem: "one_frame" if that is not a video.
+        """
+        count = bisect_left(self.timestamps, seconds - 1e-9)
+        if count < 2:
+            raise ClipProblem(
+                "one_frame",
+                f"its pictures have another shape from {seconds:.2f} s on, and before "
+                f"it has {count} frame; a video needs at least two",
+            )
+
+        end = self.timestamps[count]
+        return replace(
+            self,
+            ticks=self.ticks[:count],
+            keyframes=tuple(index for index in self.keyframes if index < count),
+            frame_seconds=end - self.timestamps[count - 1],
+            fps=count / end,
+            turned_at=seconds,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which ``from_json`` restores an equal one.
@@ -135,6 +205,7 @@ class MediaInfo:
         fields["ticks"] = _pack(self.ticks)
         fields["keyframes"] = _pack(self.keyframes)
         fields["time_base"] = list(self.time_base)
+        fields["crop"] = list(self.crop)
         return fields
 
     @staticmethod
@@ -150,6 +221,7 @@ class MediaInfo:
         fields["ticks"] = tuple(_unpack(value["ticks"]))
         fields["keyframes"] = tuple(_unpack(value["keyframes"]))
         fields["time_base"] = tuple(value["time_base"])
+        fields["crop"] = tuple(value["crop"])
         info: MediaInfo = checked(MediaInfo, MediaInfo(**fields))
 
         is_ascending = bool(info.ticks) and all(a < b for a, b in pairwise(info.ticks))

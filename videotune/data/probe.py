@@ -3,18 +3,13 @@
 Of a video only the first frame is decoded, since only a frame has the rotation.
 """
 
-import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from videotune.data.clock import Clock
 from videotune.data.file_checks import (
     MAX_PIXELS,
     ClipProblem,
@@ -24,6 +19,14 @@ from videotune.data.file_checks import (
 )
 from videotune.data.images import IMAGE_SUFFIXES, is_animated, read_image
 from videotune.data.media_info import MediaInfo
+from videotune.data.side_data import StreamSideData, read_side_data
+from videotune.data.timeline import (
+    Demuxed,
+    FramePacket,
+    build_timeline,
+    check_complete,
+    last_frame_seconds,
+)
 from videotune.lazy import av
 
 VIDEO_SUFFIXES = (
@@ -52,8 +55,13 @@ OPEN_OPTIONS = {
 not make the reader open other files.
 """
 
-HDR_TRANSFERS = {"PQ": 16, "HLG": 18}
+HDR_TRANSFERS: dict[Literal["PQ", "HLG"], int] = {"PQ": 16, "HLG": 18}
 """FFmpeg's numbers of the transfers SMPTE ST 2084 and ARIB STD-B67, both in BT.2100."""
+
+WIDE_PRIMARIES: dict[Literal["BT.2020", "P3"], int] = {"BT.2020": 9, "P3": 12}
+"""FFmpeg's numbers of primaries that hold colours beyond those of BT.709."""
+
+_UNSPECIFIED = 2
 
 _INTERLACED = (2, 3, 4, 5)
 """FFmpeg's numbers of the field orders in which a frame is two fields; 1 is
@@ -128,11 +136,13 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
             "unreadable", "its codec has no decoder in this build of FFmpeg"
         )
     limit_pixels(context)
+    side_data = read_side_data(container, stream)
 
-    packets, frame, is_cut_short = _demux(container, stream)
+    demuxed = _demux(container, stream)
+    frame = demuxed.first_frame
     is_avi = "avi" in container.format.name.split(",")
-    is_counted = is_avi or any(packet.pts is None for packet in packets)
-    timeline = _build_timeline(packets, stream, is_counted=is_counted)
+    is_counted = is_avi or any(packet.pts is None for packet in demuxed.packets)
+    timeline = build_timeline(demuxed, stream, is_counted=is_counted)
     if len(timeline.ticks) < 2:
         raise ClipProblem(
             "one_frame",
@@ -145,30 +155,29 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     timestamps = [
         (tick - first_tick) * numerator / denominator for tick in timeline.ticks
     ]
-    frame_seconds = _last_frame_seconds(
+    frame_seconds = last_frame_seconds(
         timestamps,
         declared_seconds=timeline.last_duration * float(time_base),
         tick_seconds=float(time_base),
         stream=stream,
     )
     seconds = timestamps[-1] + frame_seconds
-    _check_complete(
-        packets,
+    check_complete(
+        demuxed,
         stream=stream,
         container=container,
-        is_cut_short=is_cut_short,
         end=float(first_tick * time_base) + seconds,
     )
 
     rotation, is_mirrored = _orientation(frame)
-    width = max(1, round(frame.width * (stream.sample_aspect_ratio or 1)))
-    height = frame.height
+    width, height = _shown_size(frame, stream, side_data)
     if rotation % 180:
         width, height = height, width
 
     has_alpha = (
         _has_alpha(frame, context.name) or stream.metadata.get("alpha_mode") == "1"
     )
+    hdr = _hdr_transfer(frame, context, side_data)
     return MediaInfo(
         path=path,
         codec=context.name,
@@ -185,9 +194,22 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
         time_base=(numerator, denominator),
         unusable=timeline.undecodable_frames,
         interlaced=frame.interlaced_frame or context.field_order in _INTERLACED,
-        hdr=_hdr_transfer(frame, context),
+        hdr=hdr,
+        gamut=None if hdr else _wide_gamut(frame, context),
         transparent=has_alpha,
+        restarts=demuxed.restarts,
+        crop=side_data.crop,
+        stereo=side_data.stereo,
+        spherical=side_data.spherical,
+        video_streams=len(_moving_streams(container)),
     )
+
+
+def _shown_size(frame: Any, stream: Any, side_data: StreamSideData) -> tuple[int, int]:
+    """Return width and height of a frame that is cropped, in square pixels."""
+    left, right, top, bottom = side_data.crop
+    width = (frame.width - left - right) * (stream.sample_aspect_ratio or 1)
+    return max(1, round(width)), max(1, frame.height - top - bottom)
 
 
 def limit_pixels(codec_context: Any) -> None:
@@ -198,262 +220,164 @@ def limit_pixels(codec_context: Any) -> None:
 
 
 def video_stream(container: Any) -> Any:
-    """Return the first video stream that is not a cover picture.
+    """Return the video stream that a player shows: the default one, else the largest.
 
     Raises:
-        ClipProblem: "no_video_stream" if there is none.
+        ClipProblem: "no_video_stream" if there is none but cover pictures.
     """
-    for stream in container.streams.video:
-        is_cover = int(stream.disposition) & int(av.stream.Disposition.attached_pic)
-        if not is_cover:
-            return stream
+    streams = _moving_streams(container)
+    if not streams:
+        stream_types = sorted({stream.type for stream in container.streams})
+        contents = ", ".join(stream_types) or "no stream at all"
+        raise ClipProblem("no_video_stream", f"it contains {contents}")
 
-    stream_types = sorted({stream.type for stream in container.streams})
-    contents = ", ".join(stream_types) or "no stream at all"
-    raise ClipProblem("no_video_stream", f"it contains {contents}")
+    def preference(stream: Any) -> tuple[bool, int]:
+        is_default = bool(int(stream.disposition) & int(_dispositions().default))
+        context = stream.codec_context
+        area = 0 if context is None else context.width * context.height
+        return is_default, area
+
+    # max returns the first of equals.
+    return max(streams, key=preference)
 
 
-def _hdr_transfer(frame: Any, context: Any) -> str | None:
+def _moving_streams(container: Any) -> list[Any]:
+    """Return the video streams that are no cover pictures or thumbnails."""
+    no_clips = int(_dispositions().attached_pic) | int(_dispositions().timed_thumbnails)
+    return [
+        stream
+        for stream in container.streams.video
+        if not int(stream.disposition) & no_clips
+    ]
+
+
+def _dispositions() -> Any:
+    return av.stream.Disposition
+
+
+def _hdr_transfer(
+    frame: Any, context: Any, side_data: StreamSideData
+) -> Literal["PQ", "HLG"] | None:
     """Return "PQ" or "HLG" if the frame or its stream declares that transfer."""
     transfers = {number: name for name, number in HDR_TRANSFERS.items()}
     hdr = transfers.get(int(frame.color_trc)) or transfers.get(int(context.color_trc))
-    if hdr is None and context.codec_tag.startswith(("dvh", "dva")):
+    is_incompatible = side_data.dolby_vision_profile == 5
+    if hdr is None and (
+        is_incompatible or context.codec_tag.startswith(("dvh", "dva"))
+    ):
         raise ClipProblem(
             "unreadable", "it is Dolby Vision profile 5: export it as HLG, HDR10 or SDR"
         )
     return hdr
 
 
-class _Packet(NamedTuple):
-    """One frame as the demuxer gives it; times in ticks."""
-
-    pts: int | None
-    dts: int | None
-    duration: int
-    is_keyframe: bool
-    is_displayed: bool
-
-
-def _demux(container: Any, stream: Any) -> tuple[list[_Packet], Any, bool]:
-    """Read all packets and decode the first frame.
-
-    Returns:
-        The packets in decoding order, the decoded frame, and whether a packet was cut
-        short.
-    """
-    packets: list[_Packet] = []
-    first_frame = None
-    is_cut_short = False
-    has_started = False
-    # VP8 is the only codec whose hidden frames are packets of their own.
-    is_vp8 = stream.codec_context.codec.canonical_name == "vp8"
-
-    try:
-        for packet in container.demux(stream):
-            if packet.is_corrupt:
-                is_cut_short = True
-                continue
-
-            # AVI repeats a picture with an empty packet; decoding it would end the
-            # decoder.
-            is_end = packet.size == 0 and packet.dts is None
-            if packet.size == 0 and not is_end:
-                continue
-
-            has_started = has_started or packet.is_keyframe or is_end
-            if has_started and first_frame is None:
-                first_frame = next(iter(packet.decode()), None)
-            if is_end:
-                break
-
-            is_hidden = is_vp8 and not bytes(packet)[0] & 0x10
-            packets.append(
-                _Packet(
-                    pts=packet.pts,
-                    dts=packet.dts,
-                    duration=packet.duration or 0,
-                    is_keyframe=packet.is_keyframe,
-                    is_displayed=not packet.is_discard and not is_hidden,
-                )
-            )
-    except av.FFmpegError as error:
-        raise ClipProblem(
-            "decode_error", f"after {len(packets)} frames: {error.strerror}"
-        ) from error
-
-    if first_frame is None:
-        raise ClipProblem("decode_error", "none of its frames can be decoded")
-    return packets, first_frame, is_cut_short
+def _wide_gamut(frame: Any, context: Any) -> Literal["BT.2020", "P3"] | None:
+    """Return the primaries of the frame or its stream if they exceed BT.709."""
+    gamuts = {number: name for name, number in WIDE_PRIMARIES.items()}
+    declared = int(frame.color_primaries)
+    if declared == _UNSPECIFIED:
+        declared = int(context.color_primaries)
+    return gamuts.get(declared)
 
 
-@dataclass(frozen=True)
-class _Timeline:
-    """The decodable frames of a stream in presentation order."""
-
-    ticks: list[int]
-    """Presentation time of each frame, ascending."""
-
-    time_base: Fraction
-    """Length of a tick in seconds."""
-
-    keyframes: tuple[int, ...]
-    """Indices of frames at which decoding can start."""
-
-    undecodable_frames: int
-    """Displayed frames that nothing can decode, since they depend on a missing
-    keyframe.
-    """
-
-    last_duration: int
-    """Duration of the last frame in ticks; 0 if not declared."""
+JOINT_PACKETS = 2
+"""The last packets of a part may look incomplete, since another part follows them."""
 
 
-def _build_timeline(
-    packets: Sequence[_Packet], stream: Any, *, is_counted: bool
-) -> _Timeline:
-    """Sort frames by presentation time, without those before the first keyframe.
+class _Damage(NamedTuple):
+    """A packet that the demuxer calls incomplete."""
 
-    Args:
-        packets: all packets in decoding order.
-        stream: the video stream.
-        is_counted: whether the dts number the frames, since the pts are missing or
-            wrong.
-    """
-    keyframe_indices = (
-        index for index, packet in enumerate(packets) if packet.is_keyframe
-    )
-    decodable = packets[next(keyframe_indices, 0) :]
-    time_base: Fraction = stream.time_base
+    frames_before: int
+    restarts_before: int
 
-    if is_counted and any(packet.dts is None for packet in decodable):
-        rate = stream.average_rate or stream.guessed_rate
-        if not rate:
-            raise ClipProblem(
-                "unreadable", "it has neither timestamps nor a frame rate"
-            )
-        decodable = [
-            packet._replace(dts=index, duration=1)
-            for index, packet in enumerate(decodable)
-        ]
-        time_base = 1 / rate
+    def check(self, frames: int, restarts: int) -> None:
+        """Raise ClipProblem if the part goes on after the packet.
 
-    # AVI numbers its packets in decoding order, whatever their pts are: the k-th number
-    # belongs to the k-th displayed frame.
-    timed: list[tuple[_Packet, int]] = []
-    for packet in decodable:
-        tick = packet.dts if is_counted else packet.pts
-        if tick is not None:
-            timed.append((packet, tick))
-
-    # A frame presented before the first keyframe refers to frames that are not in the
-    # file.
-    usable = [(packet, tick) for packet, tick in timed if packet.is_displayed]
-    if timed and timed[0][0].is_keyframe:
-        first_keyframe_tick = timed[0][1]
-        usable = [
-            (packet, tick) for packet, tick in usable if tick >= first_keyframe_tick
-        ]
-
-    ticks = sorted({tick for _, tick in usable})
-    index_by_tick = {tick: index for index, tick in enumerate(ticks)}
-    keyframes = {index_by_tick[tick] for packet, tick in usable if packet.is_keyframe}
-    last_durations = [packet.duration for packet, tick in usable if tick == ticks[-1]]
-    displayed_frames = sum(packet.is_displayed for packet in packets)
-    return _Timeline(
-        ticks=ticks,
-        time_base=time_base,
-        keyframes=tuple(sorted(keyframes)),
-        undecodable_frames=displayed_frames - len(usable),
-        last_duration=max(last_durations, default=0),
-    )
-
-
-def _last_frame_seconds(
-    timestamps: Sequence[float],
-    *,
-    declared_seconds: float,
-    tick_seconds: float,
-    stream: Any,
-) -> float:
-    """Return the duration of the last frame.
-
-    If the timestamps are those of a constant rate, up to the container's rounding, the
-    clip lasts exactly frames / rate: 60 frames at 24 fps are 2.5 s, not the 2.499 s of
-    a Matroska file.
-
-    Args:
-        timestamps: seconds of each frame, from 0.
-        declared_seconds: duration by the last packet; 0 if not declared.
-        tick_seconds: length of a tick, the container's precision.
-        stream: the video stream, with its average and guessed rates.
-    """
-    tolerance = 1.01 * tick_seconds
-    for rate in (stream.guessed_rate, stream.average_rate):
-        if not rate:
-            continue
-        is_constant = all(
-            abs(timestamp - index / float(rate)) <= tolerance
-            for index, timestamp in enumerate(timestamps)
-        )
-        fits_declared = declared_seconds == 0 or math.isclose(
-            declared_seconds, 1 / rate, abs_tol=tolerance
-        )
-        if is_constant and fits_declared:
-            return float(len(timestamps) / rate) - timestamps[-1]
-
-    if declared_seconds:
-        return declared_seconds
-    return median(following - time for time, following in pairwise(timestamps))
-
-
-def _check_complete(
-    packets: Sequence[_Packet],
-    *,
-    stream: Any,
-    container: Any,
-    is_cut_short: bool,
-    end: float,
-) -> None:
-    """Check that the file has all frames that its header declares.
-
-    Args:
-        packets: all packets in decoding order.
-        stream: the video stream.
-        container: the open container.
-        is_cut_short: whether the demuxer met a packet that was cut short.
-        end: second at which the last frame ends, in the container's time.
-
-    Raises:
-        ClipProblem: "decode_error" if the file is truncated.
-    """
-    formats = container.format.name.split(",")
-    present_frames = len(packets)
-    declared_frames = 0
-    if "mov" in formats:
-        # The index after the edit list; the header's count ignores trimming.
-        declared_frames = len(stream.index_entries)
-    elif "avi" in formats:
-        # The header's count includes the empty packets that repeat a picture.
-        dts = (packet.dts for packet in packets if packet.dts is not None)
-        present_frames = max(dts, default=present_frames - 1) + 1
-        declared_frames = stream.frames
-
-    if is_cut_short or declared_frames > present_frames:
-        total = f" of {declared_frames}" if declared_frames > present_frames else ""
-        raise ClipProblem(
-            "decode_error",
-            f"the file is cut short: it has {present_frames}{total} frames",
-        )
-
-    # With other streams, such as audio, the container's duration may not be the
-    # video's.
-    if len(container.streams) == 1 and "matroska" in formats and container.duration:
-        declared_seconds = container.duration / 1e6
-        if end < 0.9 * container.duration / 1e6:
+        Args:
+            frames: packets of the stream until now.
+            restarts: restarts of the clock until now.
+        """
+        is_same_part = restarts == self.restarts_before
+        if is_same_part and frames > self.frames_before + JOINT_PACKETS:
             raise ClipProblem(
                 "decode_error",
-                f"the file is cut short: it has {end:.2f} of {declared_seconds:.2f} s",
+                f"data is missing or damaged after {self.frames_before} frames",
             )
+
+
+def _demux(container: Any, stream: Any) -> Demuxed:
+    """Read all packets of a file and decode the first frame of a stream.
+
+    Raises:
+        ClipProblem: "decode_error" if a packet is damaged, or no frame can be decoded.
+    """
+    demuxed = Demuxed()
+    clock = Clock(container, stream)
+    damage: _Damage | None = None
+
+    try:
+        for packet in container.demux():
+            _note_end(demuxed, packet)
+            if packet.stream.index != stream.index:
+                continue
+
+            is_end = packet.size == 0 and packet.dts is None
+            if is_end or clock.admit(packet):
+                _add_packet(demuxed, packet, stream)
+            if damage is not None:
+                damage.check(len(demuxed.packets), clock.restarts)
+            if packet.is_corrupt:
+                damage = _Damage(len(demuxed.packets), clock.restarts)
+    except av.FFmpegError as error:
+        raise ClipProblem(
+            "decode_error", f"after {len(demuxed.packets)} frames: {error.strerror}"
+        ) from error
+
+    demuxed.restarts = clock.restarts
+    demuxed.dropped = clock.dropped
+    if damage is not None:
+        demuxed.is_cut_short = damage.restarts_before == clock.restarts
+    if demuxed.first_frame is None:
+        raise ClipProblem("decode_error", "none of its frames can be decoded")
+    return demuxed
+
+
+def _note_end(demuxed: Demuxed, packet: Any) -> None:
+    """Note how far a packet's stream reaches."""
+    tick = packet.dts if packet.pts is None else packet.pts
+    if tick is not None and packet.time_base:
+        end = float((tick + (packet.duration or 0)) * packet.time_base)
+        index = packet.stream.index
+        demuxed.ends[index] = max(end, demuxed.ends.get(index, end))
+
+
+def _add_packet(demuxed: Demuxed, packet: Any, stream: Any) -> None:
+    """Add a packet of the video stream; decode it if no frame has been decoded yet."""
+    is_end = packet.size == 0 and packet.dts is None
+    demuxed.last_tick = max(demuxed.last_tick, packet.dts or 0)
+
+    # AVI repeats a picture with an empty packet; decoding it would end the decoder.
+    if packet.size == 0 and not is_end:
+        return
+
+    demuxed.has_started = demuxed.has_started or packet.is_keyframe or is_end
+    if demuxed.first_frame is None and demuxed.has_started:
+        demuxed.first_frame = next(iter(packet.decode()), None)
+    if is_end:
+        return
+
+    # VP8 is the only codec whose hidden frames are packets of their own.
+    is_vp8 = stream.codec_context.codec.canonical_name == "vp8"
+    is_hidden = is_vp8 and not bytes(packet)[0] & 0x10
+    demuxed.packets.append(
+        FramePacket(
+            pts=packet.pts,
+            dts=packet.dts,
+            duration=packet.duration or 0,
+            is_keyframe=packet.is_keyframe,
+            is_displayed=not packet.is_discard and not is_hidden,
+        )
+    )
 
 
 def _orientation(frame: Any) -> tuple[int, bool]:

@@ -20,8 +20,8 @@ from videotune import files
 from videotune.data.archives import FileProgressFn, silent
 from videotune.data.clip_file import ClipFile
 from videotune.data.content_scan import CUT_RATIO, scan_content
-from videotune.data.decode import Reader
 from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_reader import Reader
 from videotune.data.images import is_animated
 from videotune.data.layouts import read_folder
 from videotune.data.media_info import MediaInfo
@@ -362,12 +362,18 @@ def _find_scenes(
 
 
 def _find_cuts(video: SplitFile) -> Sequence[float]:
-    """Scan a whole video for cuts; raise ClipProblem if it is damaged."""
+    """Scan a whole video for cuts; raise ClipProblem if it is damaged or turned."""
     assert video.info is not None
     scan = scan_content(video.info, video.seconds, video.row["threshold"], threads=0)
     if scan.damaged_at is not None:
         raise ClipProblem(
             "decode_error", f"its frames are damaged from {scan.damaged_at:.2f} s on"
+        )
+    if scan.turned_at is not None:
+        raise ClipProblem(
+            "decode_error",
+            f"its pictures have another shape from {scan.turned_at:.2f} s on: "
+            "cut it there first",
         )
     return scan.cuts
 

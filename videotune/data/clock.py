@@ -1,0 +1,113 @@
+"""A stream whose clock starts anew, as in parts joined byte by byte: its time goes on.
+
+MPEG recordings and DVD parts are joined that way. Two frames of such a file claim the
+same time; here the time of each part continues where the part before ended.
+"""
+
+from typing import Any
+
+FALL_SECONDS = 0.1
+"""A clock that falls back by more has started anew, as the ffmpeg program judges too."""
+
+LONG_FALL_SECONDS = 1.0
+"""A shorter fall counts only at a keyframe: Matroska has no decoding times, and those
+that FFmpeg makes up for it after a joint fall by a few frames within each group.
+"""
+
+JUMP_SECONDS = 10.0
+"""A clock that leaps ahead by more has started anew too, in formats whose clock is that
+of a broadcast.
+"""
+
+BROADCAST_FORMATS = ("mpeg", "mpegts")
+
+
+class Clock:
+    """Continues the times of one stream's packets over all restarts of its clock.
+
+    Feed it every packet of the stream from the beginning of the file, in order: the
+    media info and the frames then have the same times.
+
+    Args:
+        container: the open container.
+        stream: the stream of it whose packets are read.
+    """
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self.restarts = 0
+        """How often the clock has started anew."""
+
+        self.dropped = 0
+        """Packets that nothing can decode, since they refer to the part before."""
+
+        formats = container.format.name.split(",")
+        self._is_running = "avi" not in formats  # AVI only counts
+        self._jumps = any(name in BROADCAST_FORMATS for name in formats)
+        self._tick_seconds = float(stream.time_base)
+        self._offset = 0
+        self._last_time: int | None = None
+        self._duration = 0
+        self._end = 0
+        """Tick at which the last frame ends, on the continued clock."""
+
+        self._awaits_keyframe = False
+        self._part_begins: int | None = None
+        """Presentation time of the keyframe with which the current part begins."""
+
+    def admit(self, packet: Any) -> bool:
+        """Set a packet's times to those of the continued clock.
+
+        Returns:
+            Whether to decode the packet: not before the first keyframe of a part, and
+            not if it is presented before that keyframe.
+        """
+        time = packet.pts if packet.dts is None else packet.dts
+        if not self._is_running or time is None:
+            return True
+
+        if self._starts_anew(packet, time):
+            self.restarts += 1
+            self._awaits_keyframe = True
+        self._note_duration(packet, time)
+
+        presented = time if packet.pts is None else packet.pts
+        if self._awaits_keyframe:
+            if not packet.is_keyframe:
+                self.dropped += 1
+                return False
+            self._awaits_keyframe = False
+            self._offset = self._end - presented
+            self._part_begins = presented
+        elif self._part_begins is not None and presented < self._part_begins:
+            self.dropped += 1
+            return False
+
+        if packet.pts is not None:
+            packet.pts += self._offset
+        if packet.dts is not None:
+            packet.dts += self._offset
+        self._end = max(self._end, presented + self._offset + self._duration)
+        return True
+
+    def _starts_anew(self, packet: Any, time: int) -> bool:
+        if self._last_time is None:
+            # What the clock shows first may be below 0.
+            self._end = time
+            return False
+
+        fall_seconds = (self._last_time - time) * self._tick_seconds
+        shortest_fall = FALL_SECONDS if packet.is_keyframe else LONG_FALL_SECONDS
+        if fall_seconds > shortest_fall:
+            return True
+        silence_seconds = -fall_seconds - self._duration * self._tick_seconds
+        return self._jumps and silence_seconds > JUMP_SECONDS
+
+    def _note_duration(self, packet: Any, time: int) -> None:
+        """Remember how long a frame lasts: as declared, or as the last step was."""
+        if packet.duration:
+            self._duration = packet.duration
+        elif self._last_time is not None and time > self._last_time:
+            step = time - self._last_time
+            if step * self._tick_seconds <= JUMP_SECONDS:
+                self._duration = step
+        self._last_time = time
