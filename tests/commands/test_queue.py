@@ -118,8 +118,9 @@ def test_a_failure_is_tried_once_more_and_a_power_cut_as_often_as_it_comes(
     assert (find_entry(home, "a").state, find_entry(home, "a").tries) == (state, tries)
 
 
+@pytest.mark.parametrize(("busy_card", "free_card"), [("0", "1"), ("1", "0")])
 def test_each_card_has_one_training(
-    filled: Queue, monkeypatch: pytest.MonkeyPatch
+    busy_card: str, free_card: str, filled: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, started = filled(a=3, b=2, c=1), []
     monkeypatch.setattr(
@@ -131,12 +132,12 @@ def test_each_card_has_one_training(
     assert started == [("a", "0"), ("b", "1")]
     started.clear()
     ended(
-        home, "a", None, is_starting=True, **{GPU_VARIABLE: "1"}
+        home, "a", None, is_starting=True, **{GPU_VARIABLE: busy_card}
     )  # begun a moment ago: it runs
     assert worker._start_ready(
         home, ["0", "1"], (), worker.StateReporter(lambda _: None)
     )
-    assert started == [("b", "0")]
+    assert started == [("b", free_card)]
 
 
 @pytest.mark.parametrize(

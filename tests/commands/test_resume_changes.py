@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.support.clips import write_image
 from tests.support.command_line import Printed, train
 from tests.support.run_parts import open_run
 from tests.support.run_processes import Finished, Make, Work, refusal, resume, start
@@ -244,6 +246,23 @@ def test_another_split_of_a_step_agrees_to_rounding(work: Work) -> None:
     assert [line["window_ids"] for line in steps_of(run)] == [
         line["window_ids"] for line in steps_of(straight)
     ]
+
+
+def test_another_split_of_a_step_is_refused_where_it_shows_other_samples(
+    clips: Path, work: Work
+) -> None:
+    """Videos among images have batches of their own size, rounded from batch_size."""
+    for grey, stem in enumerate(stems(clips)[:2]):
+        pixels = np.full((64, 64, 3), 90 * grey, np.uint8)
+        still = write_image(clips / f"{stem}-still.png", pixels)
+        still.with_suffix(".txt").write_text("a still", encoding="utf-8")
+    split = ("batch_size=3", "video_config.video_batch_size_multiplier=0.5")
+    settings = ("steps=2", "save_every=2", *split, "gradient_accumulation_steps=2")
+    assert train(work.overrides(*settings, data=clips), work.run) == DONE
+
+    other = ("batch_size=6", "gradient_accumulation_steps=1", "steps=3")
+    assert "batch_size: images and videos are mixed" in refusal(work.run, *other)
+    assert resume(work.run, "steps=3") == DONE
 
 
 def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Begun) -> None:

@@ -97,6 +97,10 @@ CASES: dict[str, tuple[Facts, Facts]] = {
         Facts(config_of(datasets=[CLIPS, CLIPS | {"kind": "validation"}])),
         Facts(config_of(datasets=[CLIPS])),
     ),
+    "validation_windows": (
+        Facts(config_of(validate_every=0)),
+        Facts(config_of(validate_every=3)),
+    ),
     "early_stopping": (
         Facts(config_of(), held_out_clips=1),
         Facts(config_of(), held_out_clips=2),

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.command_line import train
+from tests.support.run_parts import callback
 from tests.support.trainers import (
     Lab,
     job_of,
@@ -31,7 +32,7 @@ from videotune.runs.journal import read_journal
 from videotune.trainer.build import make_objective, open_models
 from videotune.trainer.expert_pool import make_expert_schedule, open_pool
 from videotune.trainer.loop import train_loop
-from videotune.trainer.saving import save
+from videotune.trainer.saving import Saving, save
 
 
 def stored(run: Path, part: str) -> dict[str, torch.Tensor]:
@@ -158,6 +159,17 @@ CHECKPOINTS: list[tuple[dict[str, float], list[int]]] = [
     ({"backup_after": 60}, [6]),
     ({"backup_after": 0}, [6]),
 ]
+
+
+def test_a_backup_is_due_after_so_many_minutes(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"backup_after": 30, "save_every": 0, "steps": 9})
+    saver = callback(trainer, Saving)
+    saved_at = trainer.saved_at
+    due = {}
+    for minutes in (0.6, 29.9, 30.1, 90):
+        trainer.saved_at = saved_at - 60 * minutes
+        due[minutes] = saver.due(trainer, 2, ())
+    assert due == {0.6: False, 29.9: False, 30.1: True, 90: True}
 
 
 @pytest.mark.effect("save_keep", "backup_every", "backup_keep", "backup_after")
@@ -330,10 +342,10 @@ def test_the_experts_that_are_named_train(pair: Lab) -> None:
         ("high", {"high"}),
         ("low", {"low"}),
     ):
-        share = {"expert_share": 0.5} if word == "both" else {}
-        trainer = trainer_of(
-            pair, {"experts": word, "expert_period": 1, "steps": 2} | share
-        )
+        share = {}
+        if word == "both":
+            share = {"expert_share": 0.5, "expert_period": 1}
+        trainer = trainer_of(pair, {"experts": word, "steps": 2} | share)
         before = weights(trainer)
         run_steps(trainer)
         changed = [

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from videotune.errors import VideotuneError
 from videotune.latent_cache.sampler import (
+    ExpertSchedule,
     Schedule,
     bucket_of,
     epoch_order,
+    exact,
     sample_indices,
     steps_per_bucket,
     steps_per_epoch,
@@ -123,3 +125,13 @@ def test_empty_schedules_are_refused(
 ) -> None:
     with pytest.raises(VideotuneError):
         Schedule(0, sizes, batches)
+
+
+@pytest.mark.parametrize("share", [0.37, 0.02, 0.985, 0.5])
+@pytest.mark.parametrize("run_length", [1, 7])
+def test_an_expert_has_its_share_of_the_steps(share: float, run_length: int) -> None:
+    schedule = ExpertSchedule(("high", "low"), exact(share), run_length)
+    steps = 1000 * run_length
+    high = sum(schedule.at(step) == "high" for step in range(1, steps + 1))
+    assert high == schedule.count(steps, "high")
+    assert abs(high - share * steps) <= run_length / 2

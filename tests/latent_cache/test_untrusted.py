@@ -335,3 +335,19 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
         assert step_spec._read_cached(place) is None
     place.write_text("[" * 100_000)
     assert step_spec._read_cached(place) is None
+
+
+def test_entries_that_were_exchanged_are_missing(tmp_path: Path) -> None:
+    """Each file names its own entry, so that none is trained as another."""
+    folder = tmp_path / "cache"
+    filled(folder, 3)
+    first = folder / "latents" / "k0.safetensors"
+    second = folder / "latents" / "k1.safetensors"
+    first_bytes = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(first_bytes)
+
+    store = LatentCache(folder)
+    assert [store.has("latents", f"k{i}") for i in range(3)] == [False, False, True]
+    with pytest.raises(VideotuneError):
+        store.get("latents", "k0")

@@ -23,6 +23,7 @@ from videotune.adapters.lora import add_lora
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.memory.block_offload import stream_blocks
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_blocks
 from videotune.models.base_model import published, spec_for
@@ -643,3 +644,70 @@ def test_streamed_weights_leave_what_the_plan_says(
         resident_bytes(streams) - gaps
         == planned["weights"] + planned["trained"] + planned["ring"]
     )
+
+
+OTHER_PLANS = (
+    "ema.decay=0.9",
+    "lora.rank=8",
+    "lora.targets=all",
+    "lora.variant=DORA",
+    "weight_dtype=INT_8",
+    "transformer.weight_dtype=INT_8",
+    "text_encoder.weight_dtype=INT_8",
+    "optimizer.name=LION",
+    "training_method=FINE_TUNE",
+    'training_method=FINE_TUNE transformer.layers=["blocks.0.attn1"]',
+    "training_method=FINE_TUNE optimizer.masters=STOCHASTIC_ROUNDING train_dtype=BFLOAT_16",
+    "training_method=FINE_TUNE optimizer.step_in_backward=true",
+    "training_method=FINE_TUNE text_encoder.train=true",
+    'training_method=FINE_TUNE text_encoder.train=true text_encoder.layers=["shared"]',
+    "video_config.use_temporal_attention=false",
+)
+
+
+def plan_inputs(base: Path, settings: str) -> PlanInputs:
+    overrides = Overrides(sets=(f"base_model_name={base}", *settings.split()))
+    resolved, spec, place = resolve_config(overrides)
+    shape = ClipShape(9, 32, 32, 16.0)
+    dtype = resolved.config.train_dtype or "FLOAT_32"
+    return PlanInputs(spec, place.folder, resolved.config, dtype, (shape,), None)
+
+
+def test_a_plan_is_remembered_under_all_that_it_depends_on(tiny_bases: BASES) -> None:
+    base = tiny_bases("wan")
+    plain = plan_inputs(base, "")
+    keys = [plan_inputs(base, settings).key for settings in OTHER_PLANS]
+    other_shape = replace(plain, shapes=(ClipShape(5, 32, 32, 16.0),))
+    with_preview = replace(plain, preview=ClipShape(9, 32, 32, 16.0))
+    keys += [plain.key, other_shape.key, with_preview.key]
+    assert len(set(keys)) == len(keys)
+    assert plan_inputs(base, "seed=3 learning_rate=0.5").key == plain.key
+
+
+def test_what_trains_of_a_second_expert_is_there_twice() -> None:
+    one = memory.need(facts(), Choice(1, ON, 0)).device
+    two = memory.need(replace(facts(), experts=2), Choice(1, ON, 0)).device
+    for phase in one:
+        for part, size in one[phase].items():
+            copies = 2 if part in ("trained", "optimizer", "ema") else 1
+            assert two[phase][part] == copies * size
+
+
+def test_a_text_encoder_of_which_one_layer_trains_needs_room_for_that_layer(
+    tiny_bases: BASES,
+) -> None:
+    base = tiny_bases("wan")
+    trains = "training_method=FINE_TUNE text_encoder.train=true"
+    whole = read_step_spec(plan_inputs(base, trains))
+    part = read_step_spec(plan_inputs(base, f'{trains} text_encoder.layers=["shared"]'))
+    run = plan_inputs(base, trains).fake_run()
+    encoders = run.family.text_skeletons().values()
+    numbers = sum(p.numel() for net in encoders for p in net.parameters())
+    table = sum(net.get_input_embeddings().weight.numel() for net in encoders)
+
+    training = "text encoder's training"
+    measured = {
+        name: memory.need(spec, Choice(1, ON, 0)).device["forward"][training]
+        for name, spec in (("whole", whole), ("part", part))
+    }
+    assert measured == {"whole": 16 * numbers, "part": 16 * table}

@@ -475,3 +475,10 @@ def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alo
     }
     assert moved == {*before} - {"2.weight"}
     assert all(value.isfinite().all() for value in parameters.values())
+
+
+def test_the_error_by_noise_level_is_that_of_each_ninth() -> None:
+    levels = [(i + offset) / 9 for i in range(9) for offset in (0.05, 0.95)]
+    errors = [float(i) for i in range(9) for _ in range(2)]
+    assert loss_by_noise_level(levels, errors) == [float(i) for i in range(9)]
+    assert loss_by_noise_level([1.0, 0.0], [3.0, 5.0]) == [5.0, *[None] * 7, 3.0]

@@ -260,3 +260,17 @@ def test_experts_and_probes_have_curves() -> None:
     assert (
         scalars({"kind": "sample_metrics", "step": 1, "not_measured": "budget"}) == {}
     )
+
+
+def test_a_cut_journal_has_not_ended(tmp_path: Path) -> None:
+    """Also if it is cut at its last step, after which nothing but its end was written."""
+    for step in (6, 5):
+        run = tmp_path / f"cut-{step}"
+        journal = filled(run)
+        journal.cut(step)
+        journal.write(step_line(step + 1))
+        journal.close()
+        kinds = [line["kind"] for line in read_journal(run)]
+        assert "end" not in kinds
+        assert kinds.count("step") == step + 1
+        assert not History(run).of_kind("end")

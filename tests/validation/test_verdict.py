@@ -20,6 +20,7 @@ from videotune.validation.overfitting import (
     as_good,
     count_latest,
     judge,
+    recommend,
     rise,
 )
 from videotune.validation.selection import MAX_WINDOWS
@@ -245,3 +246,38 @@ def test_the_verdict_was_right_as_often_as_is_said() -> None:
         f"called in {summary['levels']['overfitting']} of {len(levels)}",
     ):
         assert words in told, words
+
+
+def test_a_single_rise_is_no_overfitting_wherever_it_comes() -> None:
+    """After a reading as low as the best one too, with training clips still falling."""
+    assert label_of(course((*DOWN, 0.5, 0.55), (*DOWN, 0.45, 0.4))) != OVERFITTING
+    one_of_two = course((*DOWN, 0.55, 0.5, 0.55), (*DOWN, 0.45, 0.4, 0.35))
+    assert label_of(one_of_two) != OVERFITTING
+    twice = course((*DOWN, 0.5, 0.55, 0.6), (*DOWN, 0.45, 0.4, 0.35))
+    assert label_of(twice) == OVERFITTING
+
+
+def test_the_trend_is_that_of_the_last_third() -> None:
+    """Of 13 readings the last five: two that fall, then three that stay."""
+    falling = [1.0 - 0.05 * i for i in range(11)]
+    held = (*falling, falling[-1], falling[-1])
+    assert label_of(course(held, held)) == LEARNING
+    flat = (*falling[:9], *[falling[8]] * 4)
+    assert label_of(course(flat, flat)) == PLATEAU
+
+
+RECOMMENDED = {
+    "no saved step was validated: the nearest": ({}, 25, (10, 20, 40), 20),
+    "of two as near the first": ({}, 30, (20, 40), 20),
+    "the best itself": ({20: 0.4, 40: 0.6}, 20, (20, 40), 20),
+    "the best is not saved": ({20: 0.4, 30: 0.6, 40: 0.5}, 20, (30, 40), 40),
+}
+"""Losses by step, the best step and the saved steps; the step to recommend."""
+
+
+@pytest.mark.parametrize("case", RECOMMENDED)
+def test_a_step_that_was_saved_is_recommended(case: str) -> None:
+    losses, best, saved, expected = RECOMMENDED[case]
+    step, reason = recommend(losses, best, saved)
+    assert step == expected
+    assert bool(reason) == (step != best)

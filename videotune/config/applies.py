@@ -117,10 +117,6 @@ def _holds_out_by_fraction(facts: Facts) -> bool:
     return "validation" not in kinds and facts.splits_by_fraction is not False
 
 
-def _may_stop_early(facts: Facts) -> bool:
-    return facts.config.validate_every != 0 and not _is_at_most(facts.held_out_clips, 1)
-
-
 def _section(name: str, *, but: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the keys of a section of the config, without some."""
     prefix = f"{name}."
@@ -275,11 +271,23 @@ TABLE = (
         "or there are fewer than 20 source videos",
     ),
     Condition(
+        keys=("validation_windows",),
+        when="validate_every is not 0",
+        holds=lambda facts: facts.config.validate_every != 0,
+        otherwise="validate_every is 0, so nothing is validated",
+    ),
+    Condition(
         keys=("early_stopping",),
-        when="validate_every is not 0 and two clips or more are held out",
-        holds=_may_stop_early,
-        otherwise="it needs validations and two held-out clips or more: "
-        "only these tell learning from copying",
+        when="validate_every is not 0",
+        holds=lambda facts: facts.config.validate_every != 0,
+        otherwise="validate_every is 0, and only validations can say when to stop",
+    ),
+    Condition(
+        keys=("early_stopping",),
+        when="two clips or more are held out",
+        holds=lambda facts: not _is_at_most(facts.held_out_clips, 1),
+        otherwise="fewer than two clips are held out, "
+        "and only held-out clips tell learning from copying",
     ),
 )
 
