@@ -55,6 +55,8 @@ def test_requests_by_other_sites_are_refused() -> None:
         refused("POST", origin="null"),
         refused("POST", origin="http://127.0.0.1:9999"),
         refused("POST", sec_fetch_site="cross-site", sec_fetch_mode="navigate"),
+        refused("POST", sec_fetch_site="same-site", sec_fetch_mode="cors"),
+        refused(sec_fetch_site="same-site", sec_fetch_mode="no-cors"),
         refused(sec_fetch_site="cross-site", sec_fetch_mode="no-cors"),
     ):
         assert "other sites" in str(bad)
@@ -122,6 +124,10 @@ def test_nothing_is_told_before_the_login(clients: Any) -> None:
         assert locked.post(path, data={"title": "x"}).status_code == 401, path
     assert locked.get("/static/studio.css").status_code == 200
     assert locked.post("/login", data=LOGIN | {"password": "wrong"}).status_code == 400
+    answer = locked.post("/login", data=LOGIN, follow_redirects=False)
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie, "no script reads it"
+    assert "samesite=strict" in cookie, "no other site sends it"
     assert locked.post("/login", data=LOGIN).status_code == 200
     assert locked.get("/").status_code == 200
     assert locked.post("/logout").headers["hx-redirect"] == "/login"
