@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.command_line import Patch
+from tests.support.damaged_files import limited
 from videotune.errors import VideotuneError
 from videotune.interop.command_files import parse_options
 from videotune.interop.foreign_config import read_foreign_config
@@ -195,3 +196,119 @@ def test_any_text_is_options_or_one_sentence(text: str) -> None:
     except VideotuneError:
         return
     assert all(isinstance(key, str) for key in found)
+
+
+SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "set in quotes": (
+        'set "M=C:\\AI\\models"\npython train.py --dit "%M%\\wan.safetensors"\n',
+        {"dit": r"C:\AI\models\wan.safetensors"},
+    ),
+    "set with blanks": (
+        'set D=D:\\data sets\nset E=%D%\\new\npython train.py --data "%d%\\t" --e "%E%"\n',
+        {"data": r"D:\data sets\t", "e": r"D:\data sets\new"},
+    ),
+    "set of a folder without a drive": (
+        'set M=models\\wan\npython train.py --dit "%M%\\t.safetensors"\n',
+        {"dit": r"models\wan\t.safetensors"},
+    ),
+    "set of options": (
+        'set A=--p "a b" --q C:\\n\npython train.py %A% ^\n  --z \\\\server\\x\n',
+        {"p": "a b", "q": r"C:\n", "z": r"\\server\x"},
+    ),
+    "two sets in a line": (
+        "set A=1&& set B=2\npython train.py --a %A% --b %B%\n",
+        {"a": 1, "b": 2},
+    ),
+    "powershell": (
+        "$m = \"C:\\AI\"\n$env:X = 'D:\\data sets'\n"
+        "python train.py --dit \"$M\\wan\" --x $env:X --y 'C:\\a b' `\n --z 1\n",
+        {"dit": r"C:\AI\wan", "x": r"D:\data sets", "y": r"C:\a b", "z": 1},
+    ),
+    "shell": (
+        'M="models\\wan"\nA="--p \\"a b\\" --q 3"\n'
+        'python train.py --dit "$M" $A --e "\\$M \\" q" --f a\\ b\n',
+        {"dit": r"models\wan", "p": "a b", "q": 3, "e": '$M " q', "f": "a b"},
+    ),
+    "a command that prepares": (
+        "python wan_cache_latents.py --vae v --batch_size 16\n"
+        "python wan_train_network.py --dit d\npython y.py --batch_size 3\n",
+        {"dit": "d"},
+    ),
+    "two launchers of one training": (
+        "if x; then\n accelerate launch --n 2 train.py --a 1\nelse\n"
+        " torchrun --m 3 train.py --a 1\nfi\n",
+        {"launcher.n": 2, "launcher.m": 3, "a": 1},
+    ),
+}
+"""Scripts with the options that they start a training with."""
+
+SUFFIXES = {"powershell": ".ps1", "shell": ".sh", "a command that prepares": ".sh"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_variables_stand_for_and_which_command_trains(name: str) -> None:
+    text, expected = SCRIPTS[name]
+    path = Path("x").with_suffix(SUFFIXES.get(name, ".bat"))
+    found = parse_options(text, path)
+    found.pop("script")
+    assert found == expected
+
+
+def test_a_script_of_two_trainings_is_refused() -> None:
+    text = "".join(f"python wan_train_network.py --dit {x}.safetensors\n" for x in "ab")
+    with pytest.raises(VideotuneError):
+        parse_options(text, Path("x.sh"))
+
+
+BOMBS = {
+    "dots.toml": "network_module = 'x'\n" + ".".join("a" * 30_000) + " = 1\n",
+    "table.toml": "[" + ".".join("a" * 100_000) + "]\n",
+    "arrays.sh": "A=(x x x x x x x x x x)\n"
+    + "".join(
+        f"{chr(66 + i)}=(" + f'"${{{chr(65 + i)}[@]}}" ' * 10 + ")\n" for i in range(20)
+    )
+    + "python wan_train_network.py\n",
+    "words.sh": 'A="' + "x " * 20_000 + '"\npython train.py ' + "$A " * 100_000,
+    "blanks.sh": 'A="' + " " * 40_000 + '"\npython train.py ' + "$A " * 300_000,
+    "quoted.bat": "set A=" + "x" * 40_000 + '\npython train.py "' + "%A%" * 200_000 + '"',
+    "doubled.bat": "set A=x\n" + "set A=%A%%A%\n" * 3000 + "python train.py %A%\n",
+    "values.yaml": "config:\n" + "".join(f"  a{i}: 1\n" for i in range(90_000)),
+    "nested.yaml": "[" * 100_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_does_not_occupy_the_reader(name: str, tmp_path: Path) -> None:
+    """Within 5 seconds; the files take minutes where a bound is looked at too late."""
+    (tmp_path / name).write_text(BOMBS[name])
+    with pytest.raises(VideotuneError), limited(5):
+        read_foreign_config([tmp_path / name])
+
+
+def test_files_that_a_config_refers_to_have_a_bound_together(tmp_path: Path) -> None:
+    names = [f"{i}.json" for i in range(9)]
+    for name in names:
+        (tmp_path / name).write_text(json.dumps({"x": 1}) + " " * 900_000)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"--data_backend_config": names, "--model_family": "wan"})
+    )
+    with pytest.raises(VideotuneError):
+        read_foreign_config([tmp_path / "config.json"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'network_module = "x"\ndit = "C:\\temp\\wan.safetensors"\n',
+        'network_module = "x"\noutput_dir = "out\\new"\n',
+        'network_module = "x"\nvae = "D:\\fine\\vae.safetensors"\n',
+        'network_module = "x"\nt5 = "models\\t5.pth"\n',
+    ],
+)
+def test_a_backslash_that_was_an_escape_is_said(text: str, tmp_path: Path) -> None:
+    """A tab, a line break or a form feed in a path."""
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(VideotuneError):
+        read_foreign_config([tmp_path / "x.toml"])
+    (tmp_path / "x.toml").write_text(text.replace('"', "'"))
+    assert read_foreign_config([tmp_path / "x.toml"]).trainer == "musubi"

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from videotune.bounds import CONFIG_BYTES
 from videotune.config.load import config_text, parsed, refuse_unreadable
 from videotune.config.suggestions import flat_leaves, other_trainer, plain
 from videotune.errors import VideotuneError
+from videotune.files import size_text
 from videotune.interop.command_files import parse_options
 
 MAX_KEYS = 2_000
@@ -23,8 +25,17 @@ MAX_KEYS = 2_000
 MAX_FILES = 64
 """Files that a config may refer to."""
 
+MAX_BYTES = 4 * CONFIG_BYTES
+"""Bytes of all files of a config."""
+
 MAX_FOLDERS = 6
 """Folders, its own first, that a config's paths may be relative to."""
+
+_CONTROL = re.compile(r"[\x07\x08\t\x0b\x0c\r\n\x1b]")
+_DRIVE = re.compile(r"[A-Za-z]:[\\/\x00-\x1f]")
+_FILE_NAME = re.compile(r"\.(safetensors|pth|pt|ckpt|bin|toml|json|ya?ml)$", re.I)
+_PATH_KEY = re.compile(r"(path|folder|dir|directory|file|dit|vae)$", re.IGNORECASE)
+"""Keys and values that are paths, as far as names show it."""
 
 _CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 
@@ -65,12 +76,16 @@ class _ConfigFile(NamedTuple):
         return "part" in self.kind
 
 
-def read_foreign_config(paths: Sequence[Path]) -> ForeignConfig:
+def read_foreign_config(
+    paths: Sequence[Path], *, within: Path | None = None
+) -> ForeignConfig:
     """Read the configs of one run of another trainer, with the files that they refer
     to.
 
     Args:
         paths: the files, in any order.
+        within: a folder; files outside of it are not read, also through a link. None:
+            any file is read.
 
     Raises:
         VideotuneError: for a file that cannot be read or is not a config of a known
@@ -89,6 +104,7 @@ def read_foreign_config(paths: Sequence[Path]) -> ForeignConfig:
     values: dict[str, Any] = {}
     files = [file.path for file in config_files]
     missing = list[tuple[str, str]]()
+    byte_count = 0
     # A command line overrides a file.
     main_files.sort(key=lambda file: "script" in file.leaves)
     for config_file in main_files:
@@ -98,11 +114,17 @@ def read_foreign_config(paths: Sequence[Path]) -> ForeignConfig:
             if key in parts:
                 continue
             may_read = len(files) < MAX_FILES
-            path = _find_file(name, config_file.path.parent) if may_read else None
+            folder = config_file.path.parent
+            path = _find_file(name, folder, within) if may_read else None
             if path is None:
                 missing.append((key, name))
                 continue
 
+            byte_count += path.stat().st_size
+            if byte_count > MAX_BYTES:
+                raise VideotuneError(
+                    f"{paths[0]} refers to files of more than {size_text(MAX_BYTES)}: {key}"
+                )
             leaves = flat_leaves(parse_config_file(path))
             if key in kind.get("whole", ()):
                 # The file is a config of the same form, and the main config overrides
@@ -140,7 +162,27 @@ def parse_config_file(path: Path) -> Any:
     else:
         value = parse_options(text, path)
     refuse_unreadable(value, str(path))
+    _refuse_escaped_paths(value, path)
     return value
+
+
+def _refuse_escaped_paths(value: Any, path: Path) -> None:
+    """Raise VideotuneError for a Windows path in which a backslash was an escape.
+
+    Between double quotes ``C:`` and ``\\temp`` are a tab and "emp".
+    """
+    for key, text in flat_leaves(value).items():
+        if not isinstance(text, str):
+            continue
+        control = _CONTROL.search(text.strip())
+        is_path = _DRIVE.match(text) or _PATH_KEY.search(key) or _FILE_NAME.search(text)
+        if control and is_path:
+            escape = control[0].encode("unicode_escape").decode()
+            raise VideotuneError(
+                f"{path}: {key} holds a control character where {escape} was written"
+                f" ({text[:80]!r}): between double quotes a backslash is an escape. Write the"
+                " path with / or between single quotes"
+            )
 
 
 def _open_config(path: Path) -> _ConfigFile:
@@ -173,8 +215,9 @@ def _references(
                 yield entry_key, path
 
 
-def _find_file(name: str, folder: Path) -> Path | None:
-    """Return the file that a name refers to, or None if it does not exist.
+def _find_file(name: str, folder: Path, within: Path | None) -> Path | None:
+    """Return the file that a name refers to, or None if it does not exist or is not
+    below ``within``.
 
     The name may be relative to the config's folder, one above it, or the working
     folder.
@@ -182,6 +225,11 @@ def _find_file(name: str, folder: Path) -> Path | None:
     config_folder = folder.resolve()
     folders = [config_folder, *config_folder.parents][:MAX_FOLDERS]
     for base_folder in [*folders, Path()]:
-        if os.path.isfile(base_folder / name):
-            return base_folder / name
+        path = base_folder / name
+        if os.path.isfile(path) and _is_below(path, within):
+            return path
     return None
+
+
+def _is_below(path: Path, folder: Path | None) -> bool:
+    return folder is None or path.resolve().is_relative_to(folder.resolve())
