@@ -9,12 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.clips import noise, write_image
+from tests.support.datasets import scanned
 from videotune.data.captions import (
+    fill_trigger,
     lint_caption,
     lint_captions,
     read_caption,
+    split_variants,
     with_trigger,
 )
+from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
 from videotune.data.metadata_files import read_metadata
 from videotune.errors import VideotuneError
@@ -156,7 +161,7 @@ def rows(path: Path, content: str | bytes) -> list[tuple[str, tuple[str, ...], i
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     listed, _ = read_metadata(path)
     return [
-        (row.file_name, row.captions, int(row.position.rpartition(":")[2]))
+        (row.file_name, row.texts, int(row.position.rpartition(":")[2]))
         for row in listed
     ]
 
@@ -207,29 +212,86 @@ def test_the_text_column(tmp_path: Path) -> None:
         assert rows(file, f"file_name,{name}\na.mp4,hi\n") == [("a.mp4", ("hi",), 2)]
     file.write_text("caption,file_name,text\nno,a.mp4,yes\n")
     listed, notes = read_metadata(file)
-    assert listed[0].captions == ("yes",)
+    assert listed[0].texts == ("yes",)
     assert notes[0].endswith(
         "captions are taken from the column text, not from caption"
     )
 
 
-def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
+def test_texts_of_metadata_keep_their_line_breaks(tmp_path: Path) -> None:
     file = tmp_path / "metadata.csv"
     file.write_text(
-        'file_name,text\na.mp4,"one\ntwo"\nb.mp4,"one\r\n\r\ntwo"\nc.mp4,"one\n"\nd.mp4,one\n',
+        'file_name,text\na.mp4,"one\ntwo"\nb.mp4," "\nc.mp4,"one\n"\nd.mp4,one\n',
         newline="",
     )
     listed, notes = read_metadata(file)
-    assert [row.captions for row in listed] == [
-        ("one", "two"),
-        ("one", "two"),
-        ("one",),
-        ("one",),
-    ]
-    assert notes == [f"2 captions of {file} have line breaks; each line is a variant"]
+    assert [row.texts for row in listed] == [("one\ntwo",), (), ("one\n",), ("one",)]
+    assert notes == []
     file = tmp_path / "metadata.jsonl"
-    file.write_text('{"file_name": "a.mp4", "text": ["one", "two"]}\n')
-    assert read_metadata(file)[1] == []
+    file.write_text('{"file_name": "a.mp4", "text": ["one", "two\\nthree"]}\n')
+    assert read_metadata(file)[0][0].texts == ("one", "two\nthree")
+
+
+@pytest.mark.parametrize(
+    "separator", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"]
+)
+def test_only_line_ends_of_editors_end_a_caption(separator: str) -> None:
+    """Others are within one, and a hint names those that are not seen."""
+    text = f"a cat{separator}on a roof"
+    assert split_variants(text) == (text,)
+    assert any("invisible" in hint for hint in lint_caption(text))
+    assert split_variants("a\nb\r\nc\rd") == ("a", "b", "c", "d")
+
+
+def captioned(folder: Path, **texts: str) -> Path:
+    """A folder of images with these captions."""
+    for seed, (name, text) in enumerate(texts.items()):
+        write_image(folder / f"{name}.png", noise(1, seed=seed)[0])
+        (folder / f"{name}.txt").write_bytes(text.encode())
+    return folder
+
+
+def line_notes(library: Library) -> list[str]:
+    return [note for note in library.notes if "several lines" in note]
+
+
+@pytest.mark.parametrize(
+    ("texts", "several", "prose"),
+    [
+        ({"a": "one\ntwo", "b": "one"}, "1 caption has", False),
+        ({"a": "She walks.\n\nThe camera follows.", "b": "x\r\ny"}, "2 captions", True),
+        ({"a": "x\r\rShe", "b": "x"}, "1 caption has", True),
+        ({"a": "\n\none\n\n", "b": "two \n"}, "", False),
+    ],
+)
+def test_several_lines_are_reported_and_may_be_one_caption(
+    tmp_path: Path, texts: dict[str, str], several: str, prose: bool
+) -> None:
+    folder = captioned(tmp_path / "d", **texts)
+    library = scanned(folder)
+    notes = line_notes(library)
+    assert bool(notes) is bool(several)
+    if several:
+        assert several in notes[0]
+        assert ("paragraphs" in notes[0]) is prose
+
+    joined = scanned(folder, caption_lines="join")
+    assert line_notes(joined) == []
+    assert [clip.captions for clip in joined.clips] == [
+        (" ".join(text.split()),) for text in texts.values()
+    ]
+
+
+def test_lines_of_metadata_follow_the_same_rule(tmp_path: Path) -> None:
+    write_image(tmp_path / "d" / "a.png", noise(1)[0])
+    (tmp_path / "d" / "metadata.jsonl").write_text(
+        '{"file_name": "a.png", "text": ["one\\ntwo", "three"]}\n'
+    )
+    library = scanned(tmp_path / "d")
+    assert library.clips[0].captions == ("one", "two", "three")
+    assert len(line_notes(library)) == 1
+    joined = scanned(tmp_path / "d", caption_lines="join")
+    assert joined.clips[0].captions == ("one two", "three")
 
 
 @pytest.mark.parametrize(
@@ -358,11 +420,26 @@ def test_what_a_csv_or_json_writer_wrote_is_read(
         writer.writerows(
             [f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts)
         )
-    assert [row.captions for row in read_metadata(file)[0]] == wanted
+    assert [row.texts for row in read_metadata(file)[0]] == wanted
     lines = [
         json.dumps({"file_name": str(i), "text": each}, ensure_ascii=False)
         for i, each in enumerate(texts)
     ]
     file = file.with_suffix(".jsonl")
     file.write_text("\n".join(lines), encoding="utf-8")
-    assert [row.captions for row in read_metadata(file)[0]] == wanted
+    assert [row.texts for row in read_metadata(file)[0]] == wanted
+
+
+@pytest.mark.parametrize(
+    ("caption", "with_it"),
+    [
+        ("a photo of [trigger]", "a photo of ohwx"),
+        ("[name] and [trigger]", "ohwx and ohwx"),
+        ("a photo", "ohwx, a photo"),
+    ],
+)
+def test_placeholders_of_the_trigger_word(caption: str, with_it: str) -> None:
+    assert with_trigger(caption, "ohwx") == with_it
+    assert with_trigger(caption, None) == caption
+    assert bool(lint_caption(caption)) == ("[" in caption)
+    assert lint_caption(fill_trigger(caption, "ohwx")) == []

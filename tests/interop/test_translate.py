@@ -250,3 +250,56 @@ def test_a_folder_in_diffusers_layout_and_a_single_file_are_taken_where_they_lie
     ).config
     assert config["base_model_name"] == str(tmp_path / "model")
     assert config["transformer"]["file"] == str(tmp_path / "dit.safetensors")
+
+
+A14B = {"task": "t2v-A14B", "network_module": "networks.lora_wan", "script": "wan_train_network.py"}  # fmt: skip
+RANGE = {"preserve_distribution_shape": True, "timestep_sampling": "shift"}
+ONE_EXPERT: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "by its name, low": ("musubi", A14B | {"dit": "wan2.2_low_noise.safetensors"}, "low"),
+    "by its name, high": ("musubi", A14B | {"dit": "wan2.2_t2v_HIGH-noise.safetensors"}, "high"),
+    "by its range, low": ("musubi", A14B | RANGE | {"dit": "x", "min_timestep": 0, "max_timestep": 875}, "low"),
+    "by its range, high": ("musubi", A14B | {"dit": "x", "min_timestep": 900.0, "max_timestep": 1000}, "high"),
+    "both": ("musubi", A14B | {"dit": "x_low_noise", "dit_high_noise": "y"}, None),
+    "not said": ("musubi", A14B | {"dit": "x"}, None),
+    "diffusion-pipe": ("diffusion-pipe", {"model.type": "wan", "model.ckpt_path": "Wan2.2-T2V-A14B",
+                       "model.transformer_path": "Wan2.2-T2V-A14B/low_noise_model"}, "low"),
+}  # fmt: skip
+"""One file of a model with two experts: the trainer, its keys, which expert trains."""
+
+
+@pytest.mark.parametrize("name", ONE_EXPERT)
+def test_one_expert_alone_is_imported_as_that_expert(name: str) -> None:
+    trainer, values, expert = ONE_EXPERT[name]
+    found = translate(ForeignConfig(trainer, values, (HERE / "x",), ()))
+    assert found.config["base_model_name"] == "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
+    assert found.config.get("experts") == expert
+    assert not {"timestep_min", "timestep_max"} & {
+        key for key, value in found.config.items() if value not in (0, 1)
+    }
+    if name in ("by its name, low", "by its name, high", "not said"):
+        assert row(found, "dit").verdict == "differs"
+
+
+def test_the_file_of_one_expert_keeps_its_place(tmp_path: Path) -> None:
+    (tmp_path / "low_noise.safetensors").write_bytes(b"")
+    values = A14B | {"dit": "low_noise.safetensors"}
+    config = translate(ForeignConfig("musubi", values, (tmp_path / "x",), ())).config
+    assert config["transformer"]["file"] == [None, str(tmp_path / "low_noise.safetensors")]  # fmt: skip
+
+
+def test_placeholders_and_options_of_prompts() -> None:
+    process = "config.process.0."
+    prompts = ["a [trigger] --w 640 --h 384 --m 2 --n [name]", "[name] runs", "x --w 640 --ctrl_img y"]  # fmt: skip
+    values = {
+        process + "trigger_word": "ohwx",
+        process + "sample.prompts": prompts,
+        process + "sample.neg": "no [trigger]",
+    }
+    found = translate(ForeignConfig("ai-toolkit", values, (HERE / "x",), ()))
+    assert found.config["samples"] == [
+        {"prompt": "a ohwx", "resolution": "384x640", "negative": "ohwx"},
+        "ohwx runs",
+        "x",
+    ]
+    assert found.config["sample"]["negative"] == "no ohwx"
+    assert row(found, process + "sample.prompts").theirs == prompts

@@ -25,6 +25,11 @@ _PLACEHOLDERS = re.compile(
 )
 """Captions that were never written, in the form of ``_normalize``."""
 
+TRIGGER_PLACEHOLDERS = ("[trigger]", "[name]")
+"""What stands for the trigger word in captions that were written for ai-toolkit."""
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
 _INVISIBLE = frozenset(
     "\ufeff\ufffd\u200b\u2060\u00ad\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 )
@@ -40,19 +45,44 @@ def read_caption(path: Path) -> tuple[str, ...]:
     Raises:
         ClipProblem: if the file is missing, empty, or not UTF-8.
     """
+    return split_variants(read_caption_text(path))
+
+
+def read_caption_text(path: Path) -> str:
+    """Read the text of a caption file, which is not blank.
+
+    Raises:
+        ClipProblem: if the file is missing, empty, or not UTF-8.
+    """
     # Reading a pipe might wait forever.
     if path.exists() and not path.is_file():
         raise ClipProblem("missing_caption", f"{path} is not a regular file")
 
-    lines = split_variants(read_utf8(path))
-    if not lines:
+    text = read_utf8(path)
+    if not text.strip():
         raise ClipProblem("empty_caption", f"{path} has no text")
-    return lines
+    return text
 
 
 def split_variants(text: str) -> tuple[str, ...]:
-    """Split a text into its lines, trimmed and without blank ones; each is a caption."""
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
+    """Split a text into its lines, trimmed and without blank ones; each is a caption.
+
+    Lines end as editors end them. Other separators (U+2028, U+0085, a vertical tab)
+    may be within a caption.
+    """
+    lines = [line.strip() for line in _LINE_END.split(text)]
+    return tuple(line for line in lines if line)
+
+
+def join_lines(text: str) -> str:
+    """Return the lines of a text as one caption."""
+    return " ".join(split_variants(text))
+
+
+def has_paragraphs(text: str) -> bool:
+    """Return whether a blank line separates lines of a text: it is prose, then."""
+    lines = [line.strip() for line in _LINE_END.split(text.strip())]
+    return "" in lines
 
 
 def read_utf8(path: Path) -> str:
@@ -90,12 +120,25 @@ def read_utf8(path: Path) -> str:
 
 
 def with_trigger(caption: str, trigger: str | None) -> str:
-    """Put the trigger word in front of a caption, unless it contains that word."""
+    """Put the trigger word in front of a caption, unless it contains that word.
+
+    It takes the place of ``[trigger]`` and ``[name]``, which captions for other
+    trainers have.
+    """
+    caption = fill_trigger(caption, trigger)
     if not trigger or re.search(
         rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE
     ):
         return caption
     return f"{trigger}, {caption}" if caption else trigger
+
+
+def fill_trigger(caption: str, trigger: str | None) -> str:
+    """Replace placeholders of the trigger word, if there is such a word."""
+    if trigger:
+        for placeholder in TRIGGER_PLACEHOLDERS:
+            caption = caption.replace(placeholder, trigger)
+    return caption
 
 
 def with_token(caption: str, token: str) -> str:
@@ -139,6 +182,13 @@ def lint_caption(caption: str, name: str | None = None) -> list[str]:
             f'the caption is only the file\'s name, "{caption.strip()}"; describe what is seen'
         )
 
+    for placeholder in TRIGGER_PLACEHOLDERS:
+        if placeholder in caption:
+            hints.append(
+                f"the caption has {placeholder}, which is trained as it is without a trigger"
+                " word; set datasets.trigger"
+            )
+
     invisible = dict.fromkeys(char for char in caption if _is_invisible(char))
     if invisible:
         codes = ", ".join(f"U+{ord(char):04X}" for char in list(invisible)[:5])
@@ -157,9 +207,8 @@ def _normalize(text: str) -> str:
 def _is_invisible(char: str) -> bool:
     if char in _INVISIBLE:
         return True
-    return (
-        unicodedata.category(char) in ("Cc", "Cn", "Co", "Cs") and char not in "\t\n\r"
-    )
+    category = unicodedata.category(char)
+    return category in ("Cc", "Cn", "Co", "Cs", "Zl", "Zp") and char not in "\t\n\r"
 
 
 def lint_captions(captions: Mapping[str, Iterable[str]]) -> list[str]:

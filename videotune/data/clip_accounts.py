@@ -3,22 +3,15 @@
 A warning asks the user to do something; a note does not.
 """
 
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from videotune.config.data_schema import VideoConfig
 from videotune.data.buckets import upscale_factor, visible_share
 from videotune.data.candidates import Candidate
-from videotune.data.captions import lint_caption, lint_captions
+from videotune.data.captions import fill_trigger, lint_caption
 from videotune.data.content_scan import ContentScan
 from videotune.data.frame_counts import (
-    frame_interval,
-    planned_frames,
     sample_fps,
-    split_by_frame_count,
 )
 from videotune.data.frame_sampling import FrameSampling
 from videotune.model_spec import VideoRules
@@ -351,93 +344,5 @@ def _add_caption_hints(candidate: Candidate, warnings: list[str]) -> None:
     name = Path(candidate.path).stem
     hints: list[str] = []
     for caption in candidate.captions:
-        hints += lint_caption(caption, name)
+        hints += lint_caption(fill_trigger(caption, candidate.dataset.trigger), name)
     warnings += dict.fromkeys(hints)
-
-
-def notes_on_clips(
-    candidates: Sequence[Candidate], video: VideoConfig, rules: VideoRules
-) -> list[str]:
-    """Return notes on the dataset as a whole.
-
-    They are on repeats by folder names, changed frame counts, windows that no clip
-    fills, frame rates, and captions that do not differ.
-
-    Args:
-        candidates: all usable files.
-        video: the config's settings.
-        rules: frames and sizes that the model accepts.
-    """
-    videos = [candidate for candidate in candidates if not candidate.media.still]
-    captions = {candidate.path: candidate.captions for candidate in candidates}
-    return [
-        *_repeats_notes(candidates),
-        *_frame_count_notes(videos, video, rules),
-        *_frame_rate_notes(videos, sample_fps(video, rules)),
-        *lint_captions(captions),
-    ]
-
-
-def _repeats_notes(candidates: Sequence[Candidate]) -> list[str]:
-    repeats = {candidate.repeats for candidate in candidates if candidate.repeats[0]}
-    if not repeats:
-        return []
-
-    count_by_folder = dict(sorted(repeats))
-    folders = [f"{name} {count}" for name, count in list(count_by_folder.items())[:5]]
-    if len(count_by_folder) > 5:
-        folders.append("…")
-    return [f"repeats by folder names: {', '.join(folders)}"]
-
-
-def _frame_count_notes(
-    videos: Sequence[Candidate], video: VideoConfig, rules: VideoRules
-) -> list[str]:
-    """Return notes on frame counts that the model changes, or that no clip has."""
-    plans = [
-        planned_frames(settings, rules) for settings in split_by_frame_count(video)
-    ]
-    largest_count = plans[0][0]
-
-    notes = []
-    # A default that the model changes needs no note.
-    is_configured = (
-        video.frames is not None
-        or video.max_frames != VideoConfig().max_frames
-        or frame_interval(video, rules) > 1
-    )
-    if is_configured and videos:
-        notes += [note for _, note in plans if note]
-
-    frames: list[int] = []
-    for candidate in videos:
-        frames += [window.shape.frames for window in candidate.sampling.windows]
-    longest_window = max(frames, default=largest_count)
-    if longest_window < largest_count:
-        notes.append(
-            f"no clip is long enough for {largest_count} frames: the longest window has "
-            f"{longest_window} (pad_short freeze repeats the last frame instead)"
-        )
-    return notes
-
-
-def _frame_rate_notes(videos: Sequence[Candidate], fps: float) -> list[str]:
-    """Return notes on mixed frame rates, and on rates below the ``fps`` of samples."""
-    notes = []
-    rates = Counter(round(candidate.media.fps, 2) for candidate in videos)
-    if len(rates) > 1:
-        counts = ", ".join(
-            f"{rate:g} fps ({count})" for rate, count in rates.most_common(5)
-        )
-        if len(rates) > 5:
-            counts += f" and {len(rates) - 5} more"
-        notes.append(
-            f"{len(rates)} frame rates are mixed: {counts}; "
-            f"all are sampled at {fps:g} fps, at their true speed"
-        )
-
-    if rates and median(candidate.media.fps for candidate in videos) < 0.8 * fps:
-        notes.append(
-            f"most clips are slower than the {fps:g} fps of training: frames are repeated"
-        )
-    return notes

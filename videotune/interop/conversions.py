@@ -11,6 +11,7 @@ from typing import Any
 
 from videotune.config import suggestions
 from videotune.interop.command_files import parse_scalar
+from videotune.sampling.prompts import FLAGS, parse_prompt
 
 
 def _as_is(value: Any, _: Path) -> Any:
@@ -86,6 +87,35 @@ def _weights(value: Any, folder: Path) -> str | None:
     return str(path.absolute()) if is_weights else None
 
 
+def _low_expert(value: Any, folder: Path) -> list[Any]:
+    """Convert the file of the expert for low noise to ``experts`` and the files of
+    both.
+    """
+    path = _weights(value, folder)
+    return ["low"] if path is None else ["low", [None, path]]
+
+
+def _high_expert(value: Any, folder: Path) -> list[Any]:
+    path = _weights(value, folder)
+    return ["high"] if path is None else ["high", [path, None]]
+
+
+def _prompts(value: Any, _: Path) -> list[Any]:
+    """Convert prompts with options (``--w 640``) to entries of ``samples``.
+
+    Options that videotune lacks are left out.
+    """
+    prompts = []
+    for text in value if isinstance(value, list) else [value]:
+        prompt, *options = re.split(r"\s--(?=[a-z_]+\s)", f" {text} ")
+        known = [option for option in options if option.split()[0] in FLAGS]
+        flags = {option.split()[0] for option in known}
+        if len(flags & {"w", "h"}) == 1:  # a size needs both
+            known = [option for option in known if option.split()[0] not in ("w", "h")]
+        prompts.append(parse_prompt(" --".join([prompt, *known]), "samples"))
+    return prompts
+
+
 def _one_more(value: Any, _: Path) -> Any:
     return value + 1
 
@@ -116,6 +146,9 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "path": _path,
     "path or id": _path_or_id,
     "weights": _weights,
+    "low expert": _low_expert,
+    "high expert": _high_expert,
+    "prompts": _prompts,
     "sides": _area_sides,
     "sizes with frames": _sizes_with_frames,
     "one more": _one_more,

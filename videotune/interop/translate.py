@@ -86,8 +86,10 @@ def translate(theirs: ForeignConfig) -> Imported:
     base = _base_model(base_names, folder)
 
     rows = []
+    filled_values = _fill_placeholders(values, table.get("placeholders"))
     for key, rule in rules.items():
-        row = _translate_key(key, values, rule, base, folder)
+        row = _translate_key(key, filled_values, rule, base, folder)
+        row = replace(row, theirs=values[key])
         rows.append(replace(row, given=key in config_values))
     for key, path in theirs.missing:
         rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
@@ -113,6 +115,30 @@ def _split_arguments(
         for name, _, text in assignments:
             split_values[f"{key}.{name.strip()}"] = parse_scalar(text.strip())
     return split_values
+
+
+def _fill_placeholders(
+    values: Mapping[str, Any], placeholders: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """Return the values with words such as [trigger] replaced by another key's value."""
+    if placeholders is None:
+        return values
+
+    def filled(text: Any, replacement: str) -> Any:
+        if isinstance(text, list):
+            return [filled(entry, replacement) for entry in text]
+        if isinstance(text, str):
+            for word in placeholders["words"]:
+                text = text.replace(word, replacement)
+        return text
+
+    filled_values = dict(values)
+    for key, value in values.items():
+        replacement = _related_value(placeholders["for"], key, values)
+        is_filled = suggestions.plain(key) in placeholders["in"]
+        if is_filled and isinstance(replacement, str) and replacement:
+            filled_values[key] = filled(value, replacement)
+    return filled_values
 
 
 def _defaults(
