@@ -21,7 +21,7 @@ from videotune.data.captions import (
 )
 from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
-from videotune.data.metadata_files import read_metadata
+from videotune.data.metadata_files import MetadataRow, read_metadata
 from videotune.errors import VideotuneError
 
 
@@ -157,11 +157,15 @@ def test_one_caption_for_most_clips_is_told() -> None:
     )
 
 
+def variants_of(row: MetadataRow) -> tuple[str, ...]:
+    return split_variants("\n".join(row.texts))
+
+
 def rows(path: Path, content: str | bytes) -> list[tuple[str, tuple[str, ...], int]]:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     listed, _ = read_metadata(path)
     return [
-        (row.file_name, row.texts, int(row.position.rpartition(":")[2]))
+        (row.file_name, variants_of(row), int(row.position.rpartition(":")[2]))
         for row in listed
     ]
 
@@ -420,14 +424,14 @@ def test_what_a_csv_or_json_writer_wrote_is_read(
         writer.writerows(
             [f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts)
         )
-    assert [row.texts for row in read_metadata(file)[0]] == wanted
+    assert [variants_of(row) for row in read_metadata(file)[0]] == wanted
     lines = [
         json.dumps({"file_name": str(i), "text": each}, ensure_ascii=False)
         for i, each in enumerate(texts)
     ]
     file = file.with_suffix(".jsonl")
     file.write_text("\n".join(lines), encoding="utf-8")
-    assert [row.texts for row in read_metadata(file)[0]] == wanted
+    assert [variants_of(row) for row in read_metadata(file)[0]] == wanted
 
 
 @pytest.mark.parametrize(

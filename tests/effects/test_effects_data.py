@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from tests.support.clips import noise, numbered, read_numbers, write_clip, write_dataset
@@ -30,6 +31,7 @@ from tests.support.trainers import (
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import refuse_skips
 from videotune.latent_cache.batches import make_step_batch
+from videotune.rng import generator_for
 
 Counted = Callable[..., list[list[int]]]
 
@@ -278,19 +280,28 @@ def test_captions_of_a_clip_are_drawn_as_often_as_their_weights_say(lab: Lab) ->
         fps=16,
     )
 
-    def shares(weights: list[float] | None) -> list[float]:
+    def captions(weights: list[float] | None) -> list[str]:
         row = {"path": str(data)} | ({"caption_weights": weights} if weights else {})
         source = source_of(lab, {"datasets": [row], "caption_dropout": 0.0}, data=None)
-        seen = Counter(
-            caption
-            for step in range(1, 301)
-            for caption in make_step_batch(source, step).captions
-        )
-        return [seen[name] / seen.total() for name in ("long", "short", "other")]
+        steps = range(1, 301)
+        return [make_step_batch(source, step).captions[0] for step in steps]
 
-    assert shares(None) == pytest.approx([1 / 3] * 3, abs=0.1)
-    assert shares([3.0, 1.0]) == pytest.approx([0.75, 0.25, 0.0], abs=0.1)
-    assert shares([0.0, 0.0, 2.0]) == [0, 0, 1]
+    def expected(weights: list[float]) -> list[str]:
+        """Look the draws up in the weights' cumulative distribution."""
+        limits = np.cumsum(weights) / np.sum(weights)
+        names = []
+        for step in range(1, 301):
+            generator = generator_for(0, "caption", step, 0)
+            generator.random()  # whether the caption is dropped
+            drawn = np.searchsorted(limits, generator.random(), side="right")
+            names.append(("long", "short", "other")[drawn])
+        return names
+
+    for weights in ([3.0, 1.0], [1.0, 2.0, 5.0], [0.0, 0.0, 2.0]):
+        assert captions(weights) == expected(weights)
+    counts = Counter(captions(None))
+    assert scipy.stats.chisquare(list(counts.values())).pvalue > 0.01
+    assert len(counts) == 3
 
 
 @pytest.mark.effect("video_config.frames", "video_config.max_frames")
@@ -433,19 +444,23 @@ def test_windows_move_and_neighbouring_frames_swap(lab: Lab) -> None:
 
 @pytest.mark.effect("video_config.frame_dropout_probability")
 def test_latent_frames_are_fed_as_noise_and_left_out_of_the_loss(lab: Lab) -> None:
-    for probability in (0, 0.3):
+    for probability in (0, 0.1, 0.3):
         source = source_of(
             lab,
             {"video_config.frame_dropout_probability": probability, "batch_size": 4},
         )
         batches = [make_step_batch(source, step).batch for step in range(1, 31)]
-        share = (
-            torch.cat([batch.dropped_frames_mask for batch in batches])[:, :, 1:]
-            .float()
-            .mean()
-            .item()
-        )
-        assert share == pytest.approx(probability, abs=0.1 * (probability > 0))
+        masks = [batch.dropped_frames_mask for batch in batches]
+        frames = masks[0].shape[2]
+        expected = [
+            generator_for(0, "frame dropout", step, index).random(frames) < probability
+            for step in range(1, 31)
+            for index in range(4)
+        ]
+        dropped = torch.cat(masks)[:, 0, :, 0, 0].numpy()
+        assert not dropped[:, 0].any(), "never the first"
+        assert (dropped[:, 1:] == np.array(expected)[:, 1:]).all()
+        assert dropped[:, 1:].mean() == pytest.approx(probability, abs=0.05)
         assert all(
             torch.equal(batch.loss_mask == 0, batch.dropped_frames_mask)
             for batch in batches
@@ -474,6 +489,27 @@ def test_a_clip_without_a_caption_stops_the_run_or_is_left_out_or_has_another_te
     )
 
 
+@pytest.mark.effect("caption_lines")
+def test_lines_of_a_caption_are_variants_or_one_text(lab: Lab) -> None:
+    clips = {"a.mp4": noise(9, 32, 32)}
+    data = write_dataset(lab.tmp / "data", clips, {"a.mp4": "a cat\na dog"}, fps=16)
+
+    def texts(lines: str) -> list[torch.Tensor]:
+        source = source_of(lab, {"caption_lines": lines}, data)
+        return [
+            make_step_batch(source, step).batch.conditioning.text
+            for step in range(1, 13)
+        ]
+
+    for drawn in texts("join"):
+        assert torch.equal(drawn, text_of(lab, "a cat a dog"))
+    variants = [text_of(lab, "a cat"), text_of(lab, "a dog")]
+    seen = set()
+    for drawn in texts("variants"):
+        seen |= {i for i, text in enumerate(variants) if torch.equal(drawn, text)}
+    assert seen == {0, 1}
+
+
 @pytest.mark.effect("caption_dropout")
 def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
     empty = text_of(lab, "")[0]
@@ -491,7 +527,13 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
 
     assert share(0) == 0
     assert share(1) == 1
-    assert 0.15 < share(0.3) < 0.45
+    drawn = [
+        generator_for(0, "caption", step, index).random() < 0.3
+        for step in range(1, 26)
+        for index in range(4)
+    ]
+    assert share(0.3) == sum(drawn) / len(drawn)
+    assert abs(share(0.3) - 0.3) < 0.1
     captions = [
         (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8")
         for name in "abcd"

@@ -340,6 +340,10 @@ class Config(Section):
     """what a clip without a caption does; text: it takes missing_caption_text"""
     missing_caption_text: str | None = data(None, min_length=1)
     """the caption of clips that have none"""
+    caption_lines: Literal["variants", "join"] = data("variants")
+    """what several lines of a caption are; variants: each is a caption of its own;
+    join: all of them are one caption
+    """
     dataloader_threads: int = safe(2, ge=0, le=256)
     """threads that decode clips and read batches ahead; 0: none"""
 

@@ -8,11 +8,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.buckets import Size, SizeChoices, choose_size
-from videotune.data.captions import read_caption, with_trigger
+from videotune.data.captions import (
+    join_lines,
+    read_caption_text,
+    split_variants,
+    with_trigger,
+)
 from videotune.data.clip_file import ClipFile, repeats_of
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import ClipProblem
@@ -54,6 +60,10 @@ class Candidate:
 
     captions: tuple[str, ...] = ()
     """Variants of the caption, without the trigger."""
+
+    caption_texts: tuple[str, ...] = ()
+    """Captions as they are written; with ``caption_lines`` "variants" each line is one
+    of the variants."""
 
     size: Size = (1, 1)
     sampling: FrameSampling = field(default_factory=FrameSampling)
@@ -218,7 +228,7 @@ def _prepare(
             "decode_error",
             f"its frames are damaged from {damaged_at:.2f} s on, within its windows",
         )
-    candidate.captions = _captions_of(candidate.file, config)
+    candidate.captions, candidate.caption_texts = _captions_of(candidate.file, config)
 
 
 def _duplicate_problem(
@@ -228,7 +238,7 @@ def _duplicate_problem(
     detail = f"has the same bytes as {original.relative}"
     # Without a caption of its own there is nothing to compare.
     with suppress(ClipProblem):
-        captions = _captions_of(candidate.file, config)
+        captions = _captions_of(candidate.file, config).variants
         if not set(captions) <= set(original.captions):
             detail += (
                 ", whose captions are used; its own captions differ and are not used"
@@ -236,7 +246,13 @@ def _duplicate_problem(
     return ClipProblem("duplicate", detail)
 
 
-def _captions_of(file: ClipFile, config: Config) -> tuple[str, ...]:
+class _Captions(NamedTuple):
+    variants: tuple[str, ...]
+    texts: tuple[str, ...]
+    """What was written, of which the variants were made."""
+
+
+def _captions_of(file: ClipFile, config: Config) -> _Captions:
     """Read the variants of a clip's caption, or the config's substitute for a missing
     one.
 
@@ -244,30 +260,34 @@ def _captions_of(file: ClipFile, config: Config) -> tuple[str, ...]:
         ClipProblem: if there is no caption and the config does not allow that.
     """
     try:
-        return _read_captions(file)
+        texts = _read_texts(file)
     except ClipProblem as problem:
         is_missing = problem.reason in ("missing_caption", "empty_caption")
         if is_missing and config.missing_caption == "text":
-            return (config.missing_caption_text or "",)
+            return _Captions((config.missing_caption_text or "",), ())
         if is_missing and config.missing_caption == "empty":
-            return ("",)
+            return _Captions(("",), ())
         raise
 
+    if config.caption_lines == "join":
+        return _Captions(tuple(join_lines(text) for text in texts), texts)
+    return _Captions(split_variants("\n".join(texts)), texts)
 
-def _read_captions(file: ClipFile) -> tuple[str, ...]:
+
+def _read_texts(file: ClipFile) -> tuple[str, ...]:
     """Read captions from the metadata file if it lists the clip, else from its text
     file.
     """
-    if file.metadata_captions is not None:
-        if not any(caption.strip() for caption in file.metadata_captions):
+    if file.metadata_texts is not None:
+        if not file.metadata_texts:
             raise ClipProblem(
                 "empty_caption", f"{file.metadata_row} has no text for it"
             )
-        return file.metadata_captions
+        return file.metadata_texts
 
     if file.caption_file is None:
         raise ClipProblem("missing_caption", file.missing_detail)
-    return read_caption(file.caption_file)
+    return (read_caption_text(file.caption_file),)
 
 
 def _caption_message(candidates: Sequence[Candidate]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from videotune.data.captions import split_variants
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.probe import VIDEO_SUFFIXES
 
@@ -27,9 +28,10 @@ class ClipFile:
     expected_caption: Path
     """Path at which the layout expects the text file."""
 
-    metadata_captions: tuple[str, ...] | None = None
-    """Variants by a metadata file, which alone count then; empty if its row has no
-    text.
+    metadata_texts: tuple[str, ...] | None = None
+    """Captions by a metadata file, which alone count then; empty if its row has none.
+
+    Each may have several lines.
     """
 
     metadata_row: str | None = None
@@ -40,6 +42,13 @@ class ClipFile:
 
     missing_detail: str = ""
     """What is missing, the file or the caption; "" if nothing is."""
+
+    @property
+    def metadata_captions(self) -> tuple[str, ...] | None:
+        """Variants by a metadata file: the lines of its texts."""
+        if self.metadata_texts is None:
+            return None
+        return split_variants("\n".join(self.metadata_texts))
 
 
 def repeats_of(root: Path, path: Path) -> tuple[str, int]:

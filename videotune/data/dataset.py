@@ -18,7 +18,8 @@ from videotune.data.buckets import (
     visible_share,
 )
 from videotune.data.candidates import Candidate, prepare_candidates
-from videotune.data.clip_accounts import account_of, notes_on_clips
+from videotune.data.clip_accounts import account_of
+from videotune.data.dataset_notes import notes_on_clips
 from videotune.data.file_checks import refuse_links
 from videotune.data.frame_counts import (
     planned_frames,

@@ -284,7 +284,7 @@ class _DatasetFolder:
             path=layout.folder / name,
             caption_file=caption_file,
             expected_caption=expected_caption,
-            metadata_captions=row.captions if row is not None else None,
+            metadata_texts=row.texts if row is not None else None,
             metadata_row=metadata_row,
             exists=exists,
             missing_detail=missing_detail,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from videotune.data.captions import read_utf8, split_variants
+from videotune.data.captions import read_utf8
 from videotune.data.file_checks import ClipProblem
 from videotune.errors import VideotuneError
 
@@ -31,8 +31,8 @@ class MetadataRow:
     file_name: str
     """Path of the clip as written there."""
 
-    captions: tuple[str, ...]
-    """Variants of the caption; empty if the row has none."""
+    texts: tuple[str, ...]
+    """Captions as written there, without blank ones; each may have several lines."""
 
     position: str
     """File and line: "PATH:line"."""
@@ -41,8 +41,8 @@ class MetadataRow:
 def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
     """Read the rows of a metadata file, and notes on data that is not used.
 
-    The file needs a column ``file_name`` and one of ``TEXT_COLUMNS``. Several lines in
-    a text, and in JSON a list of texts, are variants.
+    The file needs a column ``file_name`` and one of ``TEXT_COLUMNS``. In JSON a list of
+    texts are variants.
 
     Raises:
         VideotuneError: for anything else; the message names file and line.
@@ -66,14 +66,6 @@ def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
     column, notes = _text_column(path, list(columns))
 
     metadata_rows = [_parse_row(path, position, row, column) for position, row in rows]
-    multiline_texts = [
-        row[column] for _, row in rows if isinstance(row.get(column), str)
-    ]
-    multiline_count = sum(len(split_variants(text)) > 1 for text in multiline_texts)
-    if multiline_count:
-        notes.append(
-            f"{multiline_count} captions of {path} have line breaks; each line is a variant"
-        )
     return metadata_rows, notes
 
 
@@ -231,7 +223,5 @@ def _parse_row(
             f"{position} has a broken character ({error.reason}). Save the file as UTF-8."
         ) from error
 
-    captions: list[str] = []
-    for text in texts:
-        captions += split_variants(text)
-    return MetadataRow(file_name.strip(), tuple(captions), position)
+    written_texts = tuple(text for text in texts if text.strip())
+    return MetadataRow(file_name.strip(), written_texts, position)

@@ -72,7 +72,7 @@ class _Conversion:
             "pixel_aspect=1/1:colorspace=0:range=2"
         )
         # A wide gamut mostly holds colours of BT.709, which must come back exactly.
-        intent = "perceptual" if is_hdr else "relative"
+        intent = "perceptual" if is_hdr else "relative_colorimetric"
         scale = f"out_transfer=bt709:out_primaries=bt709:intent={intent}"
         try:
             filters = [

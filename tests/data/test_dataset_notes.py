@@ -1,0 +1,80 @@
+"""Notes on a dataset as a whole are true, and are given where they help."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.clips import noise, write_clip, write_image
+from tests.support.datasets import scanned
+
+
+def frame_notes(folder: Path, **video: Any) -> list[str]:
+    library = scanned(folder, video_config=video)
+    return [note for note in library.notes if " frames: " in note]
+
+
+@pytest.mark.parametrize(
+    ("video", "reason"),
+    [
+        ({"frames": [5, 33], "max_duration": 1.0}, "max_duration"),
+        ({"frames": 33, "max_duration": 1.0}, "max_duration"),
+        ({"frames": [5, 33]}, None),
+        ({"frames": [5, 101]}, "long enough"),
+        ({"frames": [5, 101], "max_duration": 1.0}, "long enough"),
+        (
+            {
+                "frames": [5, 33],
+                "frame_sample_strategy": "keyframe",
+                "keyframe_source": "container",
+                "windows": "head",
+            },
+            None,
+        ),
+    ],
+)
+def test_why_no_window_has_a_frame_count(
+    tmp_path: Path, video: dict[str, Any], reason: str | None
+) -> None:
+    """A clip of 48 frames; what keeps it from a count is the clip or the setting."""
+    write_clip(tmp_path / "a.mp4", noise(48), fps=16)
+    notes = [
+        note
+        for note in frame_notes(tmp_path, **video)
+        if "long enough" in note or "no window" in note
+    ]
+    assert len(notes) == (reason is not None)
+    if reason:
+        assert reason in notes[0]
+
+
+def test_single_frames_that_outnumber_the_other_windows_are_reported(
+    tmp_path: Path,
+) -> None:
+    write_clip(tmp_path / "a.mp4", noise(48), fps=16)
+    library = scanned(tmp_path, video_config={"frames": [1, 33]})
+    assert any("single frames" in note for note in library.notes)
+    library = scanned(tmp_path, video_config={"frames": [17, 33]})
+    assert not any("single frames" in note for note in library.notes)
+
+
+@pytest.mark.parametrize(
+    ("count", "gap", "odd", "is_series"),
+    [
+        (16, None, False, True),
+        (15, None, False, False),
+        (17, 8, False, False),
+        (17, None, True, True),
+    ],
+)
+def test_numbered_stills_may_be_a_video(
+    tmp_path: Path, count: int, gap: int | None, odd: bool, is_series: bool
+) -> None:
+    """Sixteen of one size without a gap; one of another size ends the series."""
+    for number in range(count):
+        if number != gap:
+            size = 32 if odd and number == count - 1 else 64
+            picture = noise(1, size, 96, seed=number)[0]
+            write_image(tmp_path / "walk" / f"frame_{number:04d}.png", picture)
+    notes = [note for note in scanned(tmp_path).notes if "numbered" in note]
+    assert len(notes) == is_series

@@ -1,0 +1,211 @@
+"""Notes on a dataset as a whole: what its clips have in common, or lack."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from statistics import median
+
+from videotune.config.data_schema import VideoConfig
+from videotune.data.candidates import Candidate
+from videotune.data.captions import has_paragraphs, lint_captions
+from videotune.data.frame_counts import (
+    frame_interval,
+    frames_in,
+    planned_frames,
+    sample_fps,
+    split_by_frame_count,
+)
+from videotune.model_spec import VideoRules
+
+FEWEST_NUMBERED_STILLS = 16
+"""Images numbered without a gap, and equal in size, from which on a note asks whether
+they are the frames of a video.
+"""
+
+
+def notes_on_clips(
+    candidates: Sequence[Candidate], video: VideoConfig, rules: VideoRules
+) -> list[str]:
+    """Return notes on the dataset as a whole.
+
+    They are on repeats by folder names, changed frame counts, windows that no clip
+    fills, frame rates, captions of several lines or that do not differ, and images that
+    look like the frames of a video.
+
+    Args:
+        candidates: all usable files.
+        video: the config's settings.
+        rules: frames and sizes that the model accepts.
+    """
+    videos = [candidate for candidate in candidates if not candidate.media.still]
+    captions = {candidate.path: candidate.captions for candidate in candidates}
+    return [
+        *_repeats_notes(candidates),
+        *_frame_count_notes(videos, video, rules),
+        *_frame_rate_notes(videos, sample_fps(video, rules)),
+        *_caption_line_notes(candidates),
+        *_numbered_still_notes(candidates),
+        *lint_captions(captions),
+    ]
+
+
+def _repeats_notes(candidates: Sequence[Candidate]) -> list[str]:
+    repeats = {candidate.repeats for candidate in candidates if candidate.repeats[0]}
+    if not repeats:
+        return []
+
+    count_by_folder = dict(sorted(repeats))
+    folders = [f"{name} {count}" for name, count in list(count_by_folder.items())[:5]]
+    if len(count_by_folder) > 5:
+        folders.append("…")
+    return [f"repeats by folder names: {', '.join(folders)}"]
+
+
+def _frame_count_notes(
+    videos: Sequence[Candidate], video: VideoConfig, rules: VideoRules
+) -> list[str]:
+    """Return notes on frame counts that the model changes, or that no clip has."""
+    plans = [
+        planned_frames(settings, rules) for settings in split_by_frame_count(video)
+    ]
+
+    notes = []
+    # A default that the model changes needs no note.
+    is_configured = (
+        video.frames is not None
+        or video.max_frames != VideoConfig().max_frames
+        or frame_interval(video, rules) > 1
+    )
+    if is_configured and videos:
+        notes += [note for _, note in plans if note]
+
+    return notes + _unfilled_count_notes(videos, [frames for frames, _ in plans], rules)
+
+
+def _unfilled_count_notes(
+    videos: Sequence[Candidate], counts: Sequence[int], rules: VideoRules
+) -> list[str]:
+    """Return notes on configured frame counts of which no clip has a window.
+
+    Args:
+        videos: the clips.
+        counts: frame counts, the largest first.
+        rules: frames that the model accepts.
+    """
+    frames: list[int] = []
+    for candidate in videos:
+        frames += [window.shape.frames for window in candidate.sampling.windows]
+    if not frames:
+        return []
+
+    unfilled = [count for count in counts if count not in frames]
+    notes = [
+        _unfilled_count_note(count, videos, rules, longest_window=max(frames))
+        for count in unfilled
+    ]
+    singles = frames.count(1)
+    if len(counts) > 1 and singles > len(frames) / 2:
+        notes.append(
+            f"{singles} of {len(frames)} windows of videos are single frames, since "
+            'frames has 1: each frame of a clip is one; windows "head" takes one a clip'
+        )
+    return notes
+
+
+def _unfilled_count_note(
+    count: int, videos: Sequence[Candidate], rules: VideoRules, *, longest_window: int
+) -> str:
+    """Return why no clip has a window of a frame count."""
+    video = videos[0].video
+    interval = frame_interval(video, rules)
+    base_fps = sample_fps(video, rules) * interval
+    longest_clip = max(candidate.media.seconds for candidate in videos)
+    usable_seconds = min(longest_clip, video.max_duration)
+
+    if frames_in(longest_clip, base_fps, interval) < count:
+        return (
+            f"no clip is long enough for {count} frames: the longest window has "
+            f"{longest_window} (pad_short freeze repeats the last frame instead)"
+        )
+    if frames_in(usable_seconds, base_fps, interval) < count:
+        window_seconds = ((count - 1) * interval + 1) / base_fps
+        return (
+            f"no window has {count} frames: they take {window_seconds:.4g} s, and only "
+            f"{video.max_duration:g} s of a clip are used (max_duration)"
+        )
+    return (
+        f"no window has {count} frames: no clip has so many after a keyframe or between "
+        f"two cuts; the longest window has {longest_window}"
+    )
+
+
+def _frame_rate_notes(videos: Sequence[Candidate], fps: float) -> list[str]:
+    """Return notes on mixed frame rates, and on rates below the ``fps`` of samples."""
+    notes = []
+    rates = Counter(round(candidate.media.fps, 2) for candidate in videos)
+    if len(rates) > 1:
+        counts = ", ".join(
+            f"{rate:g} fps ({count})" for rate, count in rates.most_common(5)
+        )
+        if len(rates) > 5:
+            counts += f" and {len(rates) - 5} more"
+        notes.append(
+            f"{len(rates)} frame rates are mixed: {counts}; "
+            f"all are sampled at {fps:g} fps, at their true speed"
+        )
+
+    if rates and median(candidate.media.fps for candidate in videos) < 0.8 * fps:
+        notes.append(
+            f"most clips are slower than the {fps:g} fps of training: frames are repeated"
+        )
+    return notes
+
+
+def _caption_line_notes(candidates: Sequence[Candidate]) -> list[str]:
+    """Return a note on captions whose lines became variants."""
+    several = [
+        candidate
+        for candidate in candidates
+        if len(candidate.captions) > len(candidate.caption_texts) > 0
+    ]
+    if not several:
+        return []
+
+    count = "1 caption has" if len(several) == 1 else f"{len(several)} captions have"
+    note = (
+        f"{count} several lines (such as that of {several[0].relative}); each line is a "
+        'variant, of which a sample gets one; caption_lines "join" makes one caption of them'
+    )
+    prose = 0
+    for candidate in several:
+        prose += any(has_paragraphs(text) for text in candidate.caption_texts)
+    if prose:
+        note += f": {prose} of them have paragraphs, so they look like one text"
+    return [note]
+
+
+def _numbered_still_notes(candidates: Sequence[Candidate]) -> list[str]:
+    """Return notes on folders of images that look like the frames of a video."""
+    numbers_by_series: dict[tuple[PurePosixPath, str, int, int], set[int]] = {}
+    for candidate in candidates:
+        match = re.fullmatch(r"(.*?)(\d+)", candidate.relative.stem)
+        if candidate.media.still and match:
+            series = (
+                candidate.relative.parent,
+                match[1],
+                candidate.media.width,
+                candidate.media.height,
+            )
+            numbers_by_series.setdefault(series, set()).add(int(match[2]))
+
+    notes = []
+    for (folder, prefix, width, height), numbers in numbers_by_series.items():
+        is_gapless = max(numbers) - min(numbers) + 1 == len(numbers)
+        if len(numbers) >= FEWEST_NUMBERED_STILLS and is_gapless:
+            notes.append(
+                f"{len(numbers)} images {folder / prefix}{min(numbers)} to {max(numbers)} "
+                f"are numbered without a gap and all {width}x{height}; each is a clip of "
+                "one frame. If they are the frames of a video, make a video file of them"
+            )
+    return notes
