@@ -38,6 +38,8 @@ A living process writes it six times as often.
 LATEST_TIME = 2.5e11
 """Seconds since 1970 that a calendar can show, at most."""
 
+MAX_PROCESS_ID = 2**31 - 1
+
 MAX_JSON_BYTES = 4_000_000
 """Size limit of a JSON file that a program writes about itself."""
 
@@ -143,7 +145,7 @@ def is_left_behind(part: Path) -> bool:
     if process == os.getpid():  # in a container every process may have the same number
         started = time.time() - (time.perf_counter() - BEGUN)
         return part.stat().st_mtime < started
-    return not psutil.pid_exists(process)
+    return process > MAX_PROCESS_ID or not psutil.pid_exists(process)
 
 
 def append_whole(file: FileIO, content: bytes) -> None:
@@ -200,6 +202,7 @@ Count = Annotated[int, Interval(ge=0, le=2**53)]
 
 Number = Annotated[float, Interval(ge=0, lt=math.inf)]
 """A time, a share or another size."""
+
 
 def _has_no_nul(text: str) -> bool:
     return "\0" not in text
@@ -348,7 +351,7 @@ Moment = Annotated[float, Interval(ge=0, le=LATEST_TIME)]
 """Seconds since 1970."""
 
 
-ProcessId = Annotated[int, Interval(ge=1, le=2**31 - 1)]
+ProcessId = Annotated[int, Interval(ge=1, le=MAX_PROCESS_ID)]
 """The number of a process."""
 
 

@@ -15,3 +15,19 @@ def client(tmp_path: Path) -> Iterator[Any]:
     app, headers = make_app(tmp_path, "127.0.0.1", None), {"HX-Request": "true"}
     with TestClient(app, base_url="http://127.0.0.1:7860", headers=headers) as made:
         yield made
+
+
+@pytest.fixture
+def visitor(tmp_path: Path) -> Iterator[Any]:
+    """Somebody on another computer who came in with the password."""
+    from starlette.testclient import TestClient
+
+    from videotune.studio.app import make_app
+
+    app, headers = make_app(tmp_path, "0.0.0.0", "a password"), {"HX-Request": "true"}
+    with TestClient(app, base_url="http://studio:7860", headers=headers) as made:
+        answer = made.post(
+            "/login", data={"username": "studio", "password": "a password"}
+        )
+        assert answer.status_code == 200
+        yield made

@@ -48,8 +48,14 @@ def sleeper(
     facts = {"kind": "train", "about": about, "words": [], "cwd": str(tmp_path)}
     write_json(folder / "job.json", facts | {"started": time.time()})
     mark = mark_process(process.pid, process.args)
-    write_json(folder / "pid.json", {"runner": mark, "command": mark})
+    write_pids(folder, mark)
     return jobs.read_job(folder), process
+
+
+def write_pids(folder: Path, mark: Any) -> None:
+    """The file of a runner."""
+    pids = {"folder": str(folder.stat().st_ino), "runner": mark, "command": mark}
+    write_json(folder / "pid.json", pids)
 
 
 OTHERS: list[dict[str, Any]] = [
@@ -73,9 +79,7 @@ def test_only_the_process_that_was_started_is_its_own(
     try:
         assert job.is_running
         mark = mark_process(process.pid, process.args)
-        write_json(
-            job.folder / "pid.json", {"runner": mark | other, "command": mark | other}
-        )
+        write_pids(job.folder, mark | other)
         assert jobs.read_job(job.folder).state == "dead"
         assert not jobs.stop(job)
         assert not jobs.pause(job)

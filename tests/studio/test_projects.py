@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from videotune.errors import VideotuneError
-from videotune.files import read_json, write_json
 from videotune.studio import projects, trash, uploads
-from videotune.studio.downloads import stream_zip
 
 
 @pytest.fixture
@@ -177,72 +175,3 @@ def test_a_damaged_project_is_listed_beside_the_others(
         "broken",
         cats.name,
     }
-
-
-def test_a_project_is_duplicated_without_its_runs(
-    tmp_path: Path, cats: projects.Project
-) -> None:
-    uploads.accept(
-        cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat")]
-    )
-    projects.save_draft(cats, {"steps": 7})
-    (cats.folder / "runs" / "run-1").mkdir()
-    copy = projects.duplicate(tmp_path, projects.update(cats, card="rtx 4090"))
-    assert copy.title == "My cats (copy)"
-    assert copy.facts["card"] == "rtx 4090"
-    assert projects.draft(copy) == {"steps": 7}
-    assert (copy.folder / "clips/a.mp4").read_bytes() == MP4
-    assert not list((copy.folder / "runs").iterdir())
-    (cats.folder / "clips/a.txt").unlink()
-    assert (copy.folder / "clips/a.txt").read_text() == "a cat", "each has its own"
-
-
-def test_an_exported_project_is_imported_elsewhere_with_its_runs(
-    tmp_path: Path, cats: projects.Project
-) -> None:
-    uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4)])
-    run = cats.folder / "runs" / "run-1"
-    run.mkdir()
-    write_json(
-        run / "config.json",
-        {"datasets": [{"path": str(cats.folder / "clips")}], "steps": 3},
-    )
-    (cats.folder / "bin").mkdir()
-    (cats.folder / "bin" / "old.mp4").write_bytes(MP4)
-    projects.save_draft(cats, {"steps": 3, "output_model_destination": "/elsewhere"})
-    moved = projects.update(
-        cats, folder=str(cats.folder), sources=[{"path": "/elsewhere"}]
-    )
-    archive = tmp_path / "cats.zip"
-    archive.write_bytes(
-        b"".join(stream_zip(moved.folder, moved.name, projects.is_exported))
-    )
-    new = projects.import_project(tmp_path / "other", archive)
-    assert new.title == "My cats"
-    assert (new.folder / "clips/a.mp4").read_bytes() == MP4
-    assert read_json(new.folder / "runs/run-1/config.json")["datasets"] == [
-        {"path": str(new.folder / "clips")}
-    ]
-    assert not list(new.folder.glob("bin/*")), "what was removed is not passed on"
-    assert projects.draft(new) == {"steps": 3}, "where files go is the studio's"
-    assert projects.datasets(new) == [{"path": str(new.folder / "clips")}], (
-        "folders of another computer are not named"
-    )
-    again = projects.import_project(tmp_path / "other", archive)
-    assert again.name == "my-cats-2"
-    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == [
-        "my-cats",
-        "my-cats-2",
-    ]
-
-
-@pytest.mark.parametrize("member", ["x.txt", "a/project.jsonl", "../project.json"])
-def test_an_archive_that_is_no_project_is_refused_and_leaves_nothing(
-    tmp_path: Path, member: str
-) -> None:
-    archive = tmp_path / "odd.zip"
-    archive.write_bytes(packed((member, b"{}")))
-    (root := tmp_path / "root").mkdir()
-    with pytest.raises(VideotuneError):
-        projects.import_project(root, archive)
-    assert list(root.iterdir()) == []

@@ -10,17 +10,21 @@ from videotune.interop.translate import Imported, translate
 
 
 def import_config(
-    files: Sequence[Path | str], *, out: Path | str | None = None
+    files: Sequence[Path | str],
+    *,
+    out: Path | str | None = None,
+    within: Path | None = None,
 ) -> Imported:
     """Translate configs of one run of another trainer, and write videotune's config to
-    ``out``, a new JSON file.
+    ``out``, a new JSON file. With ``within``, only files below that folder are read.
 
     Raises VideotuneError for files that cannot be read, and if ``out`` already exists;
     then nothing is written.
     """
     if out is not None and Path(out).exists():
         raise VideotuneError(f"{out} already exists. Choose another file")
-    result = translate(read_foreign_config([Path(file) for file in files]))
+    config = read_foreign_config([Path(file) for file in files], within=within)
+    result = translate(config)
     if out is not None:
         write_json(Path(out), result.config, durable=False)
     return result

@@ -81,6 +81,9 @@ class JobRecord(TypedDict):
 class ProcessRecord(TypedDict):
     """``pid.json``: the processes of a job."""
 
+    folder: str
+    """The number of the job's folder on its disk, which a copy of the folder has not."""
+
     runner: ProcessMark
     command: ProcessMark
 
@@ -262,7 +265,9 @@ def _is_alive(folder: Path, started: Uptime | None) -> bool:
     if folder.absolute() in _runners:
         return True
 
-    record = _read_record(folder / "pid.json", ProcessRecord)
+    record = _read_processes(folder)
+    if record is None and (folder / "pid.json").exists():
+        return False
     if record is None:
         seconds = None if started is None else seconds_since(started)
         return seconds is not None and seconds < STARTUP_SECONDS
@@ -284,7 +289,7 @@ def _command_processes(
     """Return the process of a job's command, optionally with its children; empty if
     gone.
     """
-    record = _read_record(folder / "pid.json", ProcessRecord)
+    record = _read_processes(folder)
     command = find_process(record["command"]) if record is not None else None
     if command is None:
         return []
@@ -292,6 +297,14 @@ def _command_processes(
         children = command.children(recursive=True) if with_children else []
         return [command, *children]
     return []
+
+
+def _read_processes(folder: Path) -> ProcessRecord | None:
+    """Return the processes of a job; None if it has none, or was copied from another."""
+    record: ProcessRecord | None = _read_record(folder / "pid.json", ProcessRecord)
+    if record is None or record["folder"] != str(folder.stat().st_ino):
+        return None
+    return record
 
 
 def _read_record(path: Path, record_type: Any) -> Any:

@@ -38,6 +38,7 @@ def run(folder: Path) -> int:
         write_json(
             folder / "pid.json",
             {
+                "folder": str(folder.stat().st_ino),
                 "runner": mark_process(os.getpid(), sys.orig_argv),
                 "command": mark_process(command.pid, arguments),
             },

@@ -18,6 +18,12 @@ from videotune.files import Count, checked, hash_path
 Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]
 """A time since 1970, before the year 9999."""
 
+Step = Annotated[int, Interval(ge=0, lt=2**32)]
+"""The number of a step; sums over steps keep it in 32 bits."""
+
+Finite = Annotated[float, Interval(ge=-1e300, le=1e300)]
+"""A number whose sums are finite; a run writes null for others."""
+
 
 class FileEntry(TypedDict):
     """A file of a checkpoint: its length and its hash (``files.hash_file``)."""
@@ -140,19 +146,19 @@ def renamed(value: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-_MAYBE = float | None
+_MAYBE = Finite | None
 _ANY: dict[str, Any] = {"kind": str, "time": NotRequired[Seconds]}
-_AT_STEP = _ANY | {"step": Count}
+_AT_STEP = _ANY | {"step": Step}
 _READING = _object(
     normalised=_MAYBE,
     clips=NotRequired[dict[str, _MAYBE]],
     by_quantile=NotRequired[list[_MAYBE]],
 )  # over some clips
 
-_LINE = _object(**_ANY, step=NotRequired[Count], from_step=NotRequired[Count])
+_LINE = _object(**_ANY, step=NotRequired[Step], from_step=NotRequired[Step])
 _STEP = _object(
-    **_AT_STEP, loss=_MAYBE, mse=_MAYBE, by_t=list[_MAYBE], lr=dict[str, float], grad_norm=_MAYBE, window_ids=list[str],
-    seconds=dict[str, float], captions=NotRequired[list[int | None]], skipped=NotRequired[bool],
+    **_AT_STEP, loss=_MAYBE, mse=_MAYBE, by_t=list[_MAYBE], lr=dict[str, Finite], grad_norm=_MAYBE, window_ids=list[str],
+    seconds=dict[str, Seconds], captions=NotRequired[list[int | None]], skipped=NotRequired[bool],
 )  # fmt: skip
 _VALIDATION = _object(
     **_AT_STEP,
@@ -165,9 +171,9 @@ LINES: Mapping[str, Any] = {
     "validation": _VALIDATION,
     "verdict": _object(**_AT_STEP, verdict=str | None, reason=str),
     "sample": _object(**_AT_STEP, prompt=str, path=str),
-    "warning": _object(**_ANY, step=NotRequired[Count], text=str),
+    "warning": _object(**_ANY, step=NotRequired[Step], text=str),
     "end": _object(**_AT_STEP, why=str),
-    "resume": _object(**_ANY, from_step=Count),
+    "resume": _object(**_ANY, from_step=Step),
     **dict.fromkeys(("save", "views", "sample_metrics"), _object(**_AT_STEP)),
 }
 """What is read of the journal's lines, by their kind; for any other kind it is

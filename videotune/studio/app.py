@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ from videotune.studio import (
     setup_page,
     train_page,
 )
+from videotune.studio.projects import clear_leftovers
 from videotune.studio.security import (
     ATTEMPT_WINDOW,
     SESSION_COOKIE,
@@ -34,13 +34,14 @@ from videotune.studio.security import (
     check_host,
     is_local,
 )
-from videotune.studio.uploads import UPLOADS
 from videotune.studio.web import (
     STATIC,
+    UNEXPECTED,
     Changes,
     CurrentPage,
     PageContext,
     PostedForm,
+    describe_unexpected,
     page_response,
     render,
     reply,
@@ -135,9 +136,7 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
         host: host to listen on.
         password: password of the login; None for no login.
     """
-    # A killed server may have left incomplete uploads.
-    shutil.rmtree(root / UPLOADS, ignore_errors=True)
-
+    clear_leftovers(root)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.root = root
     app.state.local = is_local(host)
@@ -158,7 +157,7 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     def design(page: CurrentPage) -> Response:
         return page_response(page, "design", header.REGIONS, "Components")
 
-    for kind in (ValueError, OSError, RecursionError):
+    for kind in {OSError, *UNEXPECTED}:
         app.add_exception_handler(kind, error_response)
     app.mount("/static", StaticFiles(directory=STATIC))
     _add_pages(app)
@@ -224,11 +223,7 @@ def error_response(request: Request, error: Exception) -> Response:
 
     Such values are lone surrogates and very long names, for example.
     """
-    message = str(error)
-    if isinstance(error, OSError):
-        message = str(error.strerror or error)
-    message = message[:MAX_MESSAGE_LETTERS].encode("utf-8", "backslashreplace").decode()
-
+    message = _error_message(error)
     if request.headers.get("hx-request"):
         response = reply(message, is_error=True, status=422)
         response.body = message.encode()
@@ -248,3 +243,14 @@ def error_response(request: Request, error: Exception) -> Response:
     return page_response(
         page, "error", header.REGIONS, "Not found", status=404, words=message
     )
+
+
+def _error_message(error: Exception) -> str:
+    """Return the message of an error, as far as a page can show it."""
+    if isinstance(error, OSError):
+        message = str(error.strerror or error)
+    elif isinstance(error, ValueError):
+        message = str(error)
+    else:
+        message = describe_unexpected(error)
+    return message[:MAX_MESSAGE_LETTERS].encode("utf-8", "backslashreplace").decode()

@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from videotune.data.captions import split_variants, with_trigger
 from videotune.errors import VideotuneError
-from videotune.files import append_whole, read_json, read_lines, write_json, write_text
+from videotune.files import append_whole, checked, write_json, write_text
 from videotune.queue.jobs import QueuedJob, all_jobs, start
 from videotune.studio import clips
-from videotune.studio.projects import Project
+from videotune.studio.projects import Project, lock_of
+from videotune.studio.records import CaptionChange, read_record
 
 HISTORY = "history.jsonl"
 """Every change of a caption: when, of which clip, by what, the text before and after.
@@ -23,10 +23,14 @@ HISTORY = "history.jsonl"
 ``batch`` joins the changes of one action.
 """
 
-REQUIRED_KEYS = frozenset({"batch", "name", "before", "after", "by"})
+MAX_HISTORY_BYTES = 64_000_000
+"""Bytes of the history that are read, from its end."""
+
+MAX_BACKUP_BYTES = 64_000_000
+"""Size limit of the captions as they were before a job."""
 
 
-def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:
+def history(project: Project, name: str | None = None) -> list[CaptionChange]:
     """Return the changes, newest first.
 
     Args:
@@ -41,8 +45,19 @@ def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:
 
 
 @lru_cache(maxsize=8)
-def _read_history(path: Path, size: int) -> list[dict[str, Any]]:
-    return [line for line in reversed(read_lines(path)) if line.keys() >= REQUIRED_KEYS]
+def _read_history(path: Path, size: int) -> list[CaptionChange]:
+    """Return the changes, newest first, without lines that are damaged or torn."""
+    with path.open("rb") as file:
+        file.seek(max(0, size - MAX_HISTORY_BYTES))
+        content = file.read(MAX_HISTORY_BYTES)
+
+    changes: list[CaptionChange] = []
+    for line in reversed(content.split(b"\n")):
+        try:
+            changes.append(checked(CaptionChange, line))
+        except ValueError:
+            continue
+    return changes
 
 
 def change(
@@ -60,6 +75,13 @@ def change(
     Raises:
         VideotuneError: if a caption is in a list of captions.
     """
+    with lock_of(project.folder):
+        return _change(project, text_by_path, by, undoes)
+
+
+def _change(
+    project: Project, text_by_path: Mapping[str, str], by: str, undoes: str
+) -> int:
     batch = f"{time.time_ns():x}"
     rows = clips.table(project).rows
 
@@ -117,7 +139,7 @@ def record_changes(
         append_whole(file, "".join(lines).encode())
 
 
-def latest_change(project: Project) -> list[dict[str, Any]]:
+def latest_change(project: Project) -> list[CaptionChange]:
     """Return the records of the newest action that was not undone."""
     lines = history(project)
     undone_batches = {line.get("undoes") for line in lines}
@@ -132,6 +154,11 @@ def undo(project: Project) -> int:
 
     A caption that was changed again since then keeps its text.
     """
+    with lock_of(project.folder):
+        return _undo(project)
+
+
+def _undo(project: Project) -> int:
     rows = clips.table(project).rows.values()
     row_by_name = {row["name"]: row for row in rows if not row["fixed"]}
     lines = [line for line in latest_change(project) if line["name"] in row_by_name]
@@ -162,7 +189,7 @@ def planned_changes(
     rows = clips.table(project).rows
     text_by_path = {}
     for path in paths:
-        row = rows[path]
+        row = clips.find_clip(rows, path)
         if row["fixed"]:
             continue
         text = _edited(row["caption"], edit)
@@ -202,21 +229,31 @@ def finish_jobs(project: Project) -> None:
         *all_jobs(project.folder, "caption"),
         *all_jobs(project.folder, "split"),
     ]:
-        rows = clips.table(project).rows
-        marker = job.folder / "settled"
-        if job.is_running or marker.exists():
-            continue
-        marker.touch()
+        with lock_of(project.folder):
+            _finish_job(project, job)
 
-        if job.kind == "split" and job.state == "done" and job.about in rows:
-            clips.move(project, [job.about], "bin")
-        elif (job.folder / "before.json").is_file():
-            _record_captions(project, job)
+
+def _finish_job(project: Project, job: QueuedJob) -> None:
+    rows = clips.table(project).rows
+    marker = job.folder / "settled"
+    if job.is_running or marker.exists():
+        return
+    marker.touch()
+
+    if job.kind == "split" and job.state == "done" and job.about in rows:
+        clips.move(project, [job.about], "bin")
+    elif (job.folder / "before.json").is_file():
+        _record_captions(project, job)
 
 
 def _record_captions(project: Project, job: QueuedJob) -> None:
     """Add the captions that a job wrote to the history."""
-    caption_before = read_json(job.folder / "before.json")
+    caption_before = read_record(
+        job.folder / "before.json",
+        dict[str, str],
+        "the new captions stay, but they cannot be undone",
+        MAX_BACKUP_BYTES,
+    )
     changes = []
     for path, row in clips.table(project).rows.items():
         before = caption_before.get(path, "")

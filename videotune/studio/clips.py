@@ -21,6 +21,7 @@ from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files, texts
+from videotune.studio.records import CheckAccount, CheckedClip
 
 LONG_CLIP_SECONDS = 20.0
 """From this length on, a clip is a long video that should be cut into scenes."""
@@ -145,9 +146,9 @@ def _folders(project: Project) -> list[Path]:
 
 
 def _read_rows(
-    project: Project, check: tuple[QueuedJob, Mapping[str, Any]] | None
+    project: Project, check: tuple[QueuedJob, CheckAccount] | None
 ) -> dict[str, ClipRow]:
-    checked_rows = {}
+    checked_rows: dict[str, CheckedClip] = {}
     checked_since = 0.0
     if check is not None:
         checked_rows = {row["path"]: row for row in check[1]["clips"]}
@@ -197,7 +198,7 @@ def _last_change(
     return max(clips_changed, _changed_ns(*settings) / 1e9)
 
 
-def latest_check(project: Project) -> tuple[QueuedJob, Mapping[str, Any]] | None:
+def latest_check(project: Project) -> tuple[QueuedJob, CheckAccount] | None:
     """Return the newest ended check that has a result, and the result; None if none."""
     for job in all_jobs(project.folder, "check"):
         if not job.is_running:
@@ -208,10 +209,10 @@ def latest_check(project: Project) -> tuple[QueuedJob, Mapping[str, Any]] | None
 
 
 @lru_cache(maxsize=16)
-def _check_result(job: QueuedJob) -> Mapping[str, Any] | None:
+def _check_result(job: QueuedJob) -> CheckAccount | None:
     """Return the JSON that an ended check printed; it does not change any more."""
-    value = result(job)
-    return value if isinstance(value, dict) and "clips" in value else None
+    account: CheckAccount | None = result(job, CheckAccount)
+    return account
 
 
 def start_check(project: Project) -> bool:
@@ -249,7 +250,7 @@ def _row(
     project: Project,
     part: str,
     clip: ClipFile,
-    checked_row: Mapping[str, Any] | None,
+    checked_row: CheckedClip | None,
     checked_since: float,
 ) -> ClipRow:
     """Build the row of a clip.
@@ -308,7 +309,7 @@ def _read_caption(path: Path, changed: int) -> str:
         return ""
 
 
-def _row_of_check(path: str, checked_row: Mapping[str, Any]) -> ClipRow:
+def _row_of_check(path: str, checked_row: CheckedClip) -> ClipRow:
     """Return the row of a clip with what a check reported about it."""
     warnings = checked_row["warnings"]
     serious_warnings = [line for line in warnings if not ORDINARY.match(line)]
@@ -327,13 +328,13 @@ def _row_of_check(path: str, checked_row: Mapping[str, Any]) -> ClipRow:
     }
 
 
-def _checked_state(checked_row: Mapping[str, Any]) -> str:
+def _checked_state(checked_row: CheckedClip) -> str:
     if checked_row["held_out"]:
         return "held out"
     return "used" if checked_row["used"] else "skipped"
 
 
-def _skip_reason(path: str, checked_row: Mapping[str, Any]) -> str:
+def _skip_reason(path: str, checked_row: CheckedClip) -> str:
     reason = checked_row["reason"]
     if not reason:
         return ""

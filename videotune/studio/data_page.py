@@ -23,7 +23,8 @@ from videotune.studio import (
     trash,
     uploads,
 )
-from videotune.studio.projects import CLIPS, inside
+from videotune.studio.projects import CLIPS, Project, inside
+from videotune.studio.records import SourceFacts
 from videotune.studio.web import (
     CurrentPage,
     FormData,
@@ -192,20 +193,21 @@ def caption(page: CurrentPage, form: PostedForm) -> Response:
     (``was``) nor the new one.
     """
     project = page.current_project
-    row = clips.find_clip(clips.table(project).rows, form["path"])
+    with projects.lock_of(project.folder):
+        row = clips.find_clip(clips.table(project).rows, form["path"])
+        if not row["fixed"]:
+            caption_on_disk = clips.caption_of(row["clip"])
+            expected_words = (form["was"].split(), form["text"].split())
+            if caption_on_disk.split() not in expected_words:
+                return JSONResponse({"text": caption_on_disk}, 409)
+            if caption_on_disk and not form["text"].strip():
+                raise VideotuneError(
+                    "an empty caption was not saved: write what the clip shows"
+                )
 
-    if not row["fixed"]:
-        caption_on_disk = clips.caption_of(row["clip"])
-        expected_words = (form["was"].split(), form["text"].split())
-        if caption_on_disk.split() not in expected_words:
-            return JSONResponse({"text": caption_on_disk}, 409)
-        if caption_on_disk and not form["text"].strip():
-            raise VideotuneError(
-                "an empty caption was not saved: write what the clip shows"
-            )
-
-    captions_edit.change(project, {form["path"]: form["text"]}, form["by"] or "edit")
-    return reply(saved=form["path"])
+        by = form["by"] or "edit"
+        captions_edit.change(project, {form["path"]: form["text"]}, by)
+    return reply()
 
 
 def _selected_paths(page: PageContext, form: FormData) -> list[str]:
@@ -231,11 +233,12 @@ def preview(page: CurrentPage) -> Response:
 def change_captions(page: CurrentPage, form: PostedForm) -> Response:
     """Edit all captions of the filter."""
     project = page.current_project
-    text_by_path = captions_edit.planned_changes(
-        project, form, _selected_paths(page, form)
-    )
     by = "replace" if form["how"] == "replace" else "trigger word"
-    count = captions_edit.change(project, text_by_path, by)
+    with projects.lock_of(project.folder):
+        text_by_path = captions_edit.planned_changes(
+            project, form, _selected_paths(page, form)
+        )
+        count = captions_edit.change(project, text_by_path, by)
     return reply(f"{count} captions changed")
 
 
@@ -253,8 +256,10 @@ def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
     option_names = ("model", "endpoint", "purpose", "trigger", "max-words")
     options = {name: form[name].strip() for name in option_names}
 
-    # Only a local user may name a model by a path of this computer.
-    may_name_any_model = page.is_local or options["endpoint"]
+    # Only a user on the server may name a model by a path of this computer.
+    may_name_any_model = not page.path_rule.is_restricted or options["endpoint"]
+    if options["endpoint"]:
+        page.path_rule.check_server(options["endpoint"])
     if not options["model"] or not (
         may_name_any_model or HUB_MODEL.fullmatch(options["model"])
     ):
@@ -284,8 +289,9 @@ def stop(page: CurrentPage, kind: str) -> Response:
 @routes.post("/data/move")
 def move(page: CurrentPage, form: PostedForm) -> Response:
     """Use clips for validation or for training, or move them to the bin."""
-    paths = _selected_paths(page, form)
-    clips.move(page.current_project, paths, form["to"])
+    with projects.lock_of(page.current_project.folder):
+        paths = _selected_paths(page, form)
+        clips.move(page.current_project, paths, form["to"])
 
     results = {"bin": "moved to the bin", CLIPS: "used for training"}
     result = results.get(form["to"], "used for validation")
@@ -297,8 +303,10 @@ def move(page: CurrentPage, form: PostedForm) -> Response:
 def leave_out(page: CurrentPage) -> Response:
     """Train without the clips that have no caption and without all other skipped clips."""
     project = page.current_project
-    projects.save_draft(project, {**projects.draft(project), "missing_caption": "skip"})
-    projects.update(project, allow_skips=True)
+    with projects.lock_of(project.folder):
+        keys = {**projects.draft(project), "missing_caption": "skip"}
+        projects.save_draft(project, keys)
+        projects.update(project, allow_skips=True)
     return reply("Clips without a caption are left out")
 
 
@@ -329,22 +337,23 @@ def source(page: CurrentPage, form: PostedForm) -> Response:
     """Add or remove a dataset outside the project: a folder, an archive, or a Hub
     dataset.
     """
-    project = page.current_project
     path = form["path"].strip()
-    kind = form["kind"] or "train"
-    rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
-
     if form["drop"]:
         result = "left out; its files stay"
     else:
         path = _checked_source(page, path)
-        row = {"path": path}
-        if kind != "train":
-            row["kind"] = kind
-        rows.append(row)
         result = "used; its files stay where they are"
 
-    projects.update(project, sources=rows)
+    new_row: SourceFacts = {"path": path}
+    if form["kind"] not in ("", "train"):
+        new_row["kind"] = form["kind"][:40]
+
+    with projects.editing(page.current_project) as project:
+        sources = project.facts.get("sources", [])
+        rows = [row for row in sources if row["path"] != path]
+        if not form["drop"]:
+            rows.append(new_row)
+        projects.update(project, sources=rows)
     return reply(f"{path} is {result}")
 
 
@@ -355,7 +364,11 @@ def _checked_source(page: PageContext, path: str) -> str:
     Raises:
         VideotuneError: if it does not exist, or this user may not name it.
     """
-    expanded = Path(path).expanduser()
+    page.path_rule.check_path(path, "the dataset")
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:
+        raise VideotuneError(f"{path!r}: there is no such user") from error
     is_local_path = expanded.is_absolute() or path.startswith((".", "~"))
     if not is_local_path:
         if not HUB_DATASET.fullmatch(path):
@@ -365,10 +378,6 @@ def _checked_source(page: PageContext, path: str) -> str:
             )
         return path
 
-    if not page.is_local and not expanded.resolve().is_relative_to(page.root):
-        raise VideotuneError(
-            "only a user on the server itself can name folders outside the projects"
-        )
     is_other_file = expanded.is_file() and type_of_file(expanded) not in ARCHIVES
     if not expanded.exists() or is_other_file:
         raise VideotuneError(
@@ -410,6 +419,11 @@ def scene(page: CurrentPage, form: PostedForm) -> Response:
     film.
     """
     project = page.current_project
+    with projects.lock_of(project.folder):
+        return _decide_scenes(project, form)
+
+
+def _decide_scenes(project: Project, form: FormData) -> Response:
     film = inside(project.folder / SCENES, form["film"])
     names = [form["name"]] if form["name"] else _scenes(film)
 
@@ -440,8 +454,9 @@ def from_bin(
 ) -> Response:
     """Restore a removed item, or delete it for good."""
     home = page.current_project.folder
-    if act == "restore":
-        trash.restore(home, form["id"])
-        return reply("Restored")
-    trash.delete(home, form["id"])
+    with projects.lock_of(home):
+        if act == "restore":
+            trash.restore(home, form["id"])
+            return reply("Restored")
+        trash.delete(home, form["id"])
     return reply("Deleted")

@@ -3,7 +3,7 @@ key.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from videotune.config.applies import Facts, unused
 from videotune.config.explain import advice, default, values
-from videotune.config.load import check_keys, flatten, merge, read_preset, unflatten
+from videotune.config.load import checked_keys, flatten, merge, read_preset, unflatten
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
 from videotune.data.buckets import parse_size
@@ -183,6 +183,11 @@ def _parse_json_or_text(field: Field, text: str) -> Any:
         lines = split_variants(text)
         is_list = len(lines) > 1 or field.key == "samples"
         return list(lines) if is_list else text
+    except (RecursionError, ValueError) as error:
+        # also a number of thousands of digits
+        raise VideotuneError(
+            f"{field.label}: the value cannot be read ({error})"
+        ) from error
 
 
 def format_value(value: Any) -> str:
@@ -223,17 +228,17 @@ def set_key(
     flat_keys.pop(key, None)
     if value is not None:
         flat_keys[key] = value
-        if key == "resolution":
-            _check_sizes(value)
 
     nested_keys = unflatten(flat_keys)
-    check_keys(nested_keys, "the form")
-    parse(merge(read_preset(preset), nested_keys))
+    checked_keys(nested_keys, "the form")
+    config = parse(merge(read_preset(preset), nested_keys))
+    if key == "resolution" and config.resolution is not None:
+        _check_sizes(config.resolution)
     return nested_keys
 
 
-def _check_sizes(value: Any) -> None:
-    sizes = value if isinstance(value, list) else [value]
+def _check_sizes(value: int | str | Sequence[int | str]) -> None:
+    sizes = [value] if isinstance(value, int | str) else value
     for size in sizes:
         parse_size(size)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from videotune.files import read_json, write_json
+from videotune.errors import VideotuneError
+from videotune.files import write_json
+from videotune.studio.records import Answer, read_record
 from videotune.studio.web import content_tag
 
 WORKER_MODULE = "videotune.studio.plan_worker"
@@ -33,11 +35,17 @@ _current_key: dict[Path, str] = {}
 _workers: dict[Path, Thread] = {}
 
 
+MAX_ANSWER_BYTES = 16_000_000
+"""Size limit of an answer."""
+
+
 def read_answer(out: Path) -> dict[str, Any]:
-    """Return an answer as it is now; empty if there is none yet."""
+    """Return an answer as it is now; empty if there is none yet, or a damaged one, which
+    the next question replaces.
+    """
     try:
-        return dict(read_json(out))
-    except (OSError, ValueError):
+        return dict(read_record(out, Answer, "it is computed again", MAX_ANSWER_BYTES))
+    except VideotuneError:
         return {}
 
 
@@ -56,6 +64,8 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     """
     answer = read_answer(out)
     key = content_tag(json.dumps(question, sort_keys=True))
+    if not answer:
+        _forget(out)  # its file was removed or damaged since it was written
     is_current = answer.get("key") == key
     is_full = answer.get("part") == "full"
 
@@ -77,6 +87,14 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _forget(out: Path) -> None:
+    """Forget the last question for a file, unless its answer is being computed."""
+    with _lock:
+        worker = _workers.get(out)
+        if worker is None or not worker.is_alive():
+            _current_key.pop(out, None)
+
+
 def _compute(question: dict[str, Any], previous_worker: Thread | None) -> None:
     """Compute an answer in a fork; stop it after a timeout or at a newer question."""
     if previous_worker is not None:
@@ -84,7 +102,7 @@ def _compute(question: dict[str, Any], previous_worker: Thread | None) -> None:
 
     out = Path(question["out"])
     key = question["key"]
-    if _current_key[out] != key:
+    if _current_key.get(out) != key:
         return
 
     out.parent.mkdir(exist_ok=True)
@@ -94,7 +112,7 @@ def _compute(question: dict[str, Any], previous_worker: Thread | None) -> None:
     except (OSError, EOFError) as error:
         failure = f"could not start: {error}"
 
-    if _current_key[out] == key and process.exitcode != 0:
+    if _current_key.get(out) == key and process.exitcode != 0:
         answer = {
             "key": key,
             "code": 1,
@@ -112,7 +130,7 @@ def _run_process(process: Any, out: Path, question: Mapping[str, Any]) -> str:
     deadline = time.monotonic() + timeout
     while (
         process.is_alive()
-        and _current_key[out] == question["key"]
+        and _current_key.get(out) == question["key"]
         and time.monotonic() < deadline
     ):
         process.join(0.1)

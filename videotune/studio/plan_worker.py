@@ -24,8 +24,9 @@ import transformers.models.auto.modeling_auto  # noqa: F401
 from videotune.commands.import_config import import_config
 from videotune.commands.plan import plan as make_plan
 from videotune.errors import DONE, FAILED, VideotuneError
-from videotune.files import read_json, write_json
+from videotune.files import write_json
 from videotune.planner.gpus import known_card
+from videotune.studio.plan_server import read_answer
 
 MEASURED_KEYS = (
     "fits",
@@ -55,7 +56,7 @@ def write_answer(question: Mapping[str, Any]) -> None:
         _limit_worker(studio)
 
     out = Path(question["out"])
-    previous = read_json(out) if out.is_file() else {}
+    previous = read_answer(out)
     answer: dict[str, Any] = {"key": question["key"], "code": DONE, "words": ""}
     try:
         if question["what"] == "plan":
@@ -63,7 +64,9 @@ def write_answer(question: Mapping[str, Any]) -> None:
         elif question["what"] == "hours":
             _answer_hours(question, answer, previous, out)
         else:
-            answer |= asdict(import_config([Path(file) for file in question["files"]]))
+            files = [Path(file) for file in question["files"]]
+            within = question.get("within")
+            answer |= asdict(import_config(files, within=within and Path(within)))
     except (VideotuneError, OSError) as error:
         answer["code"] = getattr(error, "exit_code", FAILED)
         answer["words"] = str(error)
@@ -101,7 +104,7 @@ def _answer_plan(
     values.
     """
     previous_plan = previous.get("plan") or {}
-    answer["plan"] = previous_plan  # stays visible next to an error
+    answer["plan"] = previous_plan or None  # stays visible next to an error
 
     new_plan = plan(question, known=True)
     if new_plan["device"] is None:

@@ -8,17 +8,23 @@ import secrets
 import shutil
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from threading import Lock, RLock
+from typing import Any, cast
 
-from videotune.data.archives import unpack
 from videotune.errors import VideotuneError
-from videotune.files import read_json, write_json
+from videotune.files import (
+    is_left_behind,
+    read_json,
+    sync_folder,
+    write_json,
+)
 from videotune.runs.schemas import load_json
+from videotune.studio.records import ProjectFacts, read_record
 
 PROJECT_FILE = "project.json"
 """The file that makes a folder a project."""
@@ -44,10 +50,31 @@ DEFAULT_PRESET = "toy"
 MAX_TITLE_LENGTH = 80
 MAX_NAME_LENGTH = 40
 
-NOT_EXPORTED = ("bin", "jobs", ".studio", ".unpacking")
-"""Folders that an export leaves out: the bin, local processes, and what can be
-recomputed.
-"""
+RESERVED_NAMES = frozenset(
+    ["bin", "presets", "con", "prn", "aux", "nul"]
+    + [f"{port}{number}" for port in ("com", "lpt") for number in range(10)]
+)
+"""Names that no project gets: folders beside the projects, and devices of Windows."""
+
+NEW_PREFIX = ".new-"
+"""Beginning of the name of a project that is being made."""
+
+UPLOADS = ".uploads"
+"""Folder of the root that holds files while they are received."""
+
+UNPACKING_PREFIX = ".unpacking-"
+"""Beginning of the name of a folder into which an uploaded archive is unpacked."""
+
+COMING_PREFIX = ".coming-"
+"""Beginning of the name of a clip that is being moved to its place."""
+
+DELETED_PREFIX = ".deleted-"
+"""Beginning of the name of an item of the bin that is being deleted."""
+
+PROJECT_REMEDY = "fix it, or remove it and create the project again"
+
+_locks: dict[Path, RLock] = {}
+_locks_lock = Lock()
 
 
 @cache
@@ -64,8 +91,11 @@ class Project:
 
     folder: Path
 
-    facts: Mapping[str, Any]
+    facts: ProjectFacts
     """The content of ``project.json``."""
+
+    damage: str = ""
+    """What is wrong with ``project.json``, for the list of projects."""
 
     @property
     def name(self) -> str:
@@ -118,8 +148,8 @@ def find_project(root: Path, name: str) -> Project:
         )
 
     folder = inside(root, name)
-    facts = load_json(folder / PROJECT_FILE, "fix it, or remove it and create it again")
-    return Project(folder, facts if isinstance(facts, dict) else {})
+    facts = read_record(folder / PROJECT_FILE, ProjectFacts, PROJECT_REMEDY)
+    return Project(folder, facts)
 
 
 def list_projects(root: Path) -> list[Project]:
@@ -131,7 +161,7 @@ def list_projects(root: Path) -> list[Project]:
     ]
     return sorted(
         projects,
-        key=lambda project: (-float(project.facts.get("created") or 0), project.name),
+        key=lambda project: (-project.facts.get("created", 0.0), project.name),
     )
 
 
@@ -141,8 +171,24 @@ def _project_or_placeholder(folder: Path) -> Project:
     """
     try:
         return find_project(folder.parent, folder.name)
-    except VideotuneError:
-        return Project(folder, {"title": f"{folder.name} ({PROJECT_FILE} is damaged)"})
+    except (VideotuneError, OSError) as error:
+        return Project(folder, {"title": folder.name}, damage=str(error))
+
+
+def lock_of(folder: Path) -> RLock:
+    """Return the lock of a project, or of the root.
+
+    Whoever reads a file, changes it and writes it again holds it meanwhile.
+    """
+    with _locks_lock:
+        return _locks.setdefault(folder, RLock())
+
+
+@contextmanager
+def editing(project: Project) -> Iterator[Project]:
+    """Hold the lock of a project, and yield the project as it is on disk now."""
+    with lock_of(project.folder):
+        yield find_project(project.folder.parent, project.folder.name)
 
 
 def create(root: Path, title: str) -> Project:
@@ -151,23 +197,67 @@ def create(root: Path, title: str) -> Project:
     Raises:
         VideotuneError: if the title is empty or too long.
     """
-    title = clean_title(title)
-    stem = _folder_name(title)
+    facts = new_facts(title)
+    with new_folder(root) as folder:
+        return place(root, folder, facts)
 
+
+def new_facts(title: str) -> ProjectFacts:
+    """Return the facts of a new project.
+
+    Raises:
+        VideotuneError: if the title is empty or too long.
+    """
+    return {
+        "title": clean_title(title),
+        "created": round(time.time(), 3),
+        "archived": False,
+        "preset": DEFAULT_PRESET,
+    }
+
+
+@contextmanager
+def new_folder(root: Path) -> Iterator[Path]:
+    """Yield a hidden folder to make a project in; after an error nothing of it stays."""
+    folder = root / f"{NEW_PREFIX}{secrets.token_hex(4)}"
+    try:
+        for name in (CLIPS, "runs", "jobs"):
+            (folder / name).mkdir(parents=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def place(
+    root: Path,
+    folder: Path,
+    facts: ProjectFacts,
+    prepare: Callable[[Path], object] = lambda final_folder: None,
+) -> Project:
+    """Give a finished folder the name of a project, as the last act of its making.
+
+    Args:
+        root: folder of the projects.
+        folder: the folder that ``new_folder`` yielded.
+        facts: the facts of the project.
+        prepare: called with the final folder, before the folder is there.
+    """
+    title = facts["title"]
+    with lock_of(root):
+        final_folder = _free_folder(root, title)
+        prepare(final_folder)
+        write_json(folder / PROJECT_FILE, facts)
+        os.rename(folder, final_folder)
+    sync_folder(root)
+    return Project(final_folder, facts)
+
+
+def _free_folder(root: Path, title: str) -> Path:
+    stem = _folder_name(title)
     for number in range(1, 1000):
         folder = root / (stem if number == 1 else f"{stem}-{number}")
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            for subfolder in (CLIPS, "runs", "jobs"):
-                (folder / subfolder).mkdir()
-
-            facts = {
-                "title": title,
-                "created": round(time.time(), 3),
-                "archived": False,
-                "preset": DEFAULT_PRESET,
-            }
-            return update(Project(folder, facts))
+        if not os.path.lexists(folder):
+            return folder
     raise VideotuneError(
         f"there are too many projects called {title!r}: use another name"
     )
@@ -178,118 +268,33 @@ def _folder_name(title: str) -> str:
         unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
     )
     name = re.sub(r"[^a-z0-9]+", "-", ascii_title.lower()).strip("-")
-    return name[:MAX_NAME_LENGTH].strip("-") or "project"
+    name = name[:MAX_NAME_LENGTH].strip("-") or "project"
+    return f"project-{name}" if name in RESERVED_NAMES else name
 
 
-def duplicate(root: Path, project: Project) -> Project:
-    """Create a project with another's clips, captions and settings.
+def clear_leftovers(root: Path) -> None:
+    """Remove what a killed studio has left: uploads, and folders that it was making."""
+    shutil.rmtree(root / UPLOADS, ignore_errors=True)
+    for path in (*root.glob(f"{NEW_PREFIX}*"), *root.glob(f"bin/{DELETED_PREFIX}*")):
+        shutil.rmtree(path, ignore_errors=True)
 
-    Clips become hard links where the file system supports them.
-    """
-    copy = create(root, f"{project.title[:72]} (copy)")
-    for name in (CLIPS, HELD_OUT, "config.json"):
-        source = project.folder / name
-        target = copy.folder / name
-        if source.is_dir():
-            shutil.copytree(
-                source, target, copy_function=_link_or_copy, dirs_exist_ok=True
-            )
-        elif source.is_file():
-            shutil.copyfile(source, target)
-
-    facts = {
-        key: value
-        for key, value in project.facts.items()
-        if key not in ("title", "created")
-    }
-    return update(copy, **facts)
+    for project_file in root.glob(f"[!.]*/{PROJECT_FILE}"):
+        folder = project_file.parent
+        for pattern in (f"{UNPACKING_PREFIX}*", f"bin/{DELETED_PREFIX}*"):
+            for path in folder.glob(pattern):
+                shutil.rmtree(path, ignore_errors=True)
+        for part in ("", CLIPS, HELD_OUT):
+            _clear_temporary_files(folder / part, recursive=bool(part))
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    """Link a file.
-
-    That is safe, since clips and captions are replaced, never written into.
-    """
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def is_exported(relative: Path) -> bool:
-    """Return whether a file of a project belongs into its export."""
-    is_hidden = any(part.startswith(".") for part in relative.parts)
-    return relative.parts[0] not in NOT_EXPORTED and not is_hidden
-
-
-def import_project(root: Path, archive: Path) -> Project:
-    """Create a project from an exported zip; its runs then refer to its new paths.
-
-    Raises:
-        VideotuneError: if the archive holds no project.
-    """
-    temporary = root / f".import-{secrets.token_hex(4)}"
-    try:
-        source, facts = _unpack_project(archive, temporary)
-        new_project = create(
-            root, str(facts.get("title") or source.name)[:MAX_TITLE_LENGTH]
-        )
-        shutil.copytree(
-            source, new_project.folder, dirs_exist_ok=True, copy_function=shutil.move
-        )
-
-        project = update(
-            Project(new_project.folder, facts),
-            title=new_project.title,
-            folder=None,
-            sources=None,
-        )
-        keys = draft(project)
-        save_draft(project, {key: keys[key] for key in keys if key not in MANAGED_KEYS})
-
-        old_folder = str(facts.get("folder") or "")
-        if old_folder:
-            for path in project.folder.glob("runs/*/*.json"):
-                _replace_folder_in_file(path, old_folder, str(project.folder))
-        return project
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _unpack_project(archive: Path, target: Path) -> tuple[Path, dict[str, Any]]:
-    """Unpack an exported project; return its folder and its facts."""
-    folder = unpack(archive, target)
-    project_files = [
-        path for path in folder.glob(f"*/{PROJECT_FILE}") if path.is_file()
-    ]
-    if len(project_files) != 1:
-        raise VideotuneError(
-            f"{archive.name} is not an exported project: "
-            f"it must hold one folder with a {PROJECT_FILE}"
-        )
-
-    facts = load_json(project_files[0], "export the project again")
-    if not isinstance(facts, dict):
-        raise VideotuneError(
-            f"{archive.name}: its {PROJECT_FILE} is damaged: export the project again"
-        )
-    return project_files[0].parent, facts
-
-
-def _replace_folder_in_file(path: Path, old: str, new: str) -> None:
-    """Replace a project's former folder at the start of every text of a JSON file."""
-    with suppress(VideotuneError):  # a damaged file stays; the run's page reports it
-        write_json(path, _replace_folder(load_json(path, ""), old, new))
-
-
-def _replace_folder(value: Any, old: str, new: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _replace_folder(item, old, new) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replace_folder(item, old, new) for item in value]
-    if isinstance(value, str) and value.startswith((old + "/", old + "\\")):
-        return new + value[len(old) :]
-    return value
+def _clear_temporary_files(folder: Path, *, recursive: bool) -> None:
+    for parent, folder_names, file_names in os.walk(folder):
+        if not recursive:
+            folder_names.clear()
+        for name in file_names:
+            path = Path(parent, name)
+            if name.startswith(COMING_PREFIX) or is_left_behind(path):
+                path.unlink(missing_ok=True)
 
 
 def clean_title(title: str) -> str:
@@ -310,10 +315,11 @@ def clean_title(title: str) -> str:
 
 def update(project: Project, **facts: Any) -> Project:
     """Change some facts of a project, also on disk; None removes a fact."""
-    merged = {**project.facts, **facts}
-    new_facts = {key: value for key, value in merged.items() if value is not None}
-    write_json(project.folder / PROJECT_FILE, new_facts)
-    return Project(project.folder, new_facts)
+    with editing(project) as current:
+        merged = {**current.facts, **facts}
+        new_facts = {key: value for key, value in merged.items() if value is not None}
+        write_json(project.folder / PROJECT_FILE, new_facts)
+    return Project(project.folder, cast(ProjectFacts, new_facts))
 
 
 def draft(project: Project) -> dict[str, Any]:
@@ -340,7 +346,7 @@ def datasets(project: Project) -> list[dict[str, Any]]:
     if has_visible_files(project.folder / HELD_OUT):
         rows.append({"path": str(project.folder / HELD_OUT), "kind": "validation"})
 
-    sources = project.facts.get("sources", ())
+    sources = project.facts.get("sources", [])
     return rows + [dict(source) for source in sources]
 
 

@@ -2,6 +2,7 @@
 restore.
 """
 
+from pathlib import Path
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -9,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from videotune.errors import VideotuneError
 from videotune.queue import entries as queued
-from videotune.studio import header, projects, queue_page, trash
+from videotune.studio import header, projects, queue_page, transfer, trash
 from videotune.studio.downloads import send_zip
 from videotune.studio.projects import CLIPS, Project, visible_files
 from videotune.studio.uploads import TEXT_SUFFIXES, receive, temporary_upload
@@ -31,11 +32,28 @@ COVER_CLIPS = 4
 
 def cards(page: PageContext) -> str:
     """Render the list of projects, each with its first clips."""
-    rows = [_card(project) for project in projects.list_projects(page.root)]
+    busy_names = _busy_names(page.root)
+    rows = []
+    for project in projects.list_projects(page.root):
+        try:
+            rows.append(_card(project, is_busy=project.name in busy_names))
+        except (VideotuneError, OSError) as error:
+            rows.append(_empty_card(project, str(error)))
     return render("projects_cards", cards=rows)
 
 
-def _card(project: Project) -> dict[str, object]:
+def _busy_names(root: Path) -> set[str]:
+    """Return the projects in which something runs.
+
+    If the queue is damaged, the bar at the top of the page reports it.
+    """
+    try:
+        return {row["project"] for row in header.running_work(root)}
+    except VideotuneError:
+        return set()
+
+
+def _card(project: Project, *, is_busy: bool) -> dict[str, object]:
     clips = [
         path
         for path in visible_files(project.folder / CLIPS)
@@ -48,11 +66,22 @@ def _card(project: Project) -> dict[str, object]:
     runs = list((project.folder / "runs").glob("*/config.json"))
 
     return {
-        "project": project,
+        **_empty_card(project, project.damage),
         "clips": len(clips),
         "cover": covers,
         "runs": len(runs),
-        "busy": bool(header.running_work(project.folder.parent, project.name)),
+        "busy": is_busy,
+    }
+
+
+def _empty_card(project: Project, damage: str) -> dict[str, object]:
+    return {
+        "project": project,
+        "clips": 0,
+        "cover": [],
+        "runs": 0,
+        "busy": False,
+        "damage": damage,
     }
 
 
@@ -88,7 +117,7 @@ def rename(page: CurrentPage, form: PostedForm) -> Response:
 @routes.post("/p/{project}/duplicate")
 def duplicate(page: CurrentPage) -> Response:
     """Create a project with the same clips, captions and settings, without runs."""
-    copy = projects.duplicate(page.root, page.current_project)
+    copy = transfer.duplicate(page.root, page.current_project)
     return reply(f"{copy.title} created")
 
 
@@ -98,7 +127,7 @@ def export(page: CurrentPage) -> Response:
     project = page.current_project
     # An import needs to know which paths were the project's own.
     projects.update(project, folder=str(project.folder))
-    return send_zip(project.folder, project.name, projects.is_exported)
+    return send_zip(project.folder, project.name, transfer.is_exported)
 
 
 @routes.post("/import")
@@ -106,8 +135,15 @@ async def import_archive(page: CurrentPage, name: str, request: Request) -> Resp
     """Import an exported project from the body of the request."""
     with temporary_upload(page.root, name) as path:
         await receive(request, path)
-        project = await run_in_threadpool(projects.import_project, page.root, path)
-        return reply(f"{project.title} imported")
+        imported = await run_in_threadpool(
+            transfer.import_project, page.root, path, page.path_rule
+        )
+    message = f"{imported.project.title} imported"
+    if imported.notes:
+        message += f"; left out: {len(imported.notes)} parts. " + "; ".join(
+            imported.notes
+        )
+    return reply(message)
 
 
 @routes.post("/p/{project}/remove")
@@ -126,12 +162,14 @@ def remove(page: CurrentPage) -> Response:
 @routes.post("/bin/restore")
 def restore(page: CurrentPage, form: PostedForm) -> Response:
     """Restore a project from the bin."""
-    trash.restore(page.root, form["id"])
+    with projects.lock_of(page.root):
+        trash.restore(page.root, form["id"])
     return reply("Restored")
 
 
 @routes.post("/bin/destroy")
 def destroy(page: CurrentPage, form: PostedForm) -> Response:
     """Delete a project for good."""
-    trash.delete(page.root, form["id"])
+    with projects.lock_of(page.root):
+        trash.delete(page.root, form["id"])
     return reply("Deleted")

@@ -3,7 +3,7 @@
 import re
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -14,7 +14,7 @@ from fastapi import APIRouter, Response
 from filelock import FileLock, Timeout
 
 from videotune.errors import VideotuneError
-from videotune.files import life, read_json, write_json
+from videotune.files import life, write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
@@ -25,6 +25,7 @@ from videotune.studio import gpu, header, projects
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.projects import Project, inside
+from videotune.studio.records import SweepRecord, read_record
 from videotune.studio.status import progress, read_live
 from videotune.studio.web import (
     CurrentPage,
@@ -60,9 +61,9 @@ def queue_folder(root: Path) -> Path:
 
 
 def entry_name(project: Project, run: str) -> str:
-    """Return the queue's name of the entry that trains a run.
+    """Return the name that the entry of a run's training gets if it is free.
 
-    Other commands about the run are named ``NAME--KIND-NUMBER``.
+    A name is only a name: an entry belongs to the run whose folder it has.
     """
     return f"{project.name}--{run}"
 
@@ -71,22 +72,31 @@ def project_entries(root: Path, project: Project, run: str = "") -> list[QueueEn
     """Return the entries of a project, or of one run of it: the training and all
     others.
     """
-    stem = entry_name(project, run)
-    prefix = f"{stem}--" if run else stem
+    runs = (project.folder / "runs").absolute()
     return [
         entry
         for entry in queued.entries(queue_folder(root))
-        if entry.name == stem or entry.name.startswith(prefix)
+        if entry.run.parent == runs and run in ("", entry.run.name)
     ]
+
+
+def shown_entries(root: Path, project: Project, run: str = "") -> list[QueueEntry]:
+    """Return the entries for a page; none if the queue's list is damaged, which the bar
+    at the top of the page reports.
+    """
+    try:
+        return project_entries(root, project, run)
+    except VideotuneError:
+        return []
 
 
 def training_entry(root: Path, project: Project, run: str) -> QueueEntry | None:
     """Return the entry that trains a run; None if it was never queued."""
-    name = entry_name(project, run)
-    for entry in project_entries(root, project, run):
-        if entry.name == name:
-            return entry
-    return None
+    return _training(shown_entries(root, project, run))
+
+
+def _training(entries: Sequence[QueueEntry]) -> QueueEntry | None:
+    return next((entry for entry in entries if entry.kind == "train"), None)
 
 
 def run_job(root: Path, project: Project, run: str) -> QueuedJob | None:
@@ -102,9 +112,10 @@ def run_job(root: Path, project: Project, run: str) -> QueuedJob | None:
 
 def jobs_about(root: Path, project: Project, run: str, kind: str) -> list[QueuedJob]:
     """Return the processes of a kind (sample, export, …) about a run, newest first."""
-    stem = f"{entry_name(project, run)}--{kind}-"
+    entries = shown_entries(root, project, run)
+    names = {entry.name for entry in entries if entry.kind == kind}
     all_jobs = jobs.all_jobs(queue_folder(root), kind)
-    return [job for job in all_jobs if job.about.startswith(stem)]
+    return [job for job in all_jobs if job.about in names]
 
 
 def run_folder(project: Project, run: str) -> Path:
@@ -146,22 +157,22 @@ def submit(
     queue = queue_folder(root)
     folder = run_folder(project, run)
     with _lock:
-        entry_by_name = {
-            entry.name: entry for entry in project_entries(root, project, run)
-        }
-        name = entry_name(project, run)
-        if kind:
-            name = _free_name(f"{name}--{kind}-", entry_by_name)
-
-        entry = entry_by_name.get(name)
+        all_entries = queued.entries(queue)
+        taken_names = {entry.name for entry in all_entries}
+        entry = None
+        if not kind:
+            entry = _training(project_entries(root, project, run))
         if entry is not None and entry.state in ("waiting", "running", "paused"):
             raise VideotuneError(f"{run} is {entry.state} already")
 
         if entry is not None and config is None:
-            queued.requeue(queue, name, arguments)
+            queued.requeue(queue, entry.name, arguments)
+            name = entry.name
         else:
             if entry is not None:
-                queued.remove(queue, name)
+                queued.remove(queue, entry.name)
+                taken_names.remove(entry.name)
+            name = _new_entry_name(project, run, kind, taken_names)
             config_path = str(queue / f"{name}.json")
             arguments = [
                 config_path if argument == "{config}" else argument
@@ -172,7 +183,17 @@ def submit(
     return name
 
 
-def _free_name(stem: str, taken_names: Mapping[str, Any] | set[str]) -> str:
+def _new_entry_name(
+    project: Project, run: str, kind: str, taken_names: Collection[str]
+) -> str:
+    """Return a free name for an entry, as short as it can be."""
+    name = entry_name(project, run)
+    if kind:
+        return _free_name(f"{name}--{kind}-", taken_names)
+    return name if name not in taken_names else _free_name(f"{name}--", taken_names)
+
+
+def _free_name(stem: str, taken_names: Collection[str]) -> str:
     """Return the stem with the first number, from 1, that gives a free name."""
     for number in count(1):
         name = f"{stem}{number}"
@@ -226,9 +247,11 @@ def queue_run(
 
 def _run_of_first_click(entries: Sequence[QueueEntry]) -> str | None:
     """Return the run that was queued a moment ago and still waits."""
-    limit = time.time() - DOUBLE_CLICK_SECONDS
+    now = time.time()
     recent = [
-        entry for entry in entries if entry.added > limit and entry.state == "waiting"
+        entry
+        for entry in entries
+        if entry.state == "waiting" and abs(now - entry.added) < DOUBLE_CLICK_SECONDS
     ]
     return recent[-1].run.name if recent else None
 
@@ -259,7 +282,8 @@ def ensure_worker(root: Path) -> None:
     with _lock:
         worker = jobs.latest(queue, "queue")
         if worker is not None:
-            is_recent = time.time() - worker.started < WORKER_RESTART_SECONDS
+            age = abs(time.time() - worker.started)  # the clock may have been set back
+            is_recent = age < WORKER_RESTART_SECONDS
             if worker.is_running or is_recent:
                 return
 
@@ -314,12 +338,15 @@ def _config_with(project: Project, values: Mapping[str, str]) -> dict[str, Any]:
 def board(page: PageContext) -> str:
     """Render the entries of all projects, and the sweeps as tables of their runs."""
     ensure_worker(page.root)
-    sweep_files = page.root.glob("[!.]*/.studio/sweeps/*.json")
+    entries = queued.entries(queue_folder(page.root))
+    sweeps, damaged_sweeps = _read_sweeps(page.root)
     return render(
         "queue_board",
-        entries=queued.entries(queue_folder(page.root)),
+        entries=entries,
+        states=_states_by_run(entries),
         cards=gpu.list_gpus(),
-        sweeps={path: read_json(path)["runs"] for path in sweep_files},
+        sweeps=sweeps,
+        damaged_sweeps=damaged_sweeps,
         titles={
             project.name: project.title for project in projects.list_projects(page.root)
         },
@@ -329,6 +356,29 @@ def board(page: PageContext) -> str:
         far=lambda run: progress(read_live(run)),
         duration=duration,
     )
+
+
+def _states_by_run(entries: Sequence[QueueEntry]) -> dict[Path, str]:
+    """Return the state of each run: of its training, or else of another command."""
+    states: dict[Path, str] = {}
+    for entry in entries:
+        if entry.kind == "train" or entry.run not in states:
+            states[entry.run] = entry.state
+    return states
+
+
+def _read_sweeps(
+    root: Path,
+) -> tuple[dict[Path, Mapping[str, Mapping[str, str]]], dict[Path, str]]:
+    """Return the runs of each sweep, and what is wrong with the damaged ones."""
+    sweeps = {}
+    damaged_sweeps = {}
+    for path in sorted(root.glob("[!.]*/.studio/sweeps/*.json")):
+        try:
+            sweeps[path] = read_record(path, SweepRecord, "remove it")["runs"]
+        except VideotuneError as error:
+            damaged_sweeps[path] = str(error)
+    return sweeps, damaged_sweeps
 
 
 def best_validation_loss(run: Path) -> float | None:

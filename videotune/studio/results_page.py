@@ -11,17 +11,17 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
 
 from videotune.errors import VideotuneError
-from videotune.files import write_json
+from videotune.files import path_from, write_json
 from videotune.queue import jobs
 from videotune.reporter.build import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.outcome import grounds
 from videotune.reporter.read import Run, items, mapping, points
-from videotune.runs.schemas import load_json
 from videotune.studio import header, queue_page, train_page, trash
 from videotune.studio.preview_clips import clip_of
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
+from videotune.studio.records import Try, read_record
 from videotune.studio.status import read_cached
 from videotune.studio.train_page import (
     branches,
@@ -30,6 +30,7 @@ from videotune.studio.train_page import (
     selected_run,
 )
 from videotune.studio.web import (
+    UNEXPECTED,
     CurrentPage,
     FormData,
     PageContext,
@@ -42,6 +43,9 @@ routes = APIRouter()
 
 MAX_TRIES = 24
 """Number of latest tries that are shown."""
+
+TRY_FIELDS = ("step", "seed", "strength", "negative")
+"""Fields of a tried prompt that its card shows."""
 
 REPORT = "report.html"
 MODEL_CARD = "export/README.md"
@@ -94,8 +98,11 @@ def exported_files(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
     """Yield label, record and path of each existing export of a run and its branches."""
     for label, folder in branches(run):
         for record in map(mapping, items(read_cached(folder / "exports.json"))):
-            path = folder / str(record["path"])
-            if path.exists() and path.resolve().is_relative_to(home.resolve()):
+            try:
+                path = inside(home, path_from(home, folder / str(record["path"])))
+            except VideotuneError:
+                continue  # outside of the project, from where nothing is served
+            if path.exists():
                 yield label, record, path
 
 
@@ -127,8 +134,8 @@ def metric_samples(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, s
     """
     clip_by_path = {str(clip["path"]): clip for clip in run.clips}
     for record in map(mapping, items(run.last("sample_metrics")["samples"])):
-        path = run.folder / str(record["path"])
-        if path.is_file():
+        path = train_page.existing_file(run.folder, record["path"])
+        if path is not None:
             clip = clip_by_path.get(str(record["clip"]), {"path": record["clip"]})
             relative = path.relative_to(home).as_posix()
             yield relative, record, clip_of(home, run.folder, clip)
@@ -140,18 +147,28 @@ def tries(page: PageContext) -> str:
     project = page.current_project
 
     rows = []
+    damaged = []
     if name:
-        entries = queue_page.project_entries(page.root, project, name)
+        entries = queue_page.shown_entries(page.root, project, name)
         entry_by_name = {entry.name: entry for entry in entries}
         records = sorted(
             (project.folder / "tries" / name).glob("*/try.json"), reverse=True
         )
         for path in records[:MAX_TRIES]:
-            record = mapping(load_json(path, "remove it"))
+            try:
+                record = mapping(read_record(path, Try, "remove it"))
+            except VideotuneError as error:
+                damaged.append(str(error))
+                continue
             rows.append((path.parent, record, entry_by_name.get(record["entry"])))
 
     return render(
-        "results_tries", project=project, name=name, home=project.folder, rows=rows
+        "results_tries",
+        project=project,
+        name=name,
+        home=project.folder,
+        rows=rows,
+        damaged=damaged,
     )
 
 
@@ -168,11 +185,21 @@ def show(page: CurrentPage) -> Response:
     name = selected_run(page)
     data: dict[str, Any] = {"run": name, "runs": train_page.run_names(page)}
     if name:
-        run_data = train_page.run_context(page)
-        data["saves"] = run_data["saves"]
-        data["best"] = run_data["best"]
-        data["formats"] = export_formats(run_data["run"])
+        data |= _dialog_data(page)
     return page_response(page, "results", header.REGIONS | REGIONS, "Results", **data)
+
+
+def _dialog_data(page: PageContext) -> dict[str, Any]:
+    """Return what the dialogs of the page offer.
+
+    If a file of the run is damaged they offer nothing; the summary reports it.
+    """
+    try:
+        run_data = train_page.run_context(page)
+        formats = export_formats(run_data["run"])
+    except UNEXPECTED:
+        return {"saves": [], "best": None, "formats": ()}
+    return {"saves": run_data["saves"], "best": run_data["best"], "formats": formats}
 
 
 @routes.get("/p/{project}/compare")
@@ -195,6 +222,7 @@ def draw(page: PageContext, run: Path, form: FormData) -> str:
             "prompt: the field is empty. Describe what the video should show."
         )
 
+    train_page.check_run_paths(page, run)
     folder = page.current_project.folder / "tries" / run.name / f"{time.time_ns():x}"
     arguments = ["sample", str(run), "--prompt", prompt, "--out", str(folder)]
     options = {
@@ -212,7 +240,11 @@ def draw(page: PageContext, run: Path, form: FormData) -> str:
         page.root, page.current_project, run.name, arguments, "sample"
     )
     folder.mkdir(parents=True)
-    write_json(folder / "try.json", {**form, "entry": entry, "asked": time.time()})
+    record = {name: form[name] for name in TRY_FIELDS if form[name]}
+    record["prompt"] = prompt
+    write_json(
+        folder / "try.json", {**record, "entry": entry, "asked": round(time.time(), 3)}
+    )
     return ""
 
 
@@ -236,6 +268,7 @@ def export(page: PageContext, run: Path, form: FormData) -> str:
     if not formats and not form["merge"]:
         raise VideotuneError("choose at least one format")
 
+    train_page.check_run_paths(page, run)
     arguments = ["export", str(run)]
     if form["step"]:
         arguments += ["--step", form.number("step")]
@@ -270,6 +303,7 @@ def write(page: PageContext, run: Path, form: FormData) -> str:
     kind = form["kind"]
     if kind not in options_by_kind:
         raise VideotuneError(f"there is no command {kind[:40]}")
+    train_page.check_run_paths(page, run)
     arguments = [kind, str(run), *options_by_kind[kind]]
     jobs.restart(page.current_project.folder, kind, arguments, run.name)
     return ""

@@ -1,6 +1,7 @@
 """Access control of the studio: host check, password, and requests from other sites."""
 
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -28,6 +29,9 @@ wait.
 
 ATTEMPT_WINDOW = 60.0
 """Seconds over which wrong passwords are counted."""
+
+HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?", re.ASCII)
+"""A host name or an address, and a port; nothing else beside them."""
 
 RESPONSE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
@@ -121,14 +125,13 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
         host: host on which the studio listens.
     """
     host_header = headers.get("host", "")
-    host_name = urlsplit(f"//{host_header}").hostname or ""
+    host_match = HOST_HEADER.fullmatch(host_header)
+    host_name = host_match[1] if host_match else ""
     if is_local(host) and not is_local(host_name):
         return f"This studio serves only this computer, not {host_name or 'an empty host name'}."
 
     origin = headers.get("origin")
-    is_foreign_origin = origin is not None and (
-        origin == "null" or urlsplit(origin).netloc.lower() != host_header.lower()
-    )
+    is_foreign_origin = origin is not None and not _is_same_host(origin, host_header)
     is_navigation = (
         method in SAFE_METHODS and headers.get("sec-fetch-mode") == "navigate"
     )
@@ -137,6 +140,14 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
     if is_foreign_origin or (is_other_site and not is_navigation):
         return "Pages of other sites may not send requests to this studio."
     return None
+
+
+def _is_same_host(origin: str, host_header: str) -> bool:
+    """Return whether an Origin header names the host of the request."""
+    try:
+        return urlsplit(origin).netloc.lower() == host_header.lower() != ""
+    except ValueError:  # brackets without an address
+        return False
 
 
 class Guard:
@@ -186,6 +197,8 @@ class Guard:
 
     def _handler(self, method: str, path: str, headers: Headers) -> ASGIApp:
         """Return the app, or the response that refuses the request."""
+        if len(headers.getlist("host")) > 1:
+            return PlainTextResponse("Send one Host header.", 400)
         reason = refusal(method, headers, self._host)
         if reason is not None:
             return PlainTextResponse(reason, 403)

@@ -5,6 +5,7 @@ groups.
 import json
 import re
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from videotune.files import digest
 from videotune.reporter.read import Run, number, points
 from videotune.studio.queue_page import run_folder
 from videotune.studio.status import curves, read_cached, read_live
+from videotune.studio.tensor_file import TensorFile
 from videotune.studio.web import CurrentPage
 
 routes = APIRouter()
@@ -31,13 +33,19 @@ MAX_RUNS = 8
 READ_SECONDS = 1.0
 """Time a response may spend on reading checkpoints; the next one reads the others."""
 
-NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""numpy types by the names in a safetensors header; BF16 is the upper half of a
-float32.
-"""
+MAX_PRODUCT = 1 << 24
+"""Numbers of the largest matrix that is computed for a norm: 64 MB."""
 
-_NORMS: dict[tuple[str, int], dict[str, float]] = {}
-"""Norms that were read from checkpoints, by file and time of its last change."""
+MAX_OPERATIONS = 1e12
+"""Multiplications that the norms of a checkpoint may take, some seconds of a CPU."""
+
+LARGEST_STEP = 2**32 - 1
+
+_NORMS: dict[tuple[str, int], dict[str, float] | str] = {}
+"""Norms of checkpoints, or why there are none, by file and time of its last change."""
+
+MAX_NORMS = 4096
+"""Checkpoints whose norms are remembered."""
 
 
 def curve(
@@ -46,10 +54,13 @@ def curve(
     """Return a curve as JSON data, thinned to at most ``max_points`` points.
 
     A long curve keeps the lowest and the highest value of each section, so spikes stay
-    visible.
+    visible. Points that are not finite are left out, since JSON has no word for them.
     """
     x = np.asarray(steps, dtype=np.int64)
     y = np.asarray(values, dtype=np.float64)
+    is_finite = np.isfinite(y)
+    x = x[is_finite]
+    y = y[is_finite]
 
     if len(x) > max_points:
         indices = [0, len(x) - 1]
@@ -79,78 +90,116 @@ def module_group(module: str) -> str:
     return f"{attention} {projection[1]}".strip()
 
 
-class SafetensorsFile:
-    """A safetensors file whose tensors are read one at a time."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            header_length = int.from_bytes(file.read(8), "little")
-            self.header = json.loads(file.read(min(header_length, path.stat().st_size)))
-        self._data = np.memmap(path, np.uint8, "r", 8 + header_length)
-
-    def read(self, name: str) -> Any:
-        """Return a tensor as float32."""
-        info = self.header[name]
-        start, end = info["data_offsets"]
-        raw = (
-            self._data[start:end]
-            .view(NUMPY_TYPES[info["dtype"]])
-            .reshape(info["shape"])
-        )
-        if raw.dtype == "<u2":
-            return (raw.astype(np.uint32) << 16).view(np.float32)
-        return raw.astype(np.float32)
-
-
 def lora_norms(weights: Path) -> dict[str, float]:
     """Return the norm of B·A of each module group of a LoRA file; empty for other
     files.
 
-    ‖BA‖² is the trace of (BᵀB)(AAᵀ), so no product has the size of the model's weights.
+    Raises:
+        ValueError: if the file is damaged, or so large that it would hold up the page.
     """
-    file = SafetensorsFile(weights)
+    file = TensorFile(weights)
     squares: dict[str, float] = {}
+    operations = 0.0
 
-    for name in file.header:
-        if ".lora_A." not in name:
+    for name in file.entries:
+        b_name = name.replace(".lora_A.", ".lora_B.")
+        if ".lora_A." not in name or b_name not in file.entries:
             continue
-        a = file.read(name)
-        b = file.read(name.replace(".lora_A.", ".lora_B."))
-        if a.ndim == b.ndim == 2:
-            group = module_group(name.partition(".lora_A.")[0])
-            squares[group] = squares.get(group, 0.0) + float(np.vdot(b.T @ b, a @ a.T))
+        shape_a = file.entries[name]["shape"]
+        shape_b = file.entries[b_name]["shape"]
+        if len(shape_a) != 2 or len(shape_b) != 2:
+            continue
+
+        operations += _product_operations(shape_a, shape_b)
+        if operations > MAX_OPERATIONS:
+            raise ValueError("its matrices are too large for a curve")
+        square = _squared_norm(file.read(name), file.read(b_name))
+        group = module_group(name.partition(".lora_A.")[0])
+        squares[group] = squares.get(group, 0.0) + square
 
     return {group: max(0.0, square) ** 0.5 for group, square in squares.items()}
 
 
-def norms_by_checkpoint(run: Path) -> tuple[dict[str, list[tuple[float, float]]], bool]:
-    """Return the norm curve of each module group, and whether checkpoints are still
-    unread.
-    """
-    norm_curves: dict[str, list[tuple[float, float]]] = {}
-    deadline = time.monotonic() + READ_SECONDS
+def _product_operations(shape_a: list[int], shape_b: list[int]) -> float:
+    """Return the multiplications of the cheaper way to the norm of B·A.
 
+    Raises:
+        ValueError: if the shapes do not fit, or a matrix would be too large.
+    """
+    rank, inputs = shape_a
+    outputs, rank_b = shape_b
+    if rank != rank_b:
+        raise ValueError("the shapes of its matrices do not fit")
+    if min(rank * rank, outputs * inputs) > MAX_PRODUCT:
+        raise ValueError("its matrices are too large for a curve")
+    if rank * rank <= outputs * inputs:
+        return float(rank * rank * (inputs + outputs))
+    return float(rank * inputs * outputs)
+
+
+def _squared_norm(a: Any, b: Any) -> float:
+    """Return ‖BA‖², by the smaller of the two possible matrices.
+
+    ‖BA‖² is the trace of (BᵀB)(AAᵀ), so usually no matrix has the size of the model's
+    weights.
+    """
+    with np.errstate(all="ignore"):  # weights that are not finite give no point
+        if len(a) * len(a) <= len(b) * a.shape[1]:
+            return float(np.vdot(b.T @ b, a @ a.T))
+        product = b @ a
+        return float(np.vdot(product, product))
+
+
+@dataclass
+class NormCurves:
+    """The norms of a run's checkpoints."""
+
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Steps and norms of each module group."""
+
+    notes: list[str] = field(default_factory=list)
+    """What could not be read."""
+
+    is_pending: bool = False
+    """Whether checkpoints are still unread."""
+
+
+def norms_by_checkpoint(run: Path, deadline: float) -> NormCurves:
+    """Return the norm curve of each module group.
+
+    Args:
+        run: the run folder.
+        deadline: the ``time.monotonic()`` after which no further checkpoint is read.
+    """
+    norms = NormCurves()
     for step, folder in checkpoints(run):
         for path in folder.glob("weights.safetensors"):
             key = (str(path), path.stat().st_mtime_ns)
             if key not in _NORMS:
                 if time.monotonic() > deadline:
-                    return norm_curves, True
+                    norms.is_pending = True
+                    return norms
+                if len(_NORMS) >= MAX_NORMS:
+                    _NORMS.clear()
                 _NORMS[key] = _checkpoint_norms(path)
 
-            for group, norm in _NORMS[key].items():
-                norm_curves.setdefault(group, [(0, 0.0)]).append((step, norm))
-    return norm_curves, False
+            groups = _NORMS[key]
+            if isinstance(groups, str):
+                norms.notes.append(f"{run.name}, checkpoint of step {step}: {groups}")
+                continue
+            for group, norm in groups.items():
+                norms.curves.setdefault(group, [(0, 0.0)]).append((step, norm))
+    return norms
 
 
-def _checkpoint_norms(weights: Path) -> dict[str, float]:
-    """Return the norms of a checkpoint; empty if damaged, which its loading reports."""
+def _checkpoint_norms(weights: Path) -> dict[str, float] | str:
+    """Return the norms of a checkpoint, or why there are none."""
     try:
         state = read_cached(weights.parent / "state.json") or {}
-        scale = float(state.get("lora_scale") or 1)
+        scale = number(state.get("lora_scale")) or 1.0
         return {group: scale * norm for group, norm in lora_norms(weights).items()}
-    except (ValueError, KeyError, TypeError):
-        return {}
+    except (ValueError, OSError, MemoryError) as error:
+        return f"{weights.name} gives no curve: {error or 'there is no memory for it'}"
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
@@ -158,24 +207,29 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     steps = []
     for marker in run.glob("checkpoints/step-*/COMPLETE"):
         step = marker.parent.name.partition("-")[2]
-        if step.isdecimal():
+        if re.fullmatch(r"[0-9]{1,10}", step) and int(step) <= LARGEST_STEP:
             steps.append((int(step), marker.parent))
     return sorted(steps)
 
 
-def charts(run: Run) -> dict[str, Any]:
-    """Return all charts of a run, and the steps at which it saved and sampled previews."""
-    norm_curves, is_pending = norms_by_checkpoint(run.folder)
+def charts(run: Run, deadline: float) -> dict[str, Any]:
+    """Return all charts of a run, and the steps at which it saved and sampled previews.
+
+    Args:
+        run: the run.
+        deadline: see ``norms_by_checkpoint``.
+    """
+    norms = norms_by_checkpoint(run.folder, deadline)
     chart_curves = {}
-    for name, raw_curves in _raw_charts(run, norm_curves).items():
-        chart_curves[name] = [
-            curve(*raw_curve) for raw_curve in raw_curves if len(raw_curve[1])
-        ]
+    for name, raw_curves in _raw_charts(run, norms.curves).items():
+        drawn_curves = [curve(*raw_curve) for raw_curve in raw_curves]
+        chart_curves[name] = [one for one in drawn_curves if one["x"]]
     sample_steps = {number(record.get("step")) or 0 for record in run.of_kind("sample")}
 
     return {
         "name": run.folder.name,
-        "pending": is_pending,
+        "pending": norms.is_pending,
+        "notes": norms.notes,
         "saves": [step for step, _ in checkpoints(run.folder)],
         "previews": sorted(sample_steps),
         "charts": chart_curves,
@@ -237,7 +291,8 @@ def series(
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers={"ETag": etag})
 
-    run_charts = [charts(read_live(folder)) for folder in folders]
+    deadline = time.monotonic() + READ_SECONDS
+    run_charts = [charts(read_live(folder), deadline) for folder in folders]
     return Response(
         json.dumps(run_charts, allow_nan=False, separators=(",", ":")),
         media_type="application/json",

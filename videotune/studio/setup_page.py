@@ -1,17 +1,18 @@
 """The page Setup: a preset, the settings, and the plan that follows from them."""
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from threading import RLock
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
 from videotune.config.load import (
+    checked_keys,
     flatten,
     merge,
     preset_about,
@@ -40,12 +41,14 @@ from videotune.studio.projects import (
     draft,
     inside,
 )
-from videotune.studio.uploads import receive, safe_name
+from videotune.studio.records import OwnPreset, read_record
+from videotune.studio.uploads import receive, safe_name, temporary_upload
 from videotune.studio.web import (
     CurrentPage,
     PageContext,
     PostedForm,
     Regions,
+    json_reply,
     page_response,
     render,
     reply,
@@ -57,11 +60,13 @@ routes = APIRouter()
 PRESETS_FOLDER = "presets"
 """Folder of the user's presets: each a file with ``preset`` and ``keys``."""
 
+MAX_CONFIG_BYTES = 20_000_000
+"""Size limit of an uploaded config."""
+
+PRESET_REMEDY = "fix it, or remove it"
+
 HOURS_TIMEOUT = 9000.0
 """Seconds that the hours of all presets may take."""
-
-_lock = RLock()
-"""Two fields that change within a moment must not overwrite each other."""
 
 
 def plan_question(project: Project, what: str, **extra: Any) -> dict[str, Any]:
@@ -137,10 +142,13 @@ def settings(page: PageContext) -> str:
 def gallery(page: PageContext) -> str:
     """Render the presets, the user's own first, and the GPU of the plan."""
     project = page.current_project
-    own_presets = {
-        path.stem: read_json(path)
-        for path in sorted((page.root / PRESETS_FOLDER).glob("*.json"))
-    }
+    own_presets = {}
+    damaged_presets = []
+    for path in sorted((page.root / PRESETS_FOLDER).glob("*.json")):
+        try:
+            own_presets[path.stem] = read_record(path, OwnPreset, PRESET_REMEDY)
+        except VideotuneError as error:
+            damaged_presets.append(str(error))
     last_plan = plan_server.read_answer(_studio_file(project, "plan")).get("plan") or {}
     device = last_plan.get("device") or {}
 
@@ -148,6 +156,7 @@ def gallery(page: PageContext) -> str:
         "setup_presets",
         project=project,
         own=own_presets,
+        damaged=damaged_presets,
         presets=presets(),
         hours=plan_server.read_answer(_studio_file(project, "hours")),
         found=gpu.list_gpus(),
@@ -184,6 +193,7 @@ def import_region(page: PageContext) -> str:
         "what": "import",
         "files": [str(path) for path in files],
         "seen": [path.stat().st_mtime for path in files],
+        "within": str(page.root) if page.path_rule.is_restricted else None,
     }
     answer = plan_server.request_answer(_studio_file(project, "imported"), question)
     return render(
@@ -221,16 +231,18 @@ def put(page: CurrentPage, form: PostedForm) -> Response:
     """Save one setting; HTTP 409 if its value is no longer the one shown (``was``)."""
     project = page.current_project
     key = form["key"]
-    with _lock:
+    with projects.lock_of(project.folder):
         keys = draft(project)
         current_value = format_value(flatten(keys).get(key))
         if "was" in form and current_value != form["was"].replace("\r\n", "\n"):
             conflict = {"key": key, "now": current_value, "yours": form["value"]}
-            return reply(status=409, conflict=conflict)
+            return json_reply(conflict, 409)
 
         keys = set_key(keys, key, form["value"], project.preset)
+        new_value = flatten(keys).get(key)
+        page.path_rule.check_config({key: new_value})
         projects.save_draft(project, keys)
-    return reply(saved={"key": key, "now": format_value(flatten(keys).get(key))})
+    return json_reply({"key": key, "now": format_value(new_value)})
 
 
 @routes.post("/p/{project}/setup/fact")
@@ -240,9 +252,7 @@ def fact(page: CurrentPage, form: PostedForm) -> Response:
     """
     key = form["key"]
     value = form["value"].strip()
-    facts = _facts_of(key, value)
-    with _lock:
-        projects.update(page.current_project, **facts)
+    projects.update(page.current_project, **_facts_of(key, value))
     return reply()
 
 
@@ -284,29 +294,34 @@ def own_preset(act: str, page: CurrentPage, form: PostedForm) -> Response:
     path = inside(page.root / PRESETS_FOLDER, name)
 
     if act == "save":
-        path.parent.mkdir(exist_ok=True)
-        if path.exists():
-            raise VideotuneError(
-                f"the preset {path.stem} already exists: use another name"
-            )
-        write_json(path, {"preset": project.preset, "keys": draft(project)})
+        with projects.lock_of(page.root):
+            path.parent.mkdir(exist_ok=True)
+            if path.exists():
+                raise VideotuneError(
+                    f"the preset {path.stem} already exists: use another name"
+                )
+            write_json(path, {"preset": project.preset, "keys": draft(project)})
         return reply("Preset saved")
 
+    if not path.is_file():
+        raise VideotuneError(f"there is no preset {path.stem}: reload the page")
     if act == "use":
-        preset = read_json(path)
-        _apply_settings(project, str(preset["preset"]), preset["keys"])
+        preset = read_record(path, OwnPreset, PRESET_REMEDY)
+        _apply_settings(page, preset["preset"], preset["keys"])
         return reply("Preset applied")
 
-    trash.move_to_trash(page.root, "preset", path.stem, [path])
+    with projects.lock_of(page.root):
+        trash.move_to_trash(page.root, "preset", path.stem, [path])
     return reply("Preset moved to the bin")
 
 
-def _apply_settings(project: Project, preset: str, keys: Mapping[str, Any]) -> None:
+def _apply_settings(page: PageContext, preset: str, keys: Mapping[str, Any]) -> None:
     """Replace the settings of a project.
 
     Raises:
-        VideotuneError: if one of them is invalid.
+        VideotuneError: if one of them is invalid, or a path that the user may not name.
     """
+    project = page.current_project
     allowed_keys = {
         key: value
         for key, value in flatten(keys).items()
@@ -314,9 +329,11 @@ def _apply_settings(project: Project, preset: str, keys: Mapping[str, Any]) -> N
     }
     nested_keys = unflatten(allowed_keys)
     nested_keys.pop("datasets", None)
+    nested_keys = checked_keys(nested_keys, "the settings")
     parse(merge(read_preset(preset_named(preset)), nested_keys))
+    page.path_rule.check_config(nested_keys)
 
-    with _lock:
+    with projects.lock_of(project.folder):
         projects.save_draft(project, nested_keys)
         projects.update(project, preset=preset)
 
@@ -325,8 +342,10 @@ def _apply_settings(project: Project, preset: str, keys: Mapping[str, Any]) -> N
 async def receive_config(page: CurrentPage, name: str, request: Request) -> Response:
     """Receive another trainer's config."""
     folder = _foreign_folder(page.current_project)
-    folder.mkdir(parents=True, exist_ok=True)
-    await receive(request, folder / safe_name(name))
+    with temporary_upload(page.root, name) as path:
+        await receive(request, path, MAX_CONFIG_BYTES)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.replace(path, folder / path.name)
     return reply()
 
 
@@ -342,20 +361,27 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         return reply(f"{run} is queued", redirect=address)
 
     if act == "apply":
-        _apply_imported(project)
+        _apply_imported(page)
         shutil.rmtree(_foreign_folder(project), ignore_errors=True)
     elif act == "forget":
         shutil.rmtree(_foreign_folder(project), ignore_errors=True)
     elif act == "hours":
         _request_hours(project)
     elif act == "reset":
-        projects.save_draft(project, {})
+        with projects.lock_of(project.folder):
+            projects.save_draft(project, {})
+    else:
+        raise VideotuneError(f"the page Setup has no action {act[:40]}")
     return reply()
 
 
-def _apply_imported(project: Project) -> None:
+def _apply_imported(page: PageContext) -> None:
     """Apply the imported config, with a preset of its base model if there is one."""
-    config = read_json(_studio_file(project, "imported"))["config"]
+    project = page.current_project
+    answer = plan_server.read_answer(_studio_file(project, "imported"))
+    config = answer.get("config")
+    if config is None:
+        raise VideotuneError("there is no imported config: drop its file on the page")
     base_model = config.get("base_model_name")
     matching = [
         name for name, preset in presets().items() if preset["base"] == base_model
@@ -364,7 +390,7 @@ def _apply_imported(project: Project) -> None:
     preset = project.preset
     if matching and preset not in matching:
         preset = matching[0]
-    _apply_settings(project, preset, config)
+    _apply_settings(page, preset, config)
 
 
 def _request_hours(project: Project) -> None:

@@ -17,6 +17,12 @@ from videotune.reporter.read import FILES, Run
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import Curve, Steps, regularization
 
+MAX_RECORD_BYTES = 64_000_000
+"""Size limit of a JSON file of a run; a check of many clips has some MB."""
+
+MAX_LINE_BYTES = 4_000_000
+"""Size limit of a line of a journal."""
+
 MAX_OPEN_RUNS = 8
 """Runs whose journals are kept in memory."""
 
@@ -53,8 +59,9 @@ class JournalReader:
         """Read the added lines; an incomplete last line waits for the next reading."""
         with path.open("rb") as file:
             file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
+            while line := file.readline(MAX_LINE_BYTES):
+                is_cut = len(line) == MAX_LINE_BYTES
+                if not line.endswith(b"\n") and not is_cut:
                     break
 
                 self.offset += len(line)
@@ -121,11 +128,13 @@ def curves(run: Path) -> dict[str, Curve]:
 
 
 def read_cached(path: Path) -> Any:
-    """Return a file of a run, read again only after a change; None if missing or
-    damaged.
+    """Return a file of a run, read again only after a change; None if missing, damaged
+    or too large.
     """
     try:
         file_stat = path.stat()
+        if file_stat.st_size > MAX_RECORD_BYTES:
+            return None
         return _record(path, file_stat.st_mtime_ns, file_stat.st_size)
     except (OSError, VideotuneError):
         return None

@@ -23,7 +23,7 @@ from videotune.reporter.read import Run, mapping
 from videotune.studio import gpu, header, projects, queue_page, trash
 from videotune.studio.form import inherited_values
 from videotune.studio.preview_clips import nearest
-from videotune.studio.projects import Project
+from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.series import checkpoints
 from videotune.studio.status import progress, read_cached, read_live
@@ -59,7 +59,7 @@ def run_names(page: PageContext) -> list[str]:
         if RUN_NAME.fullmatch(folder.name):
             started_at[folder.name] = folder.stat().st_ctime
 
-    for entry in queue_page.project_entries(page.root, project):
+    for entry in queue_page.shown_entries(page.root, project):
         if entry.kind == "train":
             started_at[entry.run.name] = entry.added
     return sorted(started_at, key=lambda name: -started_at[name])
@@ -119,8 +119,10 @@ def _running_status(
 def entries_ahead(root: Path, entry: QueueEntry) -> list[str]:
     """Describe the running entries, or if none runs, the ones that run before this one."""
     entries = queued.entries(queue_page.queue_folder(root))
+    # The entry may have left the queue meanwhile; then nothing is ahead of it.
     names = [queue_entry.name for queue_entry in entries]
-    earlier = entries[: names.index(entry.name)]
+    position = names.index(entry.name) if entry.name in names else 0
+    earlier = entries[:position]
 
     blocking = [
         queue_entry for queue_entry in entries if queue_entry.state in RUNNING_STATES
@@ -249,6 +251,15 @@ def branches(run: Path) -> list[tuple[str, Path]]:
     return labelled
 
 
+def existing_file(run: Path, relative: Any) -> Path | None:
+    """Return a file that a run's journal names; None if it is gone or not in the run."""
+    try:
+        path = inside(run, str(relative))
+    except VideotuneError:
+        return None
+    return path if path.is_file() else None
+
+
 def previews_part(page: PageContext) -> str:
     """Render the data of the preview viewer: for each prompt and seed the videos by
     step.
@@ -270,8 +281,8 @@ def _preview_rows(home: Path, label: str, folder: Path) -> list[dict[str, Any]]:
     for (prompt, seed), cells in sample_rows(run).items():
         existing_cells = []
         for step, cell in sorted(cells.items()):
-            path = folder / str(cell.get("path"))
-            if path.is_file():
+            path = existing_file(folder, cell.get("path"))
+            if path is not None:
                 existing_cells.append((step, path.relative_to(home).as_posix()))
 
         if existing_cells:
@@ -356,8 +367,19 @@ def resume(page: PageContext, run: Path, form: FormData) -> str:
         # here.
         arguments += ["--set", f"steps={steps}", "--override"]
 
+    check_run_paths(page, run)
     queue_page.submit(page.root, page.current_project, run.name, arguments)
     return ""
+
+
+def check_run_paths(page: PageContext, run: Path) -> None:
+    """Raise VideotuneError if the settings of a run name a path that the user may not
+    name; a run may have been imported, or copied here.
+    """
+    config = mapping(read_cached(run / "config.json"))
+    page.path_rule.check_config(
+        {"settings": config["settings"], "asked": config["asked"]}
+    )
 
 
 def refuse_running(page: PageContext, run: Path) -> None:
@@ -397,7 +419,9 @@ def changed_settings(project: Project, run: Path) -> dict[str, Any]:
 def use_settings(page: PageContext, run: Path, form: FormData) -> str:
     """Copy the run's settings to the page Setup."""
     project = page.current_project
-    projects.save_draft(project, changed_settings(project, run))
+    check_run_paths(page, run)
+    with projects.lock_of(project.folder):
+        projects.save_draft(project, changed_settings(project, run))
     return f"Setup has the settings of {run.name}"
 
 
@@ -461,6 +485,7 @@ def start(page: CurrentPage, form: PostedForm) -> Response:
     keys = None
     if form["run"]:
         run = run_folder(project, form["run"])
+        check_run_paths(page, run)
         keys = changed_settings(project, run)
         keys["init_from"] = str(checkpoint(run, form))
 

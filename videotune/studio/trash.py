@@ -3,16 +3,23 @@ deleted.
 """
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from videotune.errors import VideotuneError
-from videotune.files import checked, write_json
-from videotune.studio.projects import CLIPS, ORIGINALS, REMOVED, inside, visible_files
+from videotune.files import Count, Moment, PathText, read_typed, write_json
+from videotune.studio.projects import (
+    CLIPS,
+    DELETED_PREFIX,
+    ORIGINALS,
+    REMOVED,
+    inside,
+    visible_files,
+)
 
 BIN = "bin"
 """The folder of the bin.
@@ -37,12 +44,12 @@ class TrashItem:
 
     title: str
 
-    when: float
+    when: Moment
     """Time of removal, in seconds since 1970."""
 
-    bytes: int
+    bytes: Count
 
-    lay: list[str]
+    lay: list[PathText]
     """The original path of each file, relative to the folder that has the bin."""
 
 
@@ -83,17 +90,33 @@ def _disk_usage(path: Path) -> int:
 
 
 def list_items(home: Path) -> list[TrashItem]:
-    """Return the items of the bin, newest first; damaged items are left out."""
+    """Return the items of the bin, newest first."""
     items = []
     for folder in OLD_FOLDERS:
         for path in visible_files(home / folder):
             if path.suffix.lower() != ".txt":
                 items.append(_old_item(home, path.relative_to(home).as_posix()))
 
-    for path in (home / BIN).glob("*/item.json"):
-        with suppress(OSError, ValueError):
-            items.append(checked(TrashItem, path.read_bytes()))
+    for path in (home / BIN).glob("[!.]*/item.json"):
+        items.append(_item_or_placeholder(path))
     return sorted(items, key=lambda item: -item.when)
+
+
+def _item_or_placeholder(path: Path) -> TrashItem:
+    """Return the item of a file; if it is damaged, one that reports it."""
+    folder = path.parent
+    try:
+        item: TrashItem = read_typed(path, TrashItem)
+        return replace(item, id=folder.name)
+    except (OSError, ValueError) as error:
+        return TrashItem(
+            id=folder.name,
+            kind="damaged",
+            title=f"{folder.name}: its item.json is damaged ({error})",
+            when=0.0,
+            bytes=0,
+            lay=[],
+        )
 
 
 def _old_item(home: Path, id: str) -> TrashItem:
@@ -121,12 +144,13 @@ def _moves(home: Path, id: str) -> list[tuple[Path, Path]]:
             clip = home / id
             files = [clip, clip.with_suffix(".txt")]
         else:
-            item = checked(
-                TrashItem, (inside(home / BIN, id) / "item.json").read_bytes()
-            )
+            item = read_typed(inside(home / BIN, id) / "item.json", TrashItem)
             files = [home / BIN / id / str(number) for number in range(len(item.lay))]
     except (OSError, ValueError) as error:
-        raise VideotuneError("it is no longer in the bin") from error
+        raise VideotuneError(
+            "it is no longer in the bin, or its item.json is damaged: restore its files "
+            f"by hand from {home / BIN}"
+        ) from error
 
     return [
         (path, inside(home, original))
@@ -156,10 +180,16 @@ def restore(home: Path, id: str) -> None:
 
 
 def delete(home: Path, id: str) -> None:
-    """Delete an item for good."""
-    for path, _ in _moves(home, id):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
+    """Delete an item for good, also a damaged one."""
+    if id.split("/")[0] in OLD_FOLDERS:
+        for path, _ in _moves(home, id):
             path.unlink()
-    shutil.rmtree(home / BIN / id, ignore_errors=True)
+        return
+
+    folder = inside(home / BIN, id)
+    if not folder.is_dir():
+        raise VideotuneError("it is no longer in the bin")
+    # Under another name first, so that a killed studio leaves no half item.
+    deleted = home / BIN / f"{DELETED_PREFIX}{secrets.token_hex(4)}"
+    os.replace(folder, deleted)
+    shutil.rmtree(deleted, ignore_errors=True)

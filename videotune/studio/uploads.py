@@ -19,14 +19,18 @@ from videotune.data.archives import unpack
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.errors import VideotuneError
-from videotune.files import hash_file
-from videotune.studio.projects import CLIPS, Project, inside
+from videotune.files import hash_file, size_text
+from videotune.studio.projects import (
+    CLIPS,
+    COMING_PREFIX,
+    UNPACKING_PREFIX,
+    UPLOADS,
+    Project,
+    inside,
+)
 
 TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
 """Captions, and lists of captions."""
-
-UPLOADS = ".uploads"
-"""Folder of the root that holds files while they are received."""
 
 MAX_BYTES = 20_000_000_000
 """Size limit of an upload."""
@@ -140,7 +144,7 @@ def temporary_upload(root: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def receive(request: Request, path: Path) -> None:
+async def receive(request: Request, path: Path, max_bytes: int = MAX_BYTES) -> None:
     """Write the body of a request to a file.
 
     Raises:
@@ -149,8 +153,8 @@ async def receive(request: Request, path: Path) -> None:
     with path.open("wb") as file:
         async for chunk in request.stream():
             await run_in_threadpool(file.write, chunk)
-            if file.tell() > MAX_BYTES:
-                raise VideotuneError(f"it has more than {MAX_BYTES // 10**9} GB")
+            if file.tell() > max_bytes:
+                raise VideotuneError(f"it has more than {size_text(max_bytes)}")
 
 
 def accept(
@@ -192,7 +196,7 @@ def _accept_file(clips: Path, path: Path, folders: Sequence[str]) -> list[Upload
             *TEXT_SUFFIXES,
         )
         if is_named_archive and content_kind(path) == "archive":
-            temporary = clips.parent / f".unpacking-{secrets.token_hex(4)}"
+            temporary = clips.parent / f"{UNPACKING_PREFIX}{secrets.token_hex(4)}"
             return _accept_archive(path, name, target, temporary)
         return [_add(path, target / name, name)]
     except (VideotuneError, OSError) as error:
@@ -252,7 +256,7 @@ def _add(path: Path, target: Path, name: str) -> UploadResult:
         )
 
     # The move may cross file systems; the rename then makes the file appear complete.
-    temporary = target.with_name(f".coming-{os.getpid()}-{target.name}")
+    temporary = target.with_name(f"{COMING_PREFIX}{secrets.token_hex(4)}-{target.name}")
     shutil.move(str(path), temporary)
     os.replace(temporary, target)
     return UploadResult(name, True, "added")

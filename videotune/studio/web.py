@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import json
 import re
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,12 +16,14 @@ from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
 from fastapi import Depends, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
+from jinja2 import TemplateError
 from markupsafe import Markup
 
-from videotune.errors import VideotuneError
+from videotune.errors import VideotuneError, printable
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
+from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
 
 STATIC = Path(__file__).parent / "static"
@@ -28,7 +32,10 @@ MAX_FORM_BYTES = 4_000_000
 """Size limit of a posted form; files have an upload route of their own."""
 
 MAX_FORM_FIELDS = 20_000
-MAX_TOAST_LETTERS = 2000
+MAX_TOAST_LETTERS = 500
+MAX_HEADER_LETTERS = 8000
+"""Size limit of the events in a header; some clients read no more."""
+
 INTEGER = re.compile(r"[0-9]{1,18}")
 DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 NOT_CACHED = {"Cache-Control": "no-store"}
@@ -53,6 +60,12 @@ class PageContext:
     """The query parameters of the address."""
 
     has_password: bool = False
+
+    @property
+    def path_rule(self) -> PathRule:
+        """What the user may name: with a password, only what is below the root."""
+        is_restricted = self.has_password or not self.is_local
+        return PathRule(self.root, is_restricted)
 
     @property
     def current_project(self) -> Project:
@@ -161,14 +174,42 @@ def content_tag(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
 
 
+UNEXPECTED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TemplateError,
+    TypeError,
+    ValueError,
+)
+"""Errors by a value that a part of a page does not expect in a file that it shows."""
+
+
 def render_region(regions: Regions, name: str, page: PageContext) -> str:
     """Render a region; on an error its place shows the message, so the others still
     render.
     """
     try:
-        return regions[name](page)
+        text = regions[name](page)
+        text.encode()  # half a letter (a lone surrogate) cannot be sent
+        return text
     except (VideotuneError, OSError) as error:
-        return render("notice", words=str(error))
+        return render("notice", words=printable(str(error)))
+    except UNEXPECTED as error:
+        return render("notice", words=describe_unexpected(error))
+
+
+def describe_unexpected(error: Exception) -> str:
+    """Return the message of an error that no reader of a file has foreseen; print its
+    traceback, since that is a fault of the studio.
+    """
+    traceback.print_exception(error, file=sys.stderr)
+    return printable(
+        "This part cannot be shown: a file of the project or of its runs holds a value "
+        f"that was not expected ({type(error).__name__}: {str(error)[:300]}). "
+        "The terminal of the studio shows where it was read."
+    )
 
 
 def page_response(
@@ -230,10 +271,18 @@ def reply(
 
     headers = {}
     if triggers:
-        headers["HX-Trigger"] = json.dumps(triggers)
+        header = json.dumps(triggers)
+        if len(header) > MAX_HEADER_LETTERS:
+            raise ValueError(f"events of {len(header)} letters do not fit a header")
+        headers["HX-Trigger"] = header
     if redirect:
         headers["HX-Redirect"] = redirect
     return Response(status_code=status, headers=headers)
+
+
+def json_reply(value: Mapping[str, Any], status: int = 200) -> Response:
+    """Answer a script of the page with values, which may be too long for a header."""
+    return JSONResponse(value, status, headers={"HX-Reswap": "none"})
 
 
 class Changes:

@@ -127,12 +127,17 @@ document.addEventListener("DOMContentLoaded", () => {
     $("chart-table").replaceChildren(row(["curve", "first", "last", "lowest", "highest"], "th"), ...told.map((one) => row([one.name, one.first, one.last, one.low, one.high], "td")));
   }
 
+  function notes() {  // of checkpoints that could not be read
+    const lines = data.flatMap((run) => run.notes);
+    $("chart-notes").textContent = lines.join("\n"); $("chart-notes").hidden = !lines.length;
+  }
+
   async function load() {
     clearTimeout(timer);
     const address = new URLSearchParams(state.runs.map((name) => ["run", name]));
     try {
       const answer = await fetch(`${place.dataset.url}?${address}`, { headers: mark ? { "If-None-Match": mark } : {}, cache: "no-store" });
-      if (answer.status === 200) { mark = answer.headers.get("ETag"); data = await answer.json(); draw(); }
+      if (answer.status === 200) { mark = answer.headers.get("ETag"); data = await answer.json(); notes(); draw(); }
     } catch { /* the page says that the studio does not answer; the next look tries again */ }
     again();
   }

@@ -23,8 +23,8 @@
       const before = was.get(key);
       if (before === value) { tell(key, field, ""); return; }
       const answer = await vt.post(`${at}/set`, { key, value, was: before });
-      if (answer.ok) { const { now } = JSON.parse(answer.headers.get("HX-Trigger")).saved; was.set(key, now); field.dataset.saved = now; tell(key, field, ""); }
-      else if (answer.status === 409) conflict(JSON.parse(answer.headers.get("HX-Trigger")).conflict, field);
+      if (answer.ok) { const { now } = await answer.json(); was.set(key, now); field.dataset.saved = now; tell(key, field, ""); }
+      else if (answer.status === 409) conflict(await answer.json(), field);
       else tell(key, field, await answer.text());
     });
   }

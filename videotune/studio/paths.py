@@ -1,0 +1,162 @@
+"""Which files and servers a user of the studio may name.
+
+Somebody who sits at the computer may name every file that the studio can read. Somebody
+who came in with the password may name only what is below the folder of the projects,
+wherever a path comes from: a form, a preset, an imported config or project.
+"""
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from videotune.errors import VideotuneError
+from videotune.files import walk_json
+
+CAPTION_SERVERS_VARIABLE = "VIDEOTUNE_STUDIO_CAPTION_SERVERS"
+"""Environment variable with the addresses of servers inside the network that everybody
+may name, separated by commas.
+"""
+
+
+@dataclass(frozen=True)
+class PathRule:
+    """What the user of a request may name."""
+
+    root: Path
+    """The folder of all projects."""
+
+    is_restricted: bool
+    """Whether only paths below the root may be named."""
+
+    def allows(self, text: str) -> bool:
+        """Return whether the user may name a file or folder by this text.
+
+        A text that is no path, such as a prompt, names a file below whatever folder it
+        is relative to, so it is allowed.
+        """
+        if not self.is_restricted or "\n" in text:
+            return True
+        if "\0" in text:
+            return False
+
+        path = _expanded(text)
+        if path is None:
+            return False
+        if not self._is_below_root(self.root / "project" / path):
+            return False
+        # Some commands read a relative path from the folder of the server.
+        local_path = Path.cwd() / path
+        return not os.path.lexists(local_path) or self._is_below_root(local_path)
+
+    def _is_below_root(self, path: Path) -> bool:
+        try:
+            return path.resolve().is_relative_to(self.root.resolve())
+        except (RuntimeError, OSError):  # a link that leads to itself
+            return False
+
+    def check_path(self, text: str, subject: str) -> None:
+        """Raise VideotuneError if the user may not name this path.
+
+        Args:
+            text: the path.
+            subject: what it is for, such as the key.
+        """
+        if not self.allows(text):
+            raise VideotuneError(
+                f"{subject}: {text[:200]!r} is outside of the studio's folder. Only a "
+                "user on the server itself can name it: use a path inside a project"
+            )
+
+    def check_config(self, keys: Any) -> None:
+        """Raise VideotuneError if any value of a config is a path that may not be named."""
+        for key, text in _texts(keys):
+            self.check_path(text, key)
+
+    def replace_paths(self, value: Any, replacement: Callable[[str], str]) -> Any:
+        """Return JSON data in which each path that may not be named is replaced."""
+        if isinstance(value, dict):
+            return {
+                key: self.replace_paths(inner, replacement)
+                for key, inner in value.items()
+            }
+        if isinstance(value, list):
+            return [self.replace_paths(inner, replacement) for inner in value]
+        if isinstance(value, str) and not self.allows(value):
+            return replacement(value)
+        return value
+
+    def check_server(self, address: str) -> None:
+        """Raise VideotuneError if the user may not send requests to this address.
+
+        Somebody who came in with the password could otherwise reach servers that only
+        the server's own network can reach.
+        """
+        parts = _server_parts(address)
+        if not self.is_restricted or address in _trusted_servers():
+            return
+        if any(not ip.is_global for ip in _ip_addresses(parts.hostname or "")):
+            raise VideotuneError(
+                f"endpoint: {address[:200]} is inside the server's own network. Only a "
+                "user on the server itself can name it, or set it in the environment "
+                f"variable {CAPTION_SERVERS_VARIABLE}"
+            )
+
+
+def _expanded(text: str) -> Path | None:
+    """Return a path with its ~ replaced; None if there is no such user."""
+    if not text.startswith("~"):
+        return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return None
+
+
+def _texts(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the dotted key and the text of each text in JSON data."""
+    for path, inner in walk_json(value):
+        if isinstance(inner, str):
+            yield ".".join(map(str, path)), inner
+
+
+def _server_parts(address: str) -> Any:
+    """Return the parts of the address of a server; VideotuneError if it is not valid."""
+    try:
+        parts = urlsplit(address)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        is_valid = False
+    if not is_valid or re.search(r"[\s\0]", address):
+        raise VideotuneError(
+            f"endpoint: {address[:200]!r} is not the address of a server, such as "
+            "http://localhost:8000/v1"
+        )
+    return parts
+
+
+def _trusted_servers() -> list[str]:
+    servers = os.environ.get(CAPTION_SERVERS_VARIABLE, "").split(",")
+    return [server.strip() for server in servers if server.strip()]
+
+
+def _ip_addresses(host: str) -> list[Any]:
+    """Return the addresses of a host.
+
+    Raises:
+        VideotuneError: if it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise VideotuneError(
+            f"endpoint: there is no server {host[:200]!r}. Check the address"
+        ) from error
+    # An address of IPv6 may have a zone, such as %eth0.
+    return [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in found]
