@@ -4,6 +4,7 @@ progress lines.
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -24,6 +25,9 @@ from videotune.files import size_text as size  # noqa: F401  (for commands)
 _tables: ContextVar[dict[str, list[dict[str, Any]]] | None] = ContextVar(
     "tables", default=None
 )
+
+_UNUSUAL = re.compile(r"[^\n\x20-\x7e]")
+"""What may need an escape in indented JSON."""
 
 QUIET_SECONDS = 20.0
 """Seconds between two progress lines without a terminal."""
@@ -89,14 +93,24 @@ def echo(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
-def out(text: str) -> None:
-    """Print a line of the result on standard output."""
-    print(printable(text))
+def out(text: object) -> None:
+    """Print a line of the result, such as a text or a path, on standard output."""
+    print(printable(str(text)))
 
 
 def print_json(value: Any) -> None:
-    """Print a result as JSON on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print a result as JSON on standard output.
+
+    Characters that a terminal does not print, or that reverse the writing direction,
+    are escapes of JSON.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    print(_UNUSUAL.sub(_json_escape, text))
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    char = match[0]
+    return char if char.isprintable() else json.dumps(char)[1:-1]
 
 
 def answer(as_json: bool, value: Any, show: Callable[[Any], object]) -> None:

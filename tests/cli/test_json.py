@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.command_line import run
+from videotune import console
 from videotune.cli.main import GROUPS, app
 from videotune.errors import DONE, SKIPPED
 
@@ -48,3 +49,13 @@ def test_without_it_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert run("presets", "list") == DONE
     with pytest.raises(json.JSONDecodeError):
         json.loads(capsys.readouterr().out)
+
+
+def test_json_has_no_character_that_a_terminal_obeys(capsys: Any) -> None:
+    """Names of files may reverse the line, or hold C1 controls and parts of letters."""
+    names = ["a\u202egpj.mp4", "b\x9b31m", "c\x7f", "d\u2028", "e\udcff", "f\U000e0041", "g\u061c", "h\x1b[2J"]  # fmt: skip
+    console.print_json({name: name for name in names} | {"é": "中 😀"})
+    printed = capsys.readouterr().out
+    assert all(char.isprintable() or char == "\n" for char in printed)
+    assert json.loads(printed) == {name: name for name in names} | {"é": "中 😀"}
+    assert "中 😀" in printed

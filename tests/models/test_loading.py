@@ -26,7 +26,7 @@ from videotune.model_spec import Expert, ModelSpec
 from videotune.models import fingerprint as part_hash
 from videotune.models.base_model import part_files, place, spec_for
 from videotune.models.fingerprint import fingerprint
-from videotune.models.loading import load_model, read_tokenizer
+from videotune.models.loading import PROBES, load_model, read_tokenizer
 from videotune.models.model_files import check_parts, missing, weight_files
 from videotune.models.registry import find, names
 from videotune.models.wan import Wan
@@ -650,3 +650,25 @@ def test_settings_of_a_tokenizer_that_do_not_fit(
     edit_json(base / "tokenizer" / "tokenizer_config.json", **{key: value})
     with pytest.raises(VideotuneError, match="tokenizer"):
         used(base)
+
+
+@pytest.mark.parametrize("family", ["wan", "hunyuan_video", "hidream"])
+def test_a_tokenizer_that_lost_a_part_gives_the_same_tokens_or_is_refused(
+    family: str, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_bases(family), tmp_path / "base"))
+    refused = set()
+    for file in sorted(base.glob("tokenizer*/tokenizer.json")):
+        encoder = base / file.parent.name.replace("tokenizer", "text_encoder")
+        before = read_tokenizer(file.parent, encoder)(PROBES[0]).input_ids
+        content = file.read_text()
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            edit_json(file, **{part: None})
+            try:
+                after = read_tokenizer(file.parent, encoder)(PROBES[0]).input_ids
+                assert after == before, part
+            except VideotuneError:
+                refused.add(part)
+            file.write_text(content)
+    expected = set() if family == "wan" else {"pre_tokenizer", "post_processor"}
+    assert refused - {"decoder"} == expected

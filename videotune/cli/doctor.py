@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from videotune.cli.options import Arg, AsJson, Opt
-from videotune.console import answer, print_json, print_table, size
+from videotune.console import answer, out, print_json, print_table, size
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.planner.gpus import measured_file
 
@@ -70,7 +70,7 @@ def show_machine(as_json: bool) -> None:
         print_table("doctor", COLUMNS, [list(row.values()) for row in table])
         if not missing:
             print_table("devices", machine_doctor.COLUMNS, machine_doctor.devices())
-            print("Never: taken from torch's documentation, and not tried on a device.")
+            out("Never: taken from torch's documentation, and not tried on a device.")
 
     answer(as_json, [dict(zip(COLUMNS, row, strict=True)) for row in rows], show)
     raise typer.Exit(FAILED if missing else DONE)
@@ -81,7 +81,7 @@ def diagnose_run(run: Path, *, as_json: bool, repair_journal: bool) -> None:
     from videotune.reporter import diagnosis  # reads checkpoints, which --help must not
 
     if repair_journal:
-        print(diagnosis.repair_journal(run))
+        out(diagnosis.repair_journal(run))
         return
 
     summary, problems = diagnosis.diagnose(run)
@@ -89,13 +89,13 @@ def diagnose_run(run: Path, *, as_json: bool, repair_journal: bool) -> None:
         print_json([asdict(problem) for problem in problems])
         return
 
-    print(f"{run}: {summary}")
+    out(f"{run}: {summary}")
     for problem in problems:
-        print(f"\n{problem.line}\n  found: {problem.found}\n  do:    {problem.do}")
+        out(f"\n{problem.line}\n  found: {problem.found}\n  do:    {problem.do}")
     if problems:
-        print("\nEach line is explained in docs/troubleshooting.md.")
+        out("\nEach line is explained in docs/troubleshooting.md.")
     else:
-        print("its files show no problem")
+        out("its files show no problem")
 
 
 def measure_gpu(as_json: bool) -> None:
@@ -128,6 +128,6 @@ def show_gpu(report: Mapping[str, Any]) -> None:
     print_table(card["name"], ["what", "measured"], rows)
 
     for line in report["wrong"]:
-        print(f"note: {line}")
+        out(f"note: {line}")
     file = measured_file(card["name"])
-    print(f"plan uses these rates from now on. To attach to a report: {file}")
+    out(f"plan uses these rates from now on. To attach to a report: {file}")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+from videotune import console
 from videotune.cli.options import Arg, Offline, Opt
 from videotune.console import exactly, size
 from videotune.files import write_text
@@ -44,7 +45,7 @@ def export(
     )
     for item in exports:
         error = exactly(item.max_error)
-        print(
+        console.out(
             f"{item.format}: {item.path}  "
             f"({item.modules} parts, read back by {item.reader}: {error})"
         )
@@ -59,7 +60,7 @@ def report(
     """
     from videotune.commands.report import report as write_report
 
-    print(write_report(run))
+    console.out(write_report(run))
 
 
 def publish(
@@ -87,8 +88,8 @@ def publish(
         run, repo, public=public, dry_run=dry_run, folders=tuple(exports or ())
     )
     for file in result["files"]:
-        print(f"{file['path']}  ({size(file['bytes'])})")
-    print(result["url"] or result["card"])
+        console.out(f"{file['path']}  ({size(file['bytes'])})")
+    console.out(result["url"] or result["card"])
     return result
 
 
@@ -103,8 +104,8 @@ def card(
 
     result = model_card(run)
     if out is None:
-        print(result["card"])
+        console.out(result["card"])
     else:
         write_text(out, result["card"])
-        print(out)
+        console.out(out)
     return result

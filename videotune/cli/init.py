@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from videotune import console
 from videotune.cli.options import Arg, Opt
 from videotune.console import echo, print_table
 from videotune.errors import VideotuneError
@@ -67,7 +68,7 @@ def init(
 
     clips = _count_clips(Path(data))
     write_text(target, config_of(purpose, preset, data, clips, trigger or None, prior))
-    print(target)
+    console.out(target)
     for command in ("check", "plan", f"train --out {folder / 'run'}"):
         echo(f"videotune {command} --config {target}")
 
@@ -126,4 +127,4 @@ def tiny(
         raise VideotuneError(f"{folder} exists already. Name a new folder.")
 
     with quietly():
-        print(model.tiny(folder, seed, variant))
+        console.out(model.tiny(folder, seed, variant))

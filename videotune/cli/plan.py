@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune.cli.options import AsJson, Folder, Opt, Skips, takes_config, with_clips
-from videotune.console import answer, print_table, size
+from videotune.console import answer, out, print_table, size
 from videotune.text import counted, shape_words
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def show_plan(result: PlanResult) -> None:
     """Print the plan, its verdict first."""
     facts = result.plan
     if facts["device"]:
-        print(verdict(facts))
+        out(verdict(facts))
     show_steps(result)
     show_views(facts["views"])
     if facts["adapter"]:
@@ -89,11 +89,11 @@ def show_plan(result: PlanResult) -> None:
 
     overhead = overhead_text(facts["beside"])
     if overhead:
-        print(overhead)
+        out(overhead)
     if facts["device"]:
         show_fit(facts)
     for note in facts["notes"]:
-        print(f"note: {note}")
+        out(f"note: {note}")
 
 
 def show_steps(result: PlanResult) -> None:
@@ -104,10 +104,10 @@ def show_steps(result: PlanResult) -> None:
     if base:
         model += f" on {base.name}"
     samples = counted(facts["effective_batch"], "sample")
-    print(f"{model}: {facts['steps']} steps of {samples}")
+    out(f"{model}: {facts['steps']} steps of {samples}")
 
     clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
-    print(f"clips: {clips.format_map(facts['clips'])}")
+    out(f"clips: {clips.format_map(facts['clips'])}")
 
     rows = []
     for bucket in facts["buckets"]:
@@ -130,13 +130,13 @@ def show_views(views: Mapping[str, Any]) -> None:
     """Print how often the windows and clips are shown, and the advice on it."""
     windows = "views a window: {min} to {max} ({band})".format_map(views["per_window"])
     clips = "a clip: {min} to {max}".format_map(views["per_clip"])
-    print(f"{windows}; {clips}")
-    print(f"  {views['advice']}")
+    out(f"{windows}; {clips}")
+    out(f"  {views['advice']}")
     if views["steps_for"]:
         steps = [
             f"{count} in {steps} steps" for count, steps in views["steps_for"].items()
         ]
-        print(f"  views of the window that is shown most: {', '.join(steps)}")
+        out(f"  views of the window that is shown most: {', '.join(steps)}")
 
 
 def show_parameters(result: PlanResult) -> None:
@@ -150,15 +150,13 @@ def show_parameters(result: PlanResult) -> None:
         name = "adapter"
     else:
         name = config.lora.variant
-    print(
-        f"{name}: {adapter['parameters']:,} parameters in {adapter['modules']} modules"
-    )
+    out(f"{name}: {adapter['parameters']:,} parameters in {adapter['modules']} modules")
 
     if not is_full or config.transformer.layers is not None:
         groups = ", ".join(
             f"{count} × {path}" for path, count in adapter["groups"].items()
         )
-        print(f"  {groups}" + (" in each expert" if result.experts > 1 else ""))
+        out(f"  {groups}" + (" in each expert" if result.experts > 1 else ""))
 
 
 def show_experts(experts: Mapping[str, Any], steps: int) -> None:
@@ -174,7 +172,7 @@ def show_experts(experts: Mapping[str, Any], steps: int) -> None:
     )
 
     if all(expert["steps"] for expert in experts["each"]):
-        print(
+        out(
             f"one expert is in memory at a time, for {experts['period']} steps in a row"
         )
 
@@ -188,10 +186,10 @@ def show_disk(disk: Mapping[str, Any], cache: str) -> None:
         checkpoint = size(disk["checkpoint_bytes"])
         run = f"{size(disk['run_bytes'])} of {size(disk['free_bytes'])} free"
         line += f"; {disk['checkpoints']} checkpoints of {checkpoint}, with the export {run}"
-    print(line)
+    out(line)
 
     if disk["short_bytes"]:
-        print(
+        out(
             f"  {size(disk['short_bytes'])} too much. "
             f"A larger save_every or a save_keep makes fewer checkpoints."
         )
@@ -241,15 +239,16 @@ def show_fit(facts: Mapping[str, Any]) -> None:
         rows.append([name, phase["way"], allocated, size(phase["need_bytes"])])
     title = "memory of the device, calculated"
     print_table(title, ["when", "how", "held", "needed"], rows, right=(2, 3))
-    print(f"most is needed for {device['phase']}: {parts_text(device['parts'])}")
-    print("with", ", ".join(f"{key}={value}" for key, value in facts["chosen"].items()))
+    out(f"most is needed for {device['phase']}: {parts_text(device['parts'])}")
+    chosen = ", ".join(f"{key}={value}" for key, value in facts["chosen"].items())
+    out(f"with {chosen}")
 
     host = facts["host"]
     memory = f"{size(host['need_bytes'])} of {size(host['total_bytes'])} here"
     line = f"host memory: {memory} ({parts_text(host['parts'])})"
     if host["need_bytes"] > host["total_bytes"]:
         line += "; this machine has too little"
-    print(line)
+    out(line)
 
     if facts["hours"] is not None:
         hours = f"{facts['hours']:.1f} hours of steps"
@@ -258,9 +257,9 @@ def show_fit(facts: Mapping[str, Any]) -> None:
                 f" and about {facts['hours_beside']:.1f} of validation and previews"
             )
         step = f"{facts['seconds_a_step']:.2f} s a step"
-        print(f"time: {step}, {hours}; {source_of_rates(device)}")
+        out(f"time: {step}, {hours}; {source_of_rates(device)}")
     for remedy in facts["remedies"]:
-        print(f"  {remedy}")
+        out(f"  {remedy}")
 
 
 def parts_text(parts: Mapping[str, int]) -> str:
@@ -329,11 +328,11 @@ def show_distribution(distribution: dict[str, Any], validation: list[float]) -> 
     if distribution["bucket"]:
         share = f"{distribution['share_of_steps']:.0%} of the steps"
         title += f", {share}: {distribution['bucket']}"
-    print(title)
+    out(title)
     for line in curve(distribution["density"]):
-        print(f"  {line}")
+        out(f"  {line}")
     columns = len(distribution["density"])
-    print(f"  {'0 data':<{columns - 7}}1 noise")
+    out(f"  {'0 data':<{columns - 7}}1 noise")
 
     bands = len(distribution["bands"])
     rows = []
@@ -354,4 +353,4 @@ def show_distribution(distribution: dict[str, Any], validation: list[float]) -> 
     experts = distribution["experts"]
     if len(experts) > 1:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in experts.items())
-        print(f"experts: {shares}")
+        out(f"experts: {shares}")

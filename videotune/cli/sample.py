@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from videotune import console
 from videotune.cli.options import Arg, Offline, Opt, Sets
 
 Step = Annotated[
@@ -62,7 +63,7 @@ def sample(
         sets=sets or (),
     )
     for path in paths:
-        print(path)
+        console.out(path)
 
 
 def compare(
@@ -81,4 +82,4 @@ def compare(
     from videotune.commands.compare import compare as compare_checkpoints
 
     for path in compare_checkpoints(run, prompt, seed=seed, out=out, image=image):
-        print(path)
+        console.out(path)

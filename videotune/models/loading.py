@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 PROBES = ("a red circle moves left", "a blue square moves up")
 """Two captions that a tokenizer with a vocabulary reads as different tokens."""
 
+WORD_VOCABULARY = 1000
+"""Tokens from which a vocabulary has words; tiny models for tests have letters."""
+
 
 def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
     """Load a tokenizer and check that it works with its text encoder.
@@ -72,6 +75,14 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
             f"{len(first_ids)} tokens: fetch the model again, or copy all of it"
         )
 
+    with explained(f"{folder} holds no tokenizer that works"):
+        fault = _tokenizer_fault(tokenizer, longest)
+    if fault is not None:
+        raise VideotuneError(
+            f"{folder}: its tokenizer {fault}: a part of it is missing."
+            " Fetch the model again, or copy all of it"
+        )
+
     config = read_config(encoder / "config.json")
     # A pipeline pads with the end mark if neither the tokenizer nor the encoder has a
     # padding token, as for Llama.
@@ -90,6 +101,30 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
             "Take both from one checkpoint."
         )
     return tokenizer
+
+
+def _tokenizer_fault(tokenizer: Any, longest: int) -> str | None:
+    """Return what shows that a tokenizer has lost a part of its pipeline, or None.
+
+    Without its normalizer, pre-tokenizer or post-processor it gives other tokens than
+    those that its model was trained with, and no error.
+    """
+    text = PROBES[0]
+    marked_ids = tokenizer(
+        text, truncation=True, max_length=longest, verbose=False
+    ).input_ids
+    plain_ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    if tokenizer.bos_token is not None and marked_ids == plain_ids:
+        return f"names a first token {tokenizer.bos_token!r} and does not put it there"
+
+    decoded = tokenizer.decode(plain_ids, skip_special_tokens=True)
+    if " ".join(decoded.split()).lower() != text:
+        return f"reads {text!r} as {decoded[:60]!r}"
+
+    has_words = len(tokenizer.get_vocab()) >= WORD_VOCABULARY
+    if has_words and len(plain_ids) >= len(text.replace(" ", "")):
+        return f"has words and reads {text!r} letter by letter"
+    return None
 
 
 def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:

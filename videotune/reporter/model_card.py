@@ -173,7 +173,7 @@ def base_licence(run: Run, default: str) -> str:
     if not is_model or not readme.is_file():
         return default  # config.json may name any folder of this machine
     text = read_limited(readme, CONFIG_BYTES, "a README").decode(errors="replace")
-    data = hub.ModelCard(text, ignore_metadata_errors=True).data
+    data: Any = hub.ModelCard(text, ignore_metadata_errors=True).data
     licence = str(data.license_name or data.license or default)
     return licence if _LICENCE.fullmatch(licence) else default
 
