@@ -275,3 +275,25 @@ def test_nothing_is_written_where_their_config_says(
     assert not elsewhere.exists()
     with pytest.raises(VideotuneError, match="--set network_dim: pass KEY=VALUE"):
         run("autopsy", script, data=small_clips, set="network_dim")
+
+
+def test_a_size_bucket_that_is_never_used_or_serves_another_ratio_is_named() -> None:
+    """Their buckets are ordered by length and their ratios by value."""
+    where = {"dataset.directory.0.path": "x"}
+    same_ratio = {"dataset.size_buckets": [[640, 640, 25], [640, 640, 65], [832, 480, 33]]}  # fmt: skip
+    found = result("diffusion-pipe", where | same_ratio, clip("a.mp4", 90, 16.0))
+    assert found["theirs"]["buckets"] == {"33x480x832": 1}
+    texts = [one["text"] for one in found["findings"] if one["kind"] == "bucket"]
+    assert len(texts) == 1
+    assert "640x640x25" in texts[0]
+
+    swapped = {"dataset.size_buckets": [[512, 512, 33], [832, 480, 81], [480, 832, 49]]}
+    found = result("diffusion-pipe", where | swapped, clip("a.mp4", 90, 16.0))
+    assert found["theirs"]["buckets"] == {"33x512x512": 1}
+    (text,) = [one["text"] for one in found["findings"] if one["kind"] == "bucket"]
+    assert "512x512x33 for ratio 1.73" in text
+
+    ordered = {"dataset.size_buckets": [[480, 832, 81], [832, 480, 33]]}
+    found = result("diffusion-pipe", where | ordered, clip("a.mp4", 90, 16.0))
+    assert "bucket" not in kinds(found)
+    assert found["theirs"]["buckets"] == {"33x480x832": 1}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from videotune.interop import rules
+from videotune.interop import rules, size_buckets
 from videotune.interop.rules import NoiseLevels, SourceVideo
 from videotune.interop.trainer_rules import build_trainer_rules
 from videotune.model_spec import ModelSpec
@@ -49,7 +49,10 @@ def test_diffusion_pipe_frames() -> None:
                 one(
                     rules.resample_to_bucket(
                         mode,
-                        [(count, None) for count in counts],
+                        lambda length, _, counts=counts: size_buckets.longest_filled(
+                            counts, length
+                        ),  # fmt: skip
+                        0,
                         step,
                         rate,
                         SourceVideo(n, fps, 1, 1),
@@ -61,19 +64,16 @@ def test_diffusion_pipe_frames() -> None:
 
 
 def test_diffusion_pipe_size_buckets() -> None:
-    """The nearest ratio that the clip fills comes before the longest."""
+    """The buckets are ordered by length and the ratios by value, and the n-th belongs
+    to the n-th.
+    """
     for n, buckets, ratio, wanted in TABLES["diffusion-pipe size buckets"]:
-        shaped = [(frames, width / height) for width, height, frames in buckets]
-        found = rules.resample_to_bucket(
-            "single_beginning",
-            shaped,
-            4,
-            16.0,
-            SourceVideo(n, 16.0, round(10**6 * ratio), 10**6),
-        )
-        assert (None if isinstance(found, str) else len(found[0])) == (
-            wanted and rules.floor_to_step(wanted[2], 4)
-        )
+        shaped = [(frames, height, width) for width, height, frames in buckets]
+        clip = SourceVideo(n, 16.0, round(10**6 * ratio), 10**6)
+        bucket = size_buckets.size_bucket(shaped, n, clip)
+        assert (bucket and [bucket[2], bucket[1], bucket[0]]) == wanted
+        if wanted:
+            assert size_buckets.size_of_bucket(shaped, 16.0, clip, wanted[2]) == tuple(wanted[:2])  # fmt: skip
 
 
 def test_ai_toolkit_frames() -> None:

@@ -176,7 +176,10 @@ def build_autopsy(
         },
         **ours,
     }
-    findings = list_findings(rows, theirs, our_account, model_fps)
+    findings = [
+        *trainer_rules.findings,
+        *list_findings(rows, theirs, our_account, model_fps),
+    ]
     return {
         "trainer": trainer,
         "repository": facts["repository"],

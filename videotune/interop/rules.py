@@ -6,7 +6,7 @@ frame count of its samples. ``trainer_rules.py`` assigns rules to trainers;
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -167,9 +167,15 @@ def extract_windows(
     return [frames[start : start + count] for start, count in windows]
 
 
+def resampled_length(rate: float, clip: SourceVideo) -> int:
+    """Return how many frames a clip has at the model's rate."""
+    return int(clip.frames * rate / clip.fps)
+
+
 def resample_to_bucket(
     mode: str,
-    buckets: Sequence[tuple[int, float | None]],
+    choose_count: Callable[[int, SourceVideo], int | None],
+    smallest: int,
     step: int,
     rate: float,
     clip: SourceVideo,
@@ -178,17 +184,15 @@ def resample_to_bucket(
 
     Args:
         mode: "single_beginning" takes the clip's beginning, any other its middle.
-        buckets: frames and ratio of each (None: any ratio). The one of the nearest
-            ratio is taken; of several the longest.
+        choose_count: the clip's length at the model's rate -> the frames of its bucket.
+        smallest: frames of the smallest bucket for clips; 0: there is none.
         step: the model's frame step.
         rate: the model's rate.
         clip: the clip.
     """
-    clip_buckets = [bucket for bucket in buckets if bucket[0] > 1]
-    length = int(clip.frames * rate / clip.fps)
-    filled = [bucket for bucket in clip_buckets if bucket[0] <= length]
-    if not filled:
-        smallest = min((count for count, _ in clip_buckets), default=0)
+    length = resampled_length(rate, clip)
+    bucket_frames = choose_count(length, clip)
+    if bucket_frames is None:
         reason = (
             f"the smallest bucket has {smallest}"
             if smallest
@@ -196,12 +200,7 @@ def resample_to_bucket(
         )
         return f"{length} frames at {rate:g} fps; {reason}"
 
-    def distance(bucket: tuple[int, float | None]) -> tuple[float, int]:
-        count, ratio = bucket
-        return abs(math.log(clip.ratio / (ratio or clip.ratio))), -count
-
-    nearest = min(filled, key=distance)
-    count = floor_to_step(nearest[0], step)
+    count = floor_to_step(bucket_frames, step)
     start = 0 if mode == "single_beginning" else int((length - count) / 2)
     return [evenly_spaced(clip.frames, length)[start : start + count]]
 

@@ -74,6 +74,9 @@ class TrainerRules:
 
     accumulation: int = 1
 
+    findings: Sequence[tuple[str, str]] = ()
+    """Kinds and sentences of what the config itself shows, whatever the clips are."""
+
 
 def read_datasets(
     values: Mapping[str, Any], table: Mapping[str, Any] | None

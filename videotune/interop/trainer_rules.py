@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from videotune.errors import VideotuneError
-from videotune.interop import rules
-from videotune.interop.rules import Bucket, NoiseLevels
+from videotune.interop import rules, size_buckets
+from videotune.interop.rules import Bucket, NoiseLevels, SourceVideo
 from videotune.interop.trainer_facts import (
     TRAINER_FACTS,
     DatasetRules,
@@ -29,6 +29,9 @@ from videotune.interop.trainer_noise import (
     weighted_noise,
 )
 from videotune.model_spec import ModelSpec
+
+NOTABLE_RATIO = 1e-6
+"""Difference of two aspect ratios that are not the same."""
 
 PREPROCESSED = next(
     name for name, facts in TRAINER_FACTS.items() if facts.get("preprocessed")
@@ -111,19 +114,21 @@ def _diffusion_pipe(
 ) -> TrainerRules:
     batch_size = run.micro_batch_size_per_gpu * run.gradient_accumulation_steps
     dataset_rules = []
+    findings: list[tuple[str, str]] = []
     for dataset in datasets:
         buckets: list[Bucket] = []
-        frame_buckets: list[tuple[int, float | None]] = []
         for width, height, count in dataset.size_buckets:
             buckets.append((int(count), int(height), int(width)))
-            frame_buckets.append((int(count), int(width) / int(height)))
-        if not buckets:
-            frame_buckets = [(int(count), None) for count in dataset.frame_buckets]
+        counts = [int(count) for count in dataset.frame_buckets]
+        if buckets:
+            counts = [count for count, _, _ in buckets]
 
+        findings += _size_bucket_findings(buckets)
         frames = partial(
             rules.resample_to_bucket,
             run.video_clip_mode,
-            frame_buckets,
+            _count_chooser(buckets, counts),
+            min((count for count in counts if count > 1), default=0),
             spec.rules.frame_step,
             spec.rules.fps,
         )
@@ -138,7 +143,52 @@ def _diffusion_pipe(
                     drops_rest=True,
                 )
             )
-    return TrainerRules(dataset_rules, partial(diffusion_pipe_noise, run, spec))
+    return TrainerRules(
+        dataset_rules,
+        partial(diffusion_pipe_noise, run, spec),
+        findings=tuple(dict.fromkeys(findings)),
+    )
+
+
+def _count_chooser(
+    buckets: Sequence[Bucket], counts: Sequence[int]
+) -> Callable[[int, SourceVideo], int | None]:
+    """Return the function that chooses the frames of a clip's bucket."""
+
+    def by_size_bucket(length: int, clip: SourceVideo) -> int | None:
+        bucket = size_buckets.size_bucket(buckets, length, clip)
+        return None if bucket is None else bucket[0]
+
+    def by_frame_bucket(length: int, clip: SourceVideo) -> int | None:
+        return size_buckets.longest_filled(counts, length)
+
+    return by_size_bucket if buckets else by_frame_bucket
+
+
+def _size_bucket_findings(buckets: Sequence[Bucket]) -> Iterator[tuple[str, str]]:
+    """Yield what becomes of size buckets whose order is not that of their ratios."""
+    by_length, ratios = size_buckets.size_bucket_order(buckets)
+    unused = [
+        f"{width}x{height}x{count}" for count, height, width in by_length[len(ratios) :]
+    ]
+    if unused:
+        yield (
+            "bucket",
+            f"Never used: size bucket {', '.join(unused)}. There is one bucket for each"
+            " aspect ratio, the longest first, and two of yours have the same ratio.",
+        )
+
+    swapped = []
+    for (count, height, width), ratio in zip(by_length, ratios, strict=False):
+        if abs(width / height - ratio) > NOTABLE_RATIO:
+            swapped.append(f"{width}x{height}x{count} for ratio {ratio:.2f}")
+    if swapped:
+        yield (
+            "bucket",
+            "Size buckets serve another aspect ratio than their own:"
+            f" {', '.join(swapped)}. The longest bucket goes to the narrowest ratio; list"
+            " buckets so that longer ones are narrower.",
+        )
 
 
 def _diffusion_pipe_sizes(
@@ -146,7 +196,7 @@ def _diffusion_pipe_sizes(
 ) -> Iterator[partial[rules.PixelSize]]:
     """Yield the size rule of each resolution, or the one of the size buckets."""
     if buckets:
-        yield partial(rules.bucket_by_ratio, buckets)
+        yield partial(size_buckets.size_of_bucket, buckets, spec.rules.fps)
         return
 
     for entry in dataset.resolutions:
