@@ -4,6 +4,7 @@ is started where it is needed.
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries, jobs
-from videotune.studio import gpu, projects, queue_page
+from videotune.studio import gpu, projects, queue_page, train_page
 from videotune.studio.gpu import Gpu
 
 
@@ -156,3 +157,58 @@ def test_what_earlier_versions_started_in_a_project_is_found(
     assert job is not None
     assert job.state == "dead"
     assert queue_page.run_job(tmp_path, cats, "never") is None
+
+
+def test_a_run_has_its_own_entries_whatever_its_name(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
+    """Names may begin with, or look like, those of others."""
+    queue = queue_page.queue_folder(tmp_path)
+    sample = queue_page.submit(tmp_path, cats, "a", ["sample", "x"], kind="sample")
+    for title in ("a", "a--b", "a--sample-1", "a--sample-1--1", "a--export-1"):
+        assert queue_page.queue_run(tmp_path, cats, title) == title
+    other = projects.create(tmp_path, "Cats a")
+    (other.folder / "clips" / "a.mp4").write_bytes(b"")
+    queue_page.queue_run(tmp_path, other, "b")
+
+    runs = {entry.name: entry.run.name for entry in entries.entries(queue)}
+    assert sorted(runs.values()) == sorted(
+        ["a", "a", "a--b", "a--sample-1", "a--sample-1--1", "a--export-1", "b"]
+    )
+    for run in ("a--b", "a--sample-1", "a--export-1"):
+        training = queue_page.training_entry(tmp_path, cats, run)
+        assert training is not None
+        assert training.run.name == run
+    job = jobs.start(queue, "sample", ["wait", "x", "--timeout", "0"], sample)
+    (about,) = queue_page.jobs_about(tmp_path, cats, "a", "sample")
+    assert about.folder == job.folder
+    assert queue_page.jobs_about(tmp_path, cats, "a--sample-1", "sample") == []
+    wait_until(lambda: not jobs.read_job(job.folder).is_running)
+
+    assert client.post("/p/cats/run/remove", data={"run": "a"}).status_code == 204
+    left = {entry.run.name for entry in entries.entries(queue)}
+    assert left == {"a--b", "a--sample-1", "a--sample-1--1", "a--export-1", "b"}
+    assert client.post("/p/cats/remove").status_code == 204
+    assert {entry.run.name for entry in entries.entries(queue)} == {"b"}
+
+
+def test_an_entry_that_leaves_the_queue_meanwhile_has_nothing_ahead(
+    tmp_path: Path, cats: projects.Project
+) -> None:
+    queue_page.queue_run(tmp_path, cats, "a")
+    queue_page.queue_run(tmp_path, cats, "b")
+    entry = queue_page.training_entry(tmp_path, cats, "b")
+    assert entry is not None
+    assert len(train_page.entries_ahead(tmp_path, entry)) == 1
+    entries.remove(queue_page.queue_folder(tmp_path), entry.name)
+    assert train_page.entries_ahead(tmp_path, entry) == []
+
+
+def test_a_click_on_start_after_the_clock_was_set_back_is_a_click(
+    tmp_path: Path, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_page, "DOUBLE_CLICK_SECONDS", 3.0)
+    queue_page.queue_run(tmp_path, cats)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    assert queue_page.queue_run(tmp_path, cats) == "run-2"

@@ -67,6 +67,40 @@ def test_requests_by_other_sites_are_refused() -> None:
     assert security.refusal("GET", {"host": "my.server:7860"}, "0.0.0.0") is None
 
 
+HOSTS = {
+    "127.0.0.1:7860": True,
+    "localhost": True,
+    "LOCALHOST:1": True,
+    "[::1]:7860": True,
+    "127.0.0.1:7860, evil.com": False,
+    "127.0.0.1,evil.com": False,
+    "evil.com, 127.0.0.1": False,
+    "evil.com@127.0.0.1": False,
+    "127.0.0.1:7860/x": False,
+    "127.0.0.1:7860 ": False,
+    "127.0.0.1:": False,
+    "127.0.0.1:7860:7860": False,
+    "[::1": False,
+    "::1": False,
+    "127.0.0.1?x": False,
+    "127.0.0.1#x": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_host_matches_as_a_whole(host: str) -> None:
+    reason = security.refusal("GET", {"host": host}, "127.0.0.1")
+    assert (reason is None) == HOSTS[host]
+
+
+def test_two_hosts_are_refused(clients: Any) -> None:
+    _, client, _ = clients
+    headers = [("host", "127.0.0.1:7860"), ("host", "evil.com")]
+    assert client.get("/", headers=headers).status_code == 400
+    assert client.get("/", headers={"origin": "http://["}).status_code == 403
+
+
 def test_the_studio_starts_without_torch() -> None:
     code = (
         "import sys, json; import videotune.studio.app as a, pathlib, tempfile; "
@@ -220,6 +254,10 @@ def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None
         answer = free.post(path, data=data)
         assert answer.status_code == 422
         assert json.loads(answer.headers["hx-trigger"])["toast"]["bad"] is True
+    for path in ("%00", "%ED%A0%80", "x" * 5000, "..", ""):
+        for part in ("captions?word=x&path", "clip?path", "sound?path", "tiles?q"):
+            code = free.get(f"{ONE}/data/{part}={path}").status_code
+            assert code in (200, 400, 404, 422)
     assert free.post("/create", content=b"x" * 5_000_000).status_code == 413
     assert (
         free.post(

@@ -174,7 +174,8 @@ LINES: Mapping[str, Any] = {
     "warning": _object(**_ANY, step=NotRequired[Step], text=str),
     "end": _object(**_AT_STEP, why=str),
     "resume": _object(**_ANY, from_step=Step),
-    **dict.fromkeys(("save", "views", "sample_metrics"), _object(**_AT_STEP)),
+    "views": _object(**_AT_STEP, per_clip=NotRequired[_object(mean=Finite) | None]),
+    **dict.fromkeys(("save", "sample_metrics"), _object(**_AT_STEP)),
 }
 """What is read of the journal's lines, by their kind; for any other kind it is
 ``_LINE``.

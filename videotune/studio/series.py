@@ -117,7 +117,8 @@ def lora_norms(weights: Path) -> dict[str, float]:
         group = module_group(name.partition(".lora_A.")[0])
         squares[group] = squares.get(group, 0.0) + square
 
-    return {group: max(0.0, square) ** 0.5 for group, square in squares.items()}
+    # A square below 0 is a rounding error; one that is not a number stays so.
+    return {group: max(square, 0.0) ** 0.5 for group, square in squares.items()}
 
 
 def _product_operations(shape_a: list[int], shape_b: list[int]) -> float:

@@ -1,0 +1,194 @@
+"""What somebody who came in with the password may name, wherever the path comes from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from videotune.files import write_json
+from videotune.studio import paths, projects, queue_page
+from videotune.studio.paths import PathRule
+
+
+@pytest.fixture
+def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    project = projects.create(tmp_path, "Cats")
+    (project.folder / "clips" / "a.mp4").write_bytes(b"")
+    (project.folder / "out").symlink_to("/etc")
+    (project.folder / "loop").symlink_to("loop")
+    return project
+
+
+OUTSIDE = [
+    "/etc/passwd",
+    "../../etc/passwd",
+    "clips/../../../etc/passwd",
+    "~/x",
+    "~root/x",
+    "~nobody-at-all/x",
+    "/",
+    "a\0b",
+]
+
+
+@pytest.mark.parametrize("text", OUTSIDE)
+def test_paths_outside_are_for_users_on_the_server(tmp_path: Path, text: str) -> None:
+    assert not PathRule(tmp_path, is_restricted=True).allows(text)
+    assert PathRule(tmp_path, is_restricted=False).allows(text)
+
+
+def test_a_link_leads_where_it_leads(tmp_path: Path, cats: projects.Project) -> None:
+    rule = PathRule(tmp_path, is_restricted=True)
+    for name in ("out", "out/passwd", "loop"):
+        assert not rule.allows(str(cats.folder / name))
+    assert rule.allows(str(cats.folder / "clips"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a cat",
+        "asset:toy",
+        "Wan-AI/Wan2.1",
+        "1/2 .. 3",
+        "x" * 5000,
+        "",
+        "a\n/b",
+        r"\.q",
+    ],
+)
+def test_what_is_no_path_outside_may_be_said(tmp_path: Path, text: str) -> None:
+    assert PathRule(tmp_path, is_restricted=True).allows(text)
+
+
+def test_a_file_beside_the_server_is_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is computed in the folder in which the studio was started."""
+    (tmp_path / "keys.txt").write_text("secret")
+    (root := tmp_path / "root").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert not PathRule(root, is_restricted=True).allows("keys.txt")
+    assert PathRule(root, is_restricted=True).allows("others.txt")
+
+
+KEYS = {
+    "samples": "/etc/passwd",
+    "prior_preservation": "/etc",
+    "init_from": "../../../x.safetensors",
+    "base_model_name": "/models/wan",
+    "base_parts": "/models/wan",
+    "transformer.file": '["/models/x.safetensors", null]',
+    "sample_metrics.encoder": "/models/clip",
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_no_key_of_the_form_names_a_file_elsewhere(
+    cats: projects.Project, visitor: Any, client: Any, key: str
+) -> None:
+    form = {"key": key, "value": KEYS[key]}
+    assert visitor.post("/p/cats/setup/set", data=form).status_code == 422
+    assert projects.draft(cats) == {}
+    assert client.post("/p/cats/setup/set", data=form).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/etc", "~/clips", "../../etc", "{out}"])
+def test_no_dataset_is_elsewhere(
+    cats: projects.Project, visitor: Any, path: str
+) -> None:
+    path = path.format(out=cats.folder / "out")
+    answer = visitor.post("/p/cats/data/source", data={"path": path})
+    assert answer.status_code == 422
+    inside = {"path": str(cats.folder / "clips")}
+    assert visitor.post("/p/cats/data/source", data=inside).status_code == 204
+
+
+def test_no_preset_brings_a_path(
+    tmp_path: Path, cats: projects.Project, visitor: Any
+) -> None:
+    preset = {"preset": "toy", "keys": {"samples": "/etc/passwd"}}
+    write_json(tmp_path / "presets" / "p.json", preset)
+    answer = visitor.post("/p/cats/setup/preset/use", data={"name": "p"})
+    assert answer.status_code == 422
+    assert projects.draft(cats) == {}
+
+
+@pytest.mark.parametrize("act", ["resume", "draw", "export", "write", "use"])
+def test_no_run_with_a_path_elsewhere_is_used(
+    cats: projects.Project, visitor: Any, client: Any, act: str
+) -> None:
+    config: dict[str, Any] = {
+        "settings": {"output_model_destination": "/elsewhere", "steps": 3},
+        "origins": {"output_model_destination": "user", "steps": "user"},
+        "steps": 3,
+    }
+    write_json(cats.folder / "runs" / "r" / "config.json", config)
+    form = {"run": "r", "prompt": "x", "format": "comfyui", "kind": "report"}
+    assert visitor.post(f"/p/cats/run/{act}", data=form).status_code == 422
+    config["settings"]["output_model_destination"] = None
+    write_json(cats.folder / "runs" / "r" / "config.json", config)
+    assert visitor.post(f"/p/cats/run/{act}", data=form).status_code == 204
+
+
+def test_an_imported_config_refers_to_no_file_elsewhere(tmp_path: Path) -> None:
+    """Only what lies below the studio's folder is read, also through a link."""
+    from videotune.commands.import_config import import_config
+
+    secret = tmp_path / "keys.json"
+    secret.write_text(json.dumps({"datasets": [{"num_repeats": 77}]}))
+    folder = tmp_path / "root" / "theirs"
+    folder.mkdir(parents=True)
+    (folder / "link.json").symlink_to(secret)
+    for name in ("../../keys.json", str(secret), "link.json"):
+        config = folder / "m.toml"
+        config.write_text(
+            'task = "t2v-1.3B"\ndit = "x"\nnetwork_module = "networks.lora_wan"\n'
+            f'dataset_config = "{name}"\n'
+        )
+        read = [
+            "77" in repr(import_config([config], within=within).rows)
+            for within in (None, tmp_path / "root")
+        ]
+        assert read == [True, False]
+
+
+SERVERS = {
+    "http://localhost:8000/v1": False,
+    "http://127.0.0.1/v1": False,
+    "http://[::1]:8000/v1": False,
+    "http://10.1.2.3/v1": False,
+    "http://169.254.169.254/latest": False,
+    "http://0.0.0.0/": False,
+    "http://2130706433/": False,
+    "http://8.8.8.8/v1": True,
+}
+
+
+@pytest.mark.parametrize("address", SERVERS)
+def test_no_server_inside_the_network_writes_captions(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = PathRule(tmp_path, is_restricted=True)
+    if SERVERS[address]:
+        rule.check_server(address)
+    else:
+        with pytest.raises(ValueError, match="own network"):
+            rule.check_server(address)
+    PathRule(tmp_path, is_restricted=False).check_server(address)
+    monkeypatch.setenv(paths.CAPTION_SERVERS_VARIABLE, f"http://x/v1, {address}")
+    rule.check_server(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["x", "file:///etc", "http://", "http://[", "http://a b/"]
+)
+def test_what_is_no_server_is_refused(
+    cats: projects.Project, client: Any, visitor: Any, address: str
+) -> None:
+    form = {"model": "m", "endpoint": address}
+    for who in (client, visitor):
+        answer = who.post("/p/cats/data/auto-caption", data=form)
+        assert answer.status_code == 422
