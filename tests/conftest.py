@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.support.effect_marks import EffectMarks
+
 settings.register_profile(
     "no clock", deadline=None
 )  # on a machine that others use a moment may take a second
@@ -55,6 +57,10 @@ def root_entries() -> set[str]:
     return {
         path.name for path in ROOT.iterdir() if not path.name.startswith((".", "__"))
     }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(EffectMarks(), "effect marks")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -1,36 +1,16 @@
 """Every knob works or does not exist: each key of the config has an effect test, and
 each such test a key that is there.
+
+Whether a test changed the key that its mark names is recorded while it runs
+(tests/support/effect_marks.py).
 """
 
 import ast
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
 
 from videotune.config.schema import leaves
 
 EFFECTS = Path(__file__).parent / "effects"
-
-
-def values(annotation: Any) -> set[Any] | None:
-    """The values that an annotation allows, where it lists them; None where it does
-    not.
-    """
-    origin = get_origin(annotation)
-    if origin is Literal:
-        return set(get_args(annotation))
-    if annotation is NoneType:
-        return {None}
-    if hasattr(annotation, "__metadata__"):
-        return values(get_args(annotation)[0])
-    if origin in (Union, UnionType):
-        parts = [values(part) for part in get_args(annotation)]
-        return (
-            None
-            if None in parts
-            else set().union(*(part for part in parts if part is not None))
-        )
-    return None
 
 
 def marks(tree: ast.Module) -> dict[str, list[str]]:

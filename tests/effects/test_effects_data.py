@@ -232,7 +232,7 @@ each window.
 
 
 @pytest.mark.effect(
-    "video_config.frames", "video_config.max_frames", "video_config.min_frames", "video_config.strict_frames",
+    "video_config.frames", "video_config.max_frames", "video_config.min_frames",
     "video_config.windows", "video_config.window_stride", "video_config.target_fps", "video_config.max_duration",
     "video_config.pad_short", "video_config.stretch", "video_config.temporal_compression_ratio",
 )  # fmt: skip
@@ -245,6 +245,18 @@ def test_the_frames_of_each_window(
     counted: Counted,
 ) -> None:
     assert counted(length, fps, **knobs) == wanted
+
+
+@pytest.mark.effect("video_config.strict_frames")
+def test_a_frame_count_that_the_model_cannot_take_is_snapped_or_refused(
+    lab: Lab,
+) -> None:
+    knobs = {"video_config.frames": 8}
+    for strict in ({}, {"video_config.strict_frames": False}):
+        (shape,) = job_of(lab, knobs | strict).shapes
+        assert shape.frames == 9
+    with pytest.raises(VideotuneError, match=r"frames.*8.*9"):
+        job_of(lab, knobs | {"video_config.strict_frames": True})
 
 
 @pytest.mark.effect("video_config.frames")

@@ -181,7 +181,6 @@ def test_prompts_that_cannot_be_sampled_as_they_say_are_refused(
         trainer_of(lab, {"sample_after": 1} | knobs)
 
 
-@pytest.mark.effect("samples")
 def test_previews_have_as_many_different_captions_as_asked(lab: Lab) -> None:
     """Three clips of which two share a caption have two captions to draw."""
     for name in "abc":

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -353,14 +354,13 @@ def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_
         }
         trainer = trainer_of(lab, FULL | knobs)
         net = dict(trainer.net.named_parameters())
-        name = max(
-            (n for n, p in net.items() if p.dtype == torch.bfloat16),
-            key=lambda n: net[n].numel(),
-        )
-        before = net[name].detach().clone().float()
+        rounded = [n for n, p in net.items() if p.dtype == torch.bfloat16]
+        before = {n: net[n].detach().clone().float() for n in rounded}
         run_steps(trainer)
+        moved = [trainer.parameters[n].detach().float() - before[n] for n in rounded]
+        change[masters] = torch.cat([values.flatten() for values in moved])
+        name = max(rounded, key=lambda n: net[n].numel())
         own = trainer.parameters[name]
-        change[masters] = (own.detach().float() - before).abs().mean().item()
         kept[masters] = sum(
             p.numel() * p.element_size() for p in trainer.parameters.values()
         )
@@ -370,7 +370,9 @@ def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_
         (saved,) = complete_checkpoints(trainer.run)
         assert saved.load("weights")[name].dtype == own.dtype
     assert kept["STOCHASTIC_ROUNDING"] < 0.7 * kept["FLOAT_32"]
-    assert change["STOCHASTIC_ROUNDING"] == pytest.approx(change["FLOAT_32"], rel=0.3)
+    exact, rounded_change = change["FLOAT_32"], change["STOCHASTIC_ROUNDING"]
+    mean = (rounded_change * exact.sign()).sum() / exact.abs().sum()
+    assert mean.item() == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.effect("optimizer.step_in_backward")
@@ -644,7 +646,6 @@ def test_compiled_code_is_kept_in_the_users_cache(
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
 
 
-@pytest.mark.effect("compile")
 def test_auto_compiles_where_the_planned_run_is_long_enough(
     lab: Lab, monkeypatch: Patch
 ) -> None:
@@ -674,6 +675,7 @@ def test_what_cannot_be_compiled_is_refused(
 ) -> None:
     with pytest.raises(VideotuneError, match=r"^compile: .*Set it to false"):
         job_of(lab, {"compile": True} | beside)
+    assert job_of(lab, {"compile": False} | beside).config.compile is False
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(VideotuneError, match=r"no C\+\+ compiler"):
         trainer_of(lab, {"compile": True})
@@ -712,7 +714,6 @@ def patched_dispatch(seen: Counter[str]) -> Iterator[None]:
         yield
 
 
-@pytest.mark.effect("attention")
 @pytest.mark.parametrize("fastest", ["native", "_native_math"])
 def test_auto_takes_the_fastest_attention_of_those_that_work(
     fastest: str, lab: Lab, monkeypatch: Patch
@@ -745,7 +746,9 @@ def test_the_passes_of_the_measurement_are_those_of_a_step(
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     straight, other = (trainer_of(lab) for _ in range(2))
-    assert attention._seconds(other, loop.step_settings(other)) > 0
+    begun = time.perf_counter()
+    seconds = attention._seconds(other, loop.step_settings(other))
+    assert 0 < seconds < time.perf_counter() - begun
     other.pool.trainable.optimizer.zero_grad(set_to_none=True)
     assert [line["loss"] for line in run_steps(other)] == [
         line["loss"] for line in run_steps(straight)

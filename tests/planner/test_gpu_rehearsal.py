@@ -50,12 +50,13 @@ def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(
     )
     assert len(found["memory 5b 16 GB"]["losses"]) == 3
     assert all(math.isfinite(loss) for loss in found["memory 5b 16 GB"]["losses"])
-    assert found["memory 5b 16 GB"]["planned_allocated_gib"] > 0
-    assert found["memory 5b 16 GB"]["layer_offload_fraction"] > 0
+    memory = found["memory 5b 16 GB"]
+    assert memory["layer_offload_fraction"] > 0
     ways = found["streaming 5b 5k tokens"]
     assert ways["resident"]["ratio"] == 1
-    assert ways["streamed"]["ratio"] > 0
-    assert found["published wan 14b streamed"]["seconds"] > 0
+    assert ways["streamed"]["ratio"] == pytest.approx(
+        ways["streamed"]["seconds"] / ways["resident"]["seconds"], rel=0.02
+    )
     assert found["published wan 14b streamed"]["launches"] > 500
     packed = found["quantised 5b"]
     assert set(packed) == {"row_seconds"} | {
@@ -63,10 +64,11 @@ def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(
         for way in ("resident", "streamed")
         for kind in ("auto", "FLOAT_8", "INT_8")
     }
-    assert (
-        packed["resident FLOAT_8"]["planned_allocated_gib"]
-        <= packed["resident auto"]["planned_allocated_gib"]
-    )
+    for kind in ("FLOAT_8", "INT_8"):
+        assert (
+            packed[f"resident {kind}"]["planned_allocated_gib"]
+            < packed["resident auto"]["planned_allocated_gib"]
+        )
     for kind in ("as usual", "deterministic"):
         losses = found["equal 1.3b"][kind]
         assert len(set(losses["losses"])) == 5, "it learns"

@@ -24,8 +24,11 @@ from videotune.trainer import loop
 from videotune.trainer.build import dtype_name
 from videotune.validation.selection import preview_settings
 
-OFF = 0.05
-"""By so much a plan may be off."""
+TOLERANCE = 0.025
+TOLERANCE_OF_PACKED = 0.045
+"""By so much a plan may be off, also of weights packed to four bits: little more than
+docs/planning.md prints row by row.
+"""
 WIDE = {
     "wan": {"num_attention_heads": 8, "ffn_dim": 384},
     "hunyuan_video": {"num_single_layers": 4},
@@ -131,7 +134,12 @@ def wrong(found: dict[str, Any]) -> dict[str, Any]:
     print(
         {name: round(planned / peak, 4) for name, (planned, peak, _) in found.items()}
     )
-    return {name: one for name, one in found.items() if abs(one[0] / one[1] - 1) > OFF}
+    outside = {}
+    for name, (planned, peak, largest) in found.items():
+        tolerance = TOLERANCE_OF_PACKED if "NFLOAT_4" in name else TOLERANCE
+        if abs(planned / peak - 1) > tolerance:
+            outside[name] = (planned, peak, largest)
+    return outside
 
 
 def test_steps_hold_what_is_planned(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("playwright")
-
 from tests.support.browser import make_project, open_studio, violations
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("playwright")
-
 from scripts.studio_pictures import take_pictures
 from tests.support.browser import make_project, open_page, open_studio, violations
 from videotune.config.load import flatten

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("playwright")
-
 from tests.support.browser import WAIT, open_studio, violations
 from tests.support.clips import write_clip
 from tests.support.http_server import Handler, serving
@@ -317,7 +315,6 @@ class Model(Handler):
 def test_a_model_writes_captions_and_undo_takes_them_back(
     page: Any, home: projects.Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openai")
     with serving(Model) as server:
         page.locator("[data-open=auto-caption]").first.click()
         page.locator("#auto-model").fill("m")

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("playwright")
-
 from tests.support.browser import open_studio, violations
 from videotune.queue import entries
 from videotune.studio import projects, queue_page
