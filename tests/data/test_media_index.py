@@ -2,6 +2,7 @@
 never wrong for good.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -331,3 +332,25 @@ def test_a_content_scan_is_of_the_seconds_asked_for(
         assert scan(folder, index, silent, other)["a.mp4"] == expected(
             folder / "a.mp4", other
         )
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_known_file_that_no_longer_opens_is_not_used(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Its size and times are the same: lost rights, a dying disk, a lost mount."""
+    index = tmp_path / "index.json"
+    first = scan(folder, index)
+    opened = os.open
+
+    def refusing(path: Any, *how: Any, **more: Any) -> int:
+        if str(path).endswith("a.mp4"):
+            raise OSError(error, os.strerror(error), str(path))
+        return opened(path, *how, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        _, found, content = scan(folder, index)["a.mp4"]
+    assert str(found).startswith("unreadable")
+    assert content is None
+    assert scan(folder, index) == first, "and it is remembered until it opens again"

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from tests.latent_cache.test_store import filled, holds, lost, silent, value
 from tests.support.clips import noise, write_clip
+from videotune.commands.cache import verify_cache
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.media_index import Examined, MediaIndex
 from videotune.errors import VideotuneError
@@ -157,6 +158,33 @@ def test_a_datasets_cache_folder_that_is_a_link_is_refused(tmp_path: Path) -> No
     with pytest.raises(VideotuneError):
         refuse_linked_folder(tmp_path / ".videotune-cache")
     assert len(LatentCache(tmp_path / "mine").entries()) == 7
+
+
+@pytest.mark.parametrize("named", ["dataset", "cache"])
+def test_the_commands_of_a_cache_do_not_follow_a_datasets_link(
+    tmp_path: Path, named: str
+) -> None:
+    """Named by its dataset or by itself; nothing is written where it leads."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "d").mkdir()
+    link = tmp_path / "d" / ".videotune-cache"
+    link.symlink_to(elsewhere)
+    with pytest.raises(VideotuneError):
+        verify_cache(link if named == "cache" else link.parent)
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["lock", "lock.owner", "latents"])
+def test_a_link_that_came_after_the_cache_was_opened_is_refused(
+    tmp_path: Path, victim: Path, name: str
+) -> None:
+    cache = LatentCache(tmp_path / "cache")
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    (tmp_path / "cache" / name).symlink_to(victim)
+    with pytest.raises(VideotuneError), cache.write_lock():
+        pass
+    assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize("damage", ["a bit", "zeros", "another's"])

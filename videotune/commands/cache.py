@@ -59,7 +59,9 @@ def cache_at(path: Path) -> Path:
     if (path / CACHE_NAME).is_dir():
         return refuse_linked_folder(path / CACHE_NAME)
     has_cache_files = (path / LOCK).exists() or (path / OLD_MANIFEST).exists()
-    if path.name == CACHE_NAME or has_cache_files:
+    if path.name == CACHE_NAME:
+        return refuse_linked_folder(path)
+    if has_cache_files:
         return path
     # The cache of an archive is beside it.
     if path.is_file() and (path.parent / CACHE_NAME).is_dir():

@@ -141,6 +141,18 @@ def stat_of(file: Path) -> os.stat_result:
     return status
 
 
+def check_opens(file: Path) -> None:
+    """Check that a file can be opened; read nothing of it.
+
+    Raises:
+        ClipProblem: "unreadable" if not, such as for want of rights.
+    """
+    try:
+        os.close(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)))
+    except OSError as error:
+        raise ClipProblem("unreadable", error.strerror or str(error)) from error
+
+
 def head_of(file: Path) -> bytes:
     """Return the first bytes of a file.
 

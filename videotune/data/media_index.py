@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from videotune import files
 from videotune.data.archives import FileProgressFn, silent
 from videotune.data.content_scan import ContentScan
-from videotune.data.file_checks import REASONS, ClipProblem, stat_of
+from videotune.data.file_checks import REASONS, ClipProblem, check_opens, stat_of
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Call, default_workers
 
@@ -192,16 +192,19 @@ class MediaIndex:
 
     def _look_up(self, path: Path, until: float) -> tuple[IndexRow, Examined | None]:
         """Return a file's size and modification time, and its entry if these are
-        unchanged.
+        unchanged and the file can still be opened.
         """
         try:
             stat = stat_of(path)
+            stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+            row = self._files.get(_absolute_name(path), {})
+            is_unchanged = stamp.items() <= row.items()
+            # A worker opens the others.
+            if is_unchanged:
+                check_opens(path)
         except ClipProblem as problem:
             return {}, Examined("", problem=problem)
 
-        stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        row = self._files.get(_absolute_name(path), {})
-        is_unchanged = stamp.items() <= row.items()
         return stamp, self._content(path, row["id"], until) if is_unchanged else None
 
     def _content(self, path: Path, clip_id: str, until: float) -> Examined | None:

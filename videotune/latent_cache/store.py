@@ -204,11 +204,14 @@ class LatentCache:
     def write_lock(self) -> Iterator[None]:
         """Hold the folder's lock, and remove what killed writers have left behind.
 
-        Raises VideotuneError that names the process which holds the lock.
+        Raises VideotuneError that names the process which holds the lock, or a link in
+        the folder, through which something elsewhere would be written.
         """
         owner_file = self.folder / LOCK_OWNER
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
+            # A link may have come since the cache was opened.
+            refuse_links(self.folder)
             lock = FileLock(self.folder / LOCK)
             try:
                 lock.acquire(timeout=0)
