@@ -29,7 +29,7 @@ class CacheKeys:
     """Names of cache entries for one model and seed."""
 
     vae: str
-    """Fingerprint of the VAE."""
+    """Fingerprint of the VAE, and how it is called if that is special."""
     text_encoder: str
     """Fingerprint of the text encoder."""
     tokens: int
@@ -43,7 +43,7 @@ class CacheKeys:
         """Return the names of what a family encodes in a run with this seed."""
         fingerprints = family.fingerprints()
         return cls(
-            vae=fingerprints["vae"],
+            vae=" ".join(filter(None, (fingerprints["vae"], family.encoding))),
             text_encoder=fingerprints["text_encoder"],
             tokens=family.spec.text_tokens,
             seed=seed,

@@ -87,6 +87,12 @@ class DiffusersModel(Checkpoint):
     tokens_in_front: ClassVar[int] = 0
     """Tokens that ``clean`` adds before the caption."""
 
+    encoding: ClassVar[str] = ""
+    """How the VAE is called, if not as diffusers does by itself.
+
+    It is in the names of cached latents, so those that were made otherwise are not used.
+    """
+
     def __init_subclass__(cls) -> None:
         """Register a class that defines its own ``spec`` as a family.
 

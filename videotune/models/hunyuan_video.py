@@ -5,17 +5,26 @@ Flow matching, distilled guidance, Llama and CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.models.loading import read_tokenizer
-from videotune.types import Batch, ClipShape, Conditioning, Networks, SampleRequest
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Conditioning,
+    FillFn,
+    Networks,
+    SampleRequest,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,6 +51,16 @@ GUIDANCE = 1.0
 WIDTH = 3072
 """Width of the published transformer, the only one that diffusers' converters support.
 """
+
+TILE_FRAMES = 64
+"""Frames up to which the VAE encodes a clip as a whole.
+
+Above, it encodes tiles of 65 frames, ``TILE_STRIDE`` apart, and blends them, as the
+authors' does if it is told to tile. diffusers' own numbers, 16 and 12, give other
+latents from 21 frames on.
+"""
+
+TILE_STRIDE = 48
 
 SIZES = {(3072, 20, 40): " 13B"}
 """(width, double blocks, single blocks) of the published transformers."""
@@ -372,6 +391,7 @@ class HunyuanVideo(DiffusersModel):
     )
     file_names = (AUTHORS_FILE_NAMES, COMFYUI_FILE_NAMES)
     tokens_in_front = CROP
+    encoding = f"tiles of {TILE_FRAMES} frames"
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
@@ -488,6 +508,23 @@ class HunyuanVideo(DiffusersModel):
         pooled = torch.zeros(self.config["pooled_projection_dim"], dtype=self.dtype)
         return super().blank_states(shape) | {"pooled": pooled}
 
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
+        """Load a part; the VAE encodes clips in the authors' tiles of time."""
+        net: Any = super().part(name, fill)
+        if name == "vae":
+            # A bound method would keep the network in memory until the garbage
+            # collector runs.
+            encode = type(net).encode
+            weak_net = ref(net)
+
+            def encode_in_long_tiles(clip: Tensor, **arguments: Any) -> Any:
+                vae = weak_net()
+                with _long_tiles(vae):
+                    return encode(vae, clip, **arguments)
+
+            net.encode = encode_in_long_tiles
+        return net
+
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v = noise - x0; the timestep input is 1000 · t in float32, the
         guidance 1.
@@ -549,3 +586,20 @@ class HunyuanVideo(DiffusersModel):
         """
         width = self.config["num_attention_heads"] * self.config["attention_head_dim"]
         return super().lora_formats() if width == WIDTH else ("diffusers",)
+
+
+@contextmanager
+def _long_tiles(vae: Any) -> Iterator[None]:
+    """Let a VAE work on ``TILE_FRAMES`` at a time within the block.
+
+    Its decoding, in previews, keeps diffusers' tiles, which need less memory.
+    """
+    frames = vae.tile_sample_min_num_frames
+    stride = vae.tile_sample_stride_num_frames
+    vae.tile_sample_min_num_frames = TILE_FRAMES
+    vae.tile_sample_stride_num_frames = TILE_STRIDE
+    try:
+        yield
+    finally:
+        vae.tile_sample_min_num_frames = frames
+        vae.tile_sample_stride_num_frames = stride
