@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.clips import RATES as RATE_OF
 from tests.support.datasets import RULES, info_of
 from videotune.config.data_schema import VideoConfig
 from videotune.data.buckets import (
@@ -23,7 +24,12 @@ from videotune.data.buckets import (
     upscale_factor,
 )
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_counts import planned_frames, snap_frames
+from videotune.data.frame_counts import (
+    frames_in,
+    planned_frames,
+    smallest_window,
+    snap_frames,
+)
 from videotune.data.frame_sampling import (
     FrameSampling,
     sample_frames,
@@ -109,12 +115,39 @@ def test_used_and_cut_seconds_are_the_clip(
     frames: int, fps: float, wanted: int, head: bool
 ) -> None:
     clip = info_of(frames, fps)
-    try:
-        laid = sampled(clip, max_frames=wanted, windows="head" if head else "chunks")
-    except ClipProblem:
+    how = {"max_frames": wanted, "windows": "head" if head else "chunks"}
+    if frames_in(clip.seconds, 16) < smallest_window(VideoConfig(**how), RULES):
+        assert too_short(clip, **how)
         return
+    laid = sampled(clip, **how)
     used = sum(w.shape.frames for w in laid.windows) / 16
     assert used + laid.seconds_cut == pytest.approx(clip.seconds, abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [5, 17])
+@pytest.mark.parametrize("fps", [8, 15, 23.976, 24, 25, 29.97, 30, 50, 60])
+def test_a_clip_of_whole_windows_gives_all_of_them(fps: float, count: int) -> None:
+    """At rates whose quotients are not exact in binary too, nothing is lost to
+    rounding.
+    """
+    rate = float(RATE_OF.get(fps, fps))
+    how: dict[str, Any] = {"frames": count, "target_fps": rate, "max_duration": 1e6}
+    for windows in range(1, 24):
+        keyframes = tuple(range(0, windows * count, count))
+        clip = info_of(windows * count, fps, keyframes)
+        assert len(sampled(clip, **how).windows) == windows
+        random = sampled(clip, **how, frame_sample_strategy="random").windows
+        assert [window.shape.frames for window in random] == [count] * windows
+        at_keys = sampled(clip, **how, frame_sample_strategy="keyframe").windows
+        assert len(at_keys) == windows
+        assert [w.start for w in at_keys] == pytest.approx(
+            [index * count / rate for index in range(windows)]
+        )
+        slides = sampled(clip, **how, windows="slide", window_stride=count).windows
+        assert len(slides) == windows
+        # A list of counts gives the windows of each.
+        both = sampled(clip, **(how | {"frames": [1, count]})).windows
+        assert sum(window.shape.frames == count for window in both) == windows
 
 
 def test_random_windows_share_the_clip_among_them() -> None:
@@ -224,15 +257,32 @@ SETTINGS = {
 }
 
 
+def has_room(clip: MediaInfo, video: VideoConfig, cuts: list[float]) -> bool:
+    """Whether the smallest window fits in the clip, or in one of its scenes."""
+    seconds = min(clip.seconds, video.max_duration)
+    interval = video.temporal_compression_ratio // RULES.temporal_stride
+    planned, _ = planned_frames(video, RULES)
+    if video.pad_short and frames_in(seconds, 16, interval) < planned:
+        return True
+
+    bounds = [0.0, seconds]
+    by_scenes = video.keyframe_source == "scenes"
+    if by_scenes and video.frame_sample_strategy == "keyframe":
+        bounds = [0.0, *(cut for cut in cuts if cut < seconds - 1e-6), seconds]
+    longest = max(end - begin for begin, end in pairwise(bounds))
+    return frames_in(longest, 16, interval) >= smallest_window(video, RULES)
+
+
 @given(st.integers(2, 300), RATES, st.integers(0, 3), st.fixed_dictionaries(SETTINGS))
 def test_every_sample_of_every_window_lies_inside_the_clip(
     frames: int, fps: float, variant: int, video: Any
 ) -> None:
     clip = info_of(frames, fps, tuple(range(0, frames, 12)))
-    try:
-        windows = sampled(clip, cuts=(2.5, 1.0), window_stride=5, **video).windows
-    except ClipProblem:
+    cuts = (2.5, 1.0)
+    if not has_room(clip, VideoConfig(**video), sorted(cuts)):
+        assert too_short(clip, cuts=cuts, window_stride=5, **video)
         return
+    windows = sampled(clip, cuts=cuts, window_stride=5, **video).windows
     for window in windows:
         for some in (sample_window(window, variant, 1).times, times(window)):
             assert (
@@ -274,6 +324,18 @@ def test_integer_sizes_are_near_in_area_and_aspect(
     )
     assert size(height, width, side, multiple) == (wide, high)
     assert (wide >= high) == (width >= height) or wide == high
+
+
+def test_aspect_counts_twice_as_much_as_area() -> None:
+    """Its error is cropped away: 400 × 592 is nearer in area."""
+    assert size(720, 480, 480) == (384, 576)
+    assert size(480, 720, 480) == (576, 384)
+
+
+def test_of_equal_sizes_the_one_that_crops_least_is_taken() -> None:
+    for sizes in (["480x832", "832x480"], ["832x480", "480x832"]):
+        assert size(1920, 1080, sizes) == (480, 832)
+        assert size(1080, 1920, sizes) == (832, 480)
 
 
 def test_an_exact_size() -> None:
