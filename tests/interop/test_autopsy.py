@@ -297,3 +297,16 @@ def test_a_size_bucket_that_is_never_used_or_serves_another_ratio_is_named() -> 
     found = result("diffusion-pipe", where | ordered, clip("a.mp4", 90, 16.0))
     assert "bucket" not in kinds(found)
     assert found["theirs"]["buckets"] == {"33x480x832": 1}
+
+
+@pytest.mark.parametrize(("steps", "passes"), [(2, 4), (4, 2), (4, 1), (1, 4)])
+def test_of_two_keys_of_accumulation_ai_toolkit_takes_the_larger(
+    steps: int, passes: int
+) -> None:
+    values = {
+        "config.process.0.datasets.0.num_frames": 33,
+        "config.process.0.train.gradient_accumulation_steps": steps,
+        "config.process.0.train.gradient_accumulation": passes,
+    }
+    rules = build_trainer_rules("ai-toolkit", values, WAN)
+    assert rules.accumulation == max(steps, passes)
