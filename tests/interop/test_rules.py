@@ -51,7 +51,7 @@ def test_diffusion_pipe_frames() -> None:
                         mode,
                         lambda length, _, counts=counts: size_buckets.longest_filled(
                             counts, length
-                        ),  # fmt: skip
+                        ),
                         0,
                         step,
                         rate,
