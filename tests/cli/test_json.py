@@ -1,17 +1,23 @@
-"""Every command takes --json, and what it prints then is one JSON object or list."""
+"""All commands but a server and what prints JSON anyway take --json, and print one JSON
+object or list then.
+"""
 
 import json
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.support.command_line import run
 from videotune import console
 from videotune.cli.main import GROUPS, app
 from videotune.errors import DONE, SKIPPED
+from videotune.latent_cache.store import LatentCache
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -59,3 +65,62 @@ def test_json_has_no_character_that_a_terminal_obeys(capsys: Any) -> None:
     assert all(char.isprintable() or char == "\n" for char in printed)
     assert json.loads(printed) == {name: name for name in names} | {"é": "中 😀"}
     assert "中 😀" in printed
+
+
+def setting(**values: Any) -> list[str]:
+    return [f"--set={key.replace('__', '.')}={value}" for key, value in values.items()]
+
+
+COMMANDS = {
+    "doctor": lambda _: ["doctor"],
+    "presets list": lambda _: ["presets", "list"],
+    "presets keys": lambda _: ["presets", "keys"],
+    "config explain": lambda _: ["config", "explain", "lora.rank"],
+    "check": lambda one: ["check", str(one.clips), *setting(resolution="32x32")],
+    "plan": lambda one: ["plan", str(one.clips), "--base", str(one.base), *one.settings],
+    "cache ls": lambda one: ["cache", "ls", str(one.tmp)],
+    "queue add": lambda one: [
+        "queue", "add", "--queue", str(one.tmp / "q"), "--name", "a",
+        "--data", str(one.clips), "--base", str(one.base), *one.settings,
+    ],
+    "queue ls": lambda one: ["queue", "ls", "--queue", str(one.tmp / "q")],
+    "tiny": lambda one: ["tiny", "wan", str(one.tmp / "tiny")],
+    "lora inspect": lambda one: ["lora", "inspect", str(one.lora)],
+    "train": lambda one: [
+        "train", "--data", str(one.clips), "--base", str(one.base),
+        "--out", str(one.tmp / "run"), *one.settings,
+    ],
+}  # fmt: skip
+"""Commands with what they need."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_prints_is_one_json_value(
+    name: str,
+    capfd: pytest.CaptureFixture[str],
+    small_clips: Path,
+    tiny_bases: Any,
+    tmp_path: Path,
+) -> None:
+    settings = setting(
+        resolution="32x32", video_config__frames=5, steps=1, samples=0,
+        sample_metrics__budget=0, validate_every=0,
+    )  # fmt: skip
+    lora = tmp_path / "lora.safetensors"
+    module = "transformer.blocks.0.attn1.to_q"
+    save_file(
+        {
+            f"{module}.lora_A.weight": torch.ones(2, 24),
+            f"{module}.lora_B.weight": torch.ones(24, 2),
+        },
+        lora,
+    )
+    things = SimpleNamespace(
+        clips=small_clips, base=tiny_bases("wan"), tmp=tmp_path, lora=lora, settings=settings
+    )  # fmt: skip
+    store = LatentCache(tmp_path)
+    with store.write_lock():
+        store.put("text", "k", {"text": torch.zeros(1)}, {"caption": "a"})
+    assert run(*COMMANDS[name](things), as_json=True) in (DONE, SKIPPED)
+    printed = capfd.readouterr().out
+    assert isinstance(json.loads(printed), dict | list)
