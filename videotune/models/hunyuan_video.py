@@ -16,6 +16,7 @@ from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
+from videotune.models.hunyuan_encoder import save_memory
 from videotune.models.loading import read_tokenizer
 from videotune.types import (
     Batch,
@@ -523,6 +524,7 @@ class HunyuanVideo(DiffusersModel):
                     return encode(vae, clip, **arguments)
 
             net.encode = encode_in_long_tiles
+            save_memory(net.encoder)
         return net
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
