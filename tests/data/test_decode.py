@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.clips import noise, numbered, read_numbers, write_clip
 from tests.support.datasets import filmed, silence
+from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_reader import Reader
@@ -478,3 +479,36 @@ def test_colour_is_interpolated_between_its_samples(tmp_path: Path) -> None:
     info = filmed(tmp_path / "a.mkv", ramp, codec="ffv1")
     shown = decode(info, [0.0], 64, 128)[0].astype(float)
     assert np.abs(shown - ramp[0])[:, 4:-4].max() <= 3
+
+
+def test_a_frame_that_the_decoder_calls_corrupt_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No matter in which window it is; the frames before it are sound."""
+    info = filmed(tmp_path / "a.mp4", numbered(12), options={"g": "6", "bf": "0"})
+
+    class Flagged:
+        """A frame with the decoder's flag."""
+
+        is_corrupt = True
+
+        def __init__(self, frame: Any) -> None:
+            self._frame = frame
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._frame, name)
+
+    from_here = Reader._decode_stream
+
+    def damaged(reader: Reader, stream: Any) -> Any:
+        for position, frame in from_here(reader, stream):
+            is_flagged = position == info.ticks[8]
+            yield position, Flagged(frame) if is_flagged else frame
+
+    monkeypatch.setattr(Reader, "_decode_stream", damaged)
+    with pytest.raises(ClipProblem, match="frame 8 of 12 is damaged") as caught:
+        decode(info, info.timestamps, 64, 96)
+    assert caught.value.reason == "decode_error"
+    sound = info.timestamps[:8]
+    assert read_numbers(decode(info, sound, 64, 96)) == list(range(8))
+    assert scan_content(info, 9.0).damaged_at == info.timestamps[8]

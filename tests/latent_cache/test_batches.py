@@ -400,6 +400,34 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     assert 0 < weight.mean() < 1
 
 
+@pytest.mark.parametrize(
+    ("size", "rows", "columns"),
+    [
+        ((64, 32), [1, 2], [0, 1, 2, 3]),  # rows 8 to 24: edges of cells
+        ((32, 64), [0, 1, 2, 3], [1, 2]),
+        ((64, 36), [0, 1, 2, 3], [0, 1, 2, 3]),  # rows 7 to 25
+        ((128, 32), [1, 2], [0, 1, 2, 3]),  # rows 12 to 20
+    ],
+)
+def test_a_cell_that_only_touches_the_picture_has_no_weight(
+    tmp_path: Path, size: tuple[int, int], rows: list[int], columns: list[int]
+) -> None:
+    """A film of a size (width, height) in 32 × 32 pixels, four cells of eight."""
+    clips = some_clips(1)
+    shape = ClipShape(5, 32, 32, 16.0)
+    window = Window(clips[0].id, 0.0, 5 / 16, shape, resize="pad")
+    source = made(
+        tmp_path,
+        [[window]],
+        clips,
+        sizes={clips[0].id: size},
+        schedule=Schedule(0, (1,), (1,)),
+    )
+    weight = make_step_batch(source, 1).batch.loss_mask[0, 0, 0]
+    assert weight.any(1).nonzero().flatten().tolist() == rows
+    assert weight.any(0).nonzero().flatten().tolist() == columns
+
+
 def test_stratified_levels_are_each_uniform_and_together_even() -> None:
     """The marginal of every sample is exactly uniform; a step's samples are one in each
     equal part.
