@@ -160,6 +160,7 @@ _STEP = _object(
     **_AT_STEP, loss=_MAYBE, mse=_MAYBE, by_t=list[_MAYBE], lr=dict[str, Finite], grad_norm=_MAYBE, window_ids=list[str],
     seconds=dict[str, Seconds], captions=NotRequired[list[int | None]], skipped=NotRequired[bool],
 )  # fmt: skip
+_TAKE = _object(step=NotRequired[Step], why=NotRequired[str])
 _VALIDATION = _object(
     **_AT_STEP,
     train=_READING | None,
@@ -172,7 +173,7 @@ LINES: Mapping[str, Any] = {
     "verdict": _object(**_AT_STEP, verdict=str | None, reason=str),
     "sample": _object(**_AT_STEP, prompt=str, path=str),
     "warning": _object(**_ANY, step=NotRequired[Step], text=str),
-    "end": _object(**_AT_STEP, why=str),
+    "end": _object(**_AT_STEP, why=str, take=NotRequired[_TAKE]),
     "resume": _object(**_ANY, from_step=Step),
     "views": _object(**_AT_STEP, per_clip=NotRequired[_object(mean=Finite) | None]),
     **dict.fromkeys(("save", "sample_metrics"), _object(**_AT_STEP)),
