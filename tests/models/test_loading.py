@@ -672,3 +672,38 @@ def test_a_tokenizer_that_lost_a_part_gives_the_same_tokens_or_is_refused(
             file.write_text(content)
     expected = set() if family == "wan" else {"pre_tokenizer", "post_processor"}
     assert refused - {"decoder"} == expected
+
+
+BAD_VAE: dict[str, dict[str, Any]] = {
+    "none": {"latents_mean": None, "latents_std": None},
+    "one": {"latents_mean": [1.0]},
+    "text": {"latents_std": ["x"] * 4},
+    "zero": {"latents_std": [0.0, 1.0, 1.0, 1.0]},
+    "nested": {"latents_mean": {"a": 1}},
+    "infinite": {"latents_mean": [1e999, 0.0, 0.0, 0.0]},
+}
+
+
+@pytest.mark.parametrize("how", BAD_VAE)
+def test_a_vae_without_a_valid_scale_of_its_latents(
+    how: str, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_bases("wan"), tmp_path / "base"))
+    edit_json(base / "vae" / "config.json", **BAD_VAE[how])
+    with pytest.raises(VideotuneError, match="vae"):
+        family = find("wan")(base, torch.device("cpu"), torch.float32)
+        family.encode_video(torch.zeros(3, 5, 32, 32))
+    with pytest.raises(VideotuneError, match="vae"):
+        family = find("wan")(base, torch.device("cpu"), torch.float32)
+        family.raw_latents(torch.zeros(4, 2, 4, 4))
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, "x", 1e999])
+def test_a_vae_without_a_valid_factor(
+    value: Any, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_bases("cogvideox"), tmp_path / "base"))
+    edit_json(base / "vae" / "config.json", scaling_factor=value)
+    with pytest.raises(VideotuneError, match="vae"):
+        family = find("cogvideox")(base, torch.device("cpu"), torch.float32)
+        family.encode_video(torch.zeros(3, 9, 32, 32))

@@ -18,6 +18,7 @@ from videotune.lazy import torch
 from videotune.models.checkpoint import Checkpoint
 from videotune.models.frame_attention import isolate
 from videotune.models.key_names import KeyRules, add_file_rules, rename_key
+from videotune.models.latent_scaling import channel_statistics, scale_of, shift_of
 from videotune.models.loading import count_tokens
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
+    from videotune.model_spec import ModelSpec
     from videotune.types import Batch, ClipShape, Networks, SampleRequest
 
 FAMILIES: dict[str, type[DiffusersModel]] = {}
@@ -115,6 +117,19 @@ class DiffusersModel(Checkpoint):
         add_file_rules(cls.transformer_class, name, layouts)
 
     # text
+
+    @classmethod
+    def with_authors_text(cls, spec: ModelSpec) -> ModelSpec:
+        """Return the spec of a checkpoint whose captions are read as by the authors'
+        code.
+
+        Raises:
+            VideotuneError: if diffusers' pipeline reads them alike.
+        """
+        raise VideotuneError(
+            f"text_encoder.convention: for {spec.title} no other than diffusers' is "
+            "known here. Remove the key."
+        )
 
     @classmethod
     def clean(cls, caption: str) -> str:
@@ -236,35 +251,30 @@ class DiffusersModel(Checkpoint):
 
         None: its config has one scale for all channels.
         """
-        vae = self.vae()
-        statistics = []
-        for name in ("latents_mean", "latents_std"):
-            values = vae._buffers.get(name, vae.config.get(name))
-            if values is None:
-                return None
-            values = torch.as_tensor(values, device=self.device)
-            statistics.append(values.float().view(-1, 1, 1, 1))
-        mean, std = statistics
-        return mean, std / (vae.config.get("scaling_factor") or 1.0)
+        return channel_statistics(
+            self.vae(), self.folder, self.spec.latent_channels, self.device
+        )
+
+    def latent_scale(self) -> float:
+        """Return the factor of the VAE's latents, for all channels."""
+        return scale_of(self.vae(), self.folder)
 
     def _normalised(self, mean: Tensor, logvar: Tensor) -> tuple[Tensor, Tensor]:
         statistics = self.latent_statistics()
-        config = self.vae().config
         if statistics is not None:
             latent_mean, latent_std = statistics
             return (mean - latent_mean) / latent_std, logvar - 2 * latent_std.log()
-        scale = float(config.scaling_factor)
-        shift = config.get("shift_factor") or 0.0
+        scale = self.latent_scale()
+        shift = shift_of(self.vae(), self.folder)
         return (mean - shift) * scale, logvar + 2 * math.log(scale)
 
     def raw_latents(self, latents: Tensor) -> Tensor:
         """Return the VAE's latents for normalised latents."""
         statistics = self.latent_statistics()
-        config = self.vae().config
         if statistics is not None:
             latent_mean, latent_std = statistics
             return latents * latent_std + latent_mean
-        return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
+        return latents / self.latent_scale() + shift_of(self.vae(), self.folder)
 
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None

@@ -322,7 +322,7 @@ class CogVideoX(DiffusersModel):
                 noise
             )
 
-        scale = vae.config.scaling_factor
+        scale = self.latent_scale()
         return {
             "image": latent * (1 / scale if vae.config.invert_scale_latents else scale)
         }
@@ -337,7 +337,7 @@ class CogVideoX(DiffusersModel):
 
     def raw_latents(self, latents: Tensor) -> Tensor:
         """Return the VAE's latents, rounded in the pipeline's order."""
-        return 1 / self.vae().config.scaling_factor * latents
+        return 1 / self.latent_scale() * latents
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v; the network gets the integer timestep, and an image if it takes
