@@ -126,6 +126,10 @@ class ModelSpec:
     text_numbers: int = 0
     """Numbers that text encoders give of a caption beside its ``text_tokens`` states.
     """
+    authors_text: bool = False
+    """Whether captions are read as the authors' code reads them, not as diffusers'
+    pipeline does (``DiffusersModel.with_authors_text``).
+    """
     guidance_embedded: bool = False
     """Whether guidance is an input of the network, so that sampling needs no second
     pass.

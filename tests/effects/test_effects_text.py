@@ -2,6 +2,8 @@
 of its key before any work.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +14,16 @@ from tests.support.trainers import (
     Lab,
     job_of,
     run_steps,
+    source_of,
     take_steps,
     trainer_of,
     weights,
     written,
 )
 from videotune.errors import VideotuneError
+from videotune.latent_cache.batches import make_step_batch
 from videotune.trainer.trainer import Trainer
+from videotune.types import Batch
 
 NEW = {"training_method": "EMBEDDING", "steps": 1}
 FULL = {"training_method": "FINE_TUNE", "steps": 1, "text_encoder.train": True}
@@ -376,3 +381,38 @@ def test_keys_of_a_dataset_that_nothing_would_use_are_refused(
 ) -> None:
     with pytest.raises(VideotuneError, match=named):
         trainer_of(lab, {"datasets": [{"path": str(lab.clips), **row}]})
+
+
+@pytest.mark.effect("text_encoder.convention")
+def test_captions_of_older_ltx_are_read_as_diffusers_or_its_authors_read_them(
+    lab: Lab, tiny_bases: Callable[..., Path]
+) -> None:
+    """The authors mask the padding and take 256 tokens; nothing else of a batch
+    differs, and what the cache has of the one is not read as the other.
+    """
+    base = str(tiny_bases("ltx_video", "0.9.0"))
+    knobs = {"base_model_name": base, "resolution": "32x32", "caption_dropout": 0}
+
+    def batch(convention: str) -> Batch:
+        chosen = knobs | {"text_encoder.convention": convention}
+        return make_step_batch(source_of(lab, chosen), 1).batch
+
+    plain, masked = batch("diffusers"), batch("authors")
+    plain_mask, masked_mask = (
+        plain.conditioning.text_mask,
+        masked.conditioning.text_mask,
+    )
+    assert plain_mask is not None
+    assert masked_mask is not None
+    assert (plain_mask.shape[1], masked_mask.shape[1]) == (128, 256)
+    assert plain_mask.sum() == masked_mask.sum()
+    words = int(plain_mask[0].sum())
+    own, theirs = (one.conditioning.text[0, :words] for one in (plain, masked))
+    assert not torch.allclose(own, theirs, atol=1e-3)
+    assert torch.equal(plain.x0, masked.x0)
+    assert torch.equal(batch("diffusers").conditioning.text, plain.conditioning.text)
+
+
+def test_a_family_of_one_convention_refuses_another(lab: Lab) -> None:
+    with pytest.raises(VideotuneError, match=r"text_encoder\.convention"):
+        job_of(lab, {"text_encoder.convention": "authors"})

@@ -123,6 +123,10 @@ class TextEncoder(Section):
     """patterns on the paths of the weights, or of the modules, that train (default:
     all)
     """
+    convention: Literal["diffusers", "authors"] = fatal("diffusers")
+    """whose code captions are read as, where the two differ (LTX-Video 0.9.0 and 0.9.1:
+    authors takes 256 tokens and masks the padding)
+    """
 
 
 class Embedding(Section):

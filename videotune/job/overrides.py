@@ -29,6 +29,7 @@ from videotune.models.base_model import (
     spec_for,
 )
 from videotune.models.model_files import NotHere, note
+from videotune.models.registry import find
 from videotune.sampling.prompts import resolve_prompts
 from videotune.types import BasePlace
 
@@ -255,7 +256,15 @@ def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlac
     """
     base = place_of(settings)
     spec = spec_for(settings.get("family"), base)
-    return resolve(settings, {}, spec), spec, base
+    resolved = resolve(settings, {}, spec)
+    return resolved, _with_text_convention(spec, resolved.config), base
+
+
+def _with_text_convention(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Return the spec with the convention by which the config has captions read."""
+    if config.text_encoder.convention == "diffusers":
+        return spec
+    return find(spec.name).with_authors_text(spec)
 
 
 def resolve_config(
@@ -292,4 +301,4 @@ def resolve_config(
     files = own_files(resolved.config, spec)
     if files and base is not None:
         check_own_files(base.folder, files)
-    return resolved, spec, base
+    return resolved, _with_text_convention(spec, resolved.config), base

@@ -261,7 +261,11 @@ class Checkpoint:
             for module in encoder.modules():
                 if getattr(module, "eos_token_id", None) == OLD_CLIP_END:
                     module.eos_token_id = tokenizers[part].eos_token_id
-        return bare_pipeline(self.pipeline_class(), **parts)
+        return bare_pipeline(self.text_pipeline_class(), **parts)
+
+    def text_pipeline_class(self) -> Any:
+        """Return the class of the diffusers pipeline that reads captions."""
+        return self.pipeline_class()
 
     def text_parts(self) -> Mapping[str, TextPart]:
         """Return the text encoders with their tokenizers, by the encoders' folders.

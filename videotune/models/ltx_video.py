@@ -281,6 +281,23 @@ class LTXVideo(DiffusersModel):
             shift_by_tokens=_shifts(scheduler),
         )
 
+    @classmethod
+    def with_authors_text(cls, spec: ModelSpec) -> ModelSpec:
+        """Return the spec with the authors' text: 256 tokens, the padding masked.
+
+        Raises:
+            VideotuneError: from 0.9.5 on, whose pipeline reads captions so too.
+        """
+        if spec.text_tokens == NEWER_TOKENS:
+            return super().with_authors_text(spec)
+        return replace(spec, text_tokens=NEWER_TOKENS, authors_text=True)
+
+    def text_pipeline_class(self) -> Any:
+        """Return the pipeline that reads captions: the newer one masks the padding."""
+        if self.spec.authors_text:
+            return diffusers.LTXConditionPipeline
+        return self.pipeline_class()
+
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of a clip's states, with the mask of a full caption."""
         mask = torch.ones(self.spec.text_tokens, dtype=torch.bool)
@@ -496,9 +513,9 @@ class LTXVideo(DiffusersModel):
         return latents.float()
 
     def fingerprints(self) -> dict[str, str]:
-        """Return the parts' hashes; from 0.9.5 on T5's attention masks padding."""
+        """Return the parts' hashes; T5's has whether its attention masks padding."""
         prints = super().fingerprints()
-        if self.is_newer:
+        if self.is_newer or self.spec.authors_text:
             prints["text_encoder"] = f"{prints['text_encoder']}-masked"
         return prints
 

@@ -153,10 +153,10 @@ class PlanInputs:
         """Return the run on fake tensors."""
         dtype = DTYPES[self.dtype]
         weights = weights_of(self.config, self.dtype)
-        family = find(self.spec.name)
-        return FakeRun(
-            family(self.folder, torch.device("cpu"), dtype, weights), self.config
-        )
+        family = find(self.spec.name)(self.folder, torch.device("cpu"), dtype, weights)
+        if self.spec.authors_text:
+            family.spec = family.with_authors_text(family.spec)
+        return FakeRun(family, self.config)
 
     @property
     def key(self) -> str:
@@ -167,6 +167,8 @@ class PlanInputs:
             configs[str(path.relative_to(self.folder))] = path.read_text()
         inputs = {
             "videotune": __version__,
+            "encoding": find(self.spec.name).encoding,
+            "authors_text": self.spec.authors_text,
             "configs": configs,
             "dtype": self.dtype,
             "weights": asdict(weights_of(config, self.dtype)),

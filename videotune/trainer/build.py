@@ -85,7 +85,10 @@ def open_models(
         raise VideotuneError(
             "weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4. Set INT_8"
         )
-    return find(spec.name)(folder, device, DTYPES[dtype], weights)
+    family = find(spec.name)(folder, device, DTYPES[dtype], weights)
+    if config.text_encoder.convention == "authors":
+        family.spec = family.with_authors_text(family.spec)
+    return family
 
 
 def make_objective(spec: ModelSpec, config: Config) -> Objective:
