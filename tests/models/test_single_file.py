@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.test_loading import PEAK
 from tests.support.command_line import Patch, run
+from tests.support.damaged_files import limited
 from tests.support.families import FAMILIES, Bases
 from tests.support.trainers import BASE, Lab, run_steps, trainer_of
 from videotune.errors import FAILED, VideotuneError
@@ -437,3 +438,32 @@ def test_a_scale_that_is_no_number_is_refused(value: float, tmp_path: Path) -> N
         match=r"a\.safetensors is damaged: x\.scale_weight is NaN or infinite",
     ):
         list(tensors(find_sources("", ["x.weight"], {path: headers([path])})))
+
+
+@pytest.mark.parametrize("how", ["whole numbers", "a tensor less", "another size"])
+def test_check_and_plan_refuse_a_wrong_file_already(how: str, lab: Lab) -> None:
+    """Weights in int8, one shard of two, another size: by the file's header alone."""
+    spoil, words = SPOILT[how]
+    file = lab.tmp / "one.safetensors"
+    settings = [f"base_parts={lab.model}", f"cache_dir={lab.cache}"]
+    assert run("check", "--data", lab.clips, base=file, set=settings) == 0
+    spoil(file)
+    for command_name in ("check", "plan"):
+        with pytest.raises(VideotuneError, match=words):
+            run(command_name, "--data", lab.clips, base=file, set=settings)
+
+
+@pytest.mark.parametrize("key", ["base_model_name", "base_parts", "transformer.file"])
+def test_a_pipe_in_place_of_a_model_is_refused_in_words(key: str, lab: Lab) -> None:
+    pipe = lab.tmp / "pipe.safetensors"
+    os.mkfifo(pipe)
+    settings = {
+        "base_model_name": str(lab.tmp / "one.safetensors"),
+        "base_parts": str(lab.model),
+    }
+    if key == "transformer.file":
+        settings = {"base_model_name": str(lab.model)}
+    settings[key] = str(pipe)
+    sets = [f"{name}={value}" for name, value in settings.items()]
+    with pytest.raises(VideotuneError, match="named pipe"), limited(10):
+        run("check", "--data", lab.clips, set=sets)
