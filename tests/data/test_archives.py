@@ -233,6 +233,10 @@ def test_a_full_disk_and_too_many_members_are_refused(
         patch.setattr(archives, "RESERVE", shutil.disk_usage(tmp_path).free * 2)
         refused(path, r"^[^(]*does not fit: 0\.0 GB are free")
     monkeypatch.setattr(archives, "MAX_MEMBERS", 2)
+    refused(write_tar(tmp_path / "a.tar", FILES), "or 2 files")
+
+    # A zip says how many it has before the first is written.
+    monkeypatch.setattr(archives, "_create", lambda path: pytest.fail(path))
     refused(path, "or 2 files")
 
 

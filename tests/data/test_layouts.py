@@ -175,6 +175,24 @@ def test_a_folder_without_clips_says_what_was_there(
         read_folder(tmp_path / "set" / place)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="file names are text there")
+def test_a_name_that_only_this_python_cannot_read_says_so(tmp_path: Path) -> None:
+    """In the C locale without Python's UTF-8 mode; the file need not be renamed."""
+    touch(tmp_path / "set", "猫.mp4")
+    code = (
+        "from pathlib import Path\n"
+        "from videotune.data.layouts import read_folder\n"
+        f"read_folder(Path({ascii(str(tmp_path / 'set'))}))\n"
+    )
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=False
+    )
+    message = run.stderr.decode(errors="replace")
+    assert "PYTHONUTF8=1" in message
+    assert "Rename" not in message
+
+
 def test_a_clip_is_listed_once(tmp_path: Path) -> None:
     """From a folder above or beside; and in one metadata file of a folder."""
     touch(tmp_path, "videos/a.mp4", "videos/b.mp4")

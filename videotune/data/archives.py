@@ -55,8 +55,8 @@ Videos hardly compress at all.
 RESERVE = 10**9
 """Bytes of the disk that must stay free."""
 
-MAX_MEMBERS = 1_000_000
-"""Most members of an archive."""
+MAX_MEMBERS = 300_000
+"""Most members of an archive: creating so many files takes minutes on any disk."""
 
 _HAS_ZSTD = sys.version_info >= (3, 14)
 _READ_TYPES = ("zip", "tar", "gz", "bz2", "xz", *(("zst",) if _HAS_ZSTD else ()))
@@ -210,6 +210,8 @@ def _unpack_into(
         files.write_json(folder / _SIZES_NAME, sizes)
     except VideotuneError:
         raise
+    except _TooManyMembers as error:
+        raise VideotuneError(_limit_message(archive, archive_size)) from error
     except _DAMAGE as error:
         # An error number comes from the disk, not from the archive's bytes.
         if isinstance(error, OSError) and error.errno is not None:
@@ -265,16 +267,25 @@ def _write_members(
     return sizes
 
 
+class _TooManyMembers(Exception):
+    """Raised before the first member of a zip that has more than ``MAX_MEMBERS``."""
+
+
 def _check_limits(
     archive: Path, archive_size: int, declared_bytes: int, count: int
 ) -> None:
     """Raise VideotuneError if an archive unpacks to far more than its own size."""
     most_bytes = RATIO * archive_size + MARGIN
     if declared_bytes > most_bytes or count > MAX_MEMBERS:
-        raise VideotuneError(
-            f"{archive} unpacks to more than {most_bytes / 1e9:.1f} GB, over {RATIO} times its "
-            f"size, or {MAX_MEMBERS:,} files. If you trust it, unpack it yourself."
-        )
+        raise VideotuneError(_limit_message(archive, archive_size))
+
+
+def _limit_message(archive: Path, archive_size: int) -> str:
+    most_bytes = RATIO * archive_size + MARGIN
+    return (
+        f"{archive} unpacks to more than {most_bytes / 1e9:.1f} GB, over {RATIO} times its "
+        f"size, or {MAX_MEMBERS:,} files. If you trust it, unpack it yourself."
+    )
 
 
 def _write_member(
@@ -285,10 +296,10 @@ def _write_member(
     report: Callable[[str], None],
 ) -> int:
     """Write one file of an archive and return its size."""
-    path = folder / name
+    path = f"{folder}/{name}"
+    size = 0
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        target = path.open("xb")
+        target = _create(path)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise _refused(
             archive, name, "occurs twice, or is a file and a folder"
@@ -300,8 +311,19 @@ def _write_member(
             if not chunk:
                 break
             target.write(chunk)
+            size += len(chunk)
             report(name)
-    return path.stat().st_size
+    return size
+
+
+def _create(path: str) -> IO[bytes]:
+    """Create a file, and the folders above it if they are missing."""
+    # Most folders are there already: asking for each file would take its time.
+    try:
+        return open(path, "xb")
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "xb")
 
 
 def _checked_name(archive: Path, member: _Member) -> str:
@@ -335,7 +357,11 @@ def _refused(archive: Path, name: str, fault: str) -> VideotuneError:
 def _zip_members(raw: IO[bytes]) -> Iterator[_Member]:
     """Yield the members of a zip file."""
     with zipfile.ZipFile(raw) as archive:
-        for info in archive.infolist():
+        infos = archive.infolist()
+        # The number is known before anything is written.
+        if len(infos) > MAX_MEMBERS:
+            raise _TooManyMembers
+        for info in infos:
             # Only archives from Unix have file modes.
             mode = (
                 stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0

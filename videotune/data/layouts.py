@@ -3,6 +3,7 @@ layouts."""
 
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -147,9 +148,7 @@ class _DatasetFolder:
             try:
                 path.encode()
             except UnicodeEncodeError as error:
-                raise VideotuneError(
-                    f"The file name {path!r} is not valid UTF-8. Rename the file."
-                ) from error
+                raise VideotuneError(_name_message(path)) from error
 
     def _foreign_captions(self, files: Mapping[str, bool]) -> dict[str, str]:
         """Return the targets of links out of the dataset, by caption file."""
@@ -344,6 +343,19 @@ class _DatasetFolder:
 
     def _relative(self, path: str) -> str:
         return path.removeprefix(self.prefix)
+
+
+def _name_message(path: str) -> str:
+    """Describe a file name that Python could not read, with a remedy."""
+    content = os.fsencode(path)
+    try:
+        name = content.decode()
+    except UnicodeDecodeError:
+        return f"The file name {path!r} is not valid UTF-8. Rename the file."
+    return (
+        f"The file name {name!r} cannot be read: Python takes file names for "
+        f"{sys.getfilesystemencoding()} here. Set PYTHONUTF8=1."
+    )
 
 
 def _walk(
