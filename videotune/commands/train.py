@@ -264,8 +264,11 @@ def push(trainer: Trainer, repo: str) -> None:
 
     If the Hub does not accept it, a warning says how to try again.
     """
+    destination = trainer.job.config.output_model_destination
+    folders = [Path(destination).expanduser()] if destination else []
     try:
-        echo(f"pushed to {publish(trainer.run, repo)['url']}")
+        result = publish(trainer.run, repo, folders=folders)
+        echo(f"pushed to {result['url']}")
     except VideotuneError as error:
         trainer.journal.warn(
             trainer.journal.history.last,
