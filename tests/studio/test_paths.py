@@ -95,6 +95,14 @@ def test_no_key_of_the_form_names_a_file_elsewhere(
     assert client.post("/p/cats/setup/set", data=form).status_code == 200
 
 
+def test_no_sweep_names_a_file_elsewhere(
+    cats: projects.Project, visitor: Any, client: Any
+) -> None:
+    form = {"key": ["samples"], "values": ["a cat,/etc/passwd"]}
+    assert visitor.post("/p/cats/sweep", data=form).status_code == 422
+    assert client.post("/p/cats/sweep", data=form).status_code == 204
+
+
 @pytest.mark.parametrize("path", ["/etc", "~/clips", "../../etc", "{out}"])
 def test_no_dataset_is_elsewhere(
     cats: projects.Project, visitor: Any, path: str

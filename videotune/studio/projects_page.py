@@ -23,6 +23,7 @@ from videotune.studio.web import (
     render,
     reply,
 )
+from videotune.text import counted
 
 routes = APIRouter()
 
@@ -140,9 +141,8 @@ async def import_archive(page: CurrentPage, name: str, request: Request) -> Resp
         )
     message = f"{imported.project.title} imported"
     if imported.notes:
-        message += f"; left out: {len(imported.notes)} parts. " + "; ".join(
-            imported.notes
-        )
+        message += f" without {counted(len(imported.notes), 'part')} of it: "
+        message += "; ".join(imported.notes)
     return reply(message)
 
 

@@ -299,19 +299,27 @@ def ensure_worker(root: Path) -> None:
         jobs.restart(queue, "queue", arguments)
 
 
-def queue_sweep(root: Path, project: Project, vary: Mapping[str, str]) -> str:
+def queue_sweep(
+    root: Path,
+    project: Project,
+    vary: Mapping[str, str],
+    check: Callable[[Mapping[str, Any]], object] = lambda config: None,
+) -> str:
     """Queue a run for every combination of values and return the name of the sweep.
 
     Args:
         root: folder of the projects.
         project: the project.
         vary: comma-separated values of each key.
+        check: called with each config; may raise VideotuneError.
 
     Raises:
         VideotuneError: if a value is invalid; then nothing is queued.
     """
     value_sets = combinations([f"{key}={values}" for key, values in vary.items()])
     configs = [_config_with(project, values) for values in value_sets]
+    for config in configs:
+        check(config)
     if len(value_sets) < 2:
         raise VideotuneError("give at least two values, with a comma between them")
 
@@ -455,5 +463,7 @@ def start_sweep(page: CurrentPage, form: PostedForm) -> Response:
     """Queue a run for every combination of the values."""
     pairs = zip(form.all("key"), form.all("values"), strict=False)
     vary = {key: values for key, values in pairs if key and values.strip()}
-    name = queue_sweep(page.root, page.current_project, vary)
+    project = page.current_project
+    check = page.path_rule.check_config
+    name = queue_sweep(page.root, project, vary, check)
     return reply(f"{name} is queued", redirect="/queue")

@@ -39,7 +39,7 @@ from videotune.studio.projects import (
     new_folder,
     place,
 )
-from videotune.studio.records import ProjectFacts, Try, read_record
+from videotune.studio.records import ProjectFacts, Try
 from videotune.studio.tensor_file import TensorFile
 from videotune.studio.uploads import MAX_FOLDER_DEPTH, content_kind, rejection_reason
 
@@ -139,7 +139,7 @@ def import_project(root: Path, archive: Path, rule: PathRule) -> Import:
     _check_members(archive)
     with new_folder(root) as unpacked, new_folder(root) as folder:
         source = _unpack_project(archive, unpacked)
-        exported = read_record(source / PROJECT_FILE, ProjectFacts, EXPORT_REMEDY)
+        exported = _exported_facts(source)
         notes: list[str] = []
         facts = _imported_facts(exported, source.name, notes)
         keys = _imported_keys(source, facts["preset"], rule, notes)
@@ -189,6 +189,17 @@ def _unpack_project(archive: Path, target: Path) -> Path:
     return project_files[0].parent
 
 
+def _exported_facts(source: Path) -> ProjectFacts:
+    """Return the content of ``project.json``; VideotuneError if it is damaged."""
+    try:
+        facts: ProjectFacts = read_typed(source / PROJECT_FILE, ProjectFacts)
+    except ValueError as error:
+        raise VideotuneError(
+            f"{PROJECT_FILE} is damaged ({error}): {EXPORT_REMEDY}"
+        ) from error
+    return facts
+
+
 def _imported_facts(
     exported: ProjectFacts, folder_name: str, notes: list[str]
 ) -> ProjectFacts:
@@ -213,13 +224,12 @@ def _imported_keys(
     if not path.is_file():
         return {}
     try:
-        keys = read_record(path, dict[str, Any], EXPORT_REMEDY)
-        keys = checked_keys(keys, path.name)
+        keys = checked_keys(read_typed(path, dict[str, Any]), path.name)
         for key in (*MANAGED_KEYS, "datasets"):
             keys.pop(key, None)
         parse(merge(read_preset(preset), keys))
         rule.check_config(keys)
-    except VideotuneError as error:
+    except ValueError as error:
         notes.append(f"its settings were left out: {error}")
         return {}
     return keys
