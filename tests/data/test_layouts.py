@@ -182,7 +182,7 @@ def test_a_name_that_only_this_python_cannot_read_says_so(tmp_path: Path) -> Non
     code = (
         "from pathlib import Path\n"
         "from videotune.data.layouts import read_folder\n"
-        f"read_folder(Path({ascii(str(tmp_path / 'set'))}))\n"
+        f"read_folder(Path({str(tmp_path / 'set')!a}))\n"
     )
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
     run = subprocess.run(

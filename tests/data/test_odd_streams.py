@@ -270,6 +270,25 @@ def test_a_clip_ends_where_the_camera_was_turned(tmp_path: Path) -> None:
         assert read_numbers(decode(info, info.timestamps, 64, 96)) == list(range(10))
 
 
+@pytest.mark.parametrize("suffix", [".ts", ".mpg"])
+def test_a_clip_ends_where_its_pixels_get_wider(tmp_path: Path, suffix: str) -> None:
+    """A broadcast that goes from 4:3 to 16:9 keeps its size in pixels."""
+    parts = [
+        write_clip(
+            tmp_path / f"{i}{suffix}", numbered(20), codec="mpeg2video", aspect=aspect
+        )
+        for i, aspect in enumerate((Fraction(1), Fraction(4, 3)))
+    ]
+    (tmp_path / "d").mkdir()
+    info = probe(join(tmp_path / "d" / f"a{suffix}", *parts))
+    assert len(info.ticks) == 40
+    turned_at = scan_content(info, 9.0).turned_at
+    assert turned_at == pytest.approx(20 / 24, abs=2.5 / 24)
+    (account,) = scanned(tmp_path / "d", video_config={"min_frames": 1}).accounts
+    assert account["source_frames"] in (18, 19, 20)
+    assert (account["width"], account["used"]) == (96, True)
+
+
 def test_a_clip_that_is_turned_at_once_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.webm"
     info = probe(changing(path, [(64, 96), (96, 64)]))

@@ -227,10 +227,10 @@ def _scan_frames(
                     "decode_error",
                     f"frame {statistics.count} of {len(info.ticks)} is not there",
                 )
-            if statistics.is_turned(frame):
+            if statistics.is_turned(frame, reader.pixel_aspect):
                 statistics.turned_at = info.timestamps[index]
                 break
-            statistics.add(frame)
+            statistics.add(frame, reader.pixel_aspect)
     except ClipProblem:
         if statistics.count == 0:
             raise
@@ -260,6 +260,9 @@ class _ScanStatistics:
         self.sizes: set[tuple[int, int]] = set()
         """Width and height of the decoded frames."""
 
+        self.first_aspect = 1.0
+        """Aspect ratio of the first frame as it is shown."""
+
         self.turned_at: float | None = None
         self.interlaced_frames = 0
 
@@ -279,7 +282,7 @@ class _ScanStatistics:
         self._previous_picture: Picture | None = None
         self._recent_details: deque[tuple[int, Picture]] = deque()
 
-    def is_turned(self, frame: Any) -> bool:
+    def is_turned(self, frame: Any, pixel_aspect: float) -> bool:
         """Return whether a frame has another shape than the first, or other colours.
 
         Frames of another size and the same shape are resized like the others. A camera
@@ -292,12 +295,13 @@ class _ScanStatistics:
             if frame.color_trc in hdr or self.first_frame.color_trc in hdr:
                 return True
 
-        first_aspect = self.first_frame.width / self.first_frame.height
-        aspect = frame.width / frame.height
-        return abs(math.log(aspect / first_aspect)) > ASPECT_TOLERANCE
+        aspect = pixel_aspect * frame.width / frame.height
+        return abs(math.log(aspect / self.first_aspect)) > ASPECT_TOLERANCE
 
-    def add(self, frame: Any) -> None:
-        """Add the next frame."""
+    def add(self, frame: Any, pixel_aspect: float) -> None:
+        """Add the next frame, whose pixels are so many times as wide as high."""
+        if self.first_frame is None:
+            self.first_aspect = pixel_aspect * frame.width / frame.height
         self.sizes.add((frame.width, frame.height))
         self.interlaced_frames += frame.interlaced_frame
         picture = _reduce(self._reformatter, frame, "gray").astype(np.float32)

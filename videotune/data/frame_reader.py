@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from videotune.data.clock import Clock
+from videotune.data.clock import BROADCAST_FORMATS, Clock
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import read_image
 from videotune.data.media_info import MediaInfo
@@ -63,6 +63,20 @@ class Reader:
         self._decoded = iter(())
         self._last = None
         self._reached = -1
+
+    @property
+    def pixel_aspect(self) -> float:
+        """Width of a pixel over its height, as the pictures decoded last declare it.
+
+        1.0 in containers that declare it for the whole stream.
+        """
+        is_broadcast = any(
+            name in BROADCAST_FORMATS for name in self.info.container.split(",")
+        )
+        if self._container is None or not is_broadcast:
+            return 1.0
+        context = video_stream(self._container).codec_context
+        return float(context.sample_aspect_ratio or 1)
 
     def frames(self, needed: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """Yield (index, decoded frame) for ascending indices, in presentation order.
