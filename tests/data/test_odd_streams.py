@@ -15,12 +15,15 @@ import pytest
 
 from tests.support.clips import noise, numbered, read_numbers, write_clip
 from tests.support.datasets import filmed, problem_of, scanned, silence
+from videotune.data import probe as probe_module
+from videotune.data import side_data
 from videotune.data.clock import Clock
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
+from videotune.data.side_data import StreamSideData, read_side_data
 
 JOINED: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     "plain.mpg": ("mpeg2video", {}, {}),
@@ -479,6 +482,58 @@ def test_no_tag_of_a_file_looks_like_side_data(tmp_path: Path) -> None:
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     assert probe(path).crop == (0, 0, 0, 0)
+
+
+DESCRIPTION = """\
+Input #0, matroska,webm, from '':
+  Stream #0:0: Video: h264 (High), yuv420p, 96x64, 24 fps (default)
+    Side data:
+      {0}
+  Stream #0:1: Video: h264 (High), yuv420p, 96x64, 24 fps
+    Side data:
+      {1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Spherical Mapping: equirectangular (0/0/0) ", {"spherical": True}),
+        ("Stereo 3D: 2D, view: packed, primary eye: none", {}),
+        ("Stereo 3D: top and bottom, view: packed", {"stereo": True}),
+        ("Frame Cropping: 1/2/3/4", {"crop": (1, 2, 3, 4)}),
+        ("Frame Cropping: 1/2/3/", {}),
+        (
+            "DOVI configuration record: version: 1.0, profile: 5, level: 6",
+            {"dolby_vision_profile": 5},
+        ),
+        ("Display Matrix: rotation of -90.00 degrees", {}),
+    ],
+)
+def test_side_data_is_that_of_the_stream(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    expected: dict[str, Any],
+) -> None:
+    """In FFmpeg's own words, for what the encoders here cannot write."""
+    path = two_streams(tmp_path / "d" / "a.mkv", [(64, 96), (64, 96)], None)
+    with av.open(str(path)) as container:
+        for own, lines in ((0, (line, "Other: x")), (1, ("Other: x", line))):
+            text = DESCRIPTION.format(*lines)
+            monkeypatch.setattr(side_data, "_describe", lambda _, text=text: text)
+            streams = container.streams.video
+            assert read_side_data(container, streams[own]) == StreamSideData(**expected)
+            assert read_side_data(container, streams[1 - own]) == StreamSideData()
+
+
+def test_dolby_vision_without_a_compatible_picture_is_skipped_in_any_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_clip(tmp_path / "a.mkv", numbered(3))
+    found = StreamSideData(dolby_vision_profile=5)
+    monkeypatch.setattr(probe_module, "read_side_data", lambda *_: found)
+    assert problem_of(path).reason == "unreadable"
 
 
 def test_fields_that_begin_later_are_reported(tmp_path: Path) -> None:
