@@ -13,7 +13,7 @@ from videotune.data.clock import BROADCAST_FORMATS, Clock
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import read_image
 from videotune.data.media_info import MediaInfo
-from videotune.data.probe import OPEN_OPTIONS, limit_pixels, video_stream
+from videotune.data.probe import OPEN_OPTIONS, demux, limit_pixels, video_stream
 from videotune.data.side_data import Crop
 from videotune.lazy import av
 
@@ -186,7 +186,7 @@ class Reader:
         counter = 0
         has_keyframe = not self.info.keyframes
         clock = Clock(self._container, stream) if self.info.restarts else None
-        for packet in self._container.demux(stream):
+        for packet in demux(self._container, stream):
             has_keyframe = has_keyframe or packet.is_keyframe
 
             # An empty packet that is not the end would end the decoding.

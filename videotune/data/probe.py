@@ -4,6 +4,8 @@ Of a video only the first frame is decoded, since only a frame has the rotation.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -241,6 +243,16 @@ def video_stream(container: Any) -> Any:
     return max(streams, key=preference)
 
 
+def demux(container: Any, *streams: Any) -> Iterator[Any]:
+    """Yield the packets of streams, or of all, and an empty one at the end of each.
+
+    Damage may make a stream begin in the middle of a file. PyAV 18 has no object for it
+    and, when all others have ended, fails.
+    """
+    with suppress(IndexError):
+        yield from container.demux(*streams)
+
+
 def _moving_streams(container: Any) -> list[Any]:
     """Return the video streams that are no cover pictures or thumbnails."""
     no_clips = int(_dispositions().attached_pic) | int(_dispositions().timed_thumbnails)
@@ -316,9 +328,10 @@ def _demux(container: Any, stream: Any) -> Demuxed:
     damage: _Damage | None = None
 
     try:
-        for packet in container.demux():
+        for packet in demux(container):
             _note_end(demuxed, packet)
-            if packet.stream.index != stream.index:
+            # A stream that begins in the middle of the file has a number, and no object.
+            if packet.stream_index != stream.index:
                 continue
 
             is_end = packet.size == 0 and packet.dts is None
@@ -347,7 +360,7 @@ def _note_end(demuxed: Demuxed, packet: Any) -> None:
     tick = packet.dts if packet.pts is None else packet.pts
     if tick is not None and packet.time_base:
         end = float((tick + (packet.duration or 0)) * packet.time_base)
-        index = packet.stream.index
+        index = packet.stream_index
         demuxed.ends[index] = max(end, demuxed.ends.get(index, end))
 
 
