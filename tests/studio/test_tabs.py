@@ -1,5 +1,7 @@
 """Several tabs at once: each write that was reported as saved is there."""
 
+import io
+import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,6 +109,45 @@ def test_one_of_two_tabs_saves_a_caption_and_the_other_sees_it(
     assert codes == [204] + [409] * (TABS - 1)
     saved = clip.with_suffix(".txt").read_text().strip()
     assert {answer.json()["text"] for answer in answers if answer.content} == {saved}
+
+
+def test_of_several_files_of_one_name_the_first_stays(
+    cats: projects.Project, client: Any
+) -> None:
+    def send(number: int) -> bool:
+        answer = client.post(
+            "/p/cats/data/upload?name=a.txt", content=b"%d" % number * 1000
+        )
+        (result,) = answer.json()
+        return bool(result["taken"])
+
+    for _ in range(3):
+        taken = at_once(send)
+        assert sum(taken) == 1
+        (path,) = (cats.folder / "clips").iterdir()
+        assert path.read_bytes() == b"%d" % taken.index(True) * 1000
+        path.unlink()
+
+
+def test_projects_that_are_imported_at_once_are_each_complete(
+    tmp_path: Path, client: Any
+) -> None:
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as archive:
+        archive.writestr("x/project.json", '{"title": "Same"}')
+        archive.writestr("x/clips/a.txt", "a cat")
+    codes = at_once(
+        lambda _: (
+            client.post("/import?name=p.zip", content=memory.getvalue()).status_code
+        )
+    )
+    assert codes == [204] * TABS
+    made = projects.list_projects(tmp_path)
+    assert len(made) == TABS
+    for project in made:
+        assert (project.folder / "clips" / "a.txt").read_text() == "a cat"
+    assert {path.name[0] for path in tmp_path.iterdir()} == {".", "s"}
+    assert not list(tmp_path.glob(".new-*"))
 
 
 def test_projects_of_one_title_get_names_of_their_own(

@@ -9,7 +9,7 @@ import shutil
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from videotune.errors import VideotuneError
 from videotune.files import (
+    checked,
     is_left_behind,
     read_json,
     sync_folder,
@@ -95,7 +96,7 @@ class Project:
     """The content of ``project.json``."""
 
     damage: str = ""
-    """What is wrong with ``project.json``, for the list of projects."""
+    """What is wrong with ``project.json``; then ``facts`` has only the rest of it."""
 
     @property
     def name(self) -> str:
@@ -148,8 +149,21 @@ def find_project(root: Path, name: str) -> Project:
         )
 
     folder = inside(root, name)
-    facts = read_record(folder / PROJECT_FILE, ProjectFacts, PROJECT_REMEDY)
-    return Project(folder, facts)
+    path = folder / PROJECT_FILE
+    try:
+        return Project(folder, read_record(path, ProjectFacts, PROJECT_REMEDY))
+    except VideotuneError as error:
+        values = read_record(path, dict[str, Any], PROJECT_REMEDY)
+        return Project(folder, _valid_facts(values), damage=str(error))
+
+
+def _valid_facts(values: Mapping[str, Any]) -> ProjectFacts:
+    """Return the facts that have their type."""
+    facts: dict[str, Any] = {}
+    for key, value in values.items():
+        with suppress(ValueError):
+            facts |= checked(ProjectFacts, {key: value})
+    return cast(ProjectFacts, facts)
 
 
 def list_projects(root: Path) -> list[Project]:
@@ -186,9 +200,16 @@ def lock_of(folder: Path) -> RLock:
 
 @contextmanager
 def editing(project: Project) -> Iterator[Project]:
-    """Hold the lock of a project, and yield the project as it is on disk now."""
+    """Hold the lock of a project, and yield the project as it is on disk now.
+
+    Raises:
+        VideotuneError: if its file is damaged; a change would lose what is wrong in it.
+    """
     with lock_of(project.folder):
-        yield find_project(project.folder.parent, project.folder.name)
+        current = find_project(project.folder.parent, project.folder.name)
+        if current.damage:
+            raise VideotuneError(current.damage)
+        yield current
 
 
 def create(root: Path, title: str) -> Project:
@@ -369,8 +390,10 @@ def command_arguments(project: Project) -> list[str]:
     settings.
 
     Raises:
-        VideotuneError: if the project has no clips.
+        VideotuneError: if the project has no clips, or its file is damaged.
     """
+    if project.damage:
+        raise VideotuneError(project.damage)
     rows = datasets(project)
     if not rows:
         raise VideotuneError("there are no clips yet: add some on the page Data")

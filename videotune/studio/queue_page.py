@@ -227,6 +227,8 @@ def queue_run(
             if run is not None:
                 return run
 
+        if project.damage:
+            raise VideotuneError(project.damage)
         datasets = projects.datasets(project)
         if not datasets:
             raise VideotuneError("there are no clips yet: add some on the page Data")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -39,6 +40,9 @@ MAX_TEXT_BYTES = 20_000_000
 """Size limit of a text."""
 
 MAX_FOLDER_DEPTH = 8
+_placing = Lock()
+"""Held from the check that a name is free until the file has it."""
+
 UNSAFE_CHARACTERS = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\u202a-\u202e\u2066-\u2069]")
 
 
@@ -247,16 +251,33 @@ def _accept_member(file: Path, target: Path, label: str) -> UploadResult:
 def _add(path: Path, target: Path, name: str) -> UploadResult:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
-        if target.is_file() and hash_file(target) == hash_file(path):
-            return UploadResult(name, True, "was there already")
-        return UploadResult(
-            name,
-            False,
-            "another file already has this name: remove that file, or rename this one",
-        )
+        return _result_beside(path, target, name)
 
-    # The move may cross file systems; the rename then makes the file appear complete.
+    # The move may cross file systems; the second move makes the file appear complete.
     temporary = target.with_name(f"{COMING_PREFIX}{secrets.token_hex(4)}-{target.name}")
     shutil.move(str(path), temporary)
-    os.replace(temporary, target)
+    if not _place(temporary, target):  # another window was faster
+        result = _result_beside(temporary, target, name)
+        temporary.unlink()
+        return result
     return UploadResult(name, True, "added")
+
+
+def _result_beside(path: Path, target: Path, name: str) -> UploadResult:
+    """Return the result of a file whose name is taken."""
+    if target.is_file() and hash_file(target) == hash_file(path):
+        return UploadResult(name, True, "was there already")
+    return UploadResult(
+        name,
+        False,
+        "another file already has this name: remove that file, or rename this one",
+    )
+
+
+def _place(temporary: Path, target: Path) -> bool:
+    """Give a file its name unless that is taken; return whether it was free."""
+    with _placing:
+        if os.path.lexists(target):
+            return False
+        os.replace(temporary, target)
+        return True
