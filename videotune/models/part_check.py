@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,18 +110,26 @@ def check_part(
             f"file, {model_size} by the config.{_published(cls, stored)}"
         )
 
+    if echo:
+        for note in _notes(cls, sources, extra):
+            echo(f"note: {shown(files)}: {note}")
+    return sources
+
+
+def _notes(
+    cls: Any, sources: Mapping[str, WeightSource], extra: list[str]
+) -> Iterator[str]:
+    """Yield what is unusual about weights that fit, and not an error."""
     fp8_count = sum(source.stored.dtype in FP8 for source in sources.values())
-    if fp8_count and echo:
-        echo(
-            f"note: {shown(files)}: {fp8_count} of {len(sources)} weights are in fp8; "
+    if fp8_count:
+        yield (
+            f"{fp8_count} of {len(sources)} weights are in fp8; "
             "the base model is what these give"
         )
-    if extra and echo:
-        echo(
-            f"note: {shown(files)}: {len(extra)} weights that no {cls.__name__} has are left out: "
-            f"{extra[0]} …"
+    if extra:
+        yield (
+            f"{len(extra)} weights that no {cls.__name__} has are left out: {extra[0]} …"
         )
-    return sources
 
 
 def _count_text(count: int) -> str:
