@@ -7,7 +7,7 @@ LOCK := requirements.lock
 TORCH := $(shell sed -n 's/^. torch==/torch==/p' $(LOCK))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-core test-slow test-long lint docs golden bench wheel-demo clean
+.PHONY: demo test test-core test-slow test-long lint docs golden bench mutants wheel-demo clean
 
 demo: $(VENV)/.base
 	$(BIN)/videotune demo --out demo
@@ -49,6 +49,10 @@ docs: $(VENV)/.dev
 
 golden: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/trainer/test_golden.py --bit-for-bit
+
+# lines made wrong, one at a time, and which of them no test notices: FILES="videotune/…", or what the last commit changed
+mutants: $(VENV)/.dev
+	$(BIN)/python scripts/mutants.py $(FILES)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py

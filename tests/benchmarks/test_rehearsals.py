@@ -57,3 +57,28 @@ def test_a_benchmark_runs_to_its_end(tmp_path: Path, case: str) -> None:
 )
 def test_the_benchmark_of_the_studio_runs_to_its_end(tmp_path: Path) -> None:
     assert "first paint" in rehearse(tmp_path, "studio")
+
+
+ROOT = HOME.parent
+
+
+def run_script(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of the repository."""
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_a_row_of_the_table_of_cards_is_what_the_planner_says_today() -> None:
+    done = run_script("scripts/write_card_table.py", "3")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_wrong_lines_are_made_and_noticed(tmp_path: Path) -> None:
+    words = ("videotune/trainer/step_record.py", "--only", "*loss_by_noise_level*")
+    done = run_script("scripts/mutants.py", *words, "--work", str(tmp_path / "work"))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "survivors:" in done.stdout

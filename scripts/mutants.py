@@ -1,0 +1,232 @@
+"""Make lines of the package wrong, one at a time, and list those that no test notices:
+python scripts/mutants.py [FILE ...]
+
+mutmut makes the mutants and runs the tests of tests/ that belong to the file's folder, in
+processes that are forked after torch has been imported. Without FILE: the files of the
+package that the last commit changed. The exit code is 1 if more than 5 % survive.
+
+Left out of the count are mutants that change only the text of a message, or whether
+``zip`` compares lengths: no test should depend on the one, and none can see the other.
+"""
+
+import argparse
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+COPIED = ("videotune", "tests", "docs", "research", "scripts", "benchmarks")
+
+FOLDERS = (
+    "adapters",
+    "config",
+    "data",
+    "diffusion",
+    "exporter",
+    "latent_cache",
+    "planner",
+    "runs",
+    "trainer",
+    "validation",
+)
+"""Folders of the package whose lines can be mutated; tests/ has a folder of the same name."""
+
+TESTS = {
+    "adapters/lora.py": ["tests/adapters", "tests/trainer/test_step.py"],
+    "planner/memory.py": ["tests/planner/test_planner.py"],
+    "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
+    "runs/journal.py": ["tests/validation/test_journal_disk.py"],
+    "trainer/step_record.py": ["tests/trainer/test_step.py"],
+    "validation/overfitting.py": ["tests/validation/test_verdict.py"],
+}
+"""Tests of files whose tests have another name than test_FILE.py of their folder."""
+
+MOST_SURVIVORS = 0.05
+
+KILLED = 1
+SURVIVED = 0
+"""Exit codes of pytest under a mutant."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A function with one place changed."""
+
+    name: str
+    original: ast.AST
+    mutated: ast.AST
+    exit_code: int | None
+    """None: it was not run, because no test reaches the function."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether a test could and should notice it."""
+        return _without_texts(self.original) != _without_texts(self.mutated)
+
+    @property
+    def difference(self) -> str:
+        """The changed lines, old and new."""
+        before = ast.unparse(self.original).splitlines()[1:]
+        after = ast.unparse(self.mutated).splitlines()[1:]
+        lines = [f"    - {line.strip()}" for line in before if line not in after]
+        lines += [f"    + {line.strip()}" for line in after if line not in before]
+        return "\n".join(lines)
+
+
+def _without_texts(tree: ast.AST) -> str:
+    """Return a function's code without its name, texts and ``strict=``."""
+    copy = ast.parse(ast.unparse(tree))
+    for node in ast.walk(copy):
+        if isinstance(node, ast.FunctionDef):
+            node.name = ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if " " in node.value or node.value.startswith("XX"):
+                node.value = ""
+        elif isinstance(node, ast.Call):
+            node.keywords = [one for one in node.keywords if one.arg != "strict"]
+    return ast.dump(copy)
+
+
+def tests_of(path: Path) -> list[str]:
+    """Return the tests that are to hold the lines of a file, the fewer the faster."""
+    name = path.relative_to("videotune").as_posix()
+    if name in TESTS:
+        return TESTS[name]
+    folder = Path("tests") / path.parts[1]
+    own_tests = folder / f"test_{path.name}"
+    return [str(own_tests if (ROOT / own_tests).is_file() else folder)]
+
+
+def changed_files() -> list[Path]:
+    """Return the files of the package that the last commit changed."""
+    command = [
+        "git",
+        "diff",
+        "--name-only",
+        "--diff-filter=AM",
+        "HEAD~1",
+        "--",
+        "videotune",
+    ]
+    listing = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    paths = [Path(line) for line in listing.splitlines() if line.endswith(".py")]
+    return [path for path in paths if len(path.parts) > 2 and path.parts[1] in FOLDERS]
+
+
+def prepare(work: Path, files: list[Path]) -> None:
+    """Copy the repository, with a configuration that mutates ``files``."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    for name in COPIED:
+        shutil.copytree(ROOT / name, work / name)
+    for path in [*ROOT.glob("*.md"), ROOT / "requirements.lock"]:
+        shutil.copy(path, work)
+
+    tests: list[str] = []
+    for path in files:
+        tests += [test for test in tests_of(path) if test not in tests]
+    settings = {
+        "source_paths": ["videotune"],
+        "only_mutate": [path.as_posix() for path in files],
+        "also_copy": [name for name in COPIED if name not in ("videotune", "tests")],
+        "pytest_add_cli_args_test_selection": tests,
+        "pytest_add_cli_args": ["-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not long"],
+        "use_git_change_detection": False,
+    }  # fmt: skip
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    (work / "pyproject.toml").write_text(
+        "\n".join([text, "[tool.mutmut]", *lines, ""]), encoding="utf-8"
+    )
+
+
+def run(work: Path, names: list[str]) -> None:
+    """Run mutmut; of ``names`` only these mutants."""
+    command = [sys.executable, "-m", "mutmut", "run", *names]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=work, env=env, check=True, stdout=sys.stderr)
+
+
+def mutants_of(work: Path, path: Path) -> Iterator[Mutant]:
+    """Yield the mutants of a file with their results."""
+    mutated_file = work / "mutants" / path
+    results_file = mutated_file.with_name(f"{path.name}.meta")
+    results = json.loads(results_file.read_text(encoding="utf-8"))["exit_code_by_key"]
+    functions = {}
+    for node in ast.walk(ast.parse(mutated_file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            functions[node.name] = node
+
+    for key, exit_code in results.items():
+        name = key.rpartition(".")[2]
+        function, _, _ = name.rpartition("__mutmut_")
+        original = functions.get(f"{function}__mutmut_orig")
+        mutated = functions.get(name)
+        if original is not None and mutated is not None:
+            yield Mutant(name, original, mutated, exit_code)
+
+
+def report(work: Path, files: list[Path]) -> float:
+    """Print the survivors by file and return their share of the counted mutants."""
+    counted = 0
+    survived = 0
+    for path in files:
+        mutants = [
+            one
+            for one in mutants_of(work, path)
+            if one.is_counted and one.exit_code is not None
+        ]
+        survivors = [one for one in mutants if one.exit_code == SURVIVED]
+        counted += len(mutants)
+        survived += len(survivors)
+        print(f"{path}: {len(survivors)} of {len(mutants)} mutants survive")
+        for mutant in survivors:
+            print(f"  {mutant.name}\n{mutant.difference}")
+
+    share = survived / max(1, counted)
+    print(f"survivors: {survived} of {counted} ({share:.1%})")
+    return share
+
+
+def main() -> int:
+    """Mutate, test and report."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument(
+        "--only", action="append", default=[], help="a mutant's name or pattern"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / "build" / "mutation",
+        help="a folder to work in",
+    )
+    arguments = parser.parse_args()
+
+    files = arguments.files or changed_files()
+    if not files:
+        print("no file of the package to mutate")
+        return 0
+    without_tests = [str(path) for path in files if path.parts[1] not in FOLDERS]
+    if without_tests:
+        parser.error(
+            f"no tests are known for {', '.join(without_tests)}: add their folder to FOLDERS"
+        )
+
+    work = arguments.work.absolute()
+    prepare(work, files)
+    run(work, arguments.only)
+    return int(report(work, files) > MOST_SURVIVORS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
