@@ -22,6 +22,7 @@ from videotune.validation.overfitting import (
     judge,
     recommend,
     rise,
+    turned_first,
 )
 from videotune.validation.selection import MAX_WINDOWS
 
@@ -262,8 +263,12 @@ def test_the_trend_is_that_of_the_last_third() -> None:
     falling = [1.0 - 0.05 * i for i in range(11)]
     held = (*falling, falling[-1], falling[-1])
     assert label_of(course(held, held)) == LEARNING
+    fell_at_the_tenth = (*falling[:10], *[falling[9]] * 3)
+    assert label_of(course(fell_at_the_tenth, fell_at_the_tenth)) == LEARNING
     flat = (*falling[:9], *[falling[8]] * 4)
     assert label_of(course(flat, flat)) == PLATEAU
+    fell_at_the_last = (*[0.6] * 12, 0.5)
+    assert label_of(course(fell_at_the_last, fell_at_the_last)) == LEARNING
 
 
 RECOMMENDED = {
@@ -281,3 +286,73 @@ def test_a_step_that_was_saved_is_recommended(case: str) -> None:
     step, reason = recommend(losses, best, saved)
     assert step == expected
     assert bool(reason) == (step != best)
+
+
+def test_a_verdict_names_its_reading_and_its_set() -> None:
+    lines = course(DOWN, DOWN)
+    without = [line | {"held_out": None} for line in lines]
+    few = lines[:2]
+    for readings, best in ((lines, 30), (few, 10), (without, None)):
+        found = judge(readings)
+        assert found.step == readings[-1]["step"]
+        assert found.validation == "aaaaaaaa"
+        assert found.best_step == best
+    best = min(line["held_out"]["normalised"] for line in lines)
+    assert judge(lines).best == best
+
+
+SPANS = {
+    "from the first to the last": ((0.5, 0.5, 0.5, 0.5, 0.5), 2, (0, 4)),
+    "two before, one after": ((0.9, 0.5, 0.5, 0.5, 0.5, 0.9), 3, (1, 4)),
+    "the best alone": ((0.9, 0.7, 0.5, 0.7, 0.9), 2, (2, 2)),
+    "the best is the first": ((0.5, 0.5, 0.9), 0, (0, 1)),
+    "the best is the last": ((0.9, 0.5, 0.5), 2, (1, 2)),
+    "beyond a higher one is not asked": ((0.5, 0.9, 0.5, 0.9, 0.5), 2, (2, 2)),
+}
+"""Readings, the index of the best one, and the first and last that are as good."""
+
+
+@pytest.mark.parametrize("case", SPANS)
+def test_readings_as_good_as_the_best_are_its_neighbours(case: str) -> None:
+    values, best, span = SPANS[case]
+    readings = []
+    for index, value in enumerate(values):
+        # each differs from the best by as much up as down: the mean says nothing
+        offset = 0.01 * (index != best)
+        clips = [value + offset * (-1) ** clip for clip in range(8)]
+        readings.append({str(clip): number for clip, number in enumerate(clips)})
+    assert as_good(readings, best) == span
+
+
+def levels(*curves: Sequence[float]) -> list[dict[str, Any]]:
+    """Readings whose held-out losses at each noise level follow these curves."""
+    return [
+        {"held_out": {"by_quantile": list(values)}}
+        for values in zip(*curves, strict=True)
+    ]
+
+
+def test_the_level_that_rose_first_is_named() -> None:
+    late = [1.0, 0.8, 0.6, 0.9]
+    early = [1.0, 0.5, 0.8, 0.9]
+    still = [1.0, 0.9, 0.8, 0.8]
+    assert turned_first(levels(still, late, early)) == 3
+    assert turned_first(levels(still, late, still)) == 2
+    # one that rose by less than half as much as the greatest rise does not count
+    slight = [1.0, 0.7, 0.8, 0.8]
+    assert turned_first(levels(slight, late, still)) == 2
+    half = [1.0, 0.7, 0.8, 0.85]
+    assert turned_first(levels(half, late, still)) == 1
+    # a rise is a share of the level's first reading
+    large = [10.0, 9.0, 9.0, 9.3]
+    assert turned_first(levels(large, late, still)) == 2
+    # of two that turned at once the greater rise
+    greater = [1.0, 0.5, 0.8, 1.0]
+    assert turned_first(levels(still, early, greater)) == 3
+
+
+def test_a_best_that_is_the_base_itself_is_said() -> None:
+    _, with_base = recommend({0: 0.5, 10: 0.8}, 0, (10,))
+    _, without = recommend({5: 0.5, 10: 0.8}, 5, (10,))
+    assert len(with_base) > len(without)
+    assert without.startswith(with_base.partition(" 0")[0])
