@@ -257,6 +257,8 @@ def read_typed(path: Path, kind: Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
             message names the first wrong key.
         OSError: The file cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a file")
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

@@ -1,6 +1,7 @@
 """Projects, what is sent to them, and paths that cannot leave them."""
 
 import io
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,25 @@ OUTSIDE = (
 def test_no_path_leaves_a_project(cats: projects.Project, path: str) -> None:
     with pytest.raises(VideotuneError):
         projects.inside(cats.folder, path)
+
+
+def test_a_link_that_leads_to_itself_is_no_path(cats: projects.Project) -> None:
+    (cats.folder / "loop").symlink_to("loop")
+    with pytest.raises(VideotuneError):
+        projects.inside(cats.folder, "loop/x")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_file_is_not_waited_for(
+    tmp_path: Path, cats: projects.Project, client: Any, kind: str
+) -> None:
+    for path in (cats.folder / "config.json", cats.folder / ".studio" / "plan.json"):
+        path.parent.mkdir(exist_ok=True)
+        make = os.mkfifo if kind == "pipe" else os.mkdir
+        make(path)
+    assert client.get("/").status_code == 200
+    for page in ("data", "setup", "train", "results"):
+        assert client.get(f"/p/my-cats/{page}").status_code == 200
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "nothing"])

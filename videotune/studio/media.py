@@ -17,8 +17,9 @@ from PIL import Image
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import IMAGE_SUFFIXES, is_animated, read_image
 from videotune.data.probe import OPEN_OPTIONS, limit_pixels, video_stream
-from videotune.files import write_bytes
+from videotune.files import Number, write_bytes
 from videotune.lazy import av
+from videotune.studio.records import read_record
 
 POSTER_SIZE = 320
 """Pixels of a poster's longer side."""
@@ -48,7 +49,10 @@ def peaks(path: Path, cache: Path) -> list[float]:
     Empty if there is no sound or it is too long.
     """
     json_path = _cached_file(path, cache / "posters", ".json", _peaks_json)
-    return list(json.loads(json_path.read_bytes() or b"[]"))
+    if not json_path.stat().st_size:
+        return []
+    loudness: list[float] = read_record(json_path, list[Number], "remove it")
+    return loudness
 
 
 def _cached_file(

@@ -24,7 +24,6 @@ from videotune.files import (
     sync_folder,
     write_json,
 )
-from videotune.runs.schemas import load_json
 from videotune.studio.records import ProjectFacts, read_record
 
 PROJECT_FILE = "project.json"
@@ -131,7 +130,11 @@ def inside(folder: Path, relative: str) -> Path:
         raise VideotuneError(f"{relative!r} is not a path inside {folder.name}")
 
     path = folder.joinpath(*parts)
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+    except RuntimeError:  # a link that leads to itself
+        is_inside = False
+    if not is_inside:
         raise VideotuneError(f"{relative!r} leads out of {folder.name}")
     return path
 
@@ -348,8 +351,9 @@ def draft(project: Project) -> dict[str, Any]:
     path = project.folder / "config.json"
     if not path.is_file():
         return {}
-    keys = load_json(path, "fix it, or remove it to start again")
-    return keys if isinstance(keys, dict) else {}
+    remedy = "fix it, or remove it to start again"
+    keys: dict[str, Any] = read_record(path, dict[str, Any], remedy)
+    return keys
 
 
 def save_draft(project: Project, keys: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def shown_entries(root: Path, project: Project, run: str = "") -> list[QueueEntr
     """
     try:
         return project_entries(root, project, run)
-    except VideotuneError:
+    except (VideotuneError, OSError):
         return []
 
 
