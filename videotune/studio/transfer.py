@@ -67,6 +67,14 @@ ELSEWHERE = "elsewhere"
 
 EXPORT_REMEDY = "export the project again"
 
+USUALLY_LEFT_OUT = re.compile(
+    r"^(history\.jsonl|command\.json|sheet/)"
+    r"|/(heartbeat\.json|report\.html|mlflow\.db)$|/(tensorboard|wandb|mlartifacts)/"
+)
+"""Files of every export that belong to the other computer, or can be made again; no
+note is made of them.
+"""
+
 RUN = r"runs/[A-Za-z0-9][A-Za-z0-9._-]{0,60}/(branches/[0-9]{1,6}/)?"
 TRY = r"tries/[A-Za-z0-9][A-Za-z0-9._-]{0,60}/[0-9a-f]{1,20}/"
 CHECKPOINT = RUN + r"checkpoints/step-[0-9]{1,10}/"
@@ -246,7 +254,8 @@ def _take_files(source: Path, folder: Path, notes: list[str]) -> None:
             continue
         check = _check_for(relative)
         if check is None:
-            unknown_places[relative.partition("/")[0]] += 1
+            if not USUALLY_LEFT_OUT.search(relative):
+                unknown_places[relative.partition("/")[0]] += 1
             continue
 
         try:
