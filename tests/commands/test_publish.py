@@ -365,3 +365,30 @@ def test_a_hub_that_never_finishes_its_answer_is_a_sentence(
         monkeypatch.setattr(constants, "ENDPOINT", address)
         with pytest.raises(VideotuneError), limited(20):
             publish(run, "user/run")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("plan", "views"),
+        ("plan", "buckets"),
+        ("plan", "effective_batch"),
+        ("config", "steps"),
+        ("config", "base"),
+        ("check", "clips"),
+        ("plan", None),
+        ("config", None),
+    ],
+)
+def test_a_record_without_a_key_or_a_missing_one_is_a_sentence(
+    name: str, key: str | None, run: Path
+) -> None:
+    path = run / f"{name}.json"
+    value = read_json(path)
+    if key is None:
+        path.unlink()
+    else:
+        value.pop(key)
+        write_json(path, value)
+    with pytest.raises(VideotuneError, match=name):
+        card(run)

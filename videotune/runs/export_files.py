@@ -28,15 +28,18 @@ PREVIEW_SUFFIXES = (".mp4", ".png", ".jpg", ".jpeg", ".webp", ".gif", ".webm")
 
 
 def read_exports(run: Path) -> list[dict[str, Any]]:
-    """Return the entries of ``exports.json``, checked.
+    """Return the entries of ``exports.json``; the run's other records are checked too.
 
     Raises:
-        VideotuneError: if nothing is exported, if the file is damaged, or if it or
-            another record of the run is a link.
+        VideotuneError: if nothing is exported, or if a record of the run is damaged or
+            a link.
     """
-    for name in (*RECORDS, "journal"):
-        suffix = "jsonl" if name == "journal" else "json"
-        refuse_link(run, run / f"{name}.{suffix}")
+    refuse_link(run, run / "journal.jsonl")
+    for name in RECORDS:
+        record = run / f"{name}.json"
+        refuse_link(run, record)
+        if record.is_file():
+            read_record(record)
 
     path = run / "exports.json"
     if not path.is_file():
