@@ -77,8 +77,12 @@ def workers() -> Iterator[Workers]:
 
 
 def windows_of(info: MediaInfo, scan: ContentScan) -> list[list[float]]:
-    """Seven frames at 24 a second, from several places before any damage."""
-    end = info.seconds if scan.damaged_at is None else scan.damaged_at
+    """Seven frames at 24 a second, from several places that were scanned and are
+    sound.
+    """
+    end = min(info.seconds, scan.until)
+    if scan.damaged_at is not None:
+        end = min(end, scan.damaged_at)
     starts = [0.0, end / 3, end / 2, end - 7 / 24]
     return [
         [start + i / 24 for i in range(7)]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.support.damaged_files import limited
 from tests.support.studio_fuzz import (
+    CONFIG,
     EACH,
     EXPORTED,
     MP4,
@@ -63,6 +64,8 @@ NAMES = [
     "clips/" + "x" * 300 + ".mp4",
     "/".join(["clips", *["d"] * 30, "a.mp4"]),
     "runs/../jobs/1/job.json",
+    "runs/export/config.json",
+    "runs/run-1/before/config-until-step-4.json",
     "runs/.hidden/config.json",
     "runs/a b/config.json",
     "runs/run-1/checkpoints/step-4/weights.pt",
@@ -93,7 +96,8 @@ def archives(draw: st.DrawFn) -> bytes:
     for name in draw(st.lists(st.sampled_from(sorted(contents)), max_size=2)):
         contents[name] = draw(damaged_file(EXPORTED[name]))
     for name in draw(st.lists(names, max_size=3)):
-        known = {**EXPORTED, **OWN}.get(name, MP4)
+        is_config = "config" in name and name.startswith("runs/")
+        known = CONFIG if is_config else {**EXPORTED, **OWN}.get(name, MP4)
         contents[name] = draw(damaged_file(known) | st.just(encode_file(name, known)))
 
     memory = io.BytesIO()
@@ -199,7 +203,7 @@ def check_project(project: projects.Project, *, is_restricted: bool) -> None:
     }
 
     rule = PathRule(project.folder.parent, is_restricted)
-    for path in (*project.folder.glob("runs/**/config.json"),):
+    for path in project.folder.glob("runs/**/config*.json"):
         config = json.loads(path.read_bytes())
         for key in projects.MANAGED_KEYS:
             for section in ("settings", "asked"):

@@ -151,25 +151,10 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
             f"it has {len(timeline.ticks)} frame; a video needs at least two",
         )
 
-    time_base = timeline.time_base
-    numerator, denominator = time_base.as_integer_ratio()
-    first_tick = timeline.ticks[0]
-    timestamps = [
-        (tick - first_tick) * numerator / denominator for tick in timeline.ticks
-    ]
-    frame_seconds = last_frame_seconds(
-        timestamps,
-        declared_seconds=timeline.last_duration * float(time_base),
-        tick_seconds=float(time_base),
-        stream=stream,
-    )
-    seconds = timestamps[-1] + frame_seconds
-    check_complete(
-        demuxed,
-        stream=stream,
-        container=container,
-        end=float(first_tick * time_base) + seconds,
-    )
+    frame_seconds = last_frame_seconds(timeline, stream)
+    seconds = timeline.timestamps[-1] + frame_seconds
+    begin = float(timeline.ticks[0] * timeline.time_base)
+    check_complete(demuxed, stream=stream, container=container, end=begin + seconds)
 
     rotation, is_mirrored = _orientation(frame)
     width, height = _shown_size(frame, stream, side_data)
@@ -193,7 +178,7 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
         container=container.format.name,
         mirrored=is_mirrored,
         counted=is_counted,
-        time_base=(numerator, denominator),
+        time_base=timeline.time_base.as_integer_ratio(),
         unusable=timeline.undecodable_frames,
         interlaced=frame.interlaced_frame or context.field_order in _INTERLACED,
         hdr=hdr,

@@ -1,9 +1,9 @@
 """The timeline of a video stream: which of its frames can be shown, and when."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -76,6 +76,13 @@ class Timeline:
     last_duration: int
     """Duration of the last frame in ticks; 0 if not declared."""
 
+    @cached_property
+    def timestamps(self) -> list[float]:
+        """Presentation time of each frame in seconds, counted from the first one."""
+        numerator, denominator = self.time_base.as_integer_ratio()
+        first_tick = self.ticks[0]
+        return [(tick - first_tick) * numerator / denominator for tick in self.ticks]
+
 
 def build_timeline(demuxed: Demuxed, stream: Any, *, is_counted: bool) -> Timeline:
     """Sort frames by presentation time, without those before the first keyframe.
@@ -136,25 +143,16 @@ def build_timeline(demuxed: Demuxed, stream: Any, *, is_counted: bool) -> Timeli
     )
 
 
-def last_frame_seconds(
-    timestamps: Sequence[float],
-    *,
-    declared_seconds: float,
-    tick_seconds: float,
-    stream: Any,
-) -> float:
+def last_frame_seconds(timeline: Timeline, stream: Any) -> float:
     """Return the duration of the last frame.
 
     If the timestamps are those of a constant rate, up to the container's rounding, the
     clip lasts exactly frames / rate: 60 frames at 24 fps are 2.5 s, not the 2.499 s of
     a Matroska file.
-
-    Args:
-        timestamps: seconds of each frame, from 0.
-        declared_seconds: duration by the last packet; 0 if not declared.
-        tick_seconds: length of a tick, the container's precision.
-        stream: the video stream, with its average and guessed rates.
     """
+    timestamps = timeline.timestamps
+    tick_seconds = float(timeline.time_base)
+    declared_seconds = timeline.last_duration * tick_seconds
     tolerance = 1.01 * tick_seconds
     for rate in (stream.guessed_rate, stream.average_rate):
         if not rate:

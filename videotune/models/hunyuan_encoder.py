@@ -1,5 +1,5 @@
-"""HunyuanVideo's VAE encoder over a whole clip: diffusers' result in two thirds of its
-memory.
+"""HunyuanVideo's VAE over a whole clip, as its authors encode it, in two thirds of the
+memory of diffusers' encoder.
 
 A clip as a whole has activations of several GB. diffusers holds five of them at once,
 this holds three: convolutions work on a few frames at a time, activations are applied
@@ -8,6 +8,8 @@ in place, and nothing keeps a block's input longer than the block.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -16,14 +18,53 @@ from videotune.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+TILE_FRAMES = 64
+"""Frames up to which the VAE encodes a clip as a whole.
+
+Above, it encodes tiles of 65 frames, ``TILE_STRIDE`` apart, and blends them, as the
+authors' does if it is told to tile. diffusers' own numbers, 16 and 12, give other
+latents from 21 frames on.
+"""
+
+TILE_STRIDE = 48
+
 CHUNK_FRAMES = 4
 """Frames that a convolution makes at a time."""
+
+
+def encode_long_clips(vae: Any) -> None:
+    """Let a VAE encode in the authors' tiles of time."""
+    encode = type(vae).encode
+    # A bound method would keep the network in memory until the garbage collector runs.
+    weak_vae = ref(vae)
+
+    def encode_in_long_tiles(clip: Tensor, **arguments: Any) -> Any:
+        with _long_tiles(weak_vae()):
+            return encode(weak_vae(), clip, **arguments)
+
+    vae.encode = encode_in_long_tiles
+
+
+@contextmanager
+def _long_tiles(vae: Any) -> Iterator[None]:
+    """Let a VAE work on ``TILE_FRAMES`` at a time within the block.
+
+    Its decoding, in previews, keeps diffusers' tiles, which need less memory.
+    """
+    frames = vae.tile_sample_min_num_frames
+    stride = vae.tile_sample_stride_num_frames
+    vae.tile_sample_min_num_frames = TILE_FRAMES
+    vae.tile_sample_stride_num_frames = TILE_STRIDE
+    try:
+        yield
+    finally:
+        vae.tile_sample_min_num_frames = frames
+        vae.tile_sample_stride_num_frames = stride
 
 
 def save_memory(encoder: Any) -> None:
     """Let diffusers' encoder work in less memory where no gradient is needed."""
     forward = type(encoder).forward
-    # A bound method would keep the network in memory until the garbage collector runs.
     weak_encoder = ref(encoder)
 
     def encode(clip: Tensor) -> Tensor:

@@ -5,18 +5,20 @@ Flow matching, distilled guidance, Llama and CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
-from videotune.models.hunyuan_encoder import save_memory
+from videotune.models.hunyuan_encoder import (
+    TILE_FRAMES,
+    encode_long_clips,
+    save_memory,
+)
 from videotune.models.loading import read_tokenizer
 from videotune.types import (
     Batch,
@@ -52,16 +54,6 @@ GUIDANCE = 1.0
 WIDTH = 3072
 """Width of the published transformer, the only one that diffusers' converters support.
 """
-
-TILE_FRAMES = 64
-"""Frames up to which the VAE encodes a clip as a whole.
-
-Above, it encodes tiles of 65 frames, ``TILE_STRIDE`` apart, and blends them, as the
-authors' does if it is told to tile. diffusers' own numbers, 16 and 12, give other
-latents from 21 frames on.
-"""
-
-TILE_STRIDE = 48
 
 SIZES = {(3072, 20, 40): " 13B"}
 """(width, double blocks, single blocks) of the published transformers."""
@@ -510,20 +502,10 @@ class HunyuanVideo(DiffusersModel):
         return super().blank_states(shape) | {"pooled": pooled}
 
     def part(self, name: str, fill: FillFn = None) -> nn.Module:
-        """Load a part; the VAE encodes clips in the authors' tiles of time."""
-        net: Any = super().part(name, fill)
+        """Load a part; the VAE encodes clips as the authors' does."""
+        net = super().part(name, fill)
         if name == "vae":
-            # A bound method would keep the network in memory until the garbage
-            # collector runs.
-            encode = type(net).encode
-            weak_net = ref(net)
-
-            def encode_in_long_tiles(clip: Tensor, **arguments: Any) -> Any:
-                vae = weak_net()
-                with _long_tiles(vae):
-                    return encode(vae, clip, **arguments)
-
-            net.encode = encode_in_long_tiles
+            encode_long_clips(net)
             save_memory(net.encoder)
         return net
 
@@ -588,20 +570,3 @@ class HunyuanVideo(DiffusersModel):
         """
         width = self.config["num_attention_heads"] * self.config["attention_head_dim"]
         return super().lora_formats() if width == WIDTH else ("diffusers",)
-
-
-@contextmanager
-def _long_tiles(vae: Any) -> Iterator[None]:
-    """Let a VAE work on ``TILE_FRAMES`` at a time within the block.
-
-    Its decoding, in previews, keeps diffusers' tiles, which need less memory.
-    """
-    frames = vae.tile_sample_min_num_frames
-    stride = vae.tile_sample_stride_num_frames
-    vae.tile_sample_min_num_frames = TILE_FRAMES
-    vae.tile_sample_stride_num_frames = TILE_STRIDE
-    try:
-        yield
-    finally:
-        vae.tile_sample_min_num_frames = frames
-        vae.tile_sample_stride_num_frames = stride

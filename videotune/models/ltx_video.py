@@ -6,9 +6,7 @@ first frame that is fed clean. Positions in time are in seconds, so fps counts.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +18,11 @@ from videotune.lazy import diffusers, torch
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import read_config
-from videotune.models.pipelines import load_scheduler, vae_stand_in
+from videotune.models.pipelines import (
+    load_scheduler,
+    vae_stand_in,
+    without_shift_warning,
+)
 from videotune.rng import generator_for, seed32
 from videotune.types import (
     Batch,
@@ -501,7 +503,7 @@ class LTXVideo(DiffusersModel):
 
         vae = vae_stand_in(self.spec, first, self.device)
         pipe = self.pipeline(nets, request.shift, pipeline_class, vae=vae)
-        with _without_shift_warning(pipe.scheduler):
+        with without_shift_warning(pipe.scheduler):
             latents = self.run_pipeline(
                 pipe, conditioning, unconditional, request, **arguments
             )
@@ -585,21 +587,3 @@ def _initial_latents(
         torch.randn(frame[None].shape, generator=generator)
         noise.append(torch.randn((1, frame.shape[0], *size), generator=generator))
     return torch.cat([first, torch.cat(noise).to(first)[:, :, 1:]], dim=2)
-
-
-@contextmanager
-def _without_shift_warning(scheduler: Any) -> Iterator[None]:
-    """Hide the warning about custom timesteps that are shifted, if nothing shifts them."""
-    config = scheduler.config
-    logger = logging.getLogger(type(scheduler).__module__)
-    level = logger.level
-    if (
-        config.shift == 1
-        and not config.use_dynamic_shifting
-        and not config.shift_terminal
-    ):
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter, signature
@@ -175,3 +176,21 @@ def in_tiles(vae: Any, tiled: bool) -> Iterator[None]:
         yield
     finally:
         vae.disable_tiling()
+
+
+@contextmanager
+def without_shift_warning(scheduler: Any) -> Iterator[None]:
+    """Hide the warning about custom timesteps that are shifted, if nothing shifts them."""
+    config = scheduler.config
+    logger = logging.getLogger(type(scheduler).__module__)
+    level = logger.level
+    if (
+        config.shift == 1
+        and not config.use_dynamic_shifting
+        and not config.shift_terminal
+    ):
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
