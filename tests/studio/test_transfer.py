@@ -350,17 +350,21 @@ def test_no_imported_setting_says_where_files_go(
         "config.json": {"steps": 3, "output_model_destination": "/x", "cache_dir": "x"},
         "runs/r/config.json": config,
         "runs/r/branches/1/config.json": config,
+        "runs/r/before/config-until-step-4.json": config,
+        "runs/export/config.json": config,
+        "runs/checkpoints/config.json": config,
     }
     project = take(tmp_path / "root", files, is_restricted=is_restricted).project
     assert projects.draft(project) == {"steps": 3}
-    for run in ("runs/r", "runs/r/branches/1"):
-        config = read_json(project.folder / run / "config.json")
+    configs = [path for path in files if path.startswith("runs/")]
+    for path in configs:
+        config = read_json(project.folder / path)
         assert config["settings"]["output_model_destination"] is None
         assert config["settings"]["cache_dir"] is None
         assert config["asked"]["output_model_destination"] is None
         elsewhere = str(project.folder / "elsewhere")
-        path = config["settings"]["datasets"][0]["path"]
-        assert path == (f"{elsewhere}/clips" if is_restricted else "/srv/clips")
+        dataset = config["settings"]["datasets"][0]["path"]
+        assert dataset == (f"{elsewhere}/clips" if is_restricted else "/srv/clips")
         prompts = config["settings"]["samples"]
         assert prompts[0] == "a cat"
         assert prompts[1].startswith(elsewhere if is_restricted else "../../")

@@ -55,13 +55,15 @@ CONFIG = {
         "steps": 8,
         "lora": {"rank": 4, "variant": "LORA"},
         "datasets": [{"path": "/clips"}],
-        "output_model_destination": None,
+        "output_model_destination": "/elsewhere",
+        "cache_dir": "/elsewhere",
+        "samples": "../../prompts.txt",
     },
     "origins": {"steps": "user", "lora.rank": "preset"},
     "base": {"name": "asset:toy", "fingerprints": {}},
     "data": "0",
     "steps": 8,
-    "asked": {"steps": 8},
+    "asked": {"steps": 8, "cache_dir": "x"},
     "digest": "0",
 }
 PLAN: dict[str, Any] = {

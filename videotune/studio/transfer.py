@@ -406,8 +406,8 @@ class _Rewriting:
     def rewrite_runs(self, folder: Path) -> None:
         """Rewrite the JSON files of all runs below a folder."""
         for path in folder.glob("runs/**/*.json"):
-            parts = path.relative_to(folder).parts
-            if "export" in parts or "checkpoints" in parts:
+            within_run = path.relative_to(folder).parts[2:]
+            if "export" in within_run or "checkpoints" in within_run:
                 continue
             value = json.loads(path.read_bytes())
             rewritten = self._with_new_folder(value)
