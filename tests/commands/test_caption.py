@@ -26,7 +26,8 @@ from tests.support.http_server import Handler, serving
 from tests.support.waiting import wait_until
 from videotune.captioning import backends
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
-from videotune.commands.caption import STATE, CaptionOptions, CaptionResult, caption
+from videotune.captioning.overwrite import STATE_FILE, OverwriteState
+from videotune.commands.caption import CaptionOptions, CaptionResult, caption
 from videotune.errors import DONE, SKIPPED, VideotuneError
 
 KEY = "sk-secret-1234"
@@ -216,7 +217,7 @@ def test_what_a_person_wrote_stays(clips: Path, server: Any) -> None:
     assert "a red fox\nit runs\n" in [
         path.read_text() for path in clips.glob("captions/a.txt.*.bak")
     ]
-    assert not (clips / STATE).exists()
+    assert not (clips / STATE_FILE).exists()
     assert len(asked(clips, server).kept) == 4
 
 
@@ -264,6 +265,31 @@ def test_a_stopped_run_continues(
     assert (
         backups == ["by hand a", "by hand b", "by hand d", "by hand deep/c"] * overwrite
     )
+
+
+def test_a_recorded_caption_is_finished_only_if_its_file_has_it(tmp_path: Path) -> None:
+    """Whatever the clock says, and wherever the process was killed."""
+    state = OverwriteState(tmp_path, {"model": "m"})
+    state.begin()
+    for name, text in (("a", "one"), ("b", "two"), ("é", "three")):
+        state.record(tmp_path / f"{name}.txt", (text,))
+    path = tmp_path / STATE_FILE
+    path.write_bytes(path.read_bytes()[:-4])  # a kill tore the last line
+
+    again = OverwriteState(tmp_path, {"model": "m"})
+    again.begin()
+    assert again.is_finished(tmp_path / "a.txt", ("one",))
+    assert not again.is_finished(tmp_path / "b.txt", ("by hand",))
+    assert not again.is_finished(tmp_path / "é.txt", ("three",))
+    again.record(tmp_path / "é.txt", ("three",))
+    third = OverwriteState(tmp_path, {"model": "m"})
+    assert third.is_finished(tmp_path / "é.txt", ("three",))
+
+    other = OverwriteState(tmp_path, {"model": "n"})
+    assert not other.is_finished(tmp_path / "a.txt", ("one",))
+    other.begin()
+    other.end()
+    assert not path.exists()
 
 
 def test_datasets_without_caption_files_of_their_own_are_refused(

@@ -8,6 +8,7 @@ from pathlib import Path
 from videotune.bounds import ANSWER_SECONDS
 from videotune.captioning.backends import Captioner, local_model, read_frames, server
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
+from videotune.captioning.overwrite import OverwriteState
 from videotune.console import bar
 from videotune.data.captions import split_variants, with_trigger
 from videotune.data.dataset import Library
@@ -15,7 +16,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
 from videotune.data.layouts import read_folder
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
-from videotune.files import digest, write_text
+from videotune.files import digest, write_bytes, write_text
 from videotune.types import DETERMINISTIC_VARIANT
 
 
@@ -174,6 +175,7 @@ def write_all(
     todo: dict[Path, str],
     options: CaptionOptions,
     result: CaptionResult,
+    state: OverwriteState | None = None,
 ) -> None:
     """Caption clips, and write each caption as soon as it is there.
 
@@ -182,7 +184,10 @@ def write_all(
         todo: clips by text file.
         options: the model and the prompt.
         result: receives the captions and the failures.
+        state: receives what is finished of an overwrite.
     """
+    if state is not None:
+        state.begin()
     caption_clip = _ClipCaptioner(library, options)
 
     # The threads of a pool are daemons, so Ctrl-C does not wait for requests.
@@ -198,6 +203,8 @@ def write_all(
         )
         for done, answer in enumerate(answers, start=1):
             if answer.caption:
+                if state is not None:
+                    state.record(answer.file, split_variants(answer.caption))
                 _write_caption(answer.file, answer.caption)
                 result.written.append(
                     {
@@ -212,8 +219,12 @@ def write_all(
 
 
 def _write_caption(file: Path, caption: str) -> None:
-    """Write a caption; keep an earlier one under a name that no layout reads."""
+    """Write a caption; keep an earlier one under a name that no layout reads.
+
+    At no moment is there no caption.
+    """
     old_captions = texts_of(file)
     if old_captions:
-        file.rename(file.with_name(f"{file.name}.{digest(old_captions)[:8]}.bak"))
+        backup = file.with_name(f"{file.name}.{digest(old_captions)[:8]}.bak")
+        write_bytes(backup, file.read_bytes())
     write_text(file, f"{caption}\n")

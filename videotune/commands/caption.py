@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.captioning.caption_cleanup import hints
+from videotune.captioning.overwrite import OverwriteState
 from videotune.captioning.write import (
     CaptionOptions,
     CaptionResult,
@@ -17,14 +18,7 @@ from videotune.captioning.write import (
 )
 from videotune.commands.check import CheckResult, check, token_counts
 from videotune.errors import VideotuneError
-from videotune.files import digest, write_text
 from videotune.job.overrides import ConfigSource, to_overrides
-
-STATE = ".videotune-captions"
-"""A file in the dataset while an --overwrite runs, with its settings.
-
-Captions that are newer than it are finished.
-"""
 
 
 def caption(
@@ -50,14 +44,14 @@ def caption(
     files = caption_files(root, {clip.path for clip in checked.job.library.clips})
     texts = {clip: texts_of(file) for file, clip in files.items()}
 
-    # Captions that are older than the state file are written again.
-    state = root / STATE
-    begun_at: float = 0
+    state = None
     if options.overwrite:
-        begun_at = _begin_overwriting(state, options)
+        settings = {**asdict(options), "workers": 0, "timeout": 0}
+        state = OverwriteState(root, settings)
     todo = {}
     for file, clip in files.items():
-        if not texts[clip] or file.stat().st_mtime_ns <= begun_at:
+        is_finished = state is None or state.is_finished(file, texts[clip])
+        if not texts[clip] or not is_finished:
             todo[file] = clip
 
     result = CaptionResult(
@@ -66,24 +60,13 @@ def caption(
         list(todo.values()),
     )
     if todo and not options.dry_run:
-        write_all(checked.job.library, todo, options, result)
-    if options.overwrite and not options.dry_run and not result.failed:
-        state.unlink(missing_ok=True)
+        write_all(checked.job.library, todo, options, result, state)
+    if state is not None and not options.dry_run and not result.failed:
+        state.end()
 
     texts |= {row["clip"]: (row["caption"],) for row in result.written}
     result.hints = _hints(checked, texts)
     return result
-
-
-def _begin_overwriting(state: Path, options: CaptionOptions) -> float:
-    """Write the state file unless an overwrite with the same settings is under way, and
-    return when it was begun.
-    """
-    settings = digest({**asdict(options), "workers": 0, "timeout": 0})
-    continues = state.is_file() and state.read_bytes() == settings.encode()
-    if not continues and not options.dry_run:
-        write_text(state, settings)
-    return state.stat().st_mtime_ns if state.is_file() else float("inf")
 
 
 def _skipped_row(row: tuple[str, str, str]) -> dict[str, str]:

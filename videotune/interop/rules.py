@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from videotune.diffusion.timesteps import TimestepSampler
+from videotune.errors import VideotuneError
 
 FrameIndices = list[list[int]] | str
 """The source frames of each sample of a clip, or why the clip is dropped."""
@@ -453,8 +454,13 @@ def listed_aspects(
     for aspect in ASPECTS:
         short_side = nearest_multiple(resolution / math.sqrt(aspect), multiple)
         long_side = nearest_multiple(resolution * math.sqrt(aspect), multiple)
-        sizes.append((short_side, long_side))
+        if short_side and long_side:
+            sizes.append((short_side, long_side))
 
+    if not sizes:
+        raise VideotuneError(
+            f"resolution {resolution}: every size of it is rounded to no pixels at a multiple of {multiple}"
+        )
     height, width = min(
         _both_orientations(sizes),
         key=lambda size: abs(size[0] / size[1] - 1 / clip.ratio),
