@@ -72,6 +72,29 @@ def test_parts_that_were_joined_play_one_after_the_other(
         assert shown == list(range(first, first + 17))
 
 
+@pytest.mark.parametrize(("suffix", "codec"), [(".flv", "flv"), (".wmv", "wmv2")])
+def test_a_file_that_follows_another_and_is_not_read_is_reported(
+    tmp_path: Path, suffix: str, codec: str
+) -> None:
+    """No player shows it; a file alone has no such end."""
+    parts = [
+        write_clip(
+            tmp_path / f"{i}{suffix}",
+            noise(30, 256, 320, seed=i),
+            codec=codec,
+            options={"qmax": "3"},
+        )
+        for i in range(2)
+    ]
+    assert probe(parts[0]).unread == 0
+    (tmp_path / "d").mkdir()
+    info = probe(join(tmp_path / "d" / f"a{suffix}", *parts))
+    assert len(info.ticks) == 30
+    assert info.unread == pytest.approx(0.5, abs=0.1)
+    (account,) = scanned(tmp_path / "d").accounts
+    assert any("follows the end" in warning for warning in account["warnings"])
+
+
 def test_a_part_that_begins_without_a_keyframe_loses_those_frames(
     tmp_path: Path,
 ) -> None:

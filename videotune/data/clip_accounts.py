@@ -303,6 +303,11 @@ def _add_stream_hints(
             "spherical (360°): the whole projection is trained, not a view of it; "
             "reproject it first"
         )
+    if info.unread:
+        warnings.append(
+            f"{info.unread:.0%} of the file follows the end of its video and is not used: "
+            "if files were joined byte by byte, join them with ffmpeg"
+        )
     if info.turned_at is not None:
         warnings.append(
             f"its pictures have another shape from {info.turned_at:.2f} s on, where the "

@@ -180,7 +180,9 @@ def _caption_line_notes(candidates: Sequence[Candidate]) -> list[str]:
     prose = 0
     for candidate in several:
         prose += any(has_paragraphs(text) for text in candidate.caption_texts)
-    if prose:
+    if prose == 1:
+        note += ": 1 of them has paragraphs, so it looks like one text"
+    elif prose:
         note += f": {prose} of them have paragraphs, so they look like one text"
     return [note]
 

@@ -108,6 +108,9 @@ class MediaInfo:
     video_streams: Count = 1
     """Video streams of the file, of which this is one."""
 
+    unread: Number = 0.0
+    """Share of the file that follows its last packet: probably another file."""
+
     turned_at: Number | None = None
     """Second at which frames of another shape began, where the clip was ended."""
 

@@ -63,6 +63,10 @@ HDR_TRANSFERS: dict[Literal["PQ", "HLG"], int] = {"PQ": 16, "HLG": 18}
 WIDE_PRIMARIES: dict[Literal["BT.2020", "P3"], int] = {"BT.2020": 9, "P3": 12}
 """FFmpeg's numbers of primaries that hold colours beyond those of BT.709."""
 
+SMALLEST_UNREAD_SHARE = 0.1
+SMALLEST_UNREAD_BYTES = 1 << 17
+"""A smaller end of a FLV or WMV is its index, or the padding of a packet of 64 KB."""
+
 _UNSPECIFIED = 2
 
 _INTERLACED = (2, 3, 4, 5)
@@ -189,7 +193,23 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
         stereo=side_data.stereo,
         spherical=side_data.spherical,
         video_streams=len(_moving_streams(container)),
+        unread=_unread_share(container, demuxed),
     )
+
+
+def _unread_share(container: Any, demuxed: Demuxed) -> float:
+    """Return the share of a file that follows its last packet, where that means pictures.
+
+    Only in FLV and WMV: other containers have indexes and attachments there, or are
+    read to their end.
+    """
+    if not {"flv", "asf"} & set(container.format.name.split(",")):
+        return 0.0
+    unread_bytes = container.size - demuxed.last_byte
+    if unread_bytes < SMALLEST_UNREAD_BYTES:
+        return 0.0
+    share = unread_bytes / container.size
+    return round(share, 4) if share > SMALLEST_UNREAD_SHARE else 0.0
 
 
 def _shown_size(frame: Any, stream: Any, side_data: StreamSideData) -> tuple[int, int]:
@@ -341,7 +361,9 @@ def _demux(container: Any, stream: Any) -> Demuxed:
 
 
 def _note_end(demuxed: Demuxed, packet: Any) -> None:
-    """Note how far a packet's stream reaches."""
+    """Note how far a packet's stream reaches, in time and in the file."""
+    if packet.pos is not None:
+        demuxed.last_byte = max(demuxed.last_byte, packet.pos + packet.size)
     tick = packet.dts if packet.pts is None else packet.pts
     if tick is not None and packet.time_base:
         end = float((tick + (packet.duration or 0)) * packet.time_base)

@@ -45,6 +45,9 @@ class Demuxed:
     ends: dict[int, float] = field(default_factory=dict)
     """Second at which each stream ends, by its index, in the container's time."""
 
+    last_byte: int = 0
+    """Position in the file at which the last packet of any stream ends."""
+
     is_cut_short: bool = False
     """Whether the last packet is incomplete."""
 
