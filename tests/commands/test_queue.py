@@ -489,3 +489,34 @@ def test_what_was_queued_again_before_the_clock_was_set_back_runs_once(
     assert states(home) == {"a": "waiting"}
     ended(home, "a", None, turn=1, is_starting=True)
     assert states(home) == {"a": "running"}
+
+
+@pytest.mark.parametrize("act", ["interrupt", "remove"])
+def test_a_running_training_is_asked_once_to_save_and_end(
+    filled: Queue, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """A second signal would end it at once. One that has no process yet is asked again."""
+    home = filled(a=0)
+    ended(home, "a", None, is_starting=True)
+    answers = [False, True]
+    asked: list[str] = []
+
+    def stop(job: jobs.QueuedJob) -> bool:
+        asked.append(job.about)
+        return answers.pop(0) if answers else True
+
+    def sleep(seconds: float) -> None:
+        polls.append(seconds)
+        if len(polls) == 5:
+            rc = {"code": INTERRUPTED, "ended": 1.0}
+            write_json(home / "jobs" / "000001-train" / "rc.json", rc)
+
+    polls: list[float] = []
+    monkeypatch.setattr(jobs, "stop", stop)
+    monkeypatch.setattr(worker.time, "sleep", sleep)
+    if act == "remove":
+        remove(home, "a")
+    else:
+        assert worker._stop_all(home) == INTERRUPTED
+    assert asked == ["a", "a"]
+    assert len(polls) == 5

@@ -324,8 +324,9 @@ def remove(queue: Path, name: str) -> Path:
     A running entry is stopped first; this waits until it has saved.
     """
     entry = find_entry(queue, name)
+    is_asked = False  # a second signal would end it before it has saved
     while entry.job is not None and entry.job.is_running:
-        jobs.stop(entry.job)
+        is_asked = is_asked or jobs.stop(entry.job)
         time.sleep(POLL_SECONDS)
         entry = find_entry(queue, name)
 

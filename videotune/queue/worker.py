@@ -133,11 +133,16 @@ def _was_interrupted(entry: QueueEntry, ended_before: Collection[Path]) -> bool:
 
 
 def _stop_all(queue: Path) -> int:
-    """Ask all trainings to save and end, and wait until they have."""
+    """Ask all trainings to save and end, and wait until they have.
+
+    Each is asked once: a second signal would end it before it has saved.
+    """
+    asked: set[Path] = set()
     running_jobs = _running_jobs(queue)
     while running_jobs:
         for job in running_jobs:
-            jobs.stop(job)
+            if job.folder not in asked and jobs.stop(job):
+                asked.add(job.folder)
         time.sleep(POLL_SECONDS)
         running_jobs = _running_jobs(queue)
     return INTERRUPTED
