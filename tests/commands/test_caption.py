@@ -254,9 +254,9 @@ def test_a_stopped_run_continues(
         )
     )
     child.send_signal(number)
-    child.communicate(timeout=60)
+    _, said = child.communicate(timeout=60)
     before = written()
-    assert len(before) == 2
+    assert len(before) == 2, said.decode()
     server.end.set()
     result = asked(clips, server, overwrite=overwrite)
     assert (len(result.written), len(result.kept)) == (2, 2)
