@@ -61,9 +61,10 @@ def ended(
     home: Path,
     name: str,
     code: int | None,
+    *,
+    card: str | None = None,
     turn: int = 0,
     is_starting: bool = False,
-    **env: str,
 ) -> None:
     """A process of an entry as the runner leaves it; without a code the machine went
     off under it.
@@ -79,7 +80,7 @@ def ended(
         "cwd": ".",
         "started": begun,
         "turn": turn,
-        "env": env,
+        "env": {} if card is None else {GPU_VARIABLE: card},
     }
     if is_starting:
         facts["uptime"] = uptime()
@@ -131,9 +132,8 @@ def test_each_card_has_one_training(
     )
     assert started == [("a", "0"), ("b", "1")]
     started.clear()
-    ended(
-        home, "a", None, is_starting=True, **{GPU_VARIABLE: busy_card}
-    )  # begun a moment ago: it runs
+    # begun a moment ago: it runs
+    ended(home, "a", None, card=busy_card, is_starting=True)
     assert worker._start_ready(
         home, ["0", "1"], (), worker.StateReporter(lambda _: None)
     )

@@ -190,7 +190,7 @@ def _refuse_long_keys(text: str) -> None:
     for part in re.split(r"[\n=,{}\[\]]", _QUOTED.sub("q", text)):
         if part.count(".") >= KEY_PARTS:
             raise ValueError(
-                f"{shortened(part.strip())} has more than {KEY_PARTS} parts"
+                f"a key has more than {KEY_PARTS} parts: {shortened(part.strip())}"
             )
 
 
@@ -386,13 +386,20 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted names into nested dicts."""
+    """Turn dotted names into nested dicts.
+
+    Raises VideotuneError for a name that is a value and a section.
+    """
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *sections, last = name.split(".")
         inner = nested
         for section in sections:
             inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise VideotuneError(
+                    f"{name}: {section} is a value and holds no keys. Leave one of them out"
+                )
         inner[last] = value
     return nested
 
