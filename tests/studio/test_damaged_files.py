@@ -159,7 +159,8 @@ FILES: list[tuple[str, Any]] = [
     *[("cats/history.jsonl", content) for content in (
         DEEP + "\n", '{"batch": [1], "by": 1, "name": 2, "before": 3, "after": 4}\n',
         '{"batch": "1", "by": "x", "name": "a.mp4", "before": "", "after": "", "undoes": [1], "time": 1e300}\n')],
-    *[("cats/config.json", content) for content in ("{", [1], {"lora": 5}, {"steps": {"": 1}}, {"steps": "x"}, {"samples": [[[1]]]}, DEEP)],
+    *[("cats/config.json", content) for content in ("{", [1], {"lora": 5}, {"steps": {"": 1}},
+        {"steps": "x"}, {"samples": [[[1]]]}, DEEP)],
     *[(RUN + "journal.jsonl", json.dumps(line) + "\n") for line in (
         STEP | {"step": 5 * 10**9}, STEP | {"seconds": {"step": 1e308}}, STEP | {"lr": {"x": 1e308}},
         STEP | {"lr": {"x": float("inf")}}, STEP | {"by_t": [1] * 90}, STEP | {"mse": 1e308},
