@@ -312,3 +312,16 @@ def test_a_backslash_that_was_an_escape_is_said(text: str, tmp_path: Path) -> No
         read_foreign_config([tmp_path / "x.toml"])
     (tmp_path / "x.toml").write_text(text.replace('"', "'"))
     assert read_foreign_config([tmp_path / "x.toml"]).trainer == "musubi"
+
+
+def test_a_path_with_blanks_of_a_pasted_command_is_found(tmp_path: Path) -> None:
+    """Logs print arguments without quotes."""
+    (tmp_path / "my files").mkdir()
+    (tmp_path / "my files" / "ds.toml").write_text("[general]\nbatch_size = 3\n")
+    (tmp_path / "log.txt").write_text(
+        "python wan_train_network.py --network_module networks.lora_wan"
+        f" --dataset_config {tmp_path}/my files/ds.toml --seed 1\n"
+    )
+    theirs = read_foreign_config([tmp_path / "log.txt"])
+    assert theirs.values["dataset_config.general.batch_size"] == 3
+    assert theirs.missing == ()

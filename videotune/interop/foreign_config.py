@@ -208,7 +208,10 @@ def _references(
         if plain(key) not in refers:
             continue
         entries = [(key, value)]
-        if isinstance(value, list):
+        if isinstance(value, list) and "script" in leaves:
+            # A path with blanks and without quotes, as in a pasted log.
+            entries = [(key, " ".join(map(str, value)))]
+        elif isinstance(value, list):
             entries = [(f"{key}.{i}", item) for i, item in enumerate(value)]
         for entry_key, path in entries:
             if isinstance(path, str) and path:

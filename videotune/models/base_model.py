@@ -92,6 +92,7 @@ def place_of(settings: Mapping[str, Any]) -> BasePlace:
     parts = settings.get("base_parts")
     if parts is None:
         return place(name, weights=False)
+    require_file(Path(parts).expanduser(), "base_parts")
     path = Path(name).expanduser()
     require_file(path, "base_model_name")
     if not path.is_file():
@@ -248,6 +249,11 @@ def _check_part_file(path: Path, expert: str, spec: ModelSpec, key: str) -> None
     require_file(path, key)
     if not path.is_file():
         raise VideotuneError(f"{key}: no such file: {path}")
+    if path.suffix.lower() == ".gguf":
+        raise VideotuneError(
+            f"{key}: {path.name} is GGUF, whose quantized weights are not read: it must be"
+            " the .safetensors file of the same model, in bfloat16, float16 or fp8"
+        )
     if path.suffix != ".safetensors":
         raise VideotuneError(
             f"{key}: {path.name} is not read: it must be a .safetensors file"
