@@ -137,7 +137,14 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
 
     own = {
         name: getattr(family, name)
-        for name in ("spec", "fingerprints", "text_length", "encode_text", "free")
+        for name in (
+            "spec",
+            "encoding",
+            "fingerprints",
+            "text_length",
+            "encode_text",
+            "free",
+        )
     }
     eye: Any = SimpleNamespace(**own, encode_video=see)
     windows = (*job.library.windows, *job.library.held_out_windows)
