@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from tests.support import command_line
 from tests.support.command_line import Patch
+from tests.support.damaged_files import limited
+from tests.support.dripping_server import dripping
 from tests.support.hub_downloads import COMMIT, hub_of
 from videotune.errors import VideotuneError
+from videotune.models import hub
 from videotune.models.base_model import place
 
 TOKEN = "hf_this_is_secret"
@@ -301,3 +305,16 @@ def test_offline_is_an_option_of_the_commands(
             "plan", offline=True, data=small_clips, set="base_model_name=nobody/nothing"
         )
     assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("where", ["headers", "body", "silent"])
+def test_a_hub_that_never_finishes_its_answer_counts_as_not_reached(
+    where: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(hub, "UPLOAD_SECONDS", 0.5)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with dripping(where) as address, limited(20):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        with pytest.raises(VideotuneError):
+            place("user/model")

@@ -26,7 +26,13 @@ from videotune.model_spec import Expert, ModelSpec
 from videotune.models import fingerprint as part_hash
 from videotune.models.base_model import part_files, place, spec_for
 from videotune.models.fingerprint import fingerprint
-from videotune.models.loading import PROBES, load_model, read_tokenizer
+from videotune.models.loading import (
+    PROBES,
+    WORD_VOCABULARY,
+    _tokenizer_fault,
+    load_model,
+    read_tokenizer,
+)
 from videotune.models.model_files import check_parts, missing, weight_files
 from videotune.models.registry import find, names
 from videotune.models.wan import Wan
@@ -690,11 +696,10 @@ def test_a_vae_without_a_valid_scale_of_its_latents(
 ) -> None:
     base = Path(shutil.copytree(tiny_bases("wan"), tmp_path / "base"))
     edit_json(base / "vae" / "config.json", **BAD_VAE[how])
+    family = find("wan")(base, torch.device("cpu"), torch.float32)
     with pytest.raises(VideotuneError, match="vae"):
-        family = find("wan")(base, torch.device("cpu"), torch.float32)
         family.encode_video(torch.zeros(3, 5, 32, 32))
     with pytest.raises(VideotuneError, match="vae"):
-        family = find("wan")(base, torch.device("cpu"), torch.float32)
         family.raw_latents(torch.zeros(4, 2, 4, 4))
 
 
@@ -704,6 +709,27 @@ def test_a_vae_without_a_valid_factor(
 ) -> None:
     base = Path(shutil.copytree(tiny_bases("cogvideox"), tmp_path / "base"))
     edit_json(base / "vae" / "config.json", scaling_factor=value)
+    family = find("cogvideox")(base, torch.device("cpu"), torch.float32)
     with pytest.raises(VideotuneError, match="vae"):
-        family = find("cogvideox")(base, torch.device("cpu"), torch.float32)
         family.encode_video(torch.zeros(3, 9, 32, 32))
+
+
+def test_a_vocabulary_of_words_that_is_read_letter_by_letter_is_refused() -> None:
+    """Without its merges a tokenizer of words gives letters."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyz "
+    vocab = {letter: index for index, letter in enumerate(letters)}
+    for number in range(WORD_VOCABULARY):
+        vocab[f"word{number}"] = len(vocab)
+    merges = [("r", "e"), ("re", "d"), ("c", "i"), ("ci", "r"), ("m", "o"), ("l", "e")]
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+
+    for kept, is_refused in ((merges, False), ([], True)):
+        backend = Tokenizer(models.BPE(vocab, kept))
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+        tokenizer.decode = lambda ids, **_: PROBES[0]
+        assert (_tokenizer_fault(tokenizer, 32) is not None) == is_refused

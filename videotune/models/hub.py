@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.files import digest, size_text, user_cache, write_text
+from videotune.http_limits import AnswerLimits
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
@@ -81,7 +83,9 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Pat
 
 
 def _download(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Path:
-    info = hub.HfApi().model_info(name)
+    limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
+    with limits.attached(hub.get_session()):
+        info = hub.HfApi().model_info(name)
     listed = {file.rfilename for file in info.siblings or ()}
     if "model_index.json" not in listed:
         raise VideotuneError(_no_layout(name, listed))
