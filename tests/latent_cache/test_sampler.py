@@ -4,6 +4,7 @@ at every moment.
 
 from collections import Counter
 from fractions import Fraction
+from math import floor
 
 import pytest
 from hypothesis import given
@@ -135,3 +136,53 @@ def test_an_expert_has_its_share_of_the_steps(share: float, run_length: int) -> 
     high = sum(schedule.at(step) == "high" for step in range(1, steps + 1))
     assert high == schedule.count(steps, "high")
     assert abs(high - share * steps) <= run_length / 2
+
+
+@pytest.mark.parametrize(
+    "share", [Fraction(37, 100), Fraction(1, 50), Fraction(0), Fraction(1)]
+)
+@pytest.mark.parametrize("run_length", [1, 7])
+def test_runs_are_dealt_out_along_bresenhams_line(
+    share: Fraction, run_length: int
+) -> None:
+    schedule = ExpertSchedule(("high", "low"), share, run_length)
+    counts = Counter[str]()
+    for step in range(1, 300):
+        run = (step - 1) // run_length
+        passed = floor((run + 1) * share + Fraction(1, 2)) - floor(
+            run * share + Fraction(1, 2)
+        )
+        name = schedule.at(step)
+        assert name == ("high" if passed else "low")
+        counts[name] += 1
+        for expert in ("high", "low"):
+            assert schedule.count(step, expert) == counts[expert]
+
+
+def test_a_single_expert_has_every_step() -> None:
+    schedule = ExpertSchedule(("high",))
+    assert {schedule.at(step) for step in range(1, 9)} == {"high"}
+    assert (schedule.count(8, "high"), schedule.count(8, "low")) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "share", "run_length"),
+    [
+        ((), Fraction(1), 1),
+        (("a", "b", "c"), Fraction(1), 1),
+        (("a", "b"), Fraction(-1, 9), 1),
+        (("a", "b"), Fraction(10, 9), 1),
+        (("a", "b"), Fraction(1, 2), 0),
+    ],
+)
+def test_an_impossible_expert_schedule_is_an_error(
+    names: tuple[str, ...], share: Fraction, run_length: int
+) -> None:
+    with pytest.raises(AssertionError):
+        ExpertSchedule(names, share, run_length)
+
+
+def test_a_share_is_the_nearest_fraction_of_small_numbers() -> None:
+    assert exact(0.37) == Fraction(37, 100)
+    assert exact(1 / 3) == Fraction(1, 3)
+    assert exact(1 / 10_001) == Fraction(1, 10_000)

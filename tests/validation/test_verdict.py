@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from videotune.validation.overfitting import (
     LEARNING,
     OVERFITTING,
     PLATEAU,
     STUDENT_T,
+    _direction,
     as_good,
     count_latest,
     judge,
@@ -356,3 +358,88 @@ def test_a_best_that_is_the_base_itself_is_said() -> None:
     _, without = recommend({5: 0.5, 10: 0.8}, 5, (10,))
     assert len(with_base) > len(without)
     assert without.startswith(with_base.partition(" 0")[0])
+
+
+@pytest.mark.parametrize("clips", [2, 3, 15, 16, 17, 40])
+def test_the_chance_level_is_that_of_students_t(clips: int) -> None:
+    differences = np.random.default_rng(clips).normal(0.3, 0.1, clips)
+    before = {str(clip): 1.0 for clip in range(clips)}
+    now = {str(clip): 1.0 + value for clip, value in enumerate(differences)}
+    mean, chance = rise(before, now)
+    freedom = min(clips, 16) - 1  # more clips use the value of 16
+    t = scipy.stats.t.ppf(0.95, freedom)
+    assert mean == pytest.approx(differences.mean())
+    assert chance == pytest.approx(
+        t * differences.std(ddof=1) / np.sqrt(clips), rel=1e-3
+    )
+    assert rise({"a": 1.0}, {"a": 2.0}) == (1.0, float("inf"))
+
+
+def test_two_held_out_clips_are_enough_and_every_clip_must_be_finite() -> None:
+    lines = []
+    for line in course(DOWN, DOWN):
+        two = dict(list(line["held_out"]["clips"].items())[:2])
+        lines.append(line | {"held_out": line["held_out"] | {"clips": two}})
+    assert judge(lines).label == LEARNING
+    for part in ("held_out", "train"):
+        broken = course(DOWN, DOWN)
+        first_clip = next(iter(broken[1][part]["clips"]))
+        broken[1][part]["clips"][first_clip] = None
+        assert judge(broken).label is None
+        assert "not finite" in judge(broken).reason
+
+
+FLAT = (0.5,) * 4
+RISING = (0.5, 0.6, 0.7, 0.8)
+FALLING = RISING[::-1]
+TRENDS = {
+    "held-out clips fall": (FALLING, FLAT, LEARNING, ("held-out clips went",)),
+    "both rise": (RISING, RISING, PLATEAU, ("both have got worse",)),
+    "only held-out clips rise": (RISING, FLAT, PLATEAU, ("training clips went", "chance explains")),
+    "only training clips rise": (FLAT, RISING, PLATEAU, ("neither has fallen", "chance explains")),
+    "only training clips fall": (FLAT, FALLING, PLATEAU, ("only on the training clips",)),
+    "nothing moves": (FLAT, FLAT, PLATEAU, ("neither has fallen",)),
+}  # fmt: skip
+"""Held-out and training clips; the label and what the reason says."""
+
+
+@pytest.mark.parametrize("case", TRENDS)
+def test_the_reason_says_what_moved(case: str) -> None:
+    held, train, label, words = TRENDS[case]
+    found = judge(course(held, train))
+    assert found.label == label
+    assert all(word in found.reason for word in words), found.reason
+    others = {word for row in TRENDS.values() for word in row[3]} - set(words)
+    exclusive = others & {"both have got worse", "only on the training clips", "neither has fallen"}  # fmt: skip
+    assert not any(word in found.reason for word in exclusive), found.reason
+    assert f"since step {10 * (len(held) - 3)}" in found.reason
+
+
+def test_an_overfit_run_has_turned_and_its_reason_names_the_readings() -> None:
+    found = judge(course((*DOWN, 0.55, 0.6, 0.58), (*DOWN, 0.4, 0.3, 0.2)))
+    assert found.label == OVERFITTING
+    assert found.turned is True
+    assert "have risen to 0.58" in found.reason
+    assert "over 8 clips" in found.reason
+    fallen_back = judge(course((*DOWN, 0.55, 0.6, 0.505), (*DOWN, 0.4, 0.3, 0.2)))
+    assert " rose to " in fallen_back.reason
+    worse = judge(course((*DOWN, 0.6), (*DOWN, 0.6)))
+    assert worse.turned is True
+    back = judge(course((0.5, 0.8, 0.9, 0.5), (0.5, 0.8, 0.9, 0.5)))
+    assert back.turned is False
+
+
+@pytest.mark.parametrize(
+    ("difference", "direction"), [(0.02, 1), (0.005, 0), (-0.005, 0), (-0.02, -1)]
+)
+def test_the_direction_of_a_single_clip_has_a_fixed_threshold(
+    difference: float, direction: int
+) -> None:
+    assert _direction({"a": 1.0}, {"a": 1.0 + difference}) == direction
+
+
+def test_the_direction_of_two_clips_is_beyond_their_scatter() -> None:
+    before = {"a": 1.0, "b": 1.0}
+    assert _direction(before, {"a": 1.001, "b": 1.001}) == 1
+    assert _direction(before, {"a": 0.999, "b": 0.999}) == -1
+    assert _direction(before, {"a": 1.5, "b": 0.9}) == 0
