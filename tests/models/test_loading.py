@@ -686,7 +686,6 @@ BAD_VAE: dict[str, dict[str, Any]] = {
     "text": {"latents_std": ["x"] * 4},
     "zero": {"latents_std": [0.0, 1.0, 1.0, 1.0]},
     "nested": {"latents_mean": {"a": 1}},
-    "infinite": {"latents_mean": [1e999, 0.0, 0.0, 0.0]},
 }
 
 
@@ -703,7 +702,7 @@ def test_a_vae_without_a_valid_scale_of_its_latents(
         family.raw_latents(torch.zeros(4, 2, 4, 4))
 
 
-@pytest.mark.parametrize("value", [None, 0, -1, "x", 1e999])
+@pytest.mark.parametrize("value", [None, 0, -1, "x"])
 def test_a_vae_without_a_valid_factor(
     value: Any, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
