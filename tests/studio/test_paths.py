@@ -30,6 +30,8 @@ OUTSIDE = [
     "~nobody-at-all/x",
     "/",
     "a\0b",
+    "a\n/../../../etc/passwd",
+    "/etc/passwd\n",
 ]
 
 

@@ -124,8 +124,8 @@ class TextEncoder(Section):
     all)
     """
     convention: Literal["diffusers", "authors"] = fatal("diffusers")
-    """whose code captions are read as, where the two differ (LTX-Video 0.9.0 and 0.9.1:
-    authors takes 256 tokens and masks the padding)
+    """whose code captions are read like, where diffusers and the model's authors differ
+    (docs/families.md)
     """
 
 

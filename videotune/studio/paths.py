@@ -40,7 +40,7 @@ class PathRule:
         A text that is no path, such as a prompt, names a file below whatever folder it
         is relative to, so it is allowed.
         """
-        if not self.is_restricted or not text or "\n" in text:
+        if not self.is_restricted or not text:
             return True
         if "\0" in text:
             return False
