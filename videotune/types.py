@@ -138,7 +138,7 @@ class FrameSample:
     variant: int
     times: tuple[float, ...]
     """Seconds of the clip (T,), in the order shown."""
-    place: tuple[float, float] = (0.5, 0.5)
+    crop_position: tuple[float, float] = (0.5, 0.5)
     """Position of a crop within the room that it has, (down, right), each in [0, 1]:
     (0.5, 0.5) is the centre.
     """

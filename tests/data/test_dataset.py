@@ -564,7 +564,7 @@ def planned_frames_are_decoded(
         shape, variant = window.shape, rng.choice([DETERMINISTIC_VARIANT, 0, 1])
         sample = sample_window(window, variant, config.seed)
         assert len(sample.times) == shape.frames <= planned
-        size, how = (shape.height, shape.width), (window.resize, sample.place)
+        size, how = (shape.height, shape.width), (window.resize, sample.crop_position)
         frames = decode(library.media[window.clip_id], sample.times, *size, *how)
         assert frames.shape == (shape.frames, *size, 3)
 

@@ -389,7 +389,7 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     clips = some_clips(1)
     window = Window(clips[0].id, 0.0, 5 / 16, shape, resize="pad")
     shown = sample_window(window, 0, 0)
-    frames = decode(facts, shown.times, 32, 32, "pad", shown.place)
+    frames = decode(facts, shown.times, 32, 32, "pad", shown.crop_position)
     sizes = {clips[0].id: (facts.width, facts.height)}
     source = made(
         tmp_path, [[window]], clips, sizes=sizes, schedule=Schedule(0, (1,), (1,))

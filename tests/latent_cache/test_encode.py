@@ -172,7 +172,7 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
             32,
             32,
             shown.window.resize,
-            shown.place,
+            shown.crop_position,
         )
         truth = family.encode_video(to_model(frames)).mean
         for cache in (here, there):
@@ -471,6 +471,19 @@ class Instant:
         )
         self.asked += 1
         return future
+
+
+def test_no_memory_for_frames_is_no_fault_of_the_text_encoder(
+    clips: Path, tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would be streamed in a second try, and fail once more."""
+
+    def no_memory(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(decode_ahead, "frames_of", no_memory)
+    with pytest.raises(VideotuneError, match="memory to decode"):
+        filled(tiny_family("wan"), tmp_path, data_of(clips))
 
 
 def many(count: int) -> list[Any]:

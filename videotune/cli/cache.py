@@ -116,7 +116,7 @@ def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     store, pruned = prune_cache(overrides, yes=yes)
 
     for entry in pruned.entries[:LISTED]:
-        out(f"{entry.kind} of {entry.of[:80]!r}: {size(entry.bytes)}")
+        out(f"{entry.kind} of {entry.made_of[:80]!r}: {size(entry.bytes)}")
     if len(pruned.entries) > LISTED:
         out(f"… and {len(pruned.entries) - LISTED} more")
     for file in pruned.files[:LISTED]:

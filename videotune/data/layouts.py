@@ -34,8 +34,8 @@ def read_folder(
 
     Args:
         root: the dataset's folder.
-        within: links from captions and metadata files may lead only into this folder;
-            default is ``root``.
+        within: captions and metadata files that are links may lead out of this folder
+            only to a .txt, .csv or .jsonl; default is ``root``.
 
     Returns:
         The clips in path order, and notes.

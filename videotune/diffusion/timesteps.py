@@ -61,12 +61,12 @@ def shift_of_tokens(tokens: int, rule: tuple[float, float, float, float]) -> flo
         rule: (tokens, μ there, other tokens, μ there); μ is linear in the tokens.
     """
     first_tokens, first_mu, second_tokens, second_mu = rule
-    slope = (
+    rise = (
         (second_mu - first_mu)
         * (tokens - first_tokens)
         / (second_tokens - first_tokens)
     )
-    return math.exp(first_mu + slope)
+    return math.exp(first_mu + rise)
 
 
 def shifted(t: Tensor, shift: float) -> Tensor:

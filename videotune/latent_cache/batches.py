@@ -246,7 +246,9 @@ class BatchSource:
             block = [
                 draws_of(self, each) for each in range(first, first + DRAWN_TOGETHER)
             ]
-            self._blocks[number] = block
+            self._blocks[number] = (
+                block  # two threads may draw the same block: it is equal
+            )
             for outdated in list(self._blocks)[:-BLOCKS_IN_MEMORY]:
                 self._blocks.pop(outdated, None)
         return block[index]
@@ -479,10 +481,10 @@ def _with_dropped_frames(
         generator = generator_for(
             source.keys.seed, "frame dropout", step, first + index
         )
-        number_of_token = torch.from_numpy(
+        random_by_token = torch.from_numpy(
             generator.random(frames)
         )  # more than there are tokens
-        is_drawn = number_of_token[token_of_frame] < probability
+        is_drawn = random_by_token[token_of_frame] < probability
         dropped[index, 0, :, 0, 0] = is_drawn & (token_of_frame > 0)
     dropped &= ~batch.conditioning_mask
     return replace(

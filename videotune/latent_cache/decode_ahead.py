@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
@@ -42,7 +42,7 @@ def decode_arguments(group: Sequence[FrameSample], media: MediaInfo) -> dict[str
         "height": first.window.shape.height,
         "width": first.window.shape.width,
         "resize": first.window.resize,
-        "crop_position": first.place,
+        "crop_position": first.crop_position,
     }
 
 
@@ -60,7 +60,7 @@ def decode_ahead(
     samples: Iterable[FrameSample],
     media: Mapping[str, MediaInfo],
     workers: Workers | None,
-) -> Iterator[tuple[FrameSample, np.ndarray, float]]:
+) -> Generator[tuple[FrameSample, np.ndarray, float], None, None]:
     """Yield each sample, in order, with its frames and the seconds waited for them.
 
     Workers decode ahead, within DECODE_AHEAD_BYTES. Samples of one clip are decoded
@@ -148,7 +148,7 @@ def _crop_of(sample: FrameSample) -> tuple[Any, ...]:
         window.shape.height,
         window.shape.width,
         window.resize,
-        sample.place,
+        sample.crop_position,
     )
 
 

@@ -7,7 +7,7 @@ Entries that exist are left as they are, so a killed run continues where it stop
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,7 +19,7 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
-from videotune.latent_cache.entry import CacheEntry, EntryName, form_of
+from videotune.latent_cache.entry import CacheEntry, EntryName, TensorForm, form_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
@@ -33,9 +33,6 @@ are.
 
 FitsFn = Callable[[CacheEntry, ClipShape | None], bool]
 """Says whether a cache entry can hold a window of this shape, or a caption (None)."""
-
-TensorForm = tuple[str, tuple[int, ...]]
-"""(dtype, shape) of a cached tensor."""
 
 WindowVariant = tuple[Window, int]
 
@@ -243,7 +240,7 @@ def _fill_windows(
     # Made one at a time: all frame samples together would take much memory.
     frame_samples = (keys.sample(window, variant) for window, variant in remaining)
     try:
-        decoded = decode_ahead(frame_samples, media, workers)
+        decoded = _decode(frame_samples, media, workers)
         for done, (sample, frames, wait) in enumerate(decoded, start=1):
             clip = media[sample.window.clip_id]
             tensors = tensors_of(_encode_frames(family, keys, sample, frames, clip))
@@ -372,6 +369,29 @@ def _name_failure(subject: str, memory_remedy: str | None = None) -> Iterator[No
         raise VideotuneError(
             f"{subject}: {reason}\nEverything encoded so far is kept."
         ) from error
+
+
+def _decode(
+    frame_samples: Iterator[FrameSample],
+    media: Mapping[str, MediaInfo],
+    workers: Workers | None,
+) -> Iterator[tuple[FrameSample, np.ndarray, float]]:
+    """Yield what ``decode_ahead`` does; without memory for it, a VideotuneError.
+
+    An out-of-memory error as such means that the text encoder does not fit.
+    """
+    with closing(decode_ahead(frame_samples, media, workers)) as decoded:
+        while True:
+            try:
+                item = next(decoded, None)
+            except MemoryError as error:
+                raise VideotuneError(
+                    "there is not enough memory to decode a clip. "
+                    "Set fewer frames or a smaller resolution"
+                ) from error
+            if item is None:
+                return
+            yield item
 
 
 def _check_finite(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -90,7 +90,7 @@ class CacheEntry:
         return file_of(*self.name)
 
     @property
-    def of(self) -> str:
+    def made_of(self) -> str:
         """What it was made of, in a few words: the caption, or the clip, the window and
         its variant.
         """

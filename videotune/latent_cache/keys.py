@@ -83,7 +83,10 @@ class CacheKeys:
 
         resize: list[Any] = [window.resize]
         if window.resize in ("center", "random"):
-            resize = ["crop", *(round(position, 9) for position in sample.place)]
+            resize = [
+                "crop",
+                *(round(position, 9) for position in sample.crop_position),
+            ]
 
         times = " ".join(str(round(time * 1e6)) for time in sample.times)
         frames = [

@@ -62,7 +62,7 @@ def verify(store: LatentCache, progress: FileProgressFn) -> list[Damaged]:
                 entry = read_entry(store.folder, kind, key)
                 read_tensors(store.folder, entry)
             except UNREADABLE as error:
-                made_of = entry.of if entry else ""
+                made_of = entry.made_of if entry else ""
                 damaged.append(
                     Damaged(kind, key, file, made_of, f"cannot be read ({error})")
                 )
@@ -116,7 +116,7 @@ def listing(store: LatentCache) -> list[dict[str, Any]]:
             {
                 "kind": entry.kind,
                 "key": entry.key,
-                "of": entry.of,
+                "of": entry.made_of,
                 "bytes": entry.bytes,
                 "made": entry.made,
                 "versions": entry.versions,

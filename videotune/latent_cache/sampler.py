@@ -3,7 +3,8 @@ step.
 
 A step takes b_j samples of its bucket j of n_j windows, so a bucket has w_j = n_j / b_j
 steps an epoch. Its t-th step (t from 0) is due at the time (t + 1/2) / w_j in epochs,
-that of bucket 0, the most expensive one, at t / w_0. Steps come in the order of these
+that of bucket 0, the most expensive one, at t / w_0: it comes first, so that a run that
+does not fit fails at once. Steps come in the order of these
 times, so every bucket is near its fair share at all times. The samples of a bucket,
 counted from the first step on, go through one permutation of its windows after the
 other.

@@ -323,7 +323,7 @@ class LatentCache:
             tensors = read_tensors(self.folder, entry, check=name not in self._checked)
             self._checked.add(name)
         except UNREADABLE as error:
-            made_of = f" ({kind} of {entry.of[:80]!r})" if entry else ""
+            made_of = f" ({kind} of {entry.made_of[:80]!r})" if entry else ""
             reason = error.args[0] if error.args else error
             raise VideotuneError(
                 f"cache entry {self.path(*name)}{made_of} is missing or damaged ({reason}). "

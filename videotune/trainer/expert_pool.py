@@ -121,11 +121,11 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         empty_cache()
 
     def activate(self, step: int) -> ActiveExpert:
-        """Load the expert that trains at ``step``, counted from 1."""
+        """Load the expert that runs at ``step``, counted from 1, with what trains of it."""
         name = self.expert_schedule.at(step)
         self.load(name)
 
-        # A text encoder learns from every step, whichever expert runs.
+        # If only text trains, it learns from every step, whichever expert runs.
         if TEXT in self.trainables:
             expert = name if len(self._names) > 1 else None
             trainable = replace(self.trainables[TEXT], expert=expert)

@@ -54,8 +54,11 @@ class DelayedJournal:
 
 
 def train_loop(trainer: Trainer) -> str:
-    """Train to the last step and return why the loop ended: "done", "early", "stopped"
-    or "interrupted".
+    """Train to the last step and return why the loop ended.
+
+    Returns:
+        "done"; "early" after an early stop; "stopped" on a request in control.json;
+        "interrupted" by a signal.
 
     Raises:
         OutOfMemory: if a step does not fit on the device.
@@ -83,7 +86,7 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         trainer.heartbeat.set("training", step)
 
         stop_requested, due = _agree_on_requests(trainer, step)
-        _flush_if_needed(
+        _flush_and_check(
             trainer, journal, step, must_flush=is_last or stop_requested or any(due)
         )
 
@@ -99,11 +102,12 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         if ran_more_than_saving and not is_last:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
+                # On a stop, run_callbacks has saved already; here nothing has.
                 save(trainer, step)
                 finish_pending_save(trainer)
                 return ended_by
 
-        trainer.heartbeat.set("training", step)
+        trainer.heartbeat.set("training", step)  # callbacks set other states
     return "done"
 
 
@@ -139,11 +143,11 @@ def _agree_on_requests(trainer: Trainer, step: int) -> tuple[bool, list[bool]]:
     return agreed_stop, agreed_due
 
 
-def _flush_if_needed(
+def _flush_and_check(
     trainer: Trainer, journal: DelayedJournal, step: int, *, must_flush: bool
 ) -> None:
     """Write the step's record now if somebody needs it, and end the run if too many
-    steps were not finite.
+    steps were not finite, which writing the record counts.
     """
     is_first = step == trainer.first  # a sign of life is worth one wait
     may_fail = trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS - 1
@@ -173,7 +177,9 @@ def _ended_by_callback(trainer: Trainer) -> str | None:
 def run_callbacks(
     trainer: Trainer, step: int, due: list[bool], *, stop_requested: bool, is_last: bool
 ) -> bool:
-    """Run the callbacks that are due. On a stop, run only the callbacks that save.
+    """Run the callbacks that are due, and those that save on a stop and at the end.
+
+    On a stop, no others run.
 
     Returns:
         Whether a callback ran that does more than save.
@@ -219,7 +225,7 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
 
         active = pool.activate(batch.step)
         if active.trainable.expert and active.trainable.expert != previous_expert:
-            clock.mark("experts")  # the other expert had to be loaded
+            clock.mark("experts")  # it may have had to be loaded
             previous_expert = active.trainable.expert
 
         # A callback may have called eval(); train() walks every module, so only then.

@@ -20,10 +20,10 @@ class LRSchedule:
     learning_rate: float
     """The peak."""
     scheduler: str
-    """CONSTANT stays; all others end at 0."""
+    """CONSTANT stays; all others reach 0 one step after the last."""
     warmup_steps: int
     steps: int
-    """Steps of the run."""
+    """Steps that train the parameters, of two experts those of one."""
     cycles: int = 1
     """How often COSINE_RESTARTS goes down."""
     power: float = 1.0
@@ -118,7 +118,7 @@ def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
     """Take the step if ``grads_finite`` () is true; if not, weights and moments stay as
     they are.
 
-    A fused kernel looks on the device (that of MPS does not). For others, and for
+    A fused kernel reads ``grads_finite`` on the device (that of MPS does not). For others, and for
     parameters on the host beside a device, the host waits for the answer once a step.
     """
     unfused = []
@@ -165,8 +165,10 @@ def clip_grad_norm(
         if not is_too_long:
             return norm
 
-    on_device = [parameter for parameter in parameters if parameter.device == device]
-    nn.utils.clip_grads_with_norm_(on_device, max_norm, norm)
+    beside_norm = [parameter for parameter in parameters if parameter.device == device]
+    nn.utils.clip_grads_with_norm_(beside_norm, max_norm, norm)
+    # The norm is on the host if parameters are on several devices; there it is known
+    # to be too long by now, so the factor is below 1.
     elsewhere = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.device != device:

@@ -54,7 +54,7 @@ class StepSettings:
     family: DiffusersModel
     objective: Objective
     micro_batches: int
-    """Micro-batches of a whole step.
+    """Micro-batches of a whole step over all processes, if no limit makes them smaller.
 
     A count and no size, because buckets differ in the samples of a step.
     """
@@ -140,7 +140,8 @@ def train_step(
 ) -> StepRecord:
     """Make one update of ``net``.
 
-    A gradient that is not finite leaves weights, optimizer and average as they were.
+    A gradient that is not finite leaves weights, optimizer and average as they were;
+    with updates during backward, only those of its own tensor.
 
     Args:
         settings: the settings that all steps share.
@@ -148,8 +149,8 @@ def train_step(
         trainable: what trains of it.
         prepared: the samples of the step.
         clock: measures the phases of the step.
-        expert_step: how many steps this expert has had with this one. None: all of
-            them.
+        expert_step: how many steps this expert has had, this one included. None: every
+            step so far.
 
     Raises:
         OutOfMemory: if the device has no room for the step.
@@ -168,6 +169,7 @@ def train_step(
         settings, trainable, prepared, weights_intact=updates_later
     ):
         if backward_optimizer is not None:
+            # One process and no accumulation: a config with more is refused.
             is_one_pass = settings.size(samples_in_step) >= samples_in_step
             assert is_one_pass, "updates during backward allow no second micro-batch"
             backward_optimizer.begin(update_number)
@@ -312,7 +314,7 @@ def accumulate_gradients(
         clock.mark("forward")
 
         # Each micro-batch adds its sum over the size of the whole step, so any split
-        # gives the same gradient.
+        # gives the same gradient (apart from dropout, which is drawn by pass).
         weight = 0.0 if micro_batch.is_padding else len(batch) / samples_in_step
         scaled_loss = output.loss * weight
         if trainable.backward_optimizer is not None:
@@ -425,6 +427,7 @@ def _finish_gradients_across_processes(
 
     dist.all_reduce_gradients(replicated)
     dist.all_reduce(values)
+    # An adapter is never sharded: then a process has no rows.
     if shards is None or not shards.rows:
         return clip_grad_norm(parameters, settings.max_grad_norm)
 
@@ -445,6 +448,7 @@ def _update(
             trainable.masters.masters_to_model()
         return
 
+    # Draws of the rounding belong to rows of the whole tensor.
     first_rows = {}
     if trainable.shards is not None:
         first_rows = {

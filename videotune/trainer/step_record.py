@@ -69,8 +69,8 @@ class StepRecord:
         return line
 
     def broken(self) -> tuple[str, ...]:
-        """Return the windows with an error that is not finite; all if only the gradient
-        is.
+        """Return the windows with an error that is not finite; all windows if only the
+        gradient is not finite. ``read`` must have been called.
         """
         mse_per_sample = self.values.tolist()[FIRST_MSE:]
         broken = tuple(
