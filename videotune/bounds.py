@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from videotune.errors import VideotuneError
 
@@ -65,6 +65,10 @@ UPLOAD_SECONDS = 60.0
 """Seconds for an answer of the Hub without a file, to its last byte."""
 
 
+READ_PIECE = 1 << 20
+"""Bytes that are read at a time."""
+
+
 def require_file(path: Path, subject: str = "") -> None:
     """Refuse a path that is neither a file nor a folder: opening a pipe waits for ever.
 
@@ -106,13 +110,28 @@ def read_limited(path: Path, most: int, subject: str) -> bytes:
     """
     require_file(path)
     with path.open("rb") as file:
-        content = file.read(most + 1)
+        content = read_at_most(file, most + 1)
     if len(content) > most:
         size = max(len(content), path.stat().st_size)
         raise VideotuneError(
             f"{path} has {size:,} bytes; {subject} has at most {most:,}"
         )
     return content
+
+
+def read_at_most(file: BinaryIO, most: int) -> bytes:
+    """Return up to ``most`` bytes of a file.
+
+    Python sets as much memory aside as one call is asked to read, so each asks for a
+    piece.
+    """
+    content = bytearray()
+    while len(content) < most:
+        piece = file.read(min(READ_PIECE, most - len(content)))
+        if not piece:
+            break
+        content += piece
+    return bytes(content)
 
 
 def too_deep(value: Any, most: int) -> str | None:

@@ -24,6 +24,7 @@ from annotated_types import Interval, Predicate
 from typing_extensions import TypedDict
 
 from videotune._version import BEGUN
+from videotune.bounds import read_at_most
 from videotune.lazy import psutil
 
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -260,7 +261,7 @@ def read_typed(path: Path, kind: Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
     if path.exists() and not path.is_file():
         raise ValueError("it is not a file")
     with path.open("rb") as file:
-        content = file.read(max_bytes + 1)
+        content = read_at_most(file, max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
     return checked(kind, content)

@@ -472,6 +472,27 @@ def test_a_compressed_answer_is_refused(
     assert len(result.failed) == 4
 
 
+def test_a_redirect_leads_nowhere(clips: Path, server: Any, monkeypatch: Patch) -> None:
+    """The other server may be one that only this machine reaches."""
+    reached = []
+
+    class Inside(Handler):
+        def do_POST(self) -> None:
+            reached.append(self.body())
+            self.answer(200, b"{}")
+
+    with serving(Inside) as inside:
+
+        def answer(handler: Any) -> None:
+            handler.body()
+            handler.answer(307, b"", {"Location": f"{inside.url}/v1/chat"})
+
+        monkeypatch.setattr(backends, "RETRIES", 0)
+        monkeypatch.setattr(Captioner, "do_POST", answer)
+        assert len(asked(clips, server).failed) == 4
+    assert reached == []
+
+
 def test_redirects_without_end_fail(
     clips: Path, server: Any, monkeypatch: Patch
 ) -> None:

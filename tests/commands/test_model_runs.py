@@ -209,7 +209,7 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
             ("training_method=FINE_TUNE",),
             "FINE_TUNE changes every weight of one expert",
         ),
-        (("experts=high", "expert_share=0.5"), "expert_share: only high trains"),
+        (("experts=high", "expert_share=0.5"), "only one denoiser trains"),
     ],
 )
 def test_what_two_experts_do_not_allow_is_refused(

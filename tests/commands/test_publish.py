@@ -260,6 +260,11 @@ def a_link(run: Path, tmp_path: Path) -> None:
     forge(run, path="x.safetensors")
 
 
+def no_file_name(run: Path, tmp_path: Path) -> None:
+    entry = read_json(run / "exports.json")[0] | {"path": "export/a\0b"}
+    write_json(run / "exports.json", [entry])
+
+
 def a_hard_link(run: Path, tmp_path: Path) -> None:
     os.link(tmp_path / "thesis.safetensors", run / "x.safetensors")
     forge(run, path="x.safetensors")
@@ -311,7 +316,7 @@ def a_linked_preview(run: Path, tmp_path: Path) -> None:
 
 FORGERIES = (
     elsewhere, above, a_link, a_hard_link, a_linked_folder, a_link_in_a_folder, another_file_of_the_run,
-    another_folder_of_the_run, a_pipe, a_linked_list, a_linked_config, a_linked_preview,
+    another_folder_of_the_run, a_pipe, no_file_name, a_linked_list, a_linked_config, a_linked_preview,
 )  # fmt: skip
 
 

@@ -71,6 +71,15 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
         assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_a_metadata_file_that_is_a_pipe_is_not_waited_for(
+    name: str, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(VideotuneError, match="named pipe"):
+        read_metadata(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("caption", "trigger", "with_it"),
     [

@@ -325,3 +325,47 @@ def test_a_path_with_blanks_of_a_pasted_command_is_found(tmp_path: Path) -> None
     theirs = read_foreign_config([tmp_path / "log.txt"])
     assert theirs.values["dataset_config.general.batch_size"] == 3
     assert theirs.missing == ()
+
+
+TRAINING = "accelerate launch wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan "
+APPENDED = {
+    "array.sh": 'A=(--network_dim 8)\nA+=(--learning_rate 3e-5)\n' + TRAINING + '"${A[@]}"\n',
+    "text.sh": 'A="--network_dim 8"\nA+=" --learning_rate 3e-5"\n' + TRAINING + "$A\n",
+    "new.sh": "A+=(--network_dim 8 --learning_rate 3e-5)\n" + TRAINING + '"${A[@]}"\n',
+    "command.sh": TRAINING + "--network_dim 8 --output_name run_$(date +%Y) --learning_rate 3e-5\n",
+    "nested.sh": TRAINING + "--network_dim 8 --output_name a$(basename $(pwd))b --learning_rate 3e-5\n",
+    "sum.sh": TRAINING + "--network_dim 8 --max_train_steps $((100 * 7)) --learning_rate 3e-5\n",
+    "text.ps1": '$dim = "8"\n$rate = "3e"\n$rate += "-5"\n' + TRAINING + "--network_dim $dim --learning_rate $rate\n",
+}  # fmt: skip
+"""Scripts that all train with rank 8 at the rate 3e-5."""
+
+
+@pytest.mark.parametrize("name", APPENDED)
+def test_no_option_of_a_script_is_lost(name: str) -> None:
+    options = parse_options(APPENDED[name], Path(name))
+    assert (options["network_dim"], options["learning_rate"]) == (8, 3e-5)
+
+
+UNREAD = {
+    "splat.ps1": '$p = @("--network_dim","8")\n' + TRAINING + "@p\n",
+    "array.ps1": '$p = @("--network_dim","8")\n' + TRAINING + "$p\n",
+    "list.ps1": '$e = [System.Collections.ArrayList]::new()\n[void]$e.Add("--network_dim=8")\n'
+    + TRAINING + "--cache_latents $e\n",
+    "appended.ps1": '$p = @("--network_dim")\n$p += "8"\n' + TRAINING + "@p\n",
+    "environment.sh": TRAINING + "$EXTRA --network_dim 8\n",
+    "array.sh": TRAINING + '"${EXTRA[@]}" --network_dim 8\n',
+}  # fmt: skip
+"""Scripts whose training takes arguments from a variable that is not known here."""
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_arguments_that_are_not_known_are_refused(name: str) -> None:
+    with pytest.raises(VideotuneError):
+        parse_options(UNREAD[name], Path(name))
+
+
+def test_a_variable_of_the_environment_may_be_a_value() -> None:
+    options = parse_options(
+        TRAINING + "--output_dir $OUT --network_dim 8\n", Path("a.sh")
+    )
+    assert (options["output_dir"], options["network_dim"]) == ("$OUT", 8)

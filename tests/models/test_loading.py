@@ -379,7 +379,7 @@ def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> Non
             "a.safetensors is given for two experts",
         ),
         ([None, str(tmp_path / "none.safetensors")], "no such file"),
-        ([None, str(tmp_path / "a.gguf")], r"it must be a \.safetensors file"),
+        ([None, str(tmp_path / "a.gguf")], r"it must be the \.safetensors file"),
     ):
         with pytest.raises(VideotuneError, match=said):
             part_files(given, two)

@@ -4,7 +4,10 @@ what is refused.
 
 import json
 import os
+import struct
 import time
+import tracemalloc
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +384,50 @@ def test_a_picture_is_made_once_and_damage_is_none(
     assert path is not None
     with Image.open(path) as picture:
         assert picture.size == (320, 107)
+
+
+@pytest.mark.parametrize("aspect", [(20_000, 1), (2_000_000_000, 1), (1, 20_000)])
+def test_a_poster_is_small_whatever_pixels_a_file_claims(
+    aspect: tuple[int, int], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.mp4"
+    write_clip(path, np.zeros((12, 48, 64, 3), np.uint8), 12, aspect=Fraction(3, 2))
+    content = bytearray(path.read_bytes())
+    position = content.index(b"pasp") + 4
+    content[position : position + 8] = struct.pack(">II", *aspect)
+    path.write_bytes(content)
+
+    tracemalloc.start()
+    poster = media.poster(path, tmp_path / "cache")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+    assert poster is not None
+    with Image.open(poster) as picture:
+        assert max(picture.size) <= media.POSTER_SIZE
+
+
+def test_sound_that_is_longer_than_its_file_claims_has_no_peaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.mkv"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("flac", rate=8000, layout="mono")
+        for start in range(0, 80_000, 8000):
+            frame = av.AudioFrame.from_ndarray(
+                np.zeros((1, 8000), np.int16), format="s16", layout="mono"
+            )
+            frame.sample_rate, frame.pts = 8000, start
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    content = bytearray(path.read_bytes())
+    position = content.index(b"\x44\x89\x88") + 3
+    content[position : position + 8] = struct.pack(">d", 1000.0)  # of ten seconds
+    path.write_bytes(content)
+
+    assert len(media.peaks(path, tmp_path / "whole")) == media.MAX_PEAKS
+    monkeypatch.setattr(media, "MAX_SOUND_SECONDS", 5.0)
+    assert media.peaks(path, tmp_path / "cut") == []
 
 
 def test_sound_becomes_peaks(tmp_path: Path) -> None:

@@ -173,7 +173,15 @@ SERVERS = {
     "http://169.254.169.254/latest": False,
     "http://0.0.0.0/": False,
     "http://2130706433/": False,
+    "http://[64:ff9b::7f00:1]/v1": False,
+    "http://[2002:7f00:1::]/v1": False,
+    "http://[::127.0.0.1]/v1": False,
+    "http://[::ffff:10.0.0.1]/v1": False,
+    "http://[fec0::1]/v1": False,
+    "http://[ff02::1]/v1": False,
     "http://8.8.8.8/v1": True,
+    "http://[2001:4860:4860::8888]/v1": True,
+    "http://[64:ff9b::808:808]/v1": True,
 }
 
 

@@ -101,11 +101,13 @@ class _ServerCaptioner:
                 api_key=self._key or "none",
                 max_retries=RETRIES,
                 timeout=timeout,
+                # A redirect could lead into a network that only this machine reaches.
                 http_client=openai.DefaultHttpxClient(
+                    follow_redirects=False,
                     event_hooks={
                         "request": [limits.watch_request],
                         "response": [limits.limit_response],
-                    }
+                    },
                 ),
             )
         except ModuleNotFoundError as error:

@@ -79,15 +79,23 @@ def _trains_text_encoder(facts: Facts) -> bool:
     return facts.config.text_encoder.train
 
 
-def _uses_learning_rate(facts: Facts) -> bool:
-    """Whether something trains at ``learning_rate`` itself."""
+def _only_rows_have_their_rate(facts: Facts) -> bool:
     config = facts.config
-    if config.transformer.train:
-        only_low = config.experts == "low" and config.learning_rate_low is not None
-        return not only_low
-    if config.training_method == "EMBEDDING":
-        return config.embedding_learning_rate is None
-    return not config.text_encoder.train or config.text_encoder.learning_rate is None
+    is_embedding = config.training_method == "EMBEDDING"
+    trains_only_rows = is_embedding and not config.transformer.train
+    return trains_only_rows and config.embedding_learning_rate is not None
+
+
+def _only_text_has_its_rate(facts: Facts) -> bool:
+    config = facts.config
+    trains_only_text = config.text_encoder.train and not config.transformer.train
+    return trains_only_text and config.text_encoder.learning_rate is not None
+
+
+def _only_low_has_its_rate(facts: Facts) -> bool:
+    config = facts.config
+    trains_only_low = config.transformer.train and config.experts == "low"
+    return trains_only_low and config.learning_rate_low is not None
 
 
 def _trains_both_experts(facts: Facts) -> bool:
@@ -159,10 +167,21 @@ TABLE = (
     ),
     Condition(
         keys=("learning_rate",),
-        when="no part that trains has all of its rates from keys of its own",
-        holds=_uses_learning_rate,
-        otherwise="what trains has a rate of its own (embedding_learning_rate, "
-        "text_encoder.learning_rate or learning_rate_low)",
+        when="more trains than new tokens with embedding_learning_rate",
+        holds=lambda facts: not _only_rows_have_their_rate(facts),
+        otherwise="embedding_learning_rate is the new tokens' own",
+    ),
+    Condition(
+        keys=("learning_rate",),
+        when="more trains than a text encoder with text_encoder.learning_rate",
+        holds=lambda facts: not _only_text_has_its_rate(facts),
+        otherwise="text_encoder.learning_rate is the text encoder's own",
+    ),
+    Condition(
+        keys=("learning_rate",),
+        when="more trains than one expert with learning_rate_low",
+        holds=lambda facts: not _only_low_has_its_rate(facts),
+        otherwise="learning_rate_low is the expert's own",
     ),
     Condition(
         keys=("learning_rate_low",),

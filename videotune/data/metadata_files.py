@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from videotune.bounds import require_file
 from videotune.data.captions import read_utf8
 from videotune.data.file_checks import ClipProblem
 from videotune.errors import VideotuneError
@@ -47,6 +48,7 @@ def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
     Raises:
         VideotuneError: for anything else; the message names file and line.
     """
+    require_file(path)
     try:
         text = read_utf8(path)
     except ClipProblem as problem:

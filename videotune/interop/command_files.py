@@ -13,13 +13,14 @@ _CLEANUPS = (
     # continued lines of sh, cmd and PowerShell
     (r"[\\^`][ \t]*\r?\n", " "),
     # assignments of PowerShell
-    (r"(?im)^[ \t]*\$(?:env:)?(\w+)[ \t]*=[ \t]*", r"\1="),
+    (r"(?im)^[ \t]*\$(?:env:)?(\w+)[ \t]*(\+?)=[ \t]*", r"\1\2="),
 )
 """Patterns that are replaced before the text is split into tokens."""
 
 _TOKEN = re.compile(
     r"""[ \t\r]*(?:(\#[^\n]*)|(\n|[();|&<>]+)"""
-    r"""|((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'();|&<>\\])+)|$|(.))""",
+    r"""|((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|\$\((?:[^()]|\([^()]*\))*\)|[^\s"'();|&<>\\])+)"""
+    r"""|$|(.))""",
     re.DOTALL,
 )
 _QUOTED_PART = re.compile(
@@ -32,12 +33,17 @@ _BATCH_SET = re.compile(
     r'^[ \t]*@?set[ \t]+(?:"(\w+)=([^\n]*)"|(\w+)=([^\n&|]*))[ \t\r]*$',
     re.IGNORECASE | re.MULTILINE,
 )
-_ASSIGNMENT = re.compile(r"(['\"]?)([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"(['\"]?)([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _OPTION = re.compile(r"--?([A-Za-z_][\w.-]*)?(?:=(.*))?", re.DOTALL)
+_LONE_VARIABLE = re.compile(r"@\w+|\$\w+|\$\{\w+(?:\[[@*]\])?\}")
+"""An argument that is a variable without a value."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _DRIVE_PATH = re.compile(r"\b[A-Za-z]:\\")
 _ASSIGNING_COMMANDS = ("set", "export", "eval", "local")
 _WINDOWS_SUFFIXES = (".bat", ".cmd", ".ps1")
+_POWERSHELL_OBJECTS = ("@", "[", "New-Object")
+"""How values of PowerShell begin that are no text, such as arrays and lists."""
+
 _SHELL_ESCAPES = frozenset('$`"\\\n')
 """What a backslash escapes between double quotes of sh; others keep it."""
 
@@ -68,6 +74,8 @@ def parse_options(text: str, path: Path) -> dict[str, Any]:
     ]
     trainings = [command for command in python_commands if _is_training(command)]
     _refuse_several(trainings, path)
+    for command in trainings or python_commands:
+        _refuse_unread_arguments(command, path)
 
     options: dict[str, Any] = {}
     for command in trainings or python_commands or commands:
@@ -118,6 +126,25 @@ def _refuse_several(trainings: list[list[str]], path: Path) -> None:
         )
 
 
+def _refuse_unread_arguments(command: list[str], path: Path) -> None:
+    """Raise VideotuneError if a command takes arguments from a variable whose value is
+    not known here, such as a list of PowerShell.
+
+    Directly after an option such a variable is its value, but for PowerShell's lists.
+    """
+    previous = ""
+    for argument in command:
+        is_variable = _LONE_VARIABLE.fullmatch(argument) is not None
+        is_value = _OPTION.fullmatch(previous) is not None
+        is_list = argument.startswith("@") or path.suffix.lower() == ".ps1"
+        if is_variable and (is_list or not is_value):
+            raise VideotuneError(
+                f"{path}: {argument} holds arguments that are not known here: write the "
+                "options themselves into the training's command"
+            )
+        previous = argument
+
+
 def _command_options(arguments: list[str]) -> dict[str, Any]:
     texts: dict[str, list[str]] = {}
     name = ""
@@ -159,8 +186,7 @@ class _Script:
         self._is_windows = path.suffix.lower() in _WINDOWS_SUFFIXES or bool(
             _DRIVE_PATH.search(text)
         )
-        # PowerShell hands a variable on as one argument.
-        self._splits = path.suffix.lower() != ".ps1"
+        self._is_powershell = path.suffix.lower() == ".ps1"
         for pattern, replacement in _CLEANUPS:
             text = re.sub(pattern, replacement, text)
         self._text = self._with_plain_sets(text)
@@ -182,22 +208,38 @@ class _Script:
                 if ")" in operator:
                     array = None
             elif may_open_array and operator == "(":
-                array = []
-                self._variables[variable] = array
+                # Empty, but for an array that += appends to.
+                array = self._variables[variable]
             elif operator:
                 yield command
                 command = []
             elif assignment:
                 variable = self._name(assignment[2])
-                value = assignment[1] + assignment[3]
+                value = assignment[1] + assignment[4]
                 # The value may use the variable itself.
                 values = [" ".join(self._expand(value))] if value else []
+                if assignment[3]:
+                    values = self._appended(variable, values)
                 self._variables[variable] = values
+                if self._is_powershell and value.startswith(_POWERSHELL_OBJECTS):
+                    del self._variables[variable]  # no text: what it holds is not read
             elif command or token.lower() not in _ASSIGNING_COMMANDS:
                 command.extend(self._expand(token))
 
-            may_open_array = assignment is not None and not assignment[3]
+            may_open_array = assignment is not None and not assignment[4]
         yield command
+
+    def _appended(self, variable: str, values: list[str]) -> list[str]:
+        """Return the value of a variable to which ``+=`` appends.
+
+        A text is appended to the text; an array follows in parentheses.
+        """
+        old_values = self._variables.get(variable, [])
+        if not values:
+            return list(old_values)
+        if not old_values:
+            return values
+        return [*old_values[:-1], old_values[-1] + values[0]]
 
     def _with_plain_sets(self, text: str) -> str:
         """Return the text with what only Windows has written as in sh.
@@ -232,7 +274,8 @@ class _Script:
         if values is not None and "[" in token:  # an array
             self._count(values)
             return list(values)
-        if values is not None and self._splits and not token.startswith('"'):
+        # PowerShell hands a variable on as one argument.
+        if values is not None and not self._is_powershell and not token.startswith('"'):
             return self._split(values)
 
         argument = "".join(self._pieces(token))

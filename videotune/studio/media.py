@@ -79,6 +79,7 @@ def _cached_file(
             ValueError,
             ArithmeticError,
             StopIteration,
+            MemoryError,
         ):
             content = b""
 
@@ -123,13 +124,17 @@ def _video_frame(path: Path) -> Image.Image:
 
         container.seek((container.duration or 0) // 3)  # many clips begin with black
         frame = next(container.decode(stream))
-        width = max(1, round(frame.width * (stream.sample_aspect_ratio or 1)))
-        picture: Image.Image = frame.to_image().resize((width, frame.height))
+        # The file may claim any pixel aspect: only its poster's size is ever made.
+        width = float(frame.width * (stream.sample_aspect_ratio or 1))
+        scale = min(1.0, POSTER_SIZE / max(width, frame.height))
+        size = (max(1, round(width * scale)), max(1, round(frame.height * scale)))
+        picture: Image.Image = frame.to_image().resize(size)
         return picture.rotate(frame.rotation, expand=True)
 
 
 def _peaks_json(path: Path) -> bytes:
     chunks = []
+    num_samples = 0
     with _open(path) as container:
         duration_us = container.duration or 0
         if not container.streams.audio or duration_us > MAX_SOUND_SECONDS * 1e6:
@@ -139,6 +144,10 @@ def _peaks_json(path: Path) -> bytes:
         for frame in container.decode(audio=0):
             for resampled in resampler.resample(frame):
                 chunks.append(resampled.to_ndarray()[0])
+                num_samples += len(chunks[-1])
+            # The container may claim to be shorter than it is.
+            if num_samples > MAX_SOUND_SECONDS * SAMPLE_RATE:
+                return b""
 
     amplitude = np.abs(np.concatenate(chunks).astype(np.float32)) / INT16_SCALE
     sections = np.array_split(amplitude, min(MAX_PEAKS, len(amplitude)))

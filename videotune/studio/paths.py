@@ -100,7 +100,7 @@ class PathRule:
         parts = _server_parts(address)
         if not self.is_restricted or address in _trusted_servers():
             return
-        if any(not ip.is_global for ip in _ip_addresses(parts.hostname or "")):
+        if not all(_is_public(ip) for ip in _ip_addresses(parts.hostname or "")):
             raise VideotuneError(
                 f"endpoint: {address[:200]} is inside the server's own network. Only a "
                 "user on the server itself can name it, or set it in the environment "
@@ -144,6 +144,27 @@ def _server_parts(address: str) -> Any:
 def _trusted_servers() -> list[str]:
     servers = os.environ.get(CAPTION_SERVERS_VARIABLE, "").split(",")
     return [server.strip() for server in servers if server.strip()]
+
+
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+IPV4_COMPATIBLE = ipaddress.ip_network("::/96")
+
+
+def _is_public(ip: Any) -> bool:
+    """Return whether an address is on the public internet; of an IPv6 address that
+    stands for an IPv4 address, whether that one is.
+    """
+    if ip.version == 6:
+        embedded = ip.ipv4_mapped or ip.sixtofour
+        if embedded is None and ip.teredo is not None:
+            embedded = ip.teredo[1]
+        if embedded is None and (ip in NAT64 or ip in IPV4_COMPATIBLE):
+            embedded = ipaddress.ip_address(int(ip) & 0xFFFFFFFF)
+        if embedded is not None:
+            return bool(embedded.is_global)
+        if ip.is_site_local:
+            return False
+    return bool(ip.is_global) and not ip.is_multicast
 
 
 def _ip_addresses(host: str) -> list[Any]:
