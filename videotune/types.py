@@ -93,7 +93,10 @@ class Window:
     start: float
     """First second of the window within the clip."""
     end: float
-    """Second up to which frame times may reach; with "hold" the time of the held frame."""
+    """Second up to which frame times may reach: the latest start + frames / fps, which
+    includes frames that are skipped after the last one. With "hold", the time of the
+    held frame.
+    """
     shape: ClipShape
     """The shape of its samples."""
     sampling: str = "even"

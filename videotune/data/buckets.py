@@ -31,7 +31,7 @@ def parse_resolution(
     Args:
         value: ``resolution`` as in the config.
         rules: sizes that the model accepts.
-        shrink: clips are made this many times smaller, so sizes must be as much larger.
+        shrink: the value is the size before clips are made this many times smaller.
 
     Raises:
         VideotuneError: for any other value, and for a size that the model does not
@@ -81,7 +81,7 @@ def _check_size(choice: int | Size, rules: VideoRules, shrink: int) -> None:
     """Raise VideotuneError if the model does not accept a size (times ``shrink``)."""
     problem = _size_problem(choice, rules, shrink)
     if problem is not None:
-        sides = (choice,) if isinstance(choice, int) else choice
+        sides = (choice,) if isinstance(choice, int) else choice  # one for an area
         text = "x".join(str(side) for side in sides)
         raise VideotuneError(f'resolution "{text}" does not suit this model: {problem}')
 

@@ -215,6 +215,8 @@ def _prepare(
             f"{candidate.file.metadata_row} lists it, but it does not exist",
         )
 
+    # A copy of a clip is a copy whatever else is wrong with it, unless its suffix makes
+    # it unreadable.
     original = first_by_content.get(candidate.content_id)
     if original is not None and candidate.info is not None:
         raise _duplicate_problem(candidate, original, config)

@@ -238,7 +238,8 @@ def _dataset_names(
     locations: Sequence[Location], paths: Sequence[str]
 ) -> dict[Path, str]:
     """Return a name for each dataset's folder, with its parents' names if two are the
-    same.
+    same: "cats/clips" and "dogs/clips" keep their parents, "cats/clips" and "dogs" are
+    "clips" and "dogs".
     """
     names = {location.root: location.name for location in locations}
     most_parts = max((len(root.absolute().parts) for root in names), default=1)

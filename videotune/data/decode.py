@@ -142,6 +142,7 @@ class _Resizer:
         right = self.border_left + self.picture_width
         visible = out[self.border_top : bottom, self.border_left : right]
 
+        # Written in place, unless colours are converted.
         cropped: Any = visible
         if self.info.colours is not None:
             cropped = np.empty(visible.shape, np.uint16)
@@ -164,8 +165,8 @@ class _Resizer:
             decoded_height = self.picture_width
             decoded_width = self.picture_height
 
-        # Frames of one clip may differ in size. Without scaling, only chroma is
-        # interpolated: bilinear as in players, in half the time.
+        # Frames of one clip may differ in size, so each is compared. Without scaling,
+        # only chroma is interpolated: bilinear as in players, in half the time.
         flags = av_reformatter.Interpolation
         is_scaled = (decoded_height, decoded_width) != (frame.height, frame.width)
         scaling = flags.BICUBIC if is_scaled else flags.BILINEAR

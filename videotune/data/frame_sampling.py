@@ -361,6 +361,7 @@ class _WindowSampler:
             distance = length if previous_start is None else start - previous_start
             reach = min(length, distance) / 2
             begin = max(low, start - reach)
+            # Skipped frames after the last one may reach beyond the clip.
             end = max(start + length, min(high, start + length + reach))
             windows.append(
                 self._window(begin, end, frames, sampling="start", swaps=True)
@@ -444,7 +445,7 @@ def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
 
     Args:
         window: the window, with its clip's id.
-        variant: number of the view; with DETERMINISTIC_VARIANT nothing is random.
+        variant: its number; with DETERMINISTIC_VARIANT nothing is random.
         seed: the run's seed.
     """
     shape = window.shape
@@ -477,6 +478,7 @@ def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
     if window.resize == "random" and is_random:
         crop_position = (float(random.random()), float(random.random()))
 
+    # All variants of a window that does not vary are the same, under one name.
     effective_variant = variant if window.varies else 0
     seconds = tuple(float(time) for time in times)
     return FrameSample(window, effective_variant, seconds, crop_position)

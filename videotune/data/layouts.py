@@ -218,7 +218,8 @@ class _DatasetFolder:
                 "The clips of a dataset must be in its folder."
             )
 
-        # Files that were found without following a link are inside.
+        # Files that were found without following a link are inside. A path that was not
+        # found, such as a hidden one, may be a link too.
         path = self.prefix + relative_path
         may_be_link = self.files.get(path, True) and os.path.lexists(path)
         target = self._target_outside(path) if may_be_link else ""

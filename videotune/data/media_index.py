@@ -40,6 +40,9 @@ SAVE_EVERY = 60.0
 SLOWEST_DISK = 10e6
 """Bytes a second. A file's time limit grows by the time to hash it at this rate."""
 
+LONGEST_SCAN = 3600.0
+"""Seconds of a clip, at most, that its time limit grows by."""
+
 SLOWEST_DECODER = 20.0
 """Seconds per second of a clip, by which its time limit grows: 8K takes so long on one
 thread."""
@@ -185,7 +188,7 @@ class MediaIndex:
                     ),
                 }
                 hash_seconds = stamp["size"] / SLOWEST_DISK
-                decode_seconds = SLOWEST_DECODER * min(until, 3600.0)
+                decode_seconds = SLOWEST_DECODER * min(until, LONGEST_SCAN)
                 yield "examine", arguments, pool.limit + hash_seconds + decode_seconds
 
         yield from pool.map(calls(), AHEAD)
@@ -207,13 +210,13 @@ class MediaIndex:
 
         return stamp, self._content(path, row["id"], until) if is_unchanged else None
 
-    def _content(self, path: Path, clip_id: str, until: float) -> Examined | None:
+    def _content(self, path: Path, content_id: str, until: float) -> Examined | None:
         """Return a remembered content as the file ``path`` has it.
 
         Returns None if the content is not in the index, was scanned for another part of
         the clip, or is damaged; a damaged entry is dropped.
         """
-        key = _content_key(clip_id, path)
+        key = _content_key(content_id, path)
 
         try:
             row = self._contents[key]
@@ -225,7 +228,7 @@ class MediaIndex:
                     return None
             scan = ContentScan.from_json(row["scan"]) if "scan" in row else None
             problem = _problem_from_json(row["problem"]) if scan is None else None
-            return Examined(clip_id, info, scan, problem)
+            return Examined(content_id, info, scan, problem)
         except _DAMAGE:
             self._changed |= self._contents.pop(key, None) is not None
             if not self.notes:
@@ -237,21 +240,28 @@ class MediaIndex:
     def _store(
         self, path: Path, stamp: IndexRow, answer: Any, until: float
     ) -> Examined:
-        """Store a worker's answer, unless the next attempt may give another."""
+        """Store a worker's answer, unless the next attempt may give another.
+
+        Args:
+            path: the file.
+            stamp: its size and modification time.
+            answer: what ``worker_process.examine`` returned, or the worker's failure.
+            until: second up to which the content was scanned.
+        """
         if isinstance(answer, ClipProblem):
             return Examined("", problem=answer)
 
-        clip_id = answer.pop("id")
-        if not clip_id:
+        content_id = answer.pop("id")
+        if not content_id:
             return Examined("", problem=_problem_from_json(answer["problem"]))
 
         # A known content was only hashed.
         if answer:
-            self._contents[_content_key(clip_id, path)] = answer | {"until": until}
-        self._files[_absolute_name(path)] = {**stamp, "id": clip_id}
+            self._contents[_content_key(content_id, path)] = answer | {"until": until}
+        self._files[_absolute_name(path)] = {**stamp, "id": content_id}
         self._changed = True
 
-        examined = self._content(path, clip_id, until)
+        examined = self._content(path, content_id, until)
         assert examined is not None
         return examined
 
@@ -318,9 +328,9 @@ def _absolute_name(path: Path) -> str:
     return str(path.absolute())
 
 
-def _content_key(clip_id: str, path: str | Path) -> str:
+def _content_key(content_id: str, path: str | Path) -> str:
     """Return a content's key: ``probe`` depends on the bytes and on the suffix."""
-    return clip_id + os.path.splitext(path)[1].lower()
+    return content_id + os.path.splitext(path)[1].lower()
 
 
 def _problem_from_json(value: Any) -> ClipProblem:

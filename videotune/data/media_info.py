@@ -19,7 +19,9 @@ MAX_FRAMES = 1 << 24
 """Most frames of a clip: 77 hours at 60 fps."""
 
 EARLY_SHARE = 0.1
-"""A frame counts as begun this share of its predecessor's duration early."""
+"""A frame counts as begun this share of its predecessor's duration early; see
+``MediaInfo.frames_at``.
+"""
 
 EARLY_SECONDS = EARLY_SHARE * 1001 / 24000
 """It counts as begun at most this much early, whatever it follows.
@@ -112,7 +114,9 @@ class MediaInfo:
     """Share of the file that follows its last packet: probably another file."""
 
     turned_at: Number | None = None
-    """Second at which frames of another shape began, where the clip was ended."""
+    """Second at which the shape of the frames changes (not their rotation), and the clip
+    was ended.
+    """
 
     @cached_property
     def timestamps(self) -> tuple[float, ...]:
@@ -168,7 +172,8 @@ class MediaInfo:
         if index + 1 == len(stamps):
             return index
 
-        # A picture may be held for seconds: its successor is no earlier for that.
+        # A frame after a long hold must not be taken a tenth of that hold early: hence
+        # the second limit.
         duration = stamps[index + 1] - stamps[index]
         tolerance = min(EARLY_SHARE * duration, EARLY_SECONDS)
         if stamps[index + 1] - time <= tolerance:

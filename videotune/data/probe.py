@@ -147,6 +147,7 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     demuxed = _demux(container, stream)
     frame = demuxed.first_frame
     is_avi = "avi" in container.format.name.split(",")
+    # Without usable timestamps, frames are found by their number.
     is_counted = is_avi or any(packet.pts is None for packet in demuxed.packets)
     timeline = build_timeline(demuxed, stream, is_counted=is_counted)
     if len(timeline.ticks) < 2:
@@ -198,7 +199,8 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
 
 
 def _unread_share(container: Any, demuxed: Demuxed) -> float:
-    """Return the share of a file that follows its last packet, where that means pictures.
+    """Return the share of a file that follows its last packet and probably holds more
+    pictures, which FFmpeg does not read.
 
     Only in FLV and WMV: other containers have indexes and attachments there, or are
     read to their end.
@@ -275,12 +277,16 @@ def _dispositions() -> Any:
 def _hdr_transfer(
     frame: Any, context: Any, side_data: StreamSideData
 ) -> Literal["PQ", "HLG"] | None:
-    """Return "PQ" or "HLG" if the frame or its stream declares that transfer."""
+    """Return "PQ" or "HLG" if the frame or its stream declares that transfer.
+
+    Raises:
+        ClipProblem: for Dolby Vision profile 5, whose pictures are no HDR10 or HLG.
+    """
     transfers = {number: name for name, number in HDR_TRANSFERS.items()}
     hdr = transfers.get(int(frame.color_trc)) or transfers.get(int(context.color_trc))
-    is_incompatible = side_data.dolby_vision_profile == 5
+    has_own_colours = side_data.dolby_vision_profile == 5
     if hdr is None and (
-        is_incompatible or context.codec_tag.startswith(("dvh", "dva"))
+        has_own_colours or context.codec_tag.startswith(("dvh", "dva"))
     ):
         raise ClipProblem(
             "unreadable", "it is Dolby Vision profile 5: export it as HLG, HDR10 or SDR"
@@ -302,10 +308,17 @@ JOINT_PACKETS = 2
 
 
 class _Damage(NamedTuple):
-    """A packet that the demuxer calls incomplete."""
+    """A packet that the demuxer calls incomplete.
+
+    Files may be parts that were joined byte by byte. At a joint the last packets of a
+    part look incomplete; only if the same part goes on is data missing. At the end of
+    the file it means that the file is cut short.
+    """
 
     frames_before: int
+    """Packets of the stream until it, itself included."""
     restarts_before: int
+    """Joints before it."""
 
     def check(self, frames: int, restarts: int) -> None:
         """Raise ClipProblem if the part goes on after the packet.

@@ -132,6 +132,7 @@ def build_timeline(demuxed: Demuxed, stream: Any, *, is_counted: bool) -> Timeli
             (packet, tick) for packet, tick in usable if tick >= first_keyframe_tick
         ]
 
+    # Of frames with the same time one is displayed.
     ticks = sorted({tick for _, tick in usable})
     index_by_tick = {tick: index for index, tick in enumerate(ticks)}
     keyframes = {index_by_tick[tick] for packet, tick in usable if packet.is_keyframe}
