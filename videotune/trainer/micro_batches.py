@@ -33,26 +33,26 @@ class MicroBatch:
     """
 
 
-def micro_batches(prepared: StepBatch, size: int) -> list[MicroBatch]:
+def micro_batches(step_batch: StepBatch, size: int) -> list[MicroBatch]:
     """Return this process's samples of a step in parts of at most ``size`` samples, in
     order.
     """
-    if prepared.batch is None:
+    if step_batch.batch is None:
         return []
 
     parts: list[MicroBatch] = []
-    first_sample = prepared.first
-    for batch in prepared.batch.split(size):
+    first_sample = step_batch.first
+    for batch in step_batch.batch.split(size):
         end = first_sample + len(batch)
         # t covers the samples of all processes, noise only those of this one.
-        noise_rows = slice(first_sample - prepared.first, end - prepared.first)
+        noise_rows = slice(first_sample - step_batch.first, end - step_batch.first)
         parts.append(
             MicroBatch(
                 batch=batch,
-                t=prepared.t[first_sample:end],
-                noise=prepared.noise[noise_rows],
+                t=step_batch.t[first_sample:end],
+                noise=step_batch.noise[noise_rows],
                 first_sample=first_sample,
-                is_padding=prepared.spare,
+                is_padding=step_batch.spare,
                 needs_base_prediction=any(batch.prior_preservation),
             )
         )
@@ -61,7 +61,7 @@ def micro_batches(prepared: StepBatch, size: int) -> list[MicroBatch]:
 
 
 def pad_for_sharding(
-    parts: list[MicroBatch], prepared: StepBatch, size: int, processes: int
+    parts: list[MicroBatch], step_batch: StepBatch, size: int, processes: int
 ) -> list[MicroBatch]:
     """Give every process the same number of passes through a sharded network.
 
@@ -70,27 +70,30 @@ def pad_for_sharding(
     passes.
 
     Args:
-        parts: this process's own micro-batches, at least one.
-        prepared: the step that they belong to.
+        parts: this process's own micro-batches, at least one: a process without a sample
+            has a spare one (``make_step_batch``).
+        step_batch: the step that they belong to.
         size: samples of a micro-batch, at most.
         processes: how many processes share the step.
 
     Returns:
         The micro-batches of this process, followed by padding.
     """
-    samples = len(prepared.window_ids)
+    samples = len(step_batch.window_ids)
     shares = [share_of((rank, processes), samples) for rank in range(processes)]
     passes = max(-(-(end - begin) // size) for begin, end in shares)
 
     padded = []
     for index in range(passes):
-        samples_in_pass: set[int] = set()
+        samples_of_all_processes: set[int] = set()
         for begin, end in shares:
             pass_begin = begin + index * size
-            samples_in_pass.update(range(pass_begin, min(pass_begin + size, end)))
+            samples_of_all_processes.update(
+                range(pass_begin, min(pass_begin + size, end))
+            )
 
         part = parts[index] if index < len(parts) else _as_padding(parts[-1])
-        needs_base = not samples_in_pass.isdisjoint(prepared.prior)
+        needs_base = not samples_of_all_processes.isdisjoint(step_batch.prior)
         padded.append(replace(part, needs_base_prediction=needs_base))
     return padded
 

@@ -134,7 +134,7 @@ def train_step(
     settings: StepSettings,
     net: nn.Module,
     trainable: TrainableState,
-    prepared: StepBatch,
+    step_batch: StepBatch,
     clock: Clock,
     expert_step: int | None = None,
 ) -> StepRecord:
@@ -147,7 +147,7 @@ def train_step(
         settings: the settings that all steps share.
         net: the denoiser on the device.
         trainable: what trains of it.
-        prepared: the samples of the step.
+        step_batch: the samples of the step.
         clock: measures the phases of the step.
         expert_step: how many steps this expert has had, this one included. None: every
             step so far.
@@ -156,8 +156,8 @@ def train_step(
         OutOfMemory: if the device has no room for the step.
     """
     backward_optimizer = trainable.backward_optimizer
-    update_number = prepared.step if expert_step is None else expert_step
-    samples_in_step = len(prepared.window_ids)
+    update_number = step_batch.step if expert_step is None else expert_step
+    samples_in_step = len(step_batch.window_ids)
 
     learning_rates = _set_learning_rates(trainable, update_number)
     device = next(net.parameters()).device
@@ -166,7 +166,7 @@ def train_step(
     # With updates during backward, some weights may have moved when memory runs out.
     updates_later = backward_optimizer is None
     with _raising_out_of_memory(
-        settings, trainable, prepared, weights_intact=updates_later
+        settings, trainable, step_batch, weights_intact=updates_later
     ):
         if backward_optimizer is not None:
             # One process and no accumulation: a config with more is refused.
@@ -174,7 +174,7 @@ def train_step(
             assert is_one_pass, "updates during backward allow no second micro-batch"
             backward_optimizer.begin(update_number)
 
-        accumulate_gradients(settings, net, trainable, prepared, clock, values)
+        accumulate_gradients(settings, net, trainable, step_batch, clock, values)
 
         if backward_optimizer is None:
             grad_norm = _finish_gradients(trainable, settings, values)
@@ -186,7 +186,7 @@ def train_step(
         values[GRAD_NORM].fill_(grad_norm if is_on_device else grad_norm.item())
         grads_finite = torch.isfinite(values[:FIRST_MSE]).all()
 
-    with _raising_out_of_memory(settings, trainable, prepared, weights_intact=False):
+    with _raising_out_of_memory(settings, trainable, step_batch, weights_intact=False):
         if backward_optimizer is None:
             _update(trainable, grads_finite, update_number)
         if trainable.ema is not None:
@@ -194,11 +194,11 @@ def train_step(
 
     trainable.optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
-    return _record(prepared, trainable, values, learning_rates, clock)
+    return _record(step_batch, trainable, values, learning_rates, clock)
 
 
 def _record(
-    prepared: StepBatch,
+    step_batch: StepBatch,
     trainable: TrainableState,
     values: Tensor,
     learning_rates: dict[str, float],
@@ -209,13 +209,13 @@ def _record(
     if values.device.type in OVERLAPPING:
         values, arrived = to_host(values)
     return StepRecord(
-        step=prepared.step,
+        step=step_batch.step,
         values=values,
         arrived=arrived,
-        t=prepared.t,
+        t=step_batch.t,
         lr=learning_rates,
-        window_ids=prepared.window_ids,
-        captions=prepared.captions,
+        window_ids=step_batch.window_ids,
+        captions=step_batch.captions,
         clock=clock,
         expert=trainable.expert,
     )
@@ -225,7 +225,7 @@ def _record(
 def _raising_out_of_memory(
     settings: StepSettings,
     trainable: TrainableState,
-    prepared: StepBatch,
+    step_batch: StepBatch,
     *,
     weights_intact: bool,
 ) -> Iterator[None]:
@@ -239,10 +239,10 @@ def _raising_out_of_memory(
             raise
         trainable.optimizer.zero_grad(set_to_none=True)
         tokens = 0
-        if prepared.batch is not None:
-            tokens = tokens_per_sample(settings.family, prepared.batch)
+        if step_batch.batch is not None:
+            tokens = tokens_per_sample(settings.family, step_batch.batch)
         raise OutOfMemory(
-            prepared.step, prepared.window_ids, tokens, weights_intact
+            step_batch.step, step_batch.window_ids, tokens, weights_intact
         ) from error
 
 
@@ -262,7 +262,7 @@ def accumulate_gradients(
     settings: StepSettings,
     net: nn.Module,
     trainable: TrainableState,
-    prepared: StepBatch,
+    step_batch: StepBatch,
     clock: Clock,
     values: Tensor,
 ) -> None:
@@ -272,18 +272,18 @@ def accumulate_gradients(
         settings: the settings that all steps share.
         net: the denoiser on the device.
         trainable: what trains of it; its gradients grow.
-        prepared: the samples of the step.
+        step_batch: the samples of the step.
         clock: measures the phases of the step.
         values: [loss, gradient norm, mse of each sample] of the step; loss and mse are
             filled in.
     """
-    samples_in_step = len(prepared.window_ids)
+    samples_in_step = len(step_batch.window_ids)
     is_sharded = trainable.shards is not None and settings.dist.size > 1
 
     size = settings.size(samples_in_step)
-    parts = micro_batches(prepared, size)
+    parts = micro_batches(step_batch, size)
     if is_sharded:
-        parts = pad_for_sharding(parts, prepared, size, settings.dist.size)
+        parts = pad_for_sharding(parts, step_batch, size, settings.dist.size)
 
     for micro_batch in parts:
         t = _to_device(micro_batch.t, values.device)
@@ -301,7 +301,7 @@ def accumulate_gradients(
             network_seed = seed32(
                 settings.network_seed,
                 "network",
-                prepared.step,
+                step_batch.step,
                 micro_batch.first_sample,
             )
             torch.manual_seed(network_seed)
