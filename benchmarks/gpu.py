@@ -121,7 +121,7 @@ def memory(model: str, gigabytes: int, tiny: bool) -> Row:
             key: round(value, 3) if isinstance(value, float) else value
             for key, value in case.sets
         },
-        "planned_allocated_gib": round(planned.allocated / GIB, 3),
+        "planned_allocated_gib": round(planned.allocated / GIB, 6),
         "cap_gib": round((limit - CONTEXT) / GIB, 3),
     }
     with capped(limit - CONTEXT):
@@ -167,7 +167,7 @@ def timed(case: Case, steps: int) -> Row:
         "launches": rig.launches(),
     }
     return row | {
-        "planned_allocated_gib": round(planned.allocated / GIB, 3),
+        "planned_allocated_gib": round(planned.allocated / GIB, 6),
         "tflop": planned.flops / 1e12,
     }
 
