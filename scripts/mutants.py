@@ -90,7 +90,9 @@ def _without_texts(tree: ast.AST) -> str:
             if " " in node.value or node.value.startswith("XX"):
                 node.value = ""
         elif isinstance(node, ast.Call):
-            node.keywords = [one for one in node.keywords if one.arg != "strict"]
+            node.keywords = [
+                keyword for keyword in node.keywords if keyword.arg != "strict"
+            ]
     return ast.dump(copy)
 
 
@@ -181,11 +183,11 @@ def report(work: Path, files: list[Path]) -> float:
     survived = 0
     for path in files:
         mutants = [
-            one
-            for one in mutants_of(work, path)
-            if one.is_counted and one.exit_code is not None
+            mutant
+            for mutant in mutants_of(work, path)
+            if mutant.is_counted and mutant.exit_code is not None
         ]
-        survivors = [one for one in mutants if one.exit_code == SURVIVED]
+        survivors = [mutant for mutant in mutants if mutant.exit_code == SURVIVED]
         counted += len(mutants)
         survived += len(survivors)
         print(f"{path}: {len(survivors)} of {len(mutants)} mutants survive")

@@ -140,6 +140,7 @@ def too_deep(value: Any, most: int) -> str | None:
     Neither time nor stack grow with the depth.
     """
     level: list[tuple[str, Any]] = [("", value)]
+
     for _ in range(most + 1):
         inner_level: list[tuple[str, Any]] = []
         for key, outer in level:
@@ -151,9 +152,11 @@ def too_deep(value: Any, most: int) -> str | None:
                 inner_level += [
                     (f"{key}.{index}", entry) for index, entry in enumerate(outer)
                 ]
+
         if not inner_level:
             return None
         level = inner_level
+
     return level[0][0].removeprefix(".")
 
 

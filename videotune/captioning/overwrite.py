@@ -62,7 +62,7 @@ class OverwriteState:
     def record(self, file: Path, captions: tuple[str, ...]) -> None:
         """Record what a caption file is about to hold."""
         line = json.dumps([self._name(file), digest(captions)], ensure_ascii=False)
-        # A line of its own, also after a torn one.
+        # Begin on a new line, because a kill may have torn the last one.
         with self._path.open("ab", buffering=0) as state:
             append_whole(state, f"\n{line}\n".encode())
 

@@ -31,11 +31,11 @@ def card(run: Path) -> dict[str, Any]:
 
 def tell_prompts(run: Run) -> None:
     """Print a note if the card shows captions of clips, as prompts of its previews."""
-    shown = len(set(previews(run).values()))
+    caption_count = len(set(previews(run).values()))
     are_captions = isinstance(run.setting("samples"), int)
-    if shown and are_captions:
+    if caption_count and are_captions:
         echo(
-            f"note: the card shows captions of {shown} of your clips, as the prompts of the"
+            f"note: the card shows captions of {caption_count} of your clips, as the prompts of the"
             " previews. Set samples to prompts of your own to show those"
         )
 

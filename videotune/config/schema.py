@@ -341,8 +341,8 @@ class Config(Section):
     missing_caption_text: str | None = data(None, min_length=1)
     """the caption of clips that have none"""
     caption_lines: Literal["variants", "join"] = data("variants")
-    """what several lines of a caption are; variants: each is a caption of its own;
-    join: all of them are one caption
+    """how a caption file of several lines is read; variants: each line is a caption;
+    join: all lines are one caption
     """
     dataloader_threads: int = safe(2, ge=0, le=256)
     """threads that decode clips and read batches ahead; 0: none"""

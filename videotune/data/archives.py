@@ -56,7 +56,7 @@ RESERVE = 10**9
 """Bytes of the disk that must stay free."""
 
 MAX_MEMBERS = 300_000
-"""Most members of an archive: creating so many files takes minutes on any disk."""
+"""Most members of an archive. Creating more files than this takes minutes on any disk."""
 
 _HAS_ZSTD = sys.version_info >= (3, 14)
 _READ_TYPES = ("zip", "tar", "gz", "bz2", "xz", *(("zst",) if _HAS_ZSTD else ()))

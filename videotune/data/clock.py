@@ -1,4 +1,4 @@
-"""A stream whose clock starts anew, as in parts joined byte by byte: its time goes on.
+"""The clock of a stream that starts again, as in parts joined byte by byte: time continues.
 
 MPEG recordings and DVD parts are joined that way. Two frames of such a file claim the
 same time; here the time of each part continues where the part before ended.

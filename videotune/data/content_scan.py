@@ -299,7 +299,7 @@ class _ScanStatistics:
         return abs(math.log(aspect / self.first_aspect)) > ASPECT_TOLERANCE
 
     def add(self, frame: Any, pixel_aspect: float) -> None:
-        """Add the next frame, whose pixels are so many times as wide as high."""
+        """Add the next frame; ``pixel_aspect`` is the width of its pixels over their height."""
         if self.first_frame is None:
             self.first_aspect = pixel_aspect * frame.width / frame.height
         self.sizes.add((frame.width, frame.height))

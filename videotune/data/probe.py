@@ -311,8 +311,8 @@ class _Damage(NamedTuple):
     """A packet that the demuxer calls incomplete.
 
     Files may be parts that were joined byte by byte. At a joint the last packets of a
-    part look incomplete; only if the same part goes on is data missing. At the end of
-    the file it means that the file is cut short.
+    part look incomplete, and nothing is missing. If the same part continues after such
+    a packet, data is missing; if the file ends with one, it is cut short.
     """
 
     frames_before: int

@@ -51,8 +51,11 @@ MAX_TITLE_LENGTH = 80
 MAX_NAME_LENGTH = 40
 
 RESERVED_NAMES = frozenset(
-    ["bin", "presets", "con", "prn", "aux", "nul"]
-    + [f"{port}{number}" for port in ("com", "lpt") for number in range(10)]
+    [
+        *("bin", "presets", "con", "prn", "aux", "nul"),
+        *(f"com{number}" for number in range(10)),
+        *(f"lpt{number}" for number in range(10)),
+    ]
 )
 """Names that no project gets: folders beside the projects, and devices of Windows."""
 
