@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.command_line import Printed, train
 from tests.support.command_line import run as shell
+from tests.support.reports import sample
 from tests.support.run_processes import Work
 from videotune.config.load import merge
 from videotune.config.resolve import parse
@@ -146,6 +147,16 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"journal": [*GOOD, validation(40, 0.7, 0.99)]},
     ),
     (
+        "Poor quality: samples show nothing",
+        {
+            "journal": [
+                *GOOD,
+                sample(0, "a"),
+                sample(30, "a", picture={"fault": "black"}),
+            ]
+        },
+    ),
+    (
         "Poor quality: overfitting",
         {"journal": [*GOOD, validation(40, 0.8, 0.3), validation(50, 0.9, 0.2)]},
     ),
@@ -230,3 +241,26 @@ def test_a_real_run_at_a_wrong_rate_is_found_out(
         "The run has not come to its end",
         "Loss or gradient not finite",
     }
+
+
+def test_samples_of_an_earlier_step_and_of_the_base_are_no_finding(
+    tmp_path: Path,
+) -> None:
+    black = {"fault": "black"}
+    journal = [*GOOD, sample(0, "a", picture=black), sample(10, "a", picture=black)]
+    journal.append(sample(30, "a"))
+    assert lines_of(write(tmp_path / "run", journal)) == set()
+
+
+def test_samples_that_were_faulty_before_training_get_another_remedy(
+    tmp_path: Path,
+) -> None:
+    noise = {"fault": "noise"}
+    journal = [*GOOD, *(sample(step, "a", picture=noise) for step in (0, 30))]
+    (finding,) = findings(read_run(write(tmp_path / "run", journal)))
+    assert (
+        finding.found
+        == "step 30: of 1 sample, 1 is noise; before training, of 1 sample, 1 is noise"
+    )
+    assert "sample.steps" in finding.do
+    assert "learning_rate" not in finding.do

@@ -275,8 +275,21 @@ def sample(number: int, prompt: str, seed: int = 42, **changed: Any) -> dict[str
         "prompt": prompt,
         "seed": seed,
         "path": path,
+        "picture": picture(),
         "seconds": 1.5,
     } | changed
+
+
+def picture(fault: str | None = None) -> dict[str, Any]:
+    """What was measured of a sample."""
+    return {
+        "fault": fault,
+        "brightest": 200.0,
+        "range": 120.0,
+        "change": 60.0,
+        "neighbours": 0.9,
+        "moments": 0.7,
+    }
 
 
 def full_run(folder: Path) -> Path:

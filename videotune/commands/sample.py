@@ -32,6 +32,7 @@ from videotune.models.base import DiffusersModel
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import pick
 from videotune.runs.schemas import read_record
+from videotune.sampling.picture_faults import FAULTS, measure_picture
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool
@@ -132,6 +133,9 @@ def sample(
         name = named_by(file_name(sampler.step, prompt, prompt_seed), prompt)
         path = Path(out) / f"{adapter_name(options)}{name}"
         write_video(path, video, sampler.settings.shape.fps)
+        picture = measure_picture(video, sampler.family.spec.rules)
+        if picture["fault"] is not None:
+            echo(f"{path.name} is {FAULTS[str(picture['fault'])]}")
         paths.append(path)
     return paths
 

@@ -14,9 +14,10 @@ from typing import Any
 from videotune.config.load import flatten
 from videotune.config.resolve import parse
 from videotune.files import read_json
-from videotune.reporter.read import Run, points, read_run
+from videotune.reporter.read import Run, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
+from videotune.sampling.picture_faults import remark_at
 from videotune.text import value_text
 from videotune.trainer import throughput
 from videotune.validation.overfitting import OVERFITTING, judge
@@ -159,6 +160,29 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
         yield _finding("rate by steps", fifth=fifth, ratio=ratio, rate=value_text(rate))
 
 
+def _pictures(run: Run) -> Iterator[Finding]:
+    """Find black, frozen or noisy samples of the latest step that was sampled."""
+    kinds = ("sample", "sample_metrics")
+    steps = [
+        number(line.get("step")) or 0 for line in run.journal if line["kind"] in kinds
+    ]
+    step = max(steps, default=0)
+    remark = remark_at(run.journal, step)
+    if not remark or step == 0:
+        return
+
+    base_remark = remark_at(run.journal, 0)
+    advice = "lower learning_rate, or use an earlier checkpoint whose samples are good"
+    base = "; the base model's were good"
+    if base_remark:
+        base = f"; before training, {base_remark}"
+        advice = (
+            "sample.steps and sample.guidance as the base model needs them; "
+            "look at the clips if samples do not move"
+        )
+    yield _finding("pictures", step=step, remark=remark, base=base, advice=advice)
+
+
 def _overfitting(run: Run) -> Iterator[Finding]:
     verdict = judge(run.journal)
     if verdict is not None and verdict.label == OVERFITTING:
@@ -292,6 +316,7 @@ CHECKS: Sequence[Callable[[Run], Iterator[Finding]]] = (
     _out_of_memory,
     _not_finite,
     _learning,
+    _pictures,
     _overfitting,
     _consistency,
     _clips,

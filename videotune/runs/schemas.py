@@ -171,7 +171,12 @@ LINES: Mapping[str, Any] = {
     "step": _STEP,
     "validation": _VALIDATION,
     "verdict": _object(**_AT_STEP, verdict=str | None, reason=str),
-    "sample": _object(**_AT_STEP, prompt=str, path=str),
+    "sample": _object(
+        **_AT_STEP,
+        prompt=str,
+        path=str,
+        picture=NotRequired[_object(fault=str | None)],
+    ),
     "warning": _object(**_ANY, step=NotRequired[Step], text=str),
     "end": _object(**_AT_STEP, why=str, take=NotRequired[_TAKE]),
     "resume": _object(**_ANY, from_step=Step),

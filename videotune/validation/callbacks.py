@@ -11,6 +11,7 @@ from videotune.latent_cache.encode import CacheItems
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
 from videotune.runs.stop_signals import Interrupted
+from videotune.sampling.picture_faults import measure_picture, remark_at
 from videotune.sampling.pipeline import SampleSettings, file_name
 from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of
@@ -321,8 +322,12 @@ def _write_previews(
             prompt=request.prompt,
             seed=request.seed,
             path=path.relative_to(trainer.run).as_posix(),
+            picture=measure_picture(frames, trainer.family.spec.rules),
             seconds=seconds,
         )
+    remark = remark_at(trainer.journal.history.of_kind("sample"), step)
+    if remark and step > 0:
+        echo(f"previews at step {step}: {remark}")
 
 
 def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:

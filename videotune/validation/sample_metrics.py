@@ -17,6 +17,7 @@ import numpy as np
 from videotune.data.video_writer import write_video
 from videotune.files import checked, read_json, write_json, write_whole
 from videotune.job.job import Job
+from videotune.sampling.picture_faults import measure_picture
 from videotune.sampling.pipeline import file_name
 from videotune.trainer.trainer import Trainer, due
 from videotune.types import Window
@@ -125,6 +126,9 @@ class SampleMetricsCallback(SamplingCallback):
 
             with trainer.breaking():
                 fields = self._measure(trainer, videos, step)
+            rules = trainer.family.spec.rules
+            for sample, frames in zip(fields["samples"], videos, strict=True):
+                sample["picture"] = measure_picture(frames, rules)
             seconds = round(time.perf_counter() - started, 3)
             trainer.journal.event(
                 "sample_metrics", step=step, **fields, seconds=seconds
