@@ -23,6 +23,7 @@ from videotune.studio import (
     results_page,
     series,
     setup_page,
+    stages,
     train_page,
 )
 from videotune.studio.projects import clear_leftovers
@@ -53,6 +54,8 @@ PASSWORD_VARIABLE = "VIDEOTUNE_STUDIO_PASSWORD"
 
 LOGIN_NAME = "studio"
 MAX_MESSAGE_LETTERS = 2000
+
+header.REGIONS |= stages.REGIONS  # they read what the pages of a project show
 
 PAGES = {
     "projects": projects_page,

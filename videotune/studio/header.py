@@ -7,8 +7,9 @@ from typing import Any
 
 from videotune.queue import entries as queued
 from videotune.queue.jobs import all_jobs
+from videotune.reporter.progress import progress
 from videotune.studio.projects import find_project, list_projects
-from videotune.studio.status import progress, read_live
+from videotune.studio.status import read_live
 from videotune.studio.web import PageContext, Regions, render
 from videotune.text import duration
 

@@ -49,6 +49,11 @@ def read_answer(out: Path) -> dict[str, Any]:
         return {}
 
 
+def key_of(question: Mapping[str, Any]) -> str:
+    """Return the key that the answers to a question have."""
+    return content_tag(json.dumps(question, sort_keys=True))
+
+
 def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer so far, and send the question if it has changed.
 
@@ -63,7 +68,7 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
         part of it is there.
     """
     answer = read_answer(out)
-    key = content_tag(json.dumps(question, sort_keys=True))
+    key = key_of(question)
     if not answer:
         _forget(out)  # its file was removed or damaged since it was written
     is_current = answer.get("key") == key

@@ -20,13 +20,14 @@ from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
+from videotune.reporter.progress import progress
 from videotune.reporter.read import points
 from videotune.studio import gpu, header, projects
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.projects import Project, inside
 from videotune.studio.records import SweepRecord, read_record
-from videotune.studio.status import progress, read_live
+from videotune.studio.status import read_live
 from videotune.studio.web import (
     CurrentPage,
     PageContext,
@@ -72,10 +73,13 @@ def project_entries(root: Path, project: Project, run: str = "") -> list[QueueEn
     """Return the entries of a project, or of one run of it: the training and all
     others.
     """
+    if not (root / QUEUE_FOLDER).is_dir():
+        return []  # nothing was ever queued; reading creates no folder
+
     runs = (project.folder / "runs").absolute()
     return [
         entry
-        for entry in queued.entries(queue_folder(root))
+        for entry in queued.entries(root / QUEUE_FOLDER)
         if entry.run.parent == runs and run in ("", entry.run.name)
     ]
 
@@ -241,7 +245,10 @@ def queue_run(
             )
 
         settings = projects.draft(project) if keys is None else keys
-        arguments = ["train", "--preset", project.preset, "--config", "{config}"]
+        if not project.has_model:
+            raise VideotuneError("no model is chosen yet: choose one on the page Setup")
+        preset_arguments = projects.preset_arguments(project)
+        arguments = ["train", *preset_arguments, "--config", "{config}"]
         arguments += ["--out", str(folder), *projects.skip_arguments(project)]
         submit(root, project, run, arguments, config={**settings, "datasets": datasets})
         return run

@@ -19,6 +19,7 @@ from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
 from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
+from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping
 from videotune.studio import gpu, header, projects, queue_page, trash
 from videotune.studio.form import inherited_values
@@ -26,7 +27,7 @@ from videotune.studio.preview_clips import nearest
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.series import checkpoints
-from videotune.studio.status import progress, read_cached, read_live
+from videotune.studio.status import read_cached, read_live
 from videotune.studio.web import (
     CurrentPage,
     FormData,

@@ -1,0 +1,133 @@
+"""``videotune status``: what runs, projects and clips of a folder stand at."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.support.command_line import run
+from tests.support.reports import full_run, start, step, write_file, write_journal
+from videotune.commands.status import runs_below
+from videotune.errors import DONE, VideotuneError
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "output.schema.json"
+
+
+def status_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What ``status --json`` prints, which the schema describes."""
+    assert run("status", folder, as_json=True) == DONE
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(value, json.loads(SCHEMA.read_text()))
+    return value
+
+
+def beat(folder: Path, state: str = "training", **changed: Any) -> None:
+    """Write a heartbeat of this process, which is alive."""
+    facts = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "step": 3,
+        "state": state,
+        "time": time.time(),
+        "started": time.time() - 60,
+    }
+    write_file(folder, "heartbeat.json", facts | changed)
+
+
+def test_each_run_says_how_it_stands_and_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full_run(tmp_path / "runs" / "finished")
+    running = tmp_path / "runs" / "running"
+    write_journal(running, [start(), *(step(number) for number in range(1, 4))])
+    write_file(running, "config.json", {"steps": 120})
+    beat(running)
+    killed = tmp_path / "other" / "killed"
+    write_journal(killed, [start(), step(1)])
+    beat(killed, pid=2**22 + 1, time=time.time() - 3600)
+    os.utime(killed / "heartbeat.json", (1, 1))
+    encoding = tmp_path / "encoding"
+    beat(encoding, "encoding", step=0)
+
+    rows = {Path(row["run"]).name: row for row in status_of(tmp_path, capsys)["runs"]}
+    assert set(rows) == {"finished", "running", "killed", "encoding"}
+    assert rows["finished"]["state"] == "done"
+    assert rows["finished"]["exports"]
+    assert rows["finished"]["next"].startswith("videotune sample ")
+    assert rows["running"]["state"] == rows["encoding"]["state"] == "running"
+    assert (rows["running"]["step"], rows["running"]["steps"]) == (3, 120)
+    assert rows["running"]["seconds_left"] > 0
+    assert rows["finished"]["seconds_left"] is None
+    assert rows["killed"]["state"] == "dead"
+    assert rows["killed"]["next"] == f"videotune resume {killed}"
+    # the newest first, and each command names its run
+    assert rows["running"]["next"] == f"videotune wait {running}"
+    assert Path(runs_below(tmp_path)[-1].run).name in ("killed", "finished")
+
+
+def test_a_folder_of_clips_without_a_run_says_what_is_missing(
+    small_clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a name").mkdir()
+    clip = next(path for path in small_clips.rglob("*.mp4"))
+    (tmp_path / "a name" / "a.mp4").symlink_to(clip)
+    dataset = status_of(tmp_path / "a name", capsys)["dataset"]
+    assert (dataset["clips"], dataset["without_caption"]) == (1, 1)
+    assert dataset["next"].startswith("videotune caption '")
+
+    (tmp_path / "a name" / "a.txt").write_text("a ball")
+    dataset = status_of(tmp_path / "a name", capsys)["dataset"]
+    assert dataset["without_caption"] == 0
+    assert dataset["next"].startswith("videotune check '")
+
+
+def test_nothing_and_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = status_of(tmp_path, capsys)
+    assert (empty["runs"], empty["projects"], empty["dataset"]) == ([], [], None)
+    assert list(tmp_path.iterdir()) == [], "status writes nothing"
+    with pytest.raises(VideotuneError):
+        run("status", tmp_path / "nowhere")
+
+
+def test_a_damaged_run_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full_run(tmp_path / "good")
+    write_journal(tmp_path / "bad", [], tail='{"kind": "step"\nno json\n')
+    write_file(tmp_path / "bad", "config.json", ["no", "object"])
+    write_file(tmp_path / "bad", "exports.json", {"path": 3})
+    (tmp_path / ".hidden").mkdir()
+    full_run(tmp_path / ".hidden" / "run")
+    names = [Path(row["run"]).name for row in status_of(tmp_path, capsys)["runs"]]
+    assert sorted(names) == ["bad", "good"]
+
+
+def test_a_project_of_the_studio_says_what_its_pages_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from videotune.studio import projects
+
+    project = projects.create(tmp_path, "cats")
+    (row,) = status_of(tmp_path, capsys)["projects"]
+    assert [stage["stage"] for stage in row["stages"]] == [
+        *("clips", "captions", "model", "plan", "run", "result")
+    ]
+    assert row["stages"][0]["state"] == "open"
+    assert row["next"] == "Add clips"
+    assert not (tmp_path / ".queue").exists(), "status writes nothing"
+
+    full_run(project.folder / "runs" / "run-1")
+    write_file(project.folder / "runs" / "run-1", "config.json", {"steps": 120})
+    value = status_of(tmp_path, capsys)
+    states = {
+        stage["stage"]: stage["state"] for stage in value["projects"][0]["stages"]
+    }
+    assert (states["run"], states["result"]) == ("done", "done")
+    assert len(value["runs"]) == 1

@@ -1,0 +1,114 @@
+"""The way of a project: each page shows the same stages and the same next step."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.reports import full_run, write_file
+from tests.support.studio_fuzz import PLAN
+from videotune.studio import plan_server, projects, setup_page, stages
+from videotune.studio.projects import Project
+from videotune.studio.stages import Stage, next_stage
+from videotune.studio.web import PageContext
+
+PAGES = ("data", "setup", "train", "results")
+
+
+@pytest.fixture
+def cats(tmp_path: Path) -> Project:
+    return projects.create(tmp_path, "Cats")
+
+
+def stages_of(project: Project) -> dict[str, Stage]:
+    root = project.folder.parent
+    current = projects.find_project(root, project.name)
+    page = PageContext(root=root, is_local=True, project=current, query={})
+    return {stage.name: stage for stage in stages.stages(page)}
+
+
+def action_of(project: Project) -> str:
+    step = next_stage(list(stages_of(project).values()))
+    return "" if step is None else step.action
+
+
+def add_clip(project: Project, clips: Path, caption: str = "") -> None:
+    clip = next(path for path in clips.rglob("*.mp4"))
+    shutil.copy(clip, project.folder / "clips" / "a.mp4")
+    if caption:
+        (project.folder / "clips" / "a.txt").write_text(caption)
+
+
+def answer_plan(project: Project, **answer: Any) -> None:
+    """Write the answer to the plan's question of this moment."""
+    current = projects.find_project(project.folder.parent, project.name)
+    question = setup_page.plan_question(current, "plan")
+    write_file(
+        project.folder / ".studio",
+        "plan.json",
+        {"key": plan_server.key_of(question), "part": "full", **answer},
+    )
+
+
+def test_the_next_step_moves_on_with_what_is_done(
+    cats: Project, small_clips: Path
+) -> None:
+    assert action_of(cats) == "Add clips"
+    add_clip(cats, small_clips)
+    assert stages_of(cats)["clips"].state == "done"
+    assert action_of(cats) == "Caption 1 clip"
+    add_clip(cats, small_clips, "a ball")
+    assert stages_of(cats)["captions"].state == "done"
+    assert action_of(cats) == "Choose a model and a card"
+    projects.update(cats, preset="toy")
+    assert action_of(cats) == "See the plan"
+
+    answer_plan(cats, code=1, words="broken")
+    assert stages_of(cats)["plan"].state == "blocked"
+    answer_plan(cats, plan=PLAN | {"fits": False, "hours": 1.0})
+    assert stages_of(cats)["plan"].state == "blocked"
+    answer_plan(cats, plan=PLAN | {"fits": True, "hours": 1.5, "hours_beside": 0.0})
+    assert stages_of(cats)["plan"].text == "fits, 90 min"
+    assert action_of(cats) == "Start training"
+
+    # a plan for other settings is no plan
+    projects.save_draft(cats, {"steps": 7})
+    assert stages_of(cats)["plan"].state == "open"
+
+
+def test_a_run_that_has_ended_offers_its_result(
+    cats: Project, small_clips: Path
+) -> None:
+    add_clip(cats, small_clips, "a ball")
+    projects.update(cats, preset="toy")
+    run = cats.folder / "runs" / "run-1"
+    full_run(run)
+    write_file(run, "config.json", {"steps": 120})
+    assert action_of(cats) == ""
+    result = stages_of(cats)["result"]
+    assert (result.state, result.action) == ("done", "Download the LoRA")
+    assert result.address(cats) == "/p/cats/results?run=run-1"
+
+    write_file(run, "exports.json", [])
+    assert action_of(cats) == "Write the file"
+
+
+def test_all_pages_show_the_same_way(client: Any, cats: Project) -> None:
+    shown = set()
+    for page in PAGES:
+        text = client.get(f"/p/cats/{page}").text
+        way = re.search(r'<nav class="way".*?</nav>', text, re.DOTALL)
+        assert way is not None, page
+        shown.add(way[0])
+    assert len(shown) == 1
+    assert "Add clips" in shown.pop()
+    assert 'class="way"' not in client.get("/").text
+
+
+def test_a_damaged_project_still_has_its_pages(client: Any, cats: Project) -> None:
+    write_file(cats.folder, "config.json", "no object")
+    assert client.get("/p/cats/data").status_code == 200
+    write_file(cats.folder / ".studio", "plan.json", {"key": 3, "plan": "x"})
+    assert client.get("/p/cats/setup").status_code == 200

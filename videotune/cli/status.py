@@ -1,0 +1,117 @@
+"""``videotune status``: all runs and projects of a folder, and the next step of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from videotune.cli.options import Arg
+from videotune.console import clock, print_table
+
+if TYPE_CHECKING:
+    from videotune.commands.status import DatasetOverview, RunOverview
+    from videotune.studio.stages import Stage
+
+StatusFolder = Annotated[
+    Path,
+    Arg(help="a run, a folder of runs or of clips, or a folder of studio projects"),
+]
+
+
+def status(folder: StatusFolder = Path(".")) -> dict[str, Any]:
+    """Show all runs in a folder: step, time left, verdict, and what to do next."""
+    from videotune.commands.status import (
+        PROJECT_MARKS,
+        dataset_overview,
+        find_marked,
+        runs_below,
+    )
+
+    runs = runs_below(folder)
+    projects = list(find_marked(folder, PROJECT_MARKS))
+    stages_by_project = {project: _stages(project) for project in projects}
+    dataset = None if runs or projects else dataset_overview(folder)
+
+    if runs:
+        _show_runs(runs)
+    for project, stages in stages_by_project.items():
+        _show_project(project, stages)
+    if dataset is not None:
+        _show_dataset(dataset)
+    elif not runs and not projects:
+        print(f"{folder} holds no run, no project and no clips yet.")
+        print("next: videotune init work    (or: videotune studio)")
+
+    return {
+        "runs": [run.to_json() for run in runs],
+        "projects": [
+            _project_json(project, stages)
+            for project, stages in stages_by_project.items()
+        ],
+        "dataset": dataset.to_json() if dataset else None,
+    }
+
+
+def _show_runs(runs: Sequence[RunOverview]) -> None:
+    rows = []
+    for run in runs:
+        steps = "?" if run.steps is None else run.steps
+        left = "" if run.seconds_left is None else clock(run.seconds_left)
+        verdict = run.verdict or "none"
+        rows.append([run.run, run.state, f"{run.step} of {steps}", left, verdict])
+    print_table("runs", ["run", "state", "step", "left", "verdict"], rows, right=(3,))
+
+    for run in runs:
+        is_latest = run is runs[0]
+        if is_latest or run.state not in ("done", "early", "running"):
+            print(f"next: {run.next_command}")
+    for path in runs[0].exports:
+        print(f"file: {path}")
+
+
+def _show_dataset(dataset: DatasetOverview) -> None:
+    missing = dataset.without_caption
+    captions = f"{missing} without a caption" if missing else "each has a caption"
+    print(f"{dataset.folder}: {dataset.clips} clips, {captions}")
+    print(f"next: {dataset.next_command}")
+
+
+def _stages(project: Path) -> list[Stage]:
+    """Return the stages of a project of the studio, as its pages show them."""
+    from videotune.studio.projects import find_project
+    from videotune.studio.stages import stages
+    from videotune.studio.web import PageContext
+
+    folder = project.resolve()
+    opened = find_project(folder.parent, folder.name)
+    return stages(
+        PageContext(root=folder.parent, is_local=True, project=opened, query={})
+    )
+
+
+def _show_project(project: Path, stages: Sequence[Stage]) -> None:
+    from videotune.studio.stages import next_stage
+
+    print(f"\nproject {project.resolve().name}")
+    for stage in stages:
+        mark = {"done": "✓", "blocked": "!", "busy": "…"}.get(stage.state, " ")
+        print(f"  {mark} {stage.name:<9}{stage.text}")
+    step = next_stage(list(stages))
+    if step is not None and step.action:
+        root = project.resolve().parent
+        print(f"next: {step.action}: videotune studio --root {root}")
+
+
+def _project_json(project: Path, stages: Sequence[Stage]) -> dict[str, Any]:
+    from videotune.studio.stages import next_stage
+
+    step = next_stage(list(stages))
+    return {
+        "project": str(project),
+        "stages": [
+            {"stage": stage.name, "state": stage.state, "text": stage.text}
+            for stage in stages
+        ],
+        "next": step.action if step is not None else "",
+    }

@@ -1,0 +1,191 @@
+"""``status``: the training runs in a folder, how each stands, and what to do next."""
+
+import os
+import shlex
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from videotune.data.clip_file import ClipFile
+from videotune.data.layouts import RUN_FILES, read_folder
+from videotune.errors import VideotuneError
+from videotune.reporter.outcome import status
+from videotune.reporter.progress import progress
+from videotune.reporter.read import read_run
+
+MAX_DEPTH = 4
+"""Levels of folders that are searched for runs."""
+
+RUN_MARKS = ("journal.jsonl", "heartbeat.json")
+"""Files of a run; one that still encodes its clips has only the second."""
+
+PROJECT_MARKS = ("project.json",)
+"""The file that makes a folder a project of the studio."""
+
+CAPTION_COMMAND = "videotune caption {folder} --model MODEL"
+
+FINISHED_STATES = ("done", "early")
+RUNNING_STATES = ("running", "paused")
+
+
+@dataclass(frozen=True)
+class RunOverview:
+    """How a run stands."""
+
+    run: Path
+
+    state: str
+    """A state of ``videotune.reporter.outcome.status``."""
+
+    why: str
+    """The state in a sentence."""
+
+    step: int
+
+    steps: int | None
+    """Steps of the full run; None if they are not known yet."""
+
+    seconds_left: float | None
+    """Only of a run that is running, after its first steps."""
+
+    verdict: str | None
+
+    exports: tuple[Path, ...]
+    """The files that it has exported and that are still there."""
+
+    @property
+    def next_command(self) -> str:
+        """The command with which the user goes on."""
+        folder = shlex.quote(str(self.run))
+        if self.state in RUNNING_STATES:
+            return f"videotune wait {folder}"
+        if self.state in FINISHED_STATES:
+            verb = "sample" if self.exports else "export"
+            prompt = ' --prompt "…"' if self.exports else ""
+            return f"videotune {verb} {folder}{prompt}"
+        if self.state == "failed":
+            return f"videotune doctor {folder}"
+        return f"videotune resume {folder}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the overview as JSON values."""
+        return {
+            "run": str(self.run),
+            "state": self.state,
+            "why": self.why,
+            "step": self.step,
+            "steps": self.steps,
+            "seconds_left": self.seconds_left,
+            "verdict": self.verdict,
+            "exports": [str(path) for path in self.exports],
+            "next": self.next_command,
+        }
+
+
+@dataclass(frozen=True)
+class DatasetOverview:
+    """How a folder of clips stands of which no run is known."""
+
+    folder: Path
+    clips: int
+    without_caption: int
+
+    @property
+    def next_command(self) -> str:
+        """The command with which the user goes on."""
+        folder = shlex.quote(str(self.folder))
+        if self.without_caption:
+            return CAPTION_COMMAND.format(folder=folder)
+        return f"videotune check {folder}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the overview as JSON values."""
+        return {
+            "folder": str(self.folder),
+            "clips": self.clips,
+            "without_caption": self.without_caption,
+            "next": self.next_command,
+        }
+
+
+def find_marked(folder: Path, marks: Collection[str]) -> Iterator[Path]:
+    """Yield the folders at or below ``folder`` that hold one of the files ``marks``.
+
+    Hidden folders, bins, and what lies inside a marked folder are left out.
+    """
+    for parent, folder_names, file_names in os.walk(folder):
+        depth = len(Path(parent).relative_to(folder).parts)
+        if not set(marks).isdisjoint(file_names):
+            yield Path(parent)
+            folder_names.clear()
+            continue
+
+        folder_names[:] = sorted(
+            name
+            for name in folder_names
+            if not name.startswith(".") and name != "bin" and depth < MAX_DEPTH
+        )
+
+
+def overview(run: Path) -> RunOverview:
+    """Return how a run stands."""
+    facts = status(run)
+    seconds_left = None
+    exports = []
+    if any((run / name).is_file() for name in RUN_FILES):
+        contents = read_run(run)
+        if facts["state"] in RUNNING_STATES:
+            seconds_left = progress(contents).left
+        for record in contents.exports or ():
+            path = run / str(record.get("path"))
+            if path.exists():
+                exports.append(path)
+
+    return RunOverview(
+        run=run,
+        state=facts["state"],
+        why=facts["why"],
+        step=facts["step"],
+        steps=None if facts["steps"] is None else int(facts["steps"]),
+        seconds_left=seconds_left,
+        verdict=facts["verdict"],
+        exports=tuple(exports),
+    )
+
+
+def runs_below(folder: Path) -> list[RunOverview]:
+    """Return how each run at or below a folder stands, the last written first.
+
+    Raises:
+        VideotuneError: if the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise VideotuneError(
+            f"{folder} is not a folder. Give a run, a folder of runs or of clips, "
+            "or a folder of the studio's projects."
+        )
+    runs = list(find_marked(folder, RUN_MARKS))
+    runs.sort(key=_written_at, reverse=True)
+    return [overview(run) for run in runs]
+
+
+def _written_at(run: Path) -> float:
+    """Return when a run wrote last."""
+    paths = [run / name for name in RUN_MARKS]
+    return max(path.stat().st_mtime for path in paths if path.is_file())
+
+
+def dataset_overview(folder: Path) -> DatasetOverview | None:
+    """Return how many clips of a folder have a caption; None if it holds no clips."""
+    try:
+        clips, _ = read_folder(folder)
+    except VideotuneError:
+        return None
+    missing = [clip for clip in clips if not _has_caption(clip)]
+    return DatasetOverview(folder, len(clips), len(missing))
+
+
+def _has_caption(clip: ClipFile) -> bool:
+    """Return whether a caption is recorded or a caption file is there."""
+    return bool(clip.metadata_captions) or clip.caption_file is not None

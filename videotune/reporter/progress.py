@@ -1,0 +1,49 @@
+"""How far a run is, and how long it will still take."""
+
+from dataclasses import dataclass
+
+from videotune.reporter.read import Run
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Progress of a run, over its latest steps."""
+
+    done: int
+    """Steps done."""
+
+    total: int | None
+    """Steps of the full run."""
+
+    left: float | None
+    """Seconds left at the pace of the latest steps; None if not known."""
+
+    throughput: float | None
+    """Seconds per step."""
+
+    loss: float | None
+
+
+def progress(run: Run) -> RunProgress:
+    """Return how far the run is and how long it will still take."""
+    recent_steps = run.steps.recent
+    total = (run.config or {}).get("steps") or (run.plan or {}).get("steps")
+    if not recent_steps:
+        return RunProgress(done=0, total=total, left=None, throughput=None, loss=None)
+
+    done = run.steps.last
+    seconds = [sum(step["seconds"].values()) for step in recent_steps]
+    losses = [step["mse"] for step in recent_steps if step["mse"] is not None]
+
+    throughput = sum(seconds) / len(seconds) if any(seconds) else None
+    left = None
+    if throughput and total:
+        left = throughput * (total - done)
+
+    return RunProgress(
+        done=done,
+        total=total,
+        left=left,
+        throughput=throughput,
+        loss=sum(losses) / len(losses) if losses else None,
+    )

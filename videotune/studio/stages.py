@@ -1,0 +1,220 @@
+"""The way of a project from clips to a result: what is done, what stands in the way,
+and the one next step. All pages and ``videotune status`` show the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote
+
+from videotune.errors import VideotuneError
+from videotune.reporter.progress import progress
+from videotune.studio import clips, gpu, plan_server, projects, setup_page, train_page
+from videotune.studio.clips import ClipRow
+from videotune.studio.projects import Project
+from videotune.studio.train_page import BUSY_STATUSES
+from videotune.studio.web import PageContext, Regions, render
+from videotune.text import counted, duration, plain
+
+StageState = Literal["done", "open", "blocked", "busy"]
+"""Open: the user has something to do. Blocked: what is there cannot be used as it is.
+Busy: the studio or a run works on it.
+"""
+
+FINISHED_STATUSES = ("done", "early")
+
+UNEXPLAINED = "it cannot start: the page Setup says why"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the way."""
+
+    name: str
+    """Clips, captions, model, plan, run or result."""
+
+    state: StageState
+
+    text: str
+    """How it stands: "13 clips", "2 of 13 without a caption"."""
+
+    page: str
+    """The page on which the user goes on."""
+
+    action: str = ""
+    """What the user does next here, as the words of a button; empty if nothing."""
+
+    run: str = ""
+    """The run that the page should show."""
+
+    def address(self, project: Project) -> str:
+        """Return the address of its page."""
+        address = f"/p/{quote(project.name, safe='')}/{self.page}"
+        return f"{address}?run={quote(self.run, safe='')}" if self.run else address
+
+
+def stages(page: PageContext) -> list[Stage]:
+    """Return the stages of the open project, in their order."""
+    project = page.current_project
+    rows = list(clips.table(project).rows.values())
+    return [
+        _clips_stage(project, rows),
+        _captions_stage(project, rows),
+        _model_stage(project),
+        *_run_stages(page),
+    ]
+
+
+def next_stage(all_stages: list[Stage]) -> Stage | None:
+    """Return the stage at which the user goes on; None if all is done.
+
+    What a run is busy with comes first: nothing else needs to be done meanwhile.
+    """
+    for stage in all_stages:
+        if stage.name == "run" and stage.state == "busy":
+            return stage
+    return next((stage for stage in all_stages if stage.state != "done"), None)
+
+
+def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
+    sources = project.facts.get("sources", [])
+    if not rows and not sources:
+        return Stage("clips", "open", "no clips yet", "data", "Add clips")
+
+    text = counted(len(rows), "clip") if rows else counted(len(sources), "dataset")
+    unusable = [row for row in rows if _is_unusable(row)]
+    if unusable and not project.facts.get("allow_skips"):
+        text += f", {len(unusable)} cannot be used"
+        action = f"Mend or leave out {counted(len(unusable), 'clip')}"
+        return Stage("clips", "blocked", text, "data", action)
+    return Stage("clips", "done", text, "data")
+
+
+def _is_unusable(row: ClipRow) -> bool:
+    """Return whether a clip is skipped for another reason than a missing caption."""
+    return row["state"] == "skipped" and bool(row["caption"])
+
+
+def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
+    own_rows = [row for row in rows if row["part"]]
+    missing = [row for row in own_rows if not row["caption"]]
+    if not rows and not project.facts.get("sources"):
+        return Stage("captions", "open", "after the clips", "data")
+    if not own_rows:
+        return Stage("captions", "done", "come with the datasets", "data")
+    if not missing:
+        return Stage("captions", "done", "each clip has one", "data")
+
+    text = f"{len(missing)} of {len(own_rows)} missing"
+    if projects.draft(project).get("missing_caption") == "skip":
+        return Stage("captions", "done", f"{text}, left out", "data")
+    return Stage(
+        "captions", "open", text, "data", f"Caption {counted(len(missing), 'clip')}"
+    )
+
+
+def _model_stage(project: Project) -> Stage:
+    if not project.has_model:
+        action = "Choose a model and a card"
+        return Stage("model", "open", "none chosen", "setup", action)
+
+    facts = project.facts
+    card = facts.get("card") or (facts.get("vram") and f"{facts['vram']:g} GB")
+    if not card and (gpus := gpu.list_gpus()):
+        card = gpus[0].name
+    return Stage(
+        "model", "done", f"{preset}{', ' if card else ''}{card or ''}", "setup"
+    )
+
+
+def _run_stages(page: PageContext) -> Iterator[Stage]:
+    """Yield the stages of the plan, of the newest run, and of its result."""
+    names = train_page.run_names(page)
+    plan = _plan_stage(page.current_project)
+    if not names:
+        yield plan
+        yield Stage("run", "open", "none yet", "train", "Start training")
+        yield Stage("result", "open", "after the run", "results")
+        return
+
+    # A run has been started, so nobody waits for a plan.
+    yield Stage("plan", "done", plan.text, plan.page)
+    yield from _stages_of_run(page, names[0])
+
+
+def _plan_stage(project: Project) -> Stage:
+    """Return how the plan for the settings of this moment stands."""
+    answer = _current_plan(project)
+    if answer is None:
+        return Stage("plan", "open", "not calculated", "setup", "See the plan")
+    if answer.get("code"):
+        return Stage(
+            "plan", "blocked", "cannot start", "setup", "See why it cannot start"
+        )
+
+    plan: Mapping[str, Any] = answer.get("plan") or {}
+    hours = (plan.get("hours") or 0.0) + (plan.get("hours_beside") or 0.0)
+    time_text = f", {duration(hours * 3600)}" if hours > 1 / 60 else ""
+    if plan.get("fits"):
+        return Stage("plan", "done", f"fits{time_text}", "setup")
+    if plan.get("fits") is None:
+        return Stage("plan", "open", "no card chosen", "setup", "Choose a card")
+    return Stage("plan", "blocked", "does not fit", "setup", "See what makes it fit")
+
+
+def _current_plan(project: Project) -> dict[str, Any] | None:
+    """Return the complete plan of the present settings and clips, if it is there."""
+    if not project.has_model or not projects.datasets(project):
+        return None
+    answer = plan_server.read_answer(project.folder / ".studio" / "plan.json")
+    question = setup_page.plan_question(project, "plan")
+    is_current = answer.get("key") == plan_server.key_of(question)
+    is_answered = is_current and answer.get("part") == "full"
+    return answer if is_answered else None
+
+
+def _stages_of_run(page: PageContext, name: str) -> Iterator[Stage]:
+    run, _, _, code = train_page.run_state(page, name)
+    done = progress(run)
+    text = f"{name}: {projects.texts()['train_badges'].get(code, [code])[0]}"
+
+    if code in BUSY_STATUSES:
+        if done.total:
+            text += f", step {plain(done.done)} of {plain(done.total)}"
+        if done.left is not None:
+            text += f", {duration(done.left)} left"
+        yield Stage("run", "busy", text, "train", "Watch it train", name)
+        yield Stage("result", "open", "after the run", "results", run=name)
+        return
+
+    if code not in FINISHED_STATUSES:
+        action = "See why it failed" if code == "failed" else f"Resume {name}"
+        yield Stage("run", "open", text, "train", action, name)
+        yield Stage("result", "open", "after the run", "results", run=name)
+        return
+
+    yield Stage("run", "done", text, "train", run=name)
+    export_count = len(run.exports or ())
+    result_text = (
+        f"{counted(export_count, 'file')} written" if export_count else "no file"
+    )
+    if export_count:
+        yield Stage("result", "done", result_text, "results", "Download the LoRA", name)
+    else:
+        yield Stage("result", "open", result_text, "results", "Write the file", name)
+
+
+def path(page: PageContext) -> str:
+    """Render the way of the open project; nothing on pages of no project."""
+    if page.project is None or page.project.damage:
+        return ""
+    try:
+        all_stages = stages(page)
+    except (VideotuneError, OSError):
+        return ""  # the page itself reports what it cannot read
+
+    step = next_stage(all_stages)
+    return render("path", project=page.project, stages=all_stages, step=step)
+
+
+REGIONS: Regions = {"path": path}
