@@ -23,11 +23,19 @@ from tests.support.run_results import updates
 from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.adapters.effect import new_weight
 from videotune.adapters.lora import ADAPTER, add_lora
+from videotune.config.load import unflatten
+from videotune.config.resolve import parse
 from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter import adapter_export
 from videotune.exporter.adapter_export import export_lora, read_lora
-from videotune.exporter.formats import PEFT_CONFIG_KEY, digest_of, formats_of
+from videotune.exporter.formats import (
+    PEFT_CONFIG_KEY,
+    check_formats,
+    configured_formats,
+    digest_of,
+    formats_of,
+)
 from videotune.exporter.full import export_merged
 from videotune.exporter.lora_write import bake_adapter
 
@@ -448,3 +456,23 @@ def test_weights_too_large_for_the_base_s_dtype_are_told(
     ):
         export_merged(family, {"transformer": state}, 2.0, base, tmp_path / "m", {})
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "formats"),
+    [
+        ({}, ["diffusers", "comfyui"]),
+        ({"lora.variant": "DORA"}, ["diffusers"]),
+        ({"lora.variant": "LOHA"}, ["peft", "comfyui"]),
+        ({"lora.variant": "OFT"}, ["peft"]),
+        ({"training_method": "FINE_TUNE"}, ["diffusers"]),
+        ({"training_method": "EMBEDDING"}, ["diffusers", "comfyui"]),
+        ({"output_model_format": "comfyui"}, ["comfyui"]),
+    ],
+)
+def test_files_of_both_programs_are_written_unless_the_config_says_otherwise(
+    settings: dict[str, Any], formats: list[str], family: Any
+) -> None:
+    config = parse(unflatten(settings))
+    assert configured_formats(config, family) == formats
+    check_formats(config, family)

@@ -85,9 +85,6 @@ def method_defaults(merged: Mapping[str, Any]) -> dict[str, Any]:
         kind = OPTIMIZERS.get(str(optimizer.get("name", "")).upper())
     if kind is not None and kind.learning_rate is not None:
         return {**defaults, "learning_rate": kind.learning_rate}
-
-    if method in ("", "LORA") and variant_of(merged) in ("LOHA", "LOKR", "OFT"):
-        return {"output_model_format": "peft"}
     return defaults
 
 

@@ -404,10 +404,10 @@ class Config(Section):
     output_model_destination: str | None = safe(None, min_length=1)
     """folder of the exported LoRA (default: RUN/export)"""
     output_model_format: (
-        ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)]
-    ) = safe("diffusers")
-    """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT:
-    peft)
+        ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] | None
+    ) = safe(None)
+    """diffusers, comfyui, peft, or a list of them (default: diffusers and comfyui, as far
+    as the model and the method have them, else peft)
     """
     output_dtype: ExportDtype | None = safe(None)
     """dtype of exported weights (default: adapters FLOAT_32, models train_dtype; merged

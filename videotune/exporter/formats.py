@@ -288,7 +288,7 @@ def check_formats(config: Config, family: DiffusersModel) -> None:
     written.
     """
     method = config.training_method
-    for name in configured_formats(config):
+    for name in configured_formats(config, family):
         if method == "FINE_TUNE" and name != "diffusers":
             raise VideotuneError(
                 f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}"
@@ -302,10 +302,28 @@ def check_formats(config: Config, family: DiffusersModel) -> None:
             refuse_format(family, config.lora.variant, name)
 
 
-def configured_formats(config: Config) -> list[str]:
-    """Return the formats that the config names."""
+def configured_formats(config: Config, family: DiffusersModel) -> list[str]:
+    """Return the formats that the config names; by default diffusers' and ComfyUI's, as
+    far as the model and the method have them.
+    """
     formats = config.output_model_format
+    if formats is None:
+        return _default_formats(config, family)
     return [formats] if isinstance(formats, str) else list(formats)
+
+
+def _default_formats(config: Config, family: DiffusersModel) -> list[str]:
+    supported: Collection[str]
+    if config.training_method == "FINE_TUNE":
+        supported = ("diffusers",)
+    elif config.training_method == "EMBEDDING":
+        supported = family.embedding_keys()
+    else:
+        supported = formats_of(family, config.lora.variant)
+
+    # LoHa and LoKr have ComfyUI's names as well, but their own library reads PEFT's.
+    defaults = [name for name in ("diffusers", "comfyui") if name in supported]
+    return defaults if "diffusers" in supported else ["peft", *defaults]
 
 
 def has_no_effect(state: Mapping[str, Tensor]) -> bool:

@@ -78,7 +78,7 @@ def export_run(
         exported.append(_export_merged(family, config, state, path, facts))
     else:
         experts = experts_of(family, config, state, tell)
-        for format in formats or configured_formats(config):
+        for format in formats or configured_formats(config, family):
             ending = "" if format == "diffusers" else f"-{format}"
             format_path = path.with_name(path.name + ending)
             if config.training_method == "EMBEDDING":
