@@ -13,12 +13,8 @@ from tests.support.clips import noise
 from tests.support.families import open_family
 from tests.support.landscapes import pan
 from videotune.model_spec import VideoRules
-from videotune.sampling.picture_faults import (
-    fault_of,
-    measure_picture,
-    remark_at,
-    samples_at,
-)
+from videotune.sampling.picture_faults import fault_of, remark_at, samples_at
+from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import decode
 from videotune.toy.shapes import DIRECTIONS, SHAPES, draw_clip
 

@@ -32,7 +32,8 @@ from videotune.models.base import DiffusersModel
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import pick
 from videotune.runs.schemas import read_record
-from videotune.sampling.picture_faults import FAULTS, measure_picture
+from videotune.sampling.picture_faults import FAULTS
+from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool

@@ -11,7 +11,8 @@ from videotune.latent_cache.encode import CacheItems
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
 from videotune.runs.stop_signals import Interrupted
-from videotune.sampling.picture_faults import measure_picture, remark_at
+from videotune.sampling.picture_faults import remark_at
+from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, file_name
 from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of

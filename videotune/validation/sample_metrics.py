@@ -17,7 +17,7 @@ import numpy as np
 from videotune.data.video_writer import write_video
 from videotune.files import checked, read_json, write_json, write_whole
 from videotune.job.job import Job
-from videotune.sampling.picture_faults import measure_picture
+from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import file_name
 from videotune.trainer.trainer import Trainer, due
 from videotune.types import Window
