@@ -11,20 +11,26 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
 
 from videotune.errors import VideotuneError
-from videotune.files import path_from, write_json
+from videotune.files import write_json
 from videotune.queue import jobs
 from videotune.reporter.build import write_comparison
 from videotune.reporter.inventory import use
-from videotune.reporter.outcome import grounds
 from videotune.reporter.read import Run, items, mapping, points
+from videotune.sampling.picture_faults import remark_at
 from videotune.studio import header, queue_page, train_page, trash
 from videotune.studio.preview_clips import clip_of
-from videotune.studio.projects import inside, texts
+from videotune.studio.projects import Project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
-from videotune.studio.status import read_cached
+from videotune.studio.result_files import (
+    comfyui_loras,
+    copy_to_comfyui,
+    disk_usage,
+    exported_files,
+    files_to_take,
+)
+from videotune.studio.settings import change_settings, read_settings
 from videotune.studio.train_page import (
-    branches,
     checkpoint,
     refuse_running,
     selected_run,
@@ -54,12 +60,61 @@ RUN_FILES = (REPORT, MODEL_CARD)
 """Files that the page links if a run has them."""
 
 
-def summary(page: PageContext) -> str:
-    """Render the recommended checkpoint with its grounds, the checkpoints, and the
-    exports.
+def result(page: PageContext) -> str:
+    """Render the result of the run: the files to take of the recommended checkpoint, and
+    why it is recommended.
     """
     if not selected_run(page):
         return render("train_none", context=page, project=page.current_project)
+
+    run_data = train_page.run_context(page)
+    run = run_data["run"]
+    saves = run_data["saves"]
+    step = run_data["best"]
+    if step is None and saves:
+        step = saves[-1][0]
+    files = list(exported_files(page.current_project, run.folder))
+    comfyui, comfyui_fault = _comfyui_folder(page)
+
+    return render(
+        "results_result",
+        **run_data,
+        step=step,
+        taken=files_to_take(files, step),
+        formats=export_formats(run),
+        preview=_preview_of(run, page.current_project, step),
+        remark=remark_at(run.journal, step) if step is not None else "",
+        losses=dict(points(run.validations, "held_out", "normalised")),
+        works=_output_jobs(page, run_data["name"]),
+        there=[name for name in RUN_FILES if (run.folder / name).is_file()],
+        use=use(run),
+        comfyui=comfyui,
+        comfyui_fault=comfyui_fault,
+    )
+
+
+def _comfyui_folder(page: PageContext) -> tuple[Path | None, str]:
+    """Return ComfyUI's folder of LoRA files, and what is wrong with the setting."""
+    try:
+        return comfyui_loras(read_settings(page.root).get("comfyui")), ""
+    except VideotuneError as error:
+        return None, str(error)
+
+
+def _preview_of(run: Run, project: Project, step: int | None) -> str | None:
+    """Return a preview of a step, as a path within the project."""
+    for record in run.of_kind("sample"):
+        if record.get("step") == step:
+            path = train_page.existing_file(run.folder, record.get("path"))
+            if path is not None:
+                return path.relative_to(project.folder).as_posix()
+    return None
+
+
+def summary(page: PageContext) -> str:
+    """Render the checkpoints, all written files, and publishing."""
+    if not selected_run(page):
+        return ""
 
     run_data = train_page.run_context(page)
     run = run_data["run"]
@@ -69,15 +124,15 @@ def summary(page: PageContext) -> str:
     return render(
         "results_summary",
         **run_data,
-        files=list(exported_files(home, run.folder)),
         works=_output_jobs(page, run_data["name"]),
         size=disk_usage,
+        remarks={step: remark_at(run.journal, step) for step, _ in run_data["saves"]},
         formats=export_formats(run),
         home=home,
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
+        files=list(exported_files(page.current_project, run.folder)),
         use=use(run),
         losses=losses,
-        grounds=grounds(run) if losses else None,
         measured=list(metric_samples(home, run)),
     )
 
@@ -92,25 +147,6 @@ def _output_jobs(page: PageContext, run_name: str) -> dict[str, jobs.QueuedJob |
     exports = queue_page.jobs_about(page.root, project, run_name, "export")
     job_by_kind["export"] = exports[0] if exports else None
     return job_by_kind
-
-
-def exported_files(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
-    """Yield label, record and path of each existing export of a run and its branches."""
-    for label, folder in branches(run):
-        for record in map(mapping, items(read_cached(folder / "exports.json"))):
-            try:
-                path = inside(home, path_from(home, folder / str(record["path"])))
-            except VideotuneError:
-                continue  # outside of the project, from where nothing is served
-            if path.exists():
-                yield label, record, path
-
-
-def disk_usage(path: Path) -> int:
-    """Return the bytes of a file, or of all files of a folder."""
-    return sum(
-        file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()
-    )
 
 
 def export_formats(run: Run) -> tuple[str, ...]:
@@ -173,6 +209,7 @@ def tries(page: PageContext) -> str:
 
 
 REGIONS: Regions = {
+    "result": result,
     "summary": summary,
     "tries": tries,
     "previews": train_page.previews_part,
@@ -281,6 +318,31 @@ def export(page: PageContext, run: Path, form: FormData) -> str:
     return ""
 
 
+def copy(page: PageContext, run: Path, form: FormData) -> str:
+    """Copy the files of a step into ComfyUI's folder, which the form may name first."""
+    folder = form["comfyui"].strip()
+    if folder:
+        page.path_rule.check_path(folder, "ComfyUI's folder")
+        comfyui_loras(folder)
+        change_settings(page.root, {"comfyui": folder})
+
+    loras = comfyui_loras(read_settings(page.root).get("comfyui"))
+    if loras is None:
+        raise VideotuneError("name the folder that ComfyUI was installed into")
+    project = page.current_project
+    step = int(form.number("step") or -1)
+    files = files_to_take(list(exported_files(project, run)), step)
+    copies = [
+        copy_to_comfyui(file, project, loras)
+        for file in files
+        if file.format == "comfyui"
+    ]
+    if not copies:
+        raise VideotuneError(f"step {step} has no file for ComfyUI: write it first")
+    names = ", ".join(path.name for path in copies)
+    return f"{names}: in ComfyUI's folder. Press R in ComfyUI to list it."
+
+
 def delete(page: PageContext, run: Path, form: FormData) -> str:
     """Move a checkpoint to the bin."""
     refuse_running(page, run)
@@ -313,6 +375,7 @@ train_page.ACTIONS |= {
     "draw": draw,
     "dismiss": dismiss,
     "export": export,
+    "copy": copy,
     "delete": delete,
     "write": write,
 }

@@ -122,9 +122,9 @@ def _model_stage(project: Project) -> Stage:
     card = facts.get("card") or (facts.get("vram") and f"{facts['vram']:g} GB")
     if not card and (gpus := gpu.list_gpus()):
         card = gpus[0].name
-    return Stage(
-        "model", "done", f"{preset}{', ' if card else ''}{card or ''}", "setup"
-    )
+    model = project.preset or projects.draft(project)["base_model_name"]
+    text = f"{model}, {card}" if card else str(model)
+    return Stage("model", "done", text, "setup")
 
 
 def _run_stages(page: PageContext) -> Iterator[Stage]:

@@ -21,6 +21,7 @@ from videotune.reporter.outcome import describe_state, grounds, recommended_chec
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping
+from videotune.sampling.picture_faults import FAULTS, fault_of
 from videotune.studio import gpu, header, projects, queue_page, trash
 from videotune.studio.form import inherited_values
 from videotune.studio.preview_clips import nearest
@@ -35,6 +36,7 @@ from videotune.studio.web import (
     PostedForm,
     Regions,
     fragment,
+    json_reply,
     page_response,
     render,
     reply,
@@ -265,12 +267,17 @@ def previews_part(page: PageContext) -> str:
     """Render the data of the preview viewer: for each prompt and seed the videos by
     step.
     """
-    rows = []
     name = selected_run(page)
-    if name:
-        for label, folder in branches(run_folder(page.current_project, name)):
-            rows += _preview_rows(page.current_project.folder, label, folder)
+    rows = preview_rows(page.current_project, name) if name else []
     return render("previews_data", rows=rows)
+
+
+def preview_rows(project: Project, name: str) -> list[dict[str, Any]]:
+    """Return the previews of a run and its branches: a row for each prompt and seed."""
+    rows = []
+    for label, folder in branches(run_folder(project, name)):
+        rows += _preview_rows(project.folder, label, folder)
+    return rows
 
 
 def _preview_rows(home: Path, label: str, folder: Path) -> list[dict[str, Any]]:
@@ -284,7 +291,9 @@ def _preview_rows(home: Path, label: str, folder: Path) -> list[dict[str, Any]]:
         for step, cell in sorted(cells.items()):
             path = existing_file(folder, cell.get("path"))
             if path is not None:
-                existing_cells.append((step, path.relative_to(home).as_posix()))
+                fault = FAULTS.get(fault_of(cell) or "", "")
+                relative = path.relative_to(home).as_posix()
+                existing_cells.append((step, relative, fault))
 
         if existing_cells:
             row = {
@@ -312,6 +321,12 @@ def show(page: CurrentPage) -> Response:
         run=selected_run(page),
         runs=run_names(page),
     )
+
+
+@routes.get("/p/{project}/previews")
+def show_previews(page: CurrentPage) -> Response:
+    """Send the previews of the run that the address names, to stand beside others."""
+    return json_reply({"rows": preview_rows(page.current_project, selected_run(page))})
 
 
 @routes.get("/p/{project}/exposure")

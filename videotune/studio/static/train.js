@@ -3,7 +3,7 @@
 document.addEventListener("DOMContentLoaded", () => {
   const $ = (id) => document.getElementById(id), viewer = $("viewer");
   const state = { row: "", left: "", right: null, newest: true, playing: !matchMedia("(prefers-reduced-motion: reduce)").matches };
-  let rows = [];
+  let rows = [], beside = { run: "", rows: [] };
   const name = (row) => `${row.branch}\n${row.prompt}\n${row.seed}`;
   const url = (path) => viewer.dataset.file + encodeURIComponent(path);
   const said = (step) => step === 0 ? "base model" : `step ${step}`;
@@ -15,7 +15,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (JSON.stringify(next) === JSON.stringify(rows)) return;
     rows = next;
     viewer.hidden = !rows.length; $("no-previews").hidden = Boolean(rows.length);
-    if (rows.length) { chips(); show(); }
+    if (rows.length) { chips(); show(); matrix(); }
   }
   const current = () => rows.find((row) => name(row) === state.row) || rows[0];
 
@@ -37,7 +37,7 @@ document.addEventListener("DOMContentLoaded", () => {
       if (video.getAttribute("src") !== last) video.setAttribute("src", last);
     });
     there.forEach((chip) => chip.remove());
-    group.hidden = rows.length < 2;
+    group.hidden = rows.length < 2 || !$("viewer-matrix").hidden;
   }
 
   function put(shot, path, words) {  // the same video goes on playing
@@ -57,7 +57,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const shared = () => videos().find((one) => !one.paused)?.currentTime || 0;
 
   function show() {
-    const row = current(), steps = row.cells.map(([step]) => step), path = new Map(row.cells);
+    const row = current(), steps = row.cells.map(([step]) => step), path = new Map(row.cells.map(([step, where]) => [step, where])), faults = new Map(row.cells.map(([step, , fault]) => [step, fault]));
     state.row = name(row);
     if (state.newest || !path.has(state.right)) state.right = steps.at(-1);
     const left = state.left !== "" && path.has(+state.left) ? +state.left : steps[0];
@@ -72,12 +72,62 @@ document.addEventListener("DOMContentLoaded", () => {
     const slider = $("viewer-step"); slider.max = steps.length - 1; slider.value = steps.indexOf(state.right); slider.disabled = steps.length < 2;
     slider.setAttribute("aria-valuetext", said(state.right));
     $("viewer-at").textContent = said(state.right);
-    put($("shot-left"), url(path.get(left)), left === 0 ? "before" : `step ${left}`);
-    put($("shot-right"), url(path.get(state.right)), said(state.right));
-    $("shot-left").hidden = left === state.right && steps.length < 2;
+    const remark = (step) => faults.get(step) ? `: ${faults.get(step)}` : "", other = besideCell(row, state.right);
+    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0])}`);
+    else put($("shot-left"), url(path.get(left)), (left === 0 ? "before" : `step ${left}`) + remark(left));
+    put($("shot-right"), url(path.get(state.right)), (beside.run ? `${viewer.dataset.run}, ` : "") + said(state.right) + remark(state.right));
+    $("shot-left").hidden = !other && left === state.right && steps.length < 2;
+    choice.disabled = Boolean(other);
     $("viewer-download").href = url(path.get(state.right));
     near(row);
     for (const chip of $("viewer-prompts").children) chip.setAttribute("aria-pressed", chip.dataset.row === state.row);
+  }
+  // the preview of the other run with the same prompt and seed, at the nearest step
+  function besideCell(row, step) {
+    const same = beside.rows.find((one) => one.prompt === row.prompt && one.seed === row.seed);
+    return same && same.cells.reduce((best, cell) => Math.abs(cell[0] - step) < Math.abs(best[0] - step) ? cell : best);
+  }
+  async function chooseBeside(run) {
+    beside = { run: "", rows: [] };
+    if (run) {
+      const answer = await fetch(viewer.dataset.previews + encodeURIComponent(run)).catch(() => null);
+      if (!answer || !answer.ok) { $("viewer-beside").value = ""; vt.toast("The previews of that run could not be read. Try again.", true); return; }
+      beside = { run, rows: (await answer.json()).rows };
+    }
+    const matched = rows.some((row) => besideCell(row, 0));
+    $("viewer-beside-said").textContent = run && !matched ? `${run} has no preview with these prompts and seeds` : "";
+    show(); matrix();
+  }
+  // every preview: a line for each prompt and seed, a column for each step
+  function matrix() {
+    const place = $("viewer-matrix");
+    if (place.hidden) return;
+    const lines = rows.map((row) => ({ ...row, run: "" }));
+    beside.rows.forEach((row) => lines.push({ ...row, run: beside.run }));
+    lines.sort((a, b) => a.prompt.localeCompare(b.prompt) || a.seed - b.seed || a.run.localeCompare(b.run));
+    const steps = [...new Set(lines.flatMap((row) => row.cells.map(([step]) => step)))].sort((a, b) => a - b);
+    const mark = JSON.stringify([lines, steps]);
+    if (place.dataset.mark === mark) return;
+    place.dataset.mark = mark;
+    const make = (kind, words = "") => Object.assign(document.createElement(kind), { textContent: words });
+    const table = make("table"), head = table.createTHead().insertRow(), body = table.createTBody();
+    head.append(make("th", "prompt"), ...steps.map((step) => make("th", said(step))));
+    for (const row of lines) {
+      const line = body.insertRow(), title = make("th", `${row.run ? `${row.run}: ` : ""}${row.branch ? `${row.branch}: ` : ""}${row.prompt || "(empty prompt)"} · seed ${row.seed}`), cells = new Map(row.cells.map((cell) => [cell[0], cell]));
+      title.scope = "row"; line.append(title);
+      for (const step of steps) {
+        const place = line.insertCell(), cell = cells.get(step);
+        if (!cell) continue;
+        const button = make("button"), video = Object.assign(document.createElement("video"), { muted: true, loop: true, playsInline: true, preload: "metadata", tabIndex: -1 });
+        button.type = "button"; button.setAttribute("aria-label", `Show ${said(step)} of ${row.prompt}${cell[2] ? `, which is ${cell[2]}` : ""}`);
+        video.setAttribute("src", url(cell[1])); button.append(video);
+        if (cell[2]) { const words = make("span", cell[2]); words.className = "badge care"; button.append(words); }
+        button.onmouseenter = () => video.play().catch(() => {}); button.onmouseleave = () => video.pause();
+        button.onclick = () => { if (row.run) return; state.row = name(row); state.right = step; state.newest = false; show(); $("stage").scrollIntoView({ block: "nearest" }); };
+        place.append(button);
+      }
+    }
+    place.replaceChildren(table);
   }
   function near(row) {
     const place = $("shot-near").querySelector(".near"), there = row.near?.path;
@@ -110,6 +160,8 @@ document.addEventListener("DOMContentLoaded", () => {
     });
     $("viewer-left").addEventListener("change", (event) => { state.left = event.target.value; show(); });
     $("viewer-play").addEventListener("click", () => play(!state.playing));
+    $("viewer-all").addEventListener("click", (event) => { $("viewer-matrix").hidden = !press(event.currentTarget); $("viewer-prompts").hidden = !$("viewer-matrix").hidden || rows.length < 2; matrix(); });
+    $("viewer-beside")?.addEventListener("change", (event) => chooseBeside(event.target.value));
     $("viewer-wipe").addEventListener("click", (event) => { const on = press(event.currentTarget); $("stage").classList.toggle("wipe", on); $("wipe-line").hidden = !on; });
     $("wipe-line").addEventListener("input", (event) => $("stage").style.setProperty("--wipe", `${event.target.value}%`));
     $("viewer-near").addEventListener("click", (event) => { $("shot-near").hidden = !press(event.currentTarget); play(state.playing); });

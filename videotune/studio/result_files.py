@@ -1,0 +1,159 @@
+"""The files that a run has exported, and the copy of one into ComfyUI's folder."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from filecmp import cmp
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from videotune.errors import VideotuneError
+from videotune.files import path_from
+from videotune.reporter.read import items, mapping
+from videotune.studio.projects import Project, inside
+from videotune.studio.status import read_cached
+from videotune.studio.train_page import branches
+
+FORMAT_ORDER = ("comfyui", "diffusers", "peft")
+"""Formats in the order in which most people want them."""
+
+COMFYUI_VARIABLE = "VIDEOTUNE_COMFYUI"
+"""Environment variable with the folder of ComfyUI, if it has no setting."""
+
+LORA_FOLDER = Path("models", "loras")
+"""Folder of ComfyUI for LoRA files, below its own."""
+
+STEP_IN_NAME = re.compile(r"-step-([0-9]{1,12})(?![0-9])")
+
+MOST_COPIES = 1000
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file or folder that a run has exported and that is still there."""
+
+    branch: str
+    """Label of the branch that has exported it; empty for the run itself."""
+
+    record: Any
+    """Its entry in exports.json."""
+
+    path: Path
+
+    @property
+    def format(self) -> str:
+        """Its format, such as comfyui; "merge" for a merged model."""
+        is_merged = self.path.is_dir() and "-merged" in self.path.name
+        return "merge" if is_merged else str(self.record["format"])
+
+    @property
+    def step(self) -> int | None:
+        """The step of its weights, which is part of its name."""
+        match = STEP_IN_NAME.search(self.path.name)
+        return int(match[1]) if match else None
+
+    @property
+    def size(self) -> int:
+        """Its bytes; for a folder, those of all its files."""
+        return disk_usage(self.path)
+
+
+def disk_usage(path: Path) -> int:
+    """Return the bytes of a file, or of all files of a folder."""
+    return sum(
+        file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()
+    )
+
+
+def exported_files(project: Project, run: Path) -> Iterator[ExportedFile]:
+    """Yield what a run and its branches have exported, as far as it is there."""
+    for label, folder in branches(run):
+        for record in map(mapping, items(read_cached(folder / "exports.json"))):
+            relative = path_from(project.folder, folder / str(record["path"]))
+            try:
+                path = inside(project.folder, relative)
+            except VideotuneError:
+                continue  # outside of the project, from where nothing is served
+            if path.exists():
+                yield ExportedFile(label, record, path)
+
+
+def files_to_take(
+    files: Sequence[ExportedFile], step: int | None
+) -> list[ExportedFile]:
+    """Return the files of a step that other programs load, the likeliest first.
+
+    A model with two experts has two files of a format.
+    """
+    chosen = [
+        file
+        for file in files
+        if file.step == step and not file.branch and file.format in FORMAT_ORDER
+    ]
+    return sorted(chosen, key=lambda file: FORMAT_ORDER.index(file.format))
+
+
+def comfyui_loras(setting: str | None) -> Path | None:
+    """Return ComfyUI's folder of LoRA files.
+
+    Args:
+        setting: the folder that the user has named: ComfyUI's own, or that of its LoRA
+            files. None: the one of the environment variable.
+
+    Returns:
+        None if no folder was named.
+
+    Raises:
+        VideotuneError: if the folder is not there, or not ComfyUI's.
+    """
+    text = setting or os.environ.get(COMFYUI_VARIABLE, "")
+    if not text:
+        return None
+
+    folder = Path(text).expanduser()
+    for candidate in (folder / LORA_FOLDER, folder):
+        if candidate.is_dir() and candidate.name == LORA_FOLDER.name:
+            return candidate
+    raise VideotuneError(
+        f"{text[:200]}: there is no folder {LORA_FOLDER.as_posix()} in it. Give the "
+        "folder that ComfyUI was installed into, or its folder of LoRA files."
+    )
+
+
+def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
+    """Copy an exported file into ComfyUI's folder, and return the copy.
+
+    Nothing there is overwritten: a file of that name with other content gets a number.
+    """
+    if not file.path.is_file():
+        raise VideotuneError(f"{file.path.name} is a folder: download it instead")
+    target = _free_target(file.path, loras, f"{project.name}-{file.path.stem}")
+    if target.exists():
+        return target
+
+    part = loras / f".{target.name}.{token_hex(4)}"
+    try:
+        shutil.copyfile(file.path, part)
+        os.replace(part, target)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return target
+
+
+def _free_target(source: Path, folder: Path, stem: str) -> Path:
+    """Return a path that is free, or that holds the same content already."""
+    for number in range(1, MOST_COPIES):
+        ending = "" if number == 1 else f"-{number}"
+        target = folder / f"{stem}{ending}{source.suffix}"
+        if not os.path.lexists(target):
+            return target
+        if target.is_file() and cmp(source, target, shallow=False):
+            return target
+    raise VideotuneError(
+        f"{folder} has too many copies of {source.name}: remove some of them"
+    )
