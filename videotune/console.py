@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task
@@ -98,6 +100,27 @@ def out(text: object) -> None:
     print(printable(str(text)))
 
 
+def tell(text: str, indent: str = "  ") -> None:
+    """Print a sentence of the result, in lines of the terminal's width.
+
+    Args:
+        text: The sentence.
+        indent: What the lines after the first begin with.
+    """
+    columns = shutil.get_terminal_size((0, 24)).columns
+    lines = printable(text).splitlines() or [""]
+    for line in lines:
+        if columns and len(line) > columns:
+            line = textwrap.fill(
+                line,
+                columns,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        print(line)
+
+
 def print_json(value: Any) -> None:
     """Print a result as JSON on standard output.
 
@@ -128,7 +151,7 @@ def print_table(
     right: Sequence[int] = (),
 ) -> None:
     """Print a table on standard output; without a terminal it is as wide as it needs to
-    be.
+    be. A table whose words do not fit the terminal becomes a list.
 
     Args:
         title: The title.
@@ -142,15 +165,75 @@ def print_table(
         recorded.setdefault(title, []).extend(records)
         return
 
+    cells = []
+    for row in rows:
+        cells.append(["" if cell is None else printable(str(cell)) for cell in row])
+    widths = column_widths([list(columns), *cells], width())
+    if widths is None:
+        _print_list(title, columns, cells)
+        return
+
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
         table.add_column(
-            name, justify="right" if i in right else "left", overflow="fold"
+            name, justify="right" if i in right else "left", width=widths[i]
         )
-    for row in rows:
-        cells = ["" if cell is None else escape(printable(str(cell))) for cell in row]
-        table.add_row(*cells)
+    for row_cells in cells:
+        table.add_row(*map(escape, row_cells))
     Console(width=width()).print(table)
+
+
+BORDER = 3
+"""Terminal columns that a column of a table takes beside its text."""
+
+
+def column_widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Return the width of each column of a table in which no word is broken.
+
+    Args:
+        rows: The cells, with the headings.
+        room: The terminal's columns.
+
+    Returns:
+        None if the longest words do not fit beside each other.
+    """
+    least = []
+    most = []
+    for column in zip(*rows, strict=True):
+        lines = [line for cell in column for line in cell.splitlines()]
+        longest_line = max(map(cell_len, lines), default=0)
+        words = [word for line in lines for word in line.split()]
+        least.append(max(map(cell_len, words), default=0))
+        most.append(longest_line)
+
+    room -= BORDER * len(least) + 1
+    if sum(least) > room:
+        return None
+    widths = list(least)
+    spare = room - sum(least)
+    narrowest_first = sorted(range(len(least)), key=lambda i: most[i] - least[i])
+    for position, i in enumerate(narrowest_first):
+        share = spare // (len(least) - position)
+        added = min(share, most[i] - least[i])
+        widths[i] += added
+        spare -= added
+    return widths
+
+
+def _print_list(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a table as a list: the first cell, and the others with their headings."""
+    print(title)
+    for first, *others in rows:
+        tell(first, indent="    ")
+        parts = []
+        for name, cell in zip(columns[1:], others, strict=True):
+            if cell:
+                text = cell.replace("\n", ", ")
+                parts.append(f"{name}: {text}" if name else text)
+        if parts:
+            tell(f"  {'; '.join(parts)}", indent="    ")
 
 
 @contextmanager

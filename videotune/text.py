@@ -26,6 +26,15 @@ def counted(value: float | None, thing: str) -> str:
     return f"{plain(value)} {thing}{'' if value == 1 else 's'}"
 
 
+def memory_size(count: float) -> str:
+    """Return bytes of memory as text, in powers of 1024 as nvidia-smi shows them."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
 def duration(seconds: float) -> str:
     """Return a time span as text."""
     if seconds < 120:

@@ -24,7 +24,7 @@ from tests.support.run_results import assert_same_run, of_kind, same_tensors, st
 from tests.support.tiny_networks import deepen
 from videotune.cli.plan import ROWS, curve
 from videotune.commands.plan import COLUMNS, levels, noise_levels
-from videotune.console import size
+from videotune.commands.plan import plan as plan_run
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
@@ -33,13 +33,20 @@ from videotune.job.overrides import Overrides, resolve_config
 from videotune.planner import fit as fitting
 from videotune.planner import settings
 from videotune.planner.denoiser_size import activations_at_most
-from videotune.planner.fit import MEMORY_KEYS, config_constraints, fit, to_json
+from videotune.planner.fit import (
+    MEMORY_KEYS,
+    config_constraints,
+    fit,
+    spare_memory,
+    to_json,
+)
 from videotune.planner.gpus import find_card
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Constraints
 from videotune.planner.settings import fit_settings
 from videotune.planner.step_spec import TILED, UNCHANGED, step_spec
 from videotune.runs.run_dir import read_run_config
+from videotune.text import memory_size
 from videotune.trainer import cache_filling
 from videotune.trainer.build import open_models
 from videotune.validation import decoding
@@ -111,7 +118,7 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
     overrides: Make, capsys: Printed
 ) -> None:
     settings = overrides("steps=10", "batch_size=2")
-    assert plan(settings, card="rtx 3060 12gb") == DONE
+    assert plan(settings, card="rtx 3060 12gb", verbose=True) == DONE
     printed = capsys.readouterr().out
     assert printed.startswith("it fits RTX 3060 12GB: ")
     assert "hours" in printed.splitlines()[0]
@@ -132,6 +139,60 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
             Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)),
             vram=8,
         )
+
+
+def test_without_a_card_the_plan_is_for_the_cards_of_the_preset(
+    overrides: Make, capsys: Printed
+) -> None:
+    """On a machine without a card, and never for a preset that is for any card."""
+    settings = replace(
+        overrides("steps=10", "batch_size=2"), preset="wan 2.1 1.3B LoRA 16GB"
+    )
+    assert plan(settings) == DONE
+    assert capsys.readouterr().out.startswith("it fits 16 GB, the preset's card: ")
+    device = plan_run(settings).plan["device"]
+    assert (device["vram_bytes"], device["memory_from"]) == (16 << 30, "preset")
+    assert plan_run(settings, vram=24).plan["device"]["memory_from"] == "vram"
+    toy = plan_run(replace(settings, preset="toy")).plan
+    assert (toy["verdict"], toy["device"]["memory_from"]) == (None, None)
+
+
+def test_a_plan_leaves_room_and_is_tight_where_it_cannot(small: Any) -> None:
+    """GiB by GiB: as a card fits that a desktop leaves three quarters of a GiB less."""
+    needed = fit(small, "FLOAT_32", None, None).needed
+    spare = spare_memory(8 << 30, is_free=False)
+    assert spare == 768 << 20
+    assert spare_memory(80 << 30, is_free=False) == 4 << 30, "5 % of a large card"
+    assert spare_memory(8 << 30, is_free=True) < spare, "the desktop is counted already"
+
+    roomy = fit(small, "FLOAT_32", needed + spare, None, spare=spare)
+    assert (roomy.verdict, roomy.needed) == ("fits", needed)
+    tight = fit(small, "FLOAT_32", needed, None, spare=spare)
+    assert (tight.verdict, tight.fits, tight.needed) == ("tight", True, needed)
+    short = fit(small, "FLOAT_32", 1 << 30, None, spare=spare)
+    assert (short.verdict, short.fits) == ("does not fit", False)
+
+
+def test_the_parts_of_a_plan_add_up_to_what_it_needs(overrides: Make) -> None:
+    for vram in (None, 1.01, 24):
+        device = plan_run(overrides("steps=10"), vram=vram).plan["device"]
+        assert sum(device["parts"].values()) == device["need_bytes"]
+        assert device["need_bytes"] > device["allocated_bytes"]
+
+
+def test_a_plan_is_short_and_as_wide_as_the_terminal(
+    overrides: Make, capsys: Printed, monkeypatch: Patch
+) -> None:
+    """Also the whole of it, whose tables break no name."""
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = overrides("steps=10", "batch_size=2")
+    assert plan(settings, card="rtx 3060 12gb") == DONE
+    short = capsys.readouterr().out.splitlines()
+    assert len(short) <= 12
+    assert plan(settings, card="rtx 3060 12gb", verbose=True) == DONE
+    long = capsys.readouterr().out.splitlines()
+    assert len(long) > len(short)
+    assert max(map(len, [*short, *long])) <= 80
 
 
 @pytest.mark.parametrize(
@@ -212,7 +273,8 @@ def test_quantized_weights_are_named_with_what_they_save_and_never_chosen(
         m.weight.numel() for m in net.blocks.modules() if isinstance(m, torch.nn.Linear)
     )
     assert (
-        f"the denoiser's take {size(round(numbers * (4 - 1 - 4 / 128)))} less" in line
+        f"the denoiser's take {memory_size(round(numbers * (4 - 1 - 4 / 128)))} less"
+        in line
     )
     assert "weight_dtype" not in short.chosen
     rounded = opened(overrides("steps=10", "batch_size=2", "weight_dtype=NFLOAT_4"))
@@ -243,7 +305,7 @@ def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
     ]
     monkeypatch.setattr(settings, "requested_card", lambda vram, name: (10**6, None))
     with pytest.raises(
-        DoesNotFit, match=r"this run needs .* and the card has 1\.0 MB:\n"
+        DoesNotFit, match=r"this run needs .* and the card has 977 KiB free:\n"
     ):
         fit_settings(small)
 

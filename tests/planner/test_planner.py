@@ -29,6 +29,7 @@ from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_bl
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
+from videotune.planner.fit import unstreamed_bytes
 from videotune.planner.gpus import USUAL, cards, find_card
 from videotune.planner.ledger import Ledger, Reading
 from videotune.planner.measure import FakeRun, fake_mode, to_fake
@@ -120,6 +121,16 @@ def test_streamed_blocks_leave_the_device_and_two_slots_stay() -> None:
     )
     assert two == none, "two slots for two blocks"
     assert memory.need(facts(), Choice(1, ON, 10)).moved == 2 * 1000 * MB - 200 * MB
+
+
+def test_without_streaming_everything_is_on_the_card() -> None:
+    """Blocks resident and recomputed, the text encoder whole: 3 GB and the context."""
+    streamed = memory.need(facts(), Choice(1, ON, 10))
+    bytes_resident = unstreamed_bytes(facts(), streamed, Constraints())
+    assert bytes_resident == memory.room({"text encoder": 3 * GB})
+    fixed = Constraints(checkpointing=OFF)
+    off = memory.need(facts(), Choice(1, OFF, 0)).needed
+    assert unstreamed_bytes(facts(), streamed, fixed) == max(off, bytes_resident)
 
 
 def test_all_streamed_and_off_is_on() -> None:

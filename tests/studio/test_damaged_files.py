@@ -41,8 +41,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cats(tmp_path: Path) -> projects.Project:
     """A project with a clip and a run, beside another."""
-    projects.create(tmp_path, "Dogs")
-    project = projects.create(tmp_path, "Cats")
+    projects.create(tmp_path, "Dogs", preset="toy")
+    project = projects.create(tmp_path, "Cats", preset="toy")
     (project.folder / "clips" / "a.mp4").write_bytes(b"\0\0\0\x20ftypisom")
     run = project.folder / "runs" / "run-1"
     write_json(run / "config.json", {"steps": 4, "settings": {}, "origins": {}})
@@ -129,7 +129,7 @@ RUN = "cats/runs/run-1/"
 STEP = step_line(1)
 HEARTBEAT = {"pid": 1, "host": "x", "step": 1, "state": "training", "time": 1.0}
 PLAN = {
-    "fits": True, "hours": 1.0, "hours_beside": 0.0, "seconds_a_step": 1.0, "device": None, "disk": {}, "steps": 4,
+    "fits": True, "verdict": "fits", "hours": 1.0, "hours_beside": 0.0, "seconds_a_step": 1.0, "device": None, "disk": {}, "steps": 4,
     "clips": {"used": 1, "held_out": 0, "skipped": 0},
     "views": {"per_window": {"min": 1, "max": 1, "band": "high"}, "advice": ""}, "remedies": [], "notes": [],
 }  # fmt: skip

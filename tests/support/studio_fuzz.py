@@ -68,13 +68,17 @@ CONFIG = {
 }
 PLAN: dict[str, Any] = {
     "fits": True,
+    "verdict": "fits",
     "hours": 1.0,
     "hours_beside": 0.5,
     "seconds_a_step": 1.0,
     "device": {
         "card": "x",
         "measured": None,
-        "vram_bytes": 24 * 10**9,
+        "vram_bytes": 24 * 2**30,
+        "memory_from": "vram",
+        "spare_bytes": 2**30,
+        "unstreamed_bytes": 10**9,
         "need_bytes": 10**9,
         "phase": "training",
         "parts": {"weights": 10**9, "rest": 0},

@@ -63,6 +63,7 @@ Offline = Annotated[
         help="no network requests; use the Hub's cache",
     ),
 ]
+Verbose = Annotated[bool, Opt("--verbose", help="print everything")]
 AsJson = Annotated[bool, Opt("--json", help="print JSON")]
 
 

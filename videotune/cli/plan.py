@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from videotune.cli.options import AsJson, Folder, Opt, Skips, takes_config, with_clips
-from videotune.console import answer, out, print_table, size
-from videotune.text import counted, shape_words
+from videotune.cli.options import (
+    AsJson,
+    Folder,
+    Opt,
+    Skips,
+    Verbose,
+    takes_config,
+    with_clips,
+)
+from videotune.console import answer, out, print_table, size, tell
+from videotune.text import counted, memory_size, shape_words
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
@@ -18,13 +26,18 @@ if TYPE_CHECKING:
 ROWS = 8
 """Lines of the curve of noise levels."""
 
+NOTES = 2
+"""Notes that are printed without --verbose."""
+
 TimestepsOption = Annotated[
     bool,
     Opt("--timesteps", help="show the trained noise levels instead; needs no clips"),
 ]
 VramOption = Annotated[
     float | None,
-    Opt(min=1, help="memory of the card in GB (10^9 bytes): print what fits, and how"),
+    Opt(
+        min=1, help="memory of the card in GB, as it is sold: print what fits, and how"
+    ),
 ]
 CardOption = Annotated[
     str | None,
@@ -50,6 +63,7 @@ def plan(
     vram: VramOption = None,
     card: CardOption = None,
     views: Views = None,
+    verbose: Verbose = False,
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
 
@@ -70,44 +84,97 @@ def plan(
         card=card,
         views=tuple(views or ()),
     )
-    answer(as_json, result.plan, lambda _: show_plan(result))
+    answer(as_json, result.plan, lambda _: show_plan(result, verbose=verbose))
     raise typer.Exit(result.exit_code)
 
 
-def show_plan(result: PlanResult) -> None:
-    """Print the plan, its verdict first."""
+def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
+    """Print the plan, its verdict first.
+
+    Args:
+        result: The plan.
+        verbose: Print all of it, and not only what decides.
+    """
     facts = result.plan
     if facts["device"]:
-        out(verdict(facts))
-    show_steps(result)
+        tell(verdict(facts))
+        for remedy in facts["remedies"]:
+            tell(f"  {remedy}", indent="    ")
+    if verbose:
+        show_details(result)
+    else:
+        show_summary(result)
+
+
+def show_summary(result: PlanResult) -> None:
+    """Print what decides whether to start: clips, views, memory, disk, and two notes."""
+    facts = result.plan
+    show_model(result.job.spec.title, facts)
+    clips = "{used} used, {held_out} held out, {skipped} skipped"
+    line = f"clips: {clips.format_map(facts['clips'])}"
+    shape = shape_words(facts["buckets"][0]["shape"])
+    is_only = len(facts["buckets"]) == 1
+    tell(f"{line}; {shape}" if is_only else f"{line}; largest {shape}")
+
+    views = facts["views"]
+    tell(f"{views_text(views['per_window'])}; {views['advice']}")
+    device = facts["device"]
+    if device:
+        way = device["phases"][device["phase"]]["way"]
+        how = "" if way == "unchanged" else f" ({way})"
+        tell(
+            f"most memory: {device['phase']}{how}, {memory_size(device['need_bytes'])}"
+        )
+    disk = facts["disk"]
+    cache = size(disk["latent_bytes"] + disk["text_bytes_at_most"])
+    if "run_bytes" in disk:
+        tell(f"disk: {size(disk['run_bytes'])} and {cache} of cache{free_text(disk)}")
+    else:
+        tell(f"disk: {cache} of cache")
+    show_shortage(disk)
+    for note in facts["notes"][:NOTES]:
+        tell(f"note: {note}")
+
+    more_notes = len(facts["notes"]) - NOTES
+    more = f", {counted(more_notes, 'more note')}" if more_notes > 0 else ""
+    tell(f"--verbose: buckets, memory by part, host memory, settings{more}")
+
+
+def show_details(result: PlanResult) -> None:
+    """Print all of the plan but its verdict."""
+    facts = result.plan
+    model = result.job.spec.title
+    if result.job.base:
+        model += f" on {result.job.base.name}"
+    show_model(model, facts)
+    show_buckets(facts)
     show_views(facts["views"])
     if facts["adapter"]:
         show_parameters(result)
     if facts["experts"]:
         show_experts(facts["experts"], facts["steps"])
     show_disk(facts["disk"], str(result.job.cache))
+    show_shortage(facts["disk"])
 
     overhead = overhead_text(facts["beside"])
     if overhead:
-        out(overhead)
+        tell(overhead)
     if facts["device"]:
         show_fit(facts)
     for note in facts["notes"]:
-        out(f"note: {note}")
+        tell(f"note: {note}")
 
 
-def show_steps(result: PlanResult) -> None:
-    """Print the number of steps, the clips, and the buckets."""
-    facts = result.plan
-    base = result.job.base
-    model = result.job.spec.title
-    if base:
-        model += f" on {base.name}"
+def show_model(model: str, facts: Mapping[str, Any]) -> None:
+    """Print the model and the number of steps."""
     samples = counted(facts["effective_batch"], "sample")
-    out(f"{model}: {facts['steps']} steps of {samples}")
+    tell(f"{model}: {facts['steps']} steps of {samples}")
 
+
+def show_buckets(facts: Mapping[str, Any]) -> None:
+    """Print the clips, and the buckets."""
     clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
-    out(f"clips: {clips.format_map(facts['clips'])}")
+    tell(f"clips: {clips.format_map(facts['clips'])}")
 
     rows = []
     for bucket in facts["buckets"]:
@@ -126,17 +193,29 @@ def show_steps(result: PlanResult) -> None:
     print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
 
 
+def views_text(per_window: Mapping[str, Any]) -> str:
+    """Return how often the windows are seen."""
+    least = per_window["min"]
+    most = per_window["max"]
+    times = counted(most, "time")
+    if least != most:
+        times = f"{least} to {times}"
+    return f"each window is seen {times} ({per_window['band']})"
+
+
 def show_views(views: Mapping[str, Any]) -> None:
     """Print how often the windows and clips are shown, and the advice on it."""
-    windows = "views a window: {min} to {max} ({band})".format_map(views["per_window"])
-    clips = "a clip: {min} to {max}".format_map(views["per_clip"])
-    out(f"{windows}; {clips}")
-    out(f"  {views['advice']}")
+    clips = "a clip {min} to {max} times".format_map(views["per_clip"])
+    tell(f"{views_text(views['per_window'])}, {clips}")
+    tell(f"  {views['advice']}", indent="    ")
     if views["steps_for"]:
         steps = [
             f"{count} in {steps} steps" for count, steps in views["steps_for"].items()
         ]
-        out(f"  views of the window that is shown most: {', '.join(steps)}")
+        tell(
+            f"  views of the window that is shown most: {', '.join(steps)}",
+            indent="    ",
+        )
 
 
 def show_parameters(result: PlanResult) -> None:
@@ -150,13 +229,16 @@ def show_parameters(result: PlanResult) -> None:
         name = "adapter"
     else:
         name = config.lora.variant
-    out(f"{name}: {adapter['parameters']:,} parameters in {adapter['modules']} modules")
+    tell(
+        f"{name}: {adapter['parameters']:,} parameters in {adapter['modules']} modules"
+    )
 
     if not is_full or config.transformer.layers is not None:
         groups = ", ".join(
             f"{count} × {path}" for path, count in adapter["groups"].items()
         )
-        out(f"  {groups}" + (" in each expert" if result.experts > 1 else ""))
+        where = " in each expert" if result.experts > 1 else ""
+        tell(f"  {groups}{where}", indent="    ")
 
 
 def show_experts(experts: Mapping[str, Any], steps: int) -> None:
@@ -177,21 +259,30 @@ def show_experts(experts: Mapping[str, Any], steps: int) -> None:
         )
 
 
+def free_text(disk: Mapping[str, Any]) -> str:
+    """Return how much of the disk is free, as the end of a sentence."""
+    return f"; {size(disk['free_bytes'])} are free"
+
+
 def show_disk(disk: Mapping[str, Any], cache: str) -> None:
-    """Print the size of the cache and of the run folder."""
+    """Print the size of the cache, with its folder, and of the run folder."""
     latents = size(disk["latent_bytes"])
     text = size(disk["text_bytes_at_most"])
     line = f"disk: latents {latents} and text at most {text} in {cache}"
     if "checkpoints" in disk:
         checkpoint = size(disk["checkpoint_bytes"])
-        run = f"{size(disk['run_bytes'])} of {size(disk['free_bytes'])} free"
+        run = size(disk["run_bytes"])
         line += f"; {disk['checkpoints']} checkpoints of {checkpoint}, with the export {run}"
-    out(line)
+    tell(line + free_text(disk))
 
+
+def show_shortage(disk: Mapping[str, Any]) -> None:
+    """Print how much room the disk lacks, and what would help."""
     if disk["short_bytes"]:
-        out(
+        tell(
             f"  {size(disk['short_bytes'])} too much. "
-            f"A larger save_every or a save_keep makes fewer checkpoints."
+            f"A larger save_every or a save_keep makes fewer checkpoints.",
+            indent="    ",
         )
 
 
@@ -200,25 +291,42 @@ def verdict(facts: Mapping[str, Any]) -> str:
     takes.
     """
     device = facts["device"]
-    need = size(device["need_bytes"])
-    if facts["fits"] is None:
-        return (
-            f"needs {need} of device memory "
-            f"(--card or --vram shows whether and how it fits a card)"
-        )
+    need = memory_size(device["need_bytes"])
+    if facts["verdict"] is None:
+        return f"needs {need} of device memory; does it fit: --card NAME or --vram GB"
 
-    card = device["card"] or f"{device['vram_bytes'] / 1e9:g} GB"
-    fits = "it fits" if facts["fits"] else "it does not fit"
-    line = f"{fits} {card}: {need} of {size(device['vram_bytes'])}"
+    card = card_name(device)
+    total = memory_size(device["vram_bytes"])
+    if facts["verdict"] == "fits":
+        line = f"it fits {card}: {need} of {total}"
+    elif facts["verdict"] == "tight":
+        line = f"it is tight on {card}: {need} of {total}, so close other programs"
+    else:
+        line = f"it does not fit {card}: it needs {need} of {total}"
+    if device["unstreamed_bytes"] > device["vram_bytes"] and facts["fits"]:
+        line += f" ({memory_size(device['unstreamed_bytes'])} without streaming)"
+
     host = facts["host"]
     if host["need_bytes"] > host["total_bytes"]:
-        memory = f"{size(host['need_bytes'])} of {size(host['total_bytes'])}"
+        memory = (
+            f"{memory_size(host['need_bytes'])} of {memory_size(host['total_bytes'])}"
+        )
         line += f", but host memory is short here: {memory}"
     if facts["hours"] is not None:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
         step = f"{facts['seconds_a_step']:.2f} s a step"
         line += f", about {hours:.1f} hours ({step}), {source_of_rates(device)}"
+    elif device["memory_from"] == "preset":
+        line += "; hours: --card NAME"
     return line
+
+
+def card_name(device: Mapping[str, Any]) -> str:
+    """Return the card that a plan is for, and how its memory is known."""
+    if device["memory_from"] == "preset":
+        return f"{device['vram_bytes'] >> 30} GB, the preset's card"
+    name = device["card"] or f"{device['vram_bytes'] / 2**30:.3g} GB"
+    return f"{name} of this machine" if device["memory_from"] == "machine" else name
 
 
 def source_of_rates(device: Mapping[str, Any]) -> str:
@@ -231,24 +339,25 @@ def source_of_rates(device: Mapping[str, Any]) -> str:
 
 
 def show_fit(facts: Mapping[str, Any]) -> None:
-    """Print the memory of device and host, the settings for it, the time, and remedies."""
+    """Print the memory of device and host, the settings for it, and the time."""
     device = facts["device"]
     rows = []
     for name, phase in device["phases"].items():
-        allocated = size(phase["allocated_bytes"])
-        rows.append([name, phase["way"], allocated, size(phase["need_bytes"])])
+        tensors = memory_size(phase["allocated_bytes"])
+        rows.append([name, phase["way"], tensors, memory_size(phase["need_bytes"])])
     title = "memory of the device, calculated"
-    print_table(title, ["when", "how", "held", "needed"], rows, right=(2, 3))
-    out(f"most is needed for {device['phase']}: {parts_text(device['parts'])}")
+    print_table(title, ["when", "how", "tensors", "needed"], rows, right=(2, 3))
+    tell(f"most is needed for {device['phase']}: {parts_text(device['parts'])}")
     chosen = ", ".join(f"{key}={value}" for key, value in facts["chosen"].items())
-    out(f"with {chosen}")
+    tell(f"with {chosen}")
 
     host = facts["host"]
-    memory = f"{size(host['need_bytes'])} of {size(host['total_bytes'])} here"
-    line = f"host memory: {memory} ({parts_text(host['parts'])})"
+    total = memory_size(host["total_bytes"])
+    line = f"host memory: {memory_size(host['need_bytes'])} of {total} here"
+    line += f" ({parts_text(host['parts'])})"
     if host["need_bytes"] > host["total_bytes"]:
         line += "; this machine has too little"
-    out(line)
+    tell(line)
 
     if facts["hours"] is not None:
         hours = f"{facts['hours']:.1f} hours of steps"
@@ -257,14 +366,15 @@ def show_fit(facts: Mapping[str, Any]) -> None:
                 f" and about {facts['hours_beside']:.1f} of validation and previews"
             )
         step = f"{facts['seconds_a_step']:.2f} s a step"
-        out(f"time: {step}, {hours}; {source_of_rates(device)}")
-    for remedy in facts["remedies"]:
-        out(f"  {remedy}")
+        tell(f"time: {step}, {hours}; {source_of_rates(device)}")
 
 
 def parts_text(parts: Mapping[str, int]) -> str:
-    """Return parts of a memory with their sizes."""
-    return ", ".join(f"{name} {size(count)}" for name, count in parts.items())
+    """Return parts of a memory with their sizes, the largest first."""
+    largest_first = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(
+        f"{name} {memory_size(count)}" for name, count in largest_first if count
+    )
 
 
 def overhead_text(overhead: Mapping[str, Any]) -> str:

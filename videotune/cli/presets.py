@@ -11,6 +11,7 @@ from videotune.config.explain import explain, json_schema
 from videotune.config.load import (
     flatten,
     preset_about,
+    preset_card,
     preset_named,
     preset_names,
     preset_reasons,
@@ -36,10 +37,10 @@ def list_presets() -> None:
     for name in preset_names():
         settings = read_preset(name)
         about = preset_about(name)
-        card = re.search(r"cards of (\d+ GB)", about)
+        card = preset_card(name)
         method = METHODS.get(settings.get("training_method", ""), "LoRA")
         rows.append(
-            [name, re.split(", |: ", about)[0], method, card[1] if card else "any"]
+            [name, re.split(", |: ", about)[0], method, f"{card} GB" if card else "any"]
         )
     print_table("presets", ["preset", "model", "trains", "card"], rows)
     print(

@@ -10,16 +10,29 @@ from typing import Any
 
 import torch
 
+from videotune.config.load import preset_card
 from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.job.experts import trained
 from videotune.job.job import Job, open_job, refuse_skips
-from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
+from videotune.job.overrides import (
+    ConfigSource,
+    Overrides,
+    resolve_config,
+    to_overrides,
+)
 from videotune.latent_cache import exposure
 from videotune.model_spec import ModelSpec
-from videotune.planner.fit import fit, planned_dtype, requested_card, to_json
+from videotune.planner.fit import (
+    fit,
+    planned_dtype,
+    requested_card,
+    spare_memory,
+    to_json,
+)
+from videotune.planner.gpus import Card
 from videotune.planner.plan import make_plan
 from videotune.planner.step_spec import known_step_spec
 from videotune.trainer import build
@@ -60,8 +73,9 @@ def plan(
 
     Args:
         config: the config.
-        vram: memory of the GPU in GB (10^9 bytes).
-        card: name of the GPU.
+        vram: memory of the GPU in GiB, as it is sold and as nvidia-smi shows it.
+        card: name of the GPU. Without it and without ``vram``, the plan is for this
+            machine's GPU, or else for the smallest cards that the preset is for.
         views: how often a window should be seen, for which the steps are calculated,
             instead of 10, 20, 50 and 100.
         allow_skips: how many clips may be skipped: a number, or "all".
@@ -69,9 +83,8 @@ def plan(
             measuring takes seconds.
         overrides: fields of ``Overrides``.
     """
-    resolved, spec, base = resolve_config(
-        to_overrides(config, overrides, allow_skips), planning=True
-    )
+    all_overrides = to_overrides(config, overrides, allow_skips)
+    resolved, spec, base = resolve_config(all_overrides, planning=True)
     job = plan_overhead(open_job(resolved, spec, base))
     refuse_skips(job, allow_skips)
 
@@ -88,14 +101,36 @@ def plan(
             )
         return PlanResult(facts, job)
 
-    limit, known_gpu = requested_card(vram, card)
+    limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
+    spare = spare_memory(limit or 0, is_free=memory_from == "machine")
     dtype = planned_dtype(job.config, limit is not None)
     if not known or known_step_spec(job, dtype) is not None:
         with bar("measuring without memory"):
-            result = fit(job, dtype, limit, known_gpu)
+            result = fit(job, dtype, limit, known_gpu, spare=spare)
             checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
-            facts |= to_json(result, job, dtype, checkpoint_bytes)
+            facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
     return PlanResult(facts, job)
+
+
+def _card_of_plan(
+    overrides: Overrides, vram: float | None, name: str | None
+) -> tuple[int | None, Card | None, str | None]:
+    """Return (bytes of memory, card, how the memory is known) of a plan.
+
+    The memory is that of ``--card`` or ``--vram``, of this machine's card, or of the
+    cards that the preset is for; otherwise None.
+    """
+    limit, card = requested_card(vram, name)
+    if limit is not None:
+        source = "machine"
+        if vram is not None or name is not None:
+            source = "card" if vram is None else "vram"
+        return limit, card, source
+
+    gigabytes = preset_card(overrides.preset) if overrides.preset else None
+    if gigabytes is None:
+        return None, None, None
+    return gigabytes << 30, None, "preset"
 
 
 BANDS = 9

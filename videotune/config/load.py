@@ -326,6 +326,12 @@ def preset_about(name: str) -> str:
     return str(_preset(preset_named(name)).get("about", ""))
 
 
+def preset_card(name: str) -> int | None:
+    """Return the GB of the cards that a preset is for, or None if it is for any."""
+    card = re.search(r"cards of (\d+) GB", preset_about(name))
+    return int(card[1]) if card else None
+
+
 def preset_reasons(name: str) -> dict[str, str]:
     """Return why each key of a preset has its value, by dotted name."""
     return dict(_preset(preset_named(name)).get("why", {}))

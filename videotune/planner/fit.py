@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
 
 from videotune.config.schema import Config
 from videotune.config.validators import cannot_wait
-from videotune.console import size
 from videotune.job.job import Job
 from videotune.memory.accelerator import local_device, overlaps
 from videotune.memory.block_offload import spread
+from videotune.memory.checkpointing import ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.planner import memory
 from videotune.planner.denoiser_size import host_checkpointing, linear_sizes
@@ -31,6 +31,7 @@ from videotune.planner.step_spec import (
     step_spec,
     step_spec_with_tiles,
 )
+from videotune.text import memory_size
 from videotune.trainer.build import DTYPES, dtype_name, weights_of
 from videotune.validation.overhead import overhead, total_share
 
@@ -39,6 +40,15 @@ MEMORY_KEYS = ("micro_batch_size", "gradient_checkpointing", "layer_offload_frac
 
 PROGRAM = 3 << 30
 """Bytes on the host of Python, torch and the libraries of a card."""
+
+
+TIGHT = 0.05
+"""Share of a card's memory that should stay free: figures are calculated, not measured."""
+
+DESKTOP = 768 << 20
+"""Bytes that should stay free on a card that may draw a desktop."""
+
+Verdict = Literal["fits", "tight", "does not fit"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,24 @@ class Fit:
     fits: bool | None
     """None: no card is named."""
     remedies: tuple[str, ...] = ()
+    spare: int = 0
+    """Bytes of the card that should stay free."""
+    unstreamed: int = 0
+    """Bytes that a card must have if nothing waits on the host."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the card has room, also for what should stay free; None: no card."""
+        if self.vram is None:
+            return None
+        if not self.fits:
+            return "does not fit"
+        return "fits" if self.needed <= self.vram - self.spare else "tight"
+
+    @property
+    def needed(self) -> int:
+        """Bytes that a card must have."""
+        return memory.room(self.phases[self.worst][1])
 
     @property
     def worst(self) -> str:
@@ -75,12 +103,12 @@ def requested_card(
     """Return (bytes of memory, card) as the user names them, or those of this machine.
 
     Args:
-        vram: Memory in GB (10^9 bytes).
+        vram: Memory in GiB, as cards are sold and nvidia-smi shows them.
         name: Name of a card.
     """
     card = None if name is None else find_card(name)
     if vram is not None:
-        return int(vram * 1e9), card
+        return int(vram * 2**30), card
     if card is not None:
         return card.vram, card
 
@@ -92,6 +120,17 @@ def requested_card(
     reserved = torch.accelerator.memory_reserved(device)
     driver_name = torch.get_device_module(device).get_device_name(device)
     return free + reserved, known_card(driver_name, total)
+
+
+def spare_memory(vram: int, *, is_free: bool) -> int:
+    """Return the bytes of a card that should stay free.
+
+    Args:
+        vram: Bytes of the card.
+        is_free: They are free on this machine, so that a desktop is counted already.
+    """
+    share = round(TIGHT * vram)
+    return share if is_free else max(share, DESKTOP)
 
 
 def planned_dtype(config: Config, on_card: bool) -> str:
@@ -157,7 +196,13 @@ def pass_samples(job: Job) -> list[int]:
 
 
 def fit(
-    job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None = None
+    job: Job,
+    dtype: str,
+    vram: int | None,
+    card: Card | None,
+    host: int | None = None,
+    *,
+    spare: int = 0,
 ) -> Fit:
     """Choose the open memory settings so that the run fits and is fastest.
 
@@ -167,7 +212,19 @@ def fit(
         vram: Bytes of the device. None: no limit; nothing is streamed then.
         card: Rates of the device.
         host: Free bytes of host memory. None: unknown, such as another machine's.
+        spare: Bytes of the device that stay free, unless the run fits only without.
     """
+    if vram is not None and spare:
+        roomy = _fit_within(job, dtype, vram - spare, card, host)
+        if roomy.fits:
+            return replace(roomy, vram=vram, spare=spare)
+    return replace(_fit_within(job, dtype, vram, card, host), spare=spare)
+
+
+def _fit_within(
+    job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None
+) -> Fit:
+    """Choose the open memory settings for a device of which all bytes may be used."""
     spec = process_share(job, step_spec(job, dtype))
     config = job.config
     batch = max(pass_samples(job))
@@ -204,10 +261,24 @@ def fit(
     if fraction is None:
         fraction = streamed / max(1, len(spec.blocks))
 
-    result = Fit(fraction, training, phases, vram, card, fits)
+    unstreamed = unstreamed_bytes(spec, training, constraints)
+    result = Fit(fraction, training, phases, vram, card, fits, unstreamed=unstreamed)
     if fits is False:
         result = replace(result, remedies=remedies(result, spec, job, dtype))
     return result
+
+
+def unstreamed_bytes(spec: StepSpec, training: Need, constraints: Constraints) -> int:
+    """Return the bytes that a card must have if nothing waits on the host: all blocks on
+    the card, and every other phase done the plainest way.
+    """
+    choice = replace(
+        training.choice, streamed=0, checkpointing=constraints.checkpointing or ON
+    )
+    resident = memory.need(spec, choice)
+    other_phases = memory.fit_other_phases(spec, resident, None)
+    needs = [memory.room(parts) for _, parts in other_phases.values()]
+    return max([resident.needed, *needs])
 
 
 def remedies(result: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...]:
@@ -225,7 +296,7 @@ def remedies(result: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ..
     if "training" in too_large:
         lines += _training_remedies(job, spec, vram)
     if not too_large:  # the card has room, and the host has not
-        host = size(sum(result.training.host.values()))
+        host = memory_size(sum(result.training.host.values()))
         lines.append(
             f"the host has too little memory for what would wait there ({host})"
         )
@@ -257,7 +328,7 @@ def _training_remedies(job: Job, spec: StepSpec, vram: int) -> list[str]:
     settings = " ".join(
         f"{key}={value}" for key, value in zip(MEMORY_KEYS, values, strict=True)
     )
-    need = size(least.needed)
+    need = memory_size(least.needed)
     if least.needed <= vram:
         return [
             f"left open, the settings that need least ({settings}) would fit: {need}"
@@ -290,7 +361,7 @@ def _rounding_remedies(job: Job, dtype: str, too_large: set[str]) -> list[str]:
         saved = {}
         for kind in ("FLOAT_8", "NFLOAT_4"):
             bytes_saved = DTYPES[dtype].itemsize - bytes_a_number(kind)
-            saved[kind] = size(round(numbers * bytes_saved))
+            saved[kind] = memory_size(round(numbers * bytes_saved))
         lines.append(
             f"weight_dtype=FLOAT_8 rounds frozen weights, which is another base "
             f"(docs/memory.md): the denoiser's take {saved['FLOAT_8']} less, "
@@ -311,7 +382,11 @@ def _rounding_remedies(job: Job, dtype: str, too_large: set[str]) -> list[str]:
 
 
 def to_json(
-    result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0
+    result: Fit,
+    job: Job,
+    dtype: str,
+    checkpoint_bytes: int = 0,
+    memory_from: str | None = None,
 ) -> dict[str, Any]:
     """Return the fit as a part of ``plan.json``.
 
@@ -321,6 +396,8 @@ def to_json(
         dtype: The dtype of the training.
         checkpoint_bytes: Tensors of a checkpoint, which are copied before they are
             written.
+        memory_from: How the memory of the card is known: "card", "vram", "machine" or
+            "preset".
     """
     training = result.training
     _, worst = result.phases[result.worst]
@@ -335,14 +412,22 @@ def to_json(
 
     return {
         "fits": result.fits,
+        "verdict": result.verdict,
         **_times(result, job, dtype),
         "device": {
             "card": result.card.name if result.card else None,
             "measured": result.card and result.card.measured,
             "vram_bytes": result.vram,
+            "memory_from": memory_from,
+            "spare_bytes": result.spare,
+            "unstreamed_bytes": result.unstreamed,
             **bytes_of(worst),
             "phase": result.worst,
-            "parts": {name: count for name, count in worst.items() if count},
+            "parts": {
+                name: count
+                for name, count in memory.with_overhead(worst).items()
+                if count
+            },
             "phases": phases,
         },
         "host": {

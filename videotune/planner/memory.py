@@ -78,12 +78,21 @@ class Need:
         return room(self.device[self.worst])
 
 
+def with_overhead(parts: CountsByPart) -> dict[str, int]:
+    """Return the parts, and what a card must have beside the tensors."""
+    activations = parts.get("activations", 0)
+    return {
+        **parts,
+        "allocator and libraries": math.ceil(SPARE * activations) - activations,
+        "CUDA context": ROOM,
+    }
+
+
 def room(parts: CountsByPart) -> int:
     """Return the bytes that a card must have: the parts, with a margin, and the
     context.
     """
-    activations = parts.get("activations", 0)
-    return sum(parts.values()) - activations + math.ceil(SPARE * activations) + ROOM
+    return sum(with_overhead(parts).values())
 
 
 def need(spec: StepSpec, choice: Choice) -> Need:

@@ -36,6 +36,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
     return {
         # of memory and time: planner/fit.py fills them
         "fits": None,
+        "verdict": None,
         "hours": None,
         "hours_beside": None,
         "device": None,

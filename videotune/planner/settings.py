@@ -12,7 +12,7 @@ import psutil
 
 from videotune.config.resolve import Resolved
 from videotune.config.validators import cannot_compile
-from videotune.console import echo, size
+from videotune.console import echo
 from videotune.errors import DoesNotFit
 from videotune.job.job import Job
 from videotune.memory.accelerator import local_device, overlaps
@@ -27,10 +27,12 @@ from videotune.planner.fit import (
     pass_samples,
     process_share,
     requested_card,
+    spare_memory,
     step_seconds,
 )
 from videotune.planner.memory import Need
 from videotune.planner.step_spec import StepSpec, known_step_spec
+from videotune.text import memory_size
 from videotune.trainer.build import dtype_name
 from videotune.validation.overhead import plan_overhead
 
@@ -63,17 +65,18 @@ def fit_settings(job: Job) -> Job:
         return _with_chosen(job, _plainest(job, OFF))
 
     free_host = psutil.virtual_memory().available
-    result = fit(job, dtype_name(job.config), vram, card, free_host)
+    spare = spare_memory(vram or 0, is_free=True)
+    result = fit(job, dtype_name(job.config), vram, card, free_host, spare=spare)
     if result.fits is False:
-        need = size(memory.room(result.phases[result.worst][1]))
+        need = memory_size(result.needed)
         lines = "".join(f"\n  {line}" for line in result.remedies)
         raise DoesNotFit(
             f"this run needs {need} for {result.worst}, "
-            f"and the card has {size(vram or 0)}:{lines}"
+            f"and the card has {memory_size(vram or 0)} free:{lines}"
         )
-    echo(
-        "memory: " + ", ".join(f"{key}={value}" for key, value in result.chosen.items())
-    )
+    chosen = ", ".join(f"{key}={value}" for key, value in result.chosen.items())
+    tight = f" (tight: {memory_size(result.needed)} of {memory_size(vram or 0)} free)"
+    echo(f"memory: {chosen}{tight if result.verdict == 'tight' else ''}")
     return _with_chosen(job, result.chosen)
 
 
