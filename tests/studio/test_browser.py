@@ -157,14 +157,10 @@ def train_and_kill(page: Any, run: Path) -> None:
 
 
 def export(page: Any, run: Path) -> None:
-    """Write the file, read how it was verified, download it."""
+    """Take the file for ComfyUI, which the run has written, and copy it there too."""
     open_page(page, "Results")
-    page.locator("#export button").click()
-    card = page.locator(".export").filter(has_text="ComfyUI")
-    card.first.wait_for()
-    assert card.first.locator(".badge.good").inner_text() == "verified"
     with page.expect_download() as got:
-        card.first.locator("a.fetch").click()
+        page.locator("#take-comfyui").click()
     content = Path(got.value.path()).read_bytes()
     exported = {
         one["format"]: run / one["path"]
@@ -172,7 +168,18 @@ def export(page: Any, run: Path) -> None:
     }
     assert content == exported["comfyui"].read_bytes()
     assert content[8:9] == b"{", "a safetensors file"
+    assert page.locator("#take-diffusers").is_visible()
+    assert "acts as trained" in page.locator("#r-result").inner_text()
     assert violations(page) == []
+
+    loras = run.parents[3] / "ComfyUI" / "models" / "loras"
+    loras.mkdir(parents=True, exist_ok=True)
+    page.get_by_role("button", name="Copy into ComfyUI").click()
+    page.locator("#comfyui-folder").fill(str(loras.parents[1]))
+    page.get_by_role("button", name="Copy", exact=True).click()
+    page.locator("#comfyui").wait_for(state="hidden")
+    (copy,) = loras.iterdir()
+    assert copy.read_bytes() == content
 
 
 def test_from_a_folder_of_clips_to_a_downloaded_lora(

@@ -51,6 +51,7 @@ def _entry_row(entry: queued.QueueEntry) -> dict[str, Any]:
             row["share"] = run_progress.done / run_progress.total
         if run_progress.left is not None:
             row["left"] = duration(run_progress.left)
+        row["loss"] = run_progress.loss
     return row
 
 
@@ -60,6 +61,7 @@ def _row(kind: str, project_name: str, about: str) -> dict[str, Any]:
         "project": project_name,
         "about": about,
         "share": None,
+        "loss": None,
         "left": "",
         "paused": False,
     }

@@ -137,8 +137,9 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results")
         return
 
-    # A run has been started, so nobody waits for a plan.
-    yield Stage("plan", "done", plan.text, plan.page)
+    # The run has made its own plan at its start, so nobody waits for this one.
+    text = plan.text if plan.state == "done" else "made by the run"
+    yield Stage("plan", "done", text, plan.page)
     yield from _stages_of_run(page, names[0])
 
 

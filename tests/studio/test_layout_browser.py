@@ -1,0 +1,167 @@
+"""Every page at four widths and in both themes: nothing scrolls sideways, overlaps or
+is cut off, and the console has no error. Keys and previews work without a mouse.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.browser import open_studio, violations
+from tests.support.clips import write_clip
+from tests.support.reports import full_run, write_file
+from videotune.studio import projects
+
+pytestmark = pytest.mark.slow
+
+WIDTHS = (390, 768, 1280, 1920)
+THEMES = ("light", "dark")
+
+VIEWS = {
+    "projects": ("/", ""),
+    "new project": ("/", "[data-open=new]"),
+    "data": ("/p/animals/data", ""),
+    "clip": ("/p/animals/data", ".clip-open"),
+    "auto-caption": ("/p/animals/data", "[data-open=auto-caption]"),
+    "setup": ("/p/animals/setup", ""),
+    "presets": ("/p/animals/setup", "[data-open=presets]"),
+    "train": ("/p/animals/train?run=run-1", ""),
+    "new run": ("/p/animals/train?run=run-1", "[data-open=new-run]"),
+    "go on": ("/p/animals/train?run=run-1", "[data-open=go-on]"),
+    "results": ("/p/animals/results?run=run-1", ""),
+    "all steps": ("/p/animals/results?run=run-1", "#viewer-all"),
+    "copy into ComfyUI": ("/p/animals/results?run=run-1", "[data-open=comfyui]"),
+    "empty data": ("/p/empty/data", ""),
+    "empty setup": ("/p/empty/setup", ""),
+    "empty train": ("/p/empty/train", ""),
+    "empty results": ("/p/empty/results", ""),
+    "queue": ("/queue", ""),
+    "keys": ("/queue", "[data-open=shortcuts]"),
+}
+"""The address of each view, and what is clicked there."""
+
+FAULTS = (Path(__file__).parents[1] / "support" / "layout_faults.js").read_text()
+"""JavaScript that returns what is wrong with the layout of the page as it stands."""
+
+
+def moving_disc(seed: int) -> np.ndarray:
+    """A disc that moves over a plain ground."""
+    rows, columns = np.mgrid[0:64, 0:96]
+    ground, disc = np.random.default_rng(seed).integers(40, 215, (2, 3))
+    frames = np.empty((36, 64, 96, 3), np.uint8)
+    for index, frame in enumerate(frames):
+        frame[:] = ground
+        across = columns - 48 - 25 * np.sin(index / 8)
+        frame[across**2 + (rows - 32) ** 2 < 200] = disc
+    return frames
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty project, and one with clips, two runs with previews, and a long title."""
+    root = tmp_path_factory.mktemp("layout") / "root"
+    root.mkdir()
+    projects.create(root, "Empty")
+    project = projects.create(root, "Animals")
+    projects.update(
+        project,
+        preset="toy",
+        title="Animals of the garden, filmed from the window in two long summers",
+    )
+    clips = project.folder / "clips"
+    for seed, name in enumerate(
+        ("cat", "dog", "a bird with a very long name of its own")
+    ):
+        write_clip(clips / f"{name}.mp4", moving_disc(seed), 12)
+    (clips / "cat.txt").write_text("a cat that runs through the high grass " * 6)
+
+    for name in ("run-1", "run-2"):
+        run = project.folder / "runs" / name
+        full_run(run)
+        write_file(run, "config.json", {"steps": 120, "settings": {}})
+        for path in (run / "samples").glob("*.mp4"):
+            shutil.copy(clips / "cat.mp4", path)
+    return root
+
+
+@pytest.fixture(scope="module")
+def opened(root: Path) -> Iterator[tuple[Any, Any]]:
+    with open_studio(root) as (studio, page):
+        page.on(
+            "console",
+            lambda line: console.append(line.text) if line.type == "error" else None,
+        )
+        yield studio, page
+
+
+console: list[str] = []
+"""Errors that the console of the browser has shown."""
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_fits_every_width(opened: tuple[Any, Any], view: str) -> None:
+    studio, page = opened
+    address, button = VIEWS[view]
+    console.clear()
+    faults = []
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(studio.address + address)
+        if button:
+            page.locator(f"{button}:visible").first.click()
+        page.wait_for_timeout(400)
+        for theme in THEMES:
+            page.evaluate(
+                "(theme) => { document.documentElement.dataset.theme = theme; }", theme
+            )
+            found = page.evaluate(FAULTS)
+            faults += [f"{width} {theme}: {fault}" for fault in found]
+    assert faults == []
+    assert console == []
+
+
+def test_keys_open_pages_and_move_through_previews(opened: tuple[Any, Any]) -> None:
+    studio, page = opened
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(f"{studio.address}/p/animals/results?run=run-1")
+    page.locator("#viewer").wait_for()
+    page.keyboard.press("?")
+    assert page.locator("#shortcut-list kbd").first.is_visible()
+    page.keyboard.press("Escape")
+
+    assert page.locator("#viewer-at").inner_text() == "step 120"
+    page.keyboard.press("j")
+    assert page.locator("#viewer-at").inner_text() == "step 60"
+    page.keyboard.press("a")
+    cells = page.locator("#viewer-matrix td button")
+    assert cells.count() == 6, "three steps of two prompts"
+    cells.first.click()
+    assert page.locator("#viewer-at").inner_text() == "base model"
+    assert violations(page) == []
+
+    # in a field, a letter is a letter
+    page.locator("#try-prompt").fill("")
+    page.locator("#try-prompt").press_sequentially("gd?a")
+    assert page.locator("#try-prompt").input_value() == "gd?a"
+    assert page.locator("#viewer-matrix").is_visible()
+    page.locator("h2").first.click()
+    page.keyboard.press("g")
+    page.keyboard.press("d")
+    page.wait_for_url("**/p/animals/data")
+
+
+def test_previews_of_two_runs_stand_beside_each_other(opened: tuple[Any, Any]) -> None:
+    studio, page = opened
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(f"{studio.address}/p/animals/train?run=run-1")
+    page.locator("#viewer-beside").select_option("run-2")
+    page.locator("#shot-left figcaption").filter(has_text="run-2, step 120").wait_for()
+    assert "run-1, step 120" in page.locator("#shot-right figcaption").inner_text()
+    page.locator("#viewer-all").click()
+    assert page.locator("#viewer-matrix tbody tr").count() == 4
+    page.locator("#viewer-beside").select_option("")
+    page.locator("#shot-left figcaption").filter(has_text="before").wait_for()
+    assert page.locator("#viewer-matrix tbody tr").count() == 2

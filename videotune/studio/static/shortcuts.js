@@ -1,0 +1,58 @@
+// Keys that act without the mouse, and the dialog that lists them (?).
+"use strict";
+(() => {
+  const $ = (id) => document.getElementById(id);
+  const project = () => document.body.dataset.project;
+  const click = (id) => () => { const control = $(id); if (control && !control.closest("[hidden]")) control.click(); };
+  const open = (page) => () => { if (project()) location.assign(`/p/${encodeURIComponent(project())}/${page}`); };
+  const step = (by) => () => {
+    const slider = $("viewer-step");
+    if (!slider || $("viewer").hidden) return;
+    slider.value = +slider.value + by; slider.dispatchEvent(new Event("input"));
+  };
+
+  // [keys, what they do, the action, the element that must be on the page]
+  const SHORTCUTS = [
+    ["?", "show these keys", () => $("shortcuts").showModal()],
+    ["n", "go to the next step", click("next-step"), "next-step"],
+    ["g p", "projects", () => location.assign("/")],
+    ["g d", "data", open("data"), "r-path"],
+    ["g s", "setup", open("setup"), "r-path"],
+    ["g t", "train", open("train"), "r-path"],
+    ["g r", "results", open("results"), "r-path"],
+    ["g q", "queue", () => location.assign("/queue")],
+    ["/", "search", () => $("find").focus(), "find"],
+    ["k", "play or pause the previews", click("viewer-play"), "viewer"],
+    ["j", "earlier preview", step(-1), "viewer"],
+    ["l", "later preview", step(1), "viewer"],
+    ["a", "previews of all steps", click("viewer-all"), "viewer"],
+    ["w", "wipe between before and after", click("viewer-wipe"), "viewer"],
+    ["f", "large view", click("viewer-large"), "viewer"],
+  ];
+  const here = () => SHORTCUTS.filter(([, , , needed]) => !needed || $(needed));
+
+  function list() {
+    const rows = here().map(([keys, words]) => {
+      const term = document.createElement("dt"), text = document.createElement("dd");
+      keys.split(" ").forEach((key) => term.append(Object.assign(document.createElement("kbd"), { textContent: key }), " "));
+      text.textContent = words;
+      return [term, text];
+    });
+    $("shortcut-list").replaceChildren(...rows.flat());
+  }
+
+  let first = "", since = 0;  // the first key of a pair such as "g d"
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+    if (event.target.closest("input,textarea,select,[contenteditable]") || document.querySelector("dialog[open]")) return;
+    const pressed = first && Date.now() - since < 1500 ? `${first} ${event.key}` : event.key;
+    const found = here().find(([keys]) => keys === pressed);
+    first = here().some(([keys]) => keys.startsWith(`${event.key} `)) ? event.key : "";
+    since = Date.now();
+    if (!found) return;
+    event.preventDefault();
+    if (found[0] === "?") list();
+    found[2]();
+  });
+  document.addEventListener("click", (event) => { if (event.target.closest("[data-open=shortcuts]")) list(); }, true);
+})();
