@@ -115,7 +115,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
     from videotune.studio.app import make_app
 
     root = tmp_path_factory.mktemp("studio")
-    projects.create(root, "Dogs")
+    projects.create(root, "Dogs", preset="toy")
     unexpected: list[Exception] = []
 
     def note(error: Exception) -> str:

@@ -153,7 +153,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
 
     root = tmp_path_factory.mktemp("imports") / "root"
     root.mkdir()
-    projects.create(root, "Dogs")
+    projects.create(root, "Dogs", preset="toy")
     unexpected: list[Exception] = []
 
     def note(error: Exception) -> str:

@@ -50,7 +50,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def home(tmp_path: Path, sources: Path) -> projects.Project:
     """A project with these clips."""
-    project = projects.create(tmp_path / "root", "Animals")
+    project = projects.create(tmp_path / "root", "Animals", preset="toy")
     for path in sources.iterdir():
         if path.is_file():
             (project.folder / "clips" / path.name).write_bytes(path.read_bytes())

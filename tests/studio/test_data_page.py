@@ -28,7 +28,7 @@ MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 @pytest.fixture
 def cats(tmp_path: Path) -> projects.Project:
     """A project of three files that are named like clips; two have captions."""
-    project = projects.create(tmp_path, "My cats")
+    project = projects.create(tmp_path, "My cats", preset="toy")
     for number, name in enumerate(("a", "b", "c")):
         (project.folder / "clips" / f"{name}.mp4").write_bytes(MP4 + bytes([number]))
     (project.folder / "clips/a.txt").write_text("a cat\n")
@@ -179,8 +179,10 @@ def test_a_captioning_job_is_one_change(
     from videotune.queue import jobs
 
     folder = ended_job(cats, "caption", 0)
-    monkeypatch.setattr(captions_edit, "start", lambda *words: jobs.read_job(folder))
-    captions_edit.start_captioning(cats, ["caption"])
+    monkeypatch.setattr(
+        captions_edit, "start", lambda *words, **options: jobs.read_job(folder)
+    )
+    captions_edit.start_captioning(cats, ["caption"], {})
     (cats.folder / "clips/c.txt").write_text("by a model\n")
     captions_edit.finish_jobs(cats)
     captions_edit.finish_jobs(cats)
@@ -377,7 +379,7 @@ def test_a_picture_is_made_once_and_damage_is_none(
     assert posters[0].stat().st_mtime_ns == changed
     assert (
         client.get("/p/my-cats/poster", params={"path": "clips/a.mp4"}).status_code
-        == 404
+        == 204
     )
     Image.new("RGBA", (900, 300), (9, 9, 9, 99)).save(cats.folder / "clips/wide.png")
     path = media.poster(cats.folder / "clips/wide.png", tmp_path / "cache")

@@ -130,7 +130,7 @@ def test_exit_codes_in_words(tmp_path: Path, code: int, state: str) -> None:
 def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(
     tmp_path: Path, client: Any
 ) -> None:
-    project = projects.create(tmp_path, "one")
+    project = projects.create(tmp_path, "one", preset="toy")
     film = project.folder / "clips" / "film.mp4"
     film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(3000))
     film.with_suffix(".txt").write_text("a cat")
@@ -164,7 +164,7 @@ def test_a_word_that_no_process_takes_is_refused_and_leaves_no_job(
 def test_only_a_process_that_lives_is_asked_to_stop(
     tmp_path: Path, client: Any
 ) -> None:
-    project = projects.create(tmp_path, "one")
+    project = projects.create(tmp_path, "one", preset="toy")
     run = project.folder / "runs" / "run-1"
     steps(run, range(1, 4))
 
@@ -216,7 +216,7 @@ def test_progress_and_time_left(tmp_path: Path) -> None:
 def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(
     tmp_path: Path, client: Any
 ) -> None:
-    project = projects.create(tmp_path, "one")
+    project = projects.create(tmp_path, "one", preset="toy")
     run = project.folder / "runs" / "run-1"
     steps(run, range(1, 4))
     write_json(run / "config.json", {"steps": 30, "settings": {}})

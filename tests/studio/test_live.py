@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def studio(tmp_path: Path) -> Any:
 def events(
     address: str, count: int, timeout: float = 30, **words: str
 ) -> list[tuple[float, str, Any]]:
-    """The first events of a page's stream, with when they came."""
+    """The first events of a page's stream, with when they came; beats do not count."""
     found, name = list[tuple[float, str, Any]](), ""
     with httpx2.stream(
         "GET", f"{address}/live", params=words, timeout=timeout
@@ -34,7 +35,7 @@ def events(
         for line in answer.iter_lines():
             if line.startswith("event:"):
                 name = line[6:].strip()
-            elif line.startswith("data:"):
+            elif line.startswith("data:") and name != "beat":
                 found.append((time.monotonic(), name, json.loads(line[5:])))
                 if len(found) == count:
                     break
@@ -65,8 +66,28 @@ def test_a_change_reaches_an_open_page_at_once_and_nothing_else_does(
 def test_what_a_page_shows_already_is_not_sent(studio: Studio) -> None:
     first = events(studio.address, 2, page="projects", tags="cards:old,status:old")
     tags = ",".join(f"{one[2]['id'][2:]}:{one[2]['tag']}" for one in first)
-    with pytest.raises(httpx2.ReadTimeout):
-        events(studio.address, 1, 2.5, page="projects", tags=tags)
+    names = raw_events(studio.address, seconds=2.5, tags=tags)
+    assert {name for name, _ in names} == {"beat"}
+
+
+def test_a_stream_beats_twice_a_second(studio: Studio) -> None:
+    beats = [time for _, time in raw_events(studio.address, seconds=4, tags="")]
+    gaps = [later - earlier for earlier, later in pairwise(beats)]
+    assert max(gaps) < 1.5, "a page takes a longer silence for a dead server"
+
+
+def raw_events(address: str, seconds: float, tags: str) -> list[tuple[str, float]]:
+    """The names of all events within some seconds, with when they came."""
+    names: list[tuple[str, float]] = []
+    end = time.monotonic() + seconds
+    words = {"page": "projects", "tags": tags}
+    with httpx2.stream("GET", f"{address}/live", params=words, timeout=5) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("event:"):
+                names.append((line[6:].strip(), time.monotonic()))
+            if time.monotonic() > end:
+                return names
+    raise AssertionError("the stream ended")
 
 
 def test_a_project_that_goes_away_ends_the_stream_with_a_word(studio: Studio) -> None:

@@ -15,7 +15,7 @@ from videotune.studio import projects, queue_page, results_page, status
 
 
 def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) -> None:
-    project = projects.create(tmp_path, "one")
+    project = projects.create(tmp_path, "one", preset="toy")
     said = f"encoding 3/4\nvideotune: 1 clip has no caption:\n  {project.folder}/clips/a.mp4: there is no a.txt\nWrite it.\n"
     told = jobs.describe_outcome(jobs.read_job(ended_job(project, "train", 1, said)))
     assert told == "1 clip has no caption:\n  clips/a.mp4: there is no a.txt\nWrite it."
@@ -24,7 +24,7 @@ def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) 
 def test_a_run_that_was_not_resumed_says_so_beside_how_it_stood(
     tmp_path: Path, client: Any
 ) -> None:
-    project = projects.create(tmp_path, "one")
+    project = projects.create(tmp_path, "one", preset="toy")
     run = project.folder / "runs" / "run-1"
     steps(run, range(1, 4))
     write_json(run / "config.json", {"steps": 3, "settings": {}})
@@ -40,7 +40,7 @@ def test_another_number_of_steps_is_meant_where_it_is_asked_for(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
-    project = projects.create(tmp_path, "one")
+    project = projects.create(tmp_path, "one", preset="toy")
 
     def resumed(**words: str) -> tuple[str, ...]:
         assert (
@@ -91,7 +91,7 @@ def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(
 def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(
     tmp_path: Path, client: Any
 ) -> None:
-    project = projects.create(tmp_path, "one")
+    project = projects.create(tmp_path, "one", preset="toy")
     run, clip = project.folder / "runs" / "run-1", project.folder / "clips" / "cat.mp4"
     (run / "sample_metrics").mkdir(parents=True)
     for path in (run / "sample_metrics" / "a.mp4", clip):

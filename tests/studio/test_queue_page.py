@@ -20,7 +20,7 @@ from videotune.studio.gpu import Gpu
 def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
     monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
     monkeypatch.setattr(queue_page, "DOUBLE_CLICK_SECONDS", 0.0)
-    project = projects.create(tmp_path, "Cats")
+    project = projects.create(tmp_path, "Cats", preset="toy")
     (project.folder / "clips" / "a.mp4").write_bytes(b"")
     return project
 
@@ -167,7 +167,7 @@ def test_a_run_has_its_own_entries_whatever_its_name(
     sample = queue_page.submit(tmp_path, cats, "a", ["sample", "x"], kind="sample")
     for title in ("a", "a--b", "a--sample-1", "a--sample-1--1", "a--export-1"):
         assert queue_page.queue_run(tmp_path, cats, title) == title
-    other = projects.create(tmp_path, "Cats a")
+    other = projects.create(tmp_path, "Cats a", preset="toy")
     (other.folder / "clips" / "a.mp4").write_bytes(b"")
     queue_page.queue_run(tmp_path, other, "b")
 

@@ -25,7 +25,7 @@ def put(page: Any, key: str, value: str) -> None:
 
 @pytest.fixture
 def cats(tmp_path: Path) -> projects.Project:
-    return projects.create(tmp_path, "Cats")
+    return projects.create(tmp_path, "Cats", preset="toy")
 
 
 def test_settings_in_two_tabs(tmp_path: Path, cats: projects.Project) -> None:

@@ -21,7 +21,7 @@ class Studio:
 
     def __init__(self, root: Path, client: Any) -> None:
         self.root, self.client = root, client
-        self.project = projects.create(root, "Cats")
+        self.project = projects.create(root, "Cats", preset="toy")
 
     def post(self, act: str, code: int = 204, **words: str) -> Any:
         """Post to the page; returns the values or the events of the answer, or its text
@@ -136,15 +136,15 @@ def projects_flat(studio: Studio) -> dict[str, Any]:
 
 
 def test_preset_card_and_consent_belong_to_the_project(studio: Studio) -> None:
-    studio.post("fact", key="preset", value="wan 2.2 LoRA 8GB")
-    studio.post("fact", key="vram", value="23,5")
-    studio.post("fact", key="allow_skips", value="true")
+    studio.post("fact", 200, key="preset", value="wan 2.2 LoRA 8GB")
+    studio.post("fact", 200, key="vram", value="23,5")
+    studio.post("fact", 200, key="allow_skips", value="true")
     assert {
         "preset": "wan 2.2 LoRA 8GB",
         "vram": 23.5,
         "allow_skips": True,
     }.items() <= studio.facts().items()
-    studio.post("fact", key="card", value="RTX 4090")
+    studio.post("fact", 200, key="card", value="RTX 4090")
     assert "vram" not in studio.facts(), "the name says the memory"
     for key, value in (("vram", "24GB"), ("preset", "toi"), ("title", "x")):
         studio.post("fact", 422, key=key, value=value)
@@ -158,7 +158,7 @@ def test_own_presets_are_saved_used_and_moved_to_the_bin(studio: Studio) -> None
     assert saved.stem in studio.page()
     studio.post("reset")
     assert studio.draft() == {}
-    studio.post("fact", key="preset", value="wan 2.2 LoRA 8GB")
+    studio.post("fact", 200, key="preset", value="wan 2.2 LoRA 8GB")
     studio.post("preset/use", name=saved.stem)
     assert studio.draft() == {"steps": 33}
     assert studio.facts()["preset"] == "toy"
@@ -213,7 +213,7 @@ def test_a_run_begins_by_a_button(studio: Studio) -> None:
 def test_what_a_config_says_is_text_on_the_page(studio: Studio) -> None:
     evil = "<img src=x onerror=alert(1)>"
     studio.set(key="samples", value=json.dumps([evil, '"}{{ 7*7 }}']), was="")
-    studio.post("fact", key="card", value=evil)
+    studio.post("fact", 422, key="card", value=evil)
     studio.post("preset/save", name=evil)
     assert evil not in studio.page()
     (studio.project.folder / ".studio").mkdir(exist_ok=True)

@@ -36,7 +36,7 @@ RUN_CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def cats(tmp_path: Path) -> projects.Project:
-    return projects.create(tmp_path, "My cats")
+    return projects.create(tmp_path, "My cats", preset="toy")
 
 
 def packed(files: dict[str, Any]) -> bytes:
@@ -397,16 +397,16 @@ def test_no_project_has_the_name_of_another_folder(tmp_path: Path, title: str) -
         projects.create(tmp_path, title),
         take(tmp_path, {"project.json": FACTS | {"title": title}}).project,
     ]
+    assert [project.title for project in made] == [title, f"{title} 2"]
     for project in made:
-        assert project.title == title
         assert project.name not in projects.RESERVED_NAMES
-        assert projects.find_project(tmp_path, project.name).title == title
+        assert projects.find_project(tmp_path, project.name).title == project.title
 
 
 def test_what_a_kill_has_left_is_cleared_at_the_start(tmp_path: Path) -> None:
     from videotune.studio.app import make_app
 
-    project = projects.create(tmp_path, "Cats")
+    project = projects.create(tmp_path, "Cats", preset="toy")
     clip = project.folder / "clips" / "a.mp4"
     clip.write_bytes(MP4)
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -443,7 +443,7 @@ def test_a_project_appears_complete_or_not_at_all(
     monkeypatch.setattr(os, "rename", killed)
     monkeypatch.setattr(projects.shutil, "rmtree", lambda *_, **__: None)
     for make in (
-        lambda: projects.create(root, "Cats"),
+        lambda: projects.create(root, "Cats", preset="toy"),
         lambda: transfer.import_project(root, archive, PathRule(root, True)),
     ):
         with pytest.raises(KeyboardInterrupt):

@@ -139,11 +139,12 @@ def open_page(page: Any, name: str) -> None:
     page.wait_for_load_state()
 
 
-def make_project(page: Any, address: str, title: str) -> None:
-    """A new project, as a person makes one."""
+def make_project(page: Any, address: str, title: str, preset: str = "toy") -> None:
+    """A new project of a preset, as a person makes one."""
     page.goto(address)
     page.locator("[data-open=new]").first.click()
     page.locator("#new-title").fill(title)
+    page.locator(f'#new-models input[value="{preset}"]').check()
     page.locator("#new-make").click()
     page.wait_for_url("**/data")
 

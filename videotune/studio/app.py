@@ -18,6 +18,7 @@ from videotune.studio import (
     downloads,
     header,
     live,
+    model_choices,
     projects_page,
     queue_page,
     results_page,
@@ -35,6 +36,7 @@ from videotune.studio.security import (
     check_host,
     is_local,
 )
+from videotune.studio.terms import in_studio_terms
 from videotune.studio.web import (
     STATIC,
     UNEXPECTED,
@@ -218,6 +220,7 @@ def _add_pages(app: FastAPI) -> None:
 
     app.include_router(downloads.routes)
     app.include_router(series.routes)
+    app.include_router(model_choices.routes)
     app.include_router(live.router(regions_by_page))
 
 
@@ -256,4 +259,5 @@ def _error_message(error: Exception) -> str:
         message = str(error)
     else:
         message = describe_unexpected(error)
-    return message[:MAX_MESSAGE_LETTERS].encode("utf-8", "backslashreplace").decode()
+    message = in_studio_terms(message[:MAX_MESSAGE_LETTERS])
+    return message.encode("utf-8", "backslashreplace").decode()

@@ -214,10 +214,12 @@ def _edited(text: str, edit: Mapping[str, str]) -> str:
     return re.sub(re.escape(edit["word"]), lambda _: edit["to"], text, flags=flags)
 
 
-def start_captioning(project: Project, arguments: list[str]) -> None:
+def start_captioning(
+    project: Project, arguments: list[str], environment: Mapping[str, str]
+) -> None:
     """Start a captioning job and store the captions as they are before it."""
     before = {row["path"]: row["caption"] for row in clips.table(project).rows.values()}
-    job = start(project.folder, "caption", arguments)
+    job = start(project.folder, "caption", arguments, env=environment)
     write_json(job.folder / "before.json", before)
 
 

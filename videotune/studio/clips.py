@@ -29,6 +29,22 @@ LONG_CLIP_SECONDS = 20.0
 QUIET_SECONDS = 2.0
 """Seconds without a change before a check starts."""
 
+CLIP_REASONS = frozenset(
+    ["unreadable", "empty", "not_a_video", "no_video_stream", "decode_error"]
+)
+"""Reasons to skip a file of which there may be no picture."""
+
+REMEDY_PATTERNS = (
+    (re.compile(r"cuts? inside the windows"), "cut"),
+    (re.compile(r"of it is (black|frozen)|looks nearly the same as"), "bin"),
+    (re.compile(r"the caption|placeholder|caption "), "write"),
+    (
+        re.compile(r"interlaced|stereoscopic|spherical|of the file follows|damaged"),
+        "bin",
+    ),
+)
+"""What a user can do about a warning: the action of a button by the warning's words."""
+
 TOKENS_PER_WORD = 1.3
 """Rough number of text-encoder tokens per word of a caption."""
 
@@ -36,6 +52,9 @@ ORDINARY = re.compile(
     r"the crop keeps|upscaled|[\d.]+ of [\d.]+ s are in no window|[\d.]+ fps is far above"
 )
 """Warnings of a check that need no action of the user; they are shown as notes."""
+
+CAPTION_REASONS = ("missing_caption", "empty_caption", "undecodable_caption")
+"""Reasons to skip a clip that a caption removes."""
 
 ClipRow = dict[str, Any]
 
@@ -62,6 +81,22 @@ UNKNOWN: ClipRow = {
 """The row of a clip that no check has seen."""
 
 
+SHARED_FEWEST = 3
+SHARED_PART = 0.5
+"""A warning of at least so many clips, and of this part of all, concerns the set."""
+
+
+@dataclass(frozen=True)
+class SharedWarning:
+    """A warning that most clips have, with other numbers perhaps."""
+
+    text: str
+    """As the first of these clips has it."""
+
+    names: tuple[str, ...]
+    """The clips that have it."""
+
+
 @dataclass(frozen=True)
 class ClipTable:
     """The clips of a project at one moment."""
@@ -74,6 +109,9 @@ class ClipTable:
 
     basis: tuple[Any, ...]
     """The check and the minute of the table; other values make it out of date."""
+
+    shared: tuple[SharedWarning, ...]
+    """Warnings that concern most clips; the rows do not repeat them."""
 
     changed: float
     """When a clip or a caption changed last."""
@@ -125,8 +163,10 @@ def _read_table(
     # The folders' times are taken first, so a change during the reading is not missed.
     folders = {path: _changed_ns(path) for path in _folders(project)}
     rows = _read_rows(project, check)
+    shared = _take_shared_warnings(rows)
     return ClipTable(
         rows=rows,
+        shared=shared,
         folders=folders,
         basis=basis,
         changed=_last_change(project, rows, folders, previous),
@@ -170,6 +210,29 @@ def _read_rows(
                 "fixed": "it is in another folder",
             }
     return rows
+
+
+def _take_shared_warnings(rows: Mapping[str, ClipRow]) -> tuple[SharedWarning, ...]:
+    """Remove the warnings that most clips have from the rows, and return them."""
+    rows_by_kind: dict[str, list[tuple[ClipRow, str]]] = {}
+    for row in rows.values():
+        for line in row["warned"]:
+            rows_by_kind.setdefault(_warning_kind(line), []).append((row, line))
+
+    shared = []
+    for entries in rows_by_kind.values():
+        if len(entries) < max(SHARED_FEWEST, SHARED_PART * len(rows)):
+            continue
+        names = tuple(row["name"] for row, _ in entries)
+        shared.append(SharedWarning(entries[0][1], names))
+        for row, line in entries:
+            row["warned"] = [other for other in row["warned"] if other != line]
+    return tuple(shared)
+
+
+def _warning_kind(line: str) -> str:
+    """Return a warning without its numbers."""
+    return re.sub(r"\d[\d.,]*", "#", line)
 
 
 def _last_change(
@@ -237,6 +300,39 @@ def _clip_files(project: Project) -> Iterator[tuple[str, ClipFile]]:
             with suppress(VideotuneError):
                 for clip in read_folder(folder)[0]:
                     yield part, clip
+
+
+def remedies(row: ClipRow) -> list[str]:
+    """Return the actions that would mend what a clip is warned of, each once."""
+    actions = []
+    for line in (*row["warned"], *row["hints"]):
+        for pattern, action in REMEDY_PATTERNS:
+            if pattern.search(line):
+                actions.append(action)
+                break
+    if row["long"]:
+        actions.append("cut")
+    if row["state"] == "skipped" and row["reason"] not in CAPTION_REASONS:
+        actions.append("bin")
+    return list(dict.fromkeys(actions))
+
+
+def neighbours(project: Project, path: str, query: Mapping[str, str]) -> dict[str, str]:
+    """Return the clips before and after one, of those that a filter selects.
+
+    The clip itself may have left the filter, as a captioned one does.
+    """
+    selected = {row["path"] for row in select(project, query)}
+    paths = list(table(project).rows)
+    position = paths.index(path)
+    before = [other for other in paths[:position] if other in selected]
+    after = [other for other in paths[position + 1 :] if other in selected]
+    return {
+        "before": before[-1] if before else "",
+        "after": after[0] if after else "",
+        "number": str(len(before) + 1),
+        "count": str(len(before) + len(after) + 1),
+    }
 
 
 def find_clip(rows: Mapping[str, ClipRow], path: str) -> ClipRow:

@@ -14,11 +14,13 @@ from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.reporter.read import mapping
 from videotune.studio import (
+    auto_caption,
     captions_edit,
     clips,
     downloads,
     header,
     media,
+    model_choices,
     projects,
     trash,
     uploads,
@@ -51,10 +53,10 @@ removed.
 KINDS = ("check", "caption", "split", "sheet")
 """Kinds of jobs that this page starts."""
 
-HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_DATASET = re.compile(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?")
 
 routes = APIRouter(prefix="/p/{project}")
+routes.include_router(auto_caption.routes)
 
 
 def state(page: PageContext) -> str:
@@ -77,6 +79,7 @@ def state(page: PageContext) -> str:
         check=check,
         account=account,
         rows=list(clips.table(project).rows.values()),
+        shared=clips.table(project).shared,
         undo=captions_edit.latest_change(project),
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
         draft=projects.draft(project),
@@ -116,7 +119,15 @@ REGIONS: Regions = {
 @routes.get("/data")
 def show(page: CurrentPage) -> Response:
     """Show the page."""
-    return page_response(page, "data", header.REGIONS | REGIONS, "Data", **_tiles(page))
+    return page_response(
+        page,
+        "data",
+        header.REGIONS | REGIONS,
+        "Data",
+        caption_models=auto_caption.models(),
+        card=model_choices.chosen_card(page.current_project.facts),
+        **_tiles(page),
+    )
 
 
 def _tiles(page: PageContext, first: int = 0, count: int = CHUNK) -> dict[str, Any]:
@@ -144,7 +155,10 @@ def clip(page: CurrentPage, path: str) -> Response:
     project = page.current_project
     row = clips.find_clip(clips.table(project).rows, path)
     changes = captions_edit.history(project, row["name"])
-    return fragment(render("data_clip", context=page, row=row, changes=changes))
+    others = clips.neighbours(project, path, page.query)
+    return fragment(
+        render("data_clip", context=page, row=row, changes=changes, others=others)
+    )
 
 
 @routes.get("/data/sound")
@@ -156,10 +170,10 @@ def sound(page: CurrentPage, path: str) -> Response:
 
 @routes.get("/poster")
 def poster(page: CurrentPage, path: str) -> Response:
-    """Send a picture of a clip; HTTP 404 if none can be decoded."""
+    """Send a picture of a clip; nothing (HTTP 204) if none can be decoded."""
     picture = media.poster(_media_path(page, path), _media_cache(page))
     if picture is None:
-        raise HTTPException(404, "no picture of it can be decoded")
+        return Response(status_code=204)
     return FileResponse(
         picture,
         media_type="image/jpeg",
@@ -197,7 +211,7 @@ def caption(page: CurrentPage, form: PostedForm) -> Response:
         row = clips.find_clip(clips.table(project).rows, form["path"])
         if not row["fixed"]:
             caption_on_disk = clips.caption_of(row["clip"])
-            expected_words = (form["was"].split(), form["text"].split())
+            expected_words = [text.split() for text in (*form.all("was"), form["text"])]
             if caption_on_disk.split() not in expected_words:
                 return JSONResponse({"text": caption_on_disk}, 409)
             if caption_on_disk and not form["text"].strip():
@@ -247,34 +261,6 @@ def undo(page: CurrentPage) -> Response:
     """Undo the newest change of captions."""
     count = captions_edit.undo(page.current_project)
     return reply(f"{count} captions restored")
-
-
-@routes.post("/data/auto-caption")
-def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
-    """Let a vision-language model write captions."""
-    project = page.current_project
-    option_names = ("model", "endpoint", "purpose", "trigger", "max-words")
-    options = {name: form[name].strip() for name in option_names}
-
-    # Only a user on the server may name a model by a path of this computer.
-    may_name_any_model = not page.path_rule.is_restricted or options["endpoint"]
-    if options["endpoint"]:
-        page.path_rule.check_server(options["endpoint"])
-    if not options["model"] or not (
-        may_name_any_model or HUB_MODEL.fullmatch(options["model"])
-    ):
-        raise VideotuneError(
-            "model: name a model of the server, or of the Hub, such as "
-            "Qwen/Qwen2.5-VL-7B-Instruct"
-        )
-
-    projects.update(project, captioning=options)
-    arguments = ["caption", str(project.folder / CLIPS), "--preset", project.preset]
-    arguments += [f"--{name}={value}" for name, value in options.items() if value]
-    if form["overwrite"]:
-        arguments.append("--overwrite")
-    captions_edit.start_captioning(project, arguments)
-    return reply("Writing captions")
 
 
 @routes.post("/data/stop")

@@ -30,6 +30,22 @@ WIDGET_KINDS: dict[Any, WidgetKind] = {
 """The control of each plain type; all other types are typed in as JSON."""
 
 
+FAR = 10
+"""A value that is so many times the usual one is noted."""
+
+_RATE_NOTES = ("the training may break", "it hardly learns")
+FAR_VALUES: dict[str, tuple[str, str]] = {
+    "learning_rate": _RATE_NOTES,
+    "learning_rate_low": _RATE_NOTES,
+    "embedding_learning_rate": _RATE_NOTES,
+    "batch_size": ("a step takes so many times as long", ""),
+    "lora.rank": ("a large file that copies the clips easily", ""),
+    "lora.alpha": ("it works like a higher learning rate", "it hardly learns"),
+    "max_grad_norm": ("updates are hardly clipped", "updates become very small"),
+}
+"""What a value far above the usual one does, and one far below it."""
+
+
 @dataclass(frozen=True)
 class Field:
     """A config key as the form shows it."""
@@ -55,6 +71,9 @@ class Field:
     default: str
     """Describes the value that applies while the field is empty."""
 
+    reason: str
+    """Why the default is what it is; empty if no reason is given."""
+
     unit: str
     guide: str
 
@@ -62,6 +81,15 @@ class Field:
     def label(self) -> str:
         """The key in plain words."""
         return self.key.rpartition(".")[2].replace("_", " ")
+
+    @property
+    def name(self) -> str:
+        """The label as a title."""
+        return self.label[:1].upper() + self.label[1:]
+
+    def reason_for(self, text: str) -> str:
+        """Return the reason of the default if that is the value of the text, else ""."""
+        return self.reason if text == self.default else ""
 
 
 @cache
@@ -81,8 +109,6 @@ def _field(key: str, schema_field: Any) -> Field:
     texts = advice()
     general_advice, own_advice = texts["guide"].get(key, ("", ""))
     default_text = default(schema_field).strip("`")
-    if key in texts["reasons"]:
-        default_text += f": {texts['reasons'][key]}"
 
     return Field(
         key=key,
@@ -94,6 +120,7 @@ def _field(key: str, schema_field: Any) -> Field:
         help=str(schema_field.description),
         values=values(schema_field).replace("`", ""),
         default=default_text,
+        reason=texts["reasons"].get(key, ""),
         unit=texts["units"].get(key, ""),
         guide=f"{general_advice} {own_advice}".strip(),
     )
@@ -231,7 +258,7 @@ def set_key(
 
     nested_keys = unflatten(flat_keys)
     checked_keys(nested_keys, "the form")
-    config = parse(merge(read_preset(preset), nested_keys))
+    config = parse(merge(preset_keys(preset), nested_keys))
     if key == "resolution" and config.resolution is not None:
         _check_sizes(config.resolution)
     return nested_keys
@@ -259,6 +286,37 @@ def inactive_reasons(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def preset_keys(preset: str) -> dict[str, Any]:
+    """Return the keys of a preset; none if no preset is chosen."""
+    return read_preset(preset) if preset else {}
+
+
+def unusual_values(
+    values: Mapping[str, Any], inherited: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return a note for each value that is far from the one it replaces, by key.
+
+    Args:
+        values: the user's values, by dotted name.
+        inherited: the values of the preset, by dotted name.
+    """
+    notes = {}
+    for key, (high_note, low_note) in FAR_VALUES.items():
+        value = values.get(key)
+        usual = inherited.get(key)
+        if not isinstance(value, int | float) or not isinstance(usual, int | float):
+            continue
+        if value <= 0 or usual <= 0:
+            continue
+        if high_note and value >= FAR * usual:
+            notes[key] = f"{value / usual:.3g} times the usual {usual:g}: {high_note}."
+        elif low_note and value * FAR <= usual:
+            notes[key] = (
+                f"{usual / value:.3g} times below the usual {usual:g}: {low_note}."
+            )
+    return notes
+
+
 def inherited_values(preset: str) -> dict[str, Any]:
     """Return the values of a preset over the schema's defaults, by dotted name."""
-    return flatten(parse(read_preset(preset)).model_dump(mode="json"))
+    return flatten(parse(preset_keys(preset)).model_dump(mode="json"))

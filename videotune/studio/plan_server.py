@@ -92,6 +92,19 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_computing(out: Path) -> bool:
+    """Return whether an answer is being computed."""
+    with _lock:
+        worker = _workers.get(out)
+        return worker is not None and worker.is_alive() and bool(_current_key.get(out))
+
+
+def stop(out: Path) -> None:
+    """Stop computing an answer; what is there of it stays."""
+    with _lock:
+        _current_key[out] = ""
+
+
 def _forget(out: Path) -> None:
     """Forget the last question for a file, unless its answer is being computed."""
     with _lock:

@@ -28,18 +28,8 @@ from videotune.files import write_json
 from videotune.planner.gpus import known_card
 from videotune.studio.plan_server import read_answer
 
-MEASURED_KEYS = (
-    "fits",
-    "hours",
-    "hours_beside",
-    "seconds_a_step",
-    "device",
-    "host",
-    "chosen",
-    "micro_batch",
-    "remedies",
-)
-"""Keys of a plan that need a measured step."""
+HOURS_NICENESS = 14
+"""How much further the hours of presets stand back than a plan."""
 
 
 def write_answer(question: Mapping[str, Any]) -> None:
@@ -60,8 +50,9 @@ def write_answer(question: Mapping[str, Any]) -> None:
     answer: dict[str, Any] = {"key": question["key"], "code": DONE, "words": ""}
     try:
         if question["what"] == "plan":
-            _answer_plan(question, answer, previous, out)
+            _answer_plan(question, answer, out)
         elif question["what"] == "hours":
+            os.nice(HOURS_NICENESS)  # a plan that somebody waits for goes first
             _answer_hours(question, answer, previous, out)
         else:
             files = [Path(file) for file in question["files"]]
@@ -95,23 +86,15 @@ def _exit_with(studio: BaseProcess) -> None:
 def _answer_plan(
     question: Mapping[str, Any],
     answer: dict[str, Any],
-    previous: Mapping[str, Any],
     out: Path,
 ) -> None:
     """Add the plan to the answer.
 
-    If its step has to be measured, first write the plan with the previous measured
-    values.
+    If its step has to be measured, first write what is known without it.
     """
-    previous_plan = previous.get("plan") or {}
-    answer["plan"] = previous_plan or None  # stays visible next to an error
-
     new_plan = plan(question, known=True)
     if new_plan["device"] is None:
-        measured = {
-            key: previous_plan[key] for key in MEASURED_KEYS if key in previous_plan
-        }
-        preliminary = answer | {"plan": new_plan | measured, "part": "known"}
+        preliminary = answer | {"plan": new_plan, "part": "known"}
         write_json(out, preliminary, durable=False)
         new_plan = plan(question)
     answer["plan"] = new_plan
@@ -126,6 +109,9 @@ def _answer_hours(
     """Add the hours of each preset to the answer, and write it after each."""
     is_same_question = previous.get("key") == answer["key"]
     answer["presets"] = previous.get("presets", {}) if is_same_question else {}
+    answer["card"] = question["card_name"]
+    answer["total"] = len(question["presets"])
+    write_json(out, answer | {"part": "known"}, durable=False)
     for name in question["presets"]:
         if name not in answer["presets"]:
             answer["presets"][name] = _hours(question, name)
@@ -152,7 +138,7 @@ def plan(
         name, memory_bytes = question["gpu"]
         known_gpu = known_card(name, memory_bytes)
         card = known_gpu and f"{known_gpu.name} {known_gpu.vram >> 30}GB"
-        vram = memory_bytes / 1e9
+        vram = memory_bytes / 2**30
 
     result = make_plan(
         question["config"],
@@ -178,6 +164,7 @@ def _hours(question: Mapping[str, Any], preset: str) -> dict[str, Any]:
     device = preset_plan["device"]
     return {
         "fits": preset_plan["fits"],
+        "verdict": preset_plan["verdict"],
         "hours": hours,
         "need_bytes": device and device["need_bytes"],
     }

@@ -44,8 +44,10 @@ ORIGINALS = "originals"
 MANAGED_KEYS = ("cache_dir", "output_model_destination")
 """Config keys that the studio sets itself, so that files go into the project."""
 
-DEFAULT_PRESET = "toy"
-"""Preset of a new project: the only one that runs on any computer."""
+NEUTRAL_PRESET = "toy"
+"""Preset with which clips are checked while no model is chosen; what it says of its own
+sizes is not shown.
+"""
 
 MAX_TITLE_LENGTH = 80
 MAX_NAME_LENGTH = 40
@@ -112,8 +114,15 @@ class Project:
 
     @property
     def preset(self) -> str:
-        """The preset of its runs."""
-        return str(self.facts.get("preset") or DEFAULT_PRESET)
+        """The preset of its runs; empty until the user has chosen one."""
+        return str(self.facts.get("preset", ""))
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the user has chosen what to train: a preset, or a base model in the
+        settings.
+        """
+        return bool(self.preset or draft(self).get("base_model_name"))
 
 
 def inside(folder: Path, relative: str) -> Path:
@@ -218,15 +227,20 @@ def editing(project: Project) -> Iterator[Project]:
         yield current
 
 
-def create(root: Path, title: str) -> Project:
+def create(root: Path, title: str, **facts: Any) -> Project:
     """Create a project with its folders; its name is the title in plain letters.
+
+    Args:
+        root: folder of the projects.
+        title: title of the project.
+        **facts: what is chosen already, such as the preset and the card.
 
     Raises:
         VideotuneError: if the title is empty or too long.
     """
-    facts = new_facts(title)
+    all_facts = cast(ProjectFacts, {**new_facts(title), **facts})
     with new_folder(root) as folder:
-        return place(root, folder, facts)
+        return place(root, folder, all_facts)
 
 
 def new_facts(title: str) -> ProjectFacts:
@@ -239,7 +253,6 @@ def new_facts(title: str) -> ProjectFacts:
         "title": clean_title(title),
         "created": round(time.time(), 3),
         "archived": False,
-        "preset": DEFAULT_PRESET,
     }
 
 
@@ -269,14 +282,24 @@ def place(
         facts: the facts of the project.
         prepare: called with the final folder, before the folder is there.
     """
-    title = facts["title"]
     with lock_of(root):
-        final_folder = _free_folder(root, title)
+        own_facts: ProjectFacts = {**facts, "title": _free_title(root, facts["title"])}
+        final_folder = _free_folder(root, own_facts["title"])
         prepare(final_folder)
-        write_json(folder / PROJECT_FILE, facts)
+        write_json(folder / PROJECT_FILE, own_facts)
         os.rename(folder, final_folder)
     sync_folder(root)
-    return Project(final_folder, facts)
+    return Project(final_folder, own_facts)
+
+
+def _free_title(root: Path, title: str) -> str:
+    """Return a title that no other project has: the same, or with a number."""
+    titles = {project.title for project in list_projects(root)}
+    if title not in titles:
+        return title
+    numbers = range(2, len(titles) + 3)
+    candidates = (f"{title[: MAX_TITLE_LENGTH - 6]} {number}" for number in numbers)
+    return next(candidate for candidate in candidates if candidate not in titles)
 
 
 def _free_folder(root: Path, title: str) -> Path:
@@ -407,7 +430,26 @@ def command_arguments(project: Project) -> list[str]:
 
     config_path = project.folder / "command.json"
     write_json(config_path, {**draft(project), "datasets": rows})
-    return ["--preset", project.preset, "--config", str(config_path)]
+    arguments = ["--config", str(config_path)]
+    if not project.has_model:
+        return ["--preset", NEUTRAL_PRESET, *arguments]
+    return [*preset_arguments(project), *arguments]
+
+
+def preset_arguments(project: Project) -> list[str]:
+    """Return the arguments that name the project's preset, if it has one."""
+    return ["--preset", project.preset] if project.preset else []
+
+
+def settings_version(project: Project) -> int:
+    """Return a number that grows with each change of the settings or the facts: the time
+    of the last one, in microseconds.
+    """
+    times = [0]
+    for name in ("config.json", PROJECT_FILE):
+        with suppress(OSError):
+            times.append((project.folder / name).stat().st_mtime_ns // 1000)
+    return max(times)
 
 
 def skip_arguments(project: Project) -> list[str]:

@@ -3,14 +3,25 @@ restore.
 """
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from videotune.config.load import preset_named
 from videotune.errors import VideotuneError
 from videotune.queue import entries as queued
-from videotune.studio import header, projects, queue_page, transfer, trash
+from videotune.studio import (
+    gpu,
+    header,
+    model_choices,
+    projects,
+    queue_page,
+    setup_page,
+    transfer,
+    trash,
+)
 from videotune.studio.downloads import send_zip
 from videotune.studio.projects import CLIPS, Project, visible_files
 from videotune.studio.uploads import TEXT_SUFFIXES, receive, temporary_upload
@@ -97,13 +108,35 @@ REGIONS: Regions = {"cards": cards, "bin": removed}
 @routes.get("/")
 def show(page: CurrentPage) -> Response:
     """Show all projects."""
-    return page_response(page, "projects", header.REGIONS | REGIONS, "Projects")
+    return page_response(
+        page,
+        "projects",
+        header.REGIONS | REGIONS,
+        "Projects",
+        found=gpu.list_gpus(),
+        card=model_choices.chosen_card({}),
+        card_groups=model_choices.card_groups(),
+        families=model_choices.families_for(model_choices.chosen_card({})),
+        chosen="",
+        error="",
+    )
 
 
 @routes.post("/create")
 def create(page: CurrentPage, form: PostedForm) -> Response:
-    """Create a project and go to its data."""
-    project = projects.create(page.root, form["title"])
+    """Create a project with the chosen card and model, and go to its data."""
+    facts: dict[str, Any] = {}
+    if form["card"] == "other" or form["vram"]:
+        facts |= model_choices.card_facts("", form["vram"])
+        if not facts["vram"]:
+            raise VideotuneError("type the memory of your card in GB, such as 24")
+    elif form["card"] not in ("", "none"):
+        facts |= model_choices.card_facts(form["card"], "")
+    if form["preset"]:
+        facts["preset"] = preset_named(form["preset"])
+
+    known_facts = {key: value for key, value in facts.items() if value}
+    project = projects.create(page.root, form["title"], **known_facts)
     return reply(redirect=f"/p/{quote(project.name)}/data")
 
 
@@ -133,17 +166,34 @@ def export(page: CurrentPage) -> Response:
 
 @routes.post("/import")
 async def import_archive(page: CurrentPage, name: str, request: Request) -> Response:
-    """Import an exported project from the body of the request."""
+    """Import an exported project from the body of the request; a config of another
+    trainer becomes a new project that shows what it means here.
+    """
     with temporary_upload(page.root, name) as path:
+        if path.suffix.lower() in setup_page.CONFIG_SUFFIXES:
+            await receive(request, path, setup_page.MAX_CONFIG_BYTES)
+            return _project_of_config(page, path)
+
         await receive(request, path)
-        imported = await run_in_threadpool(
-            transfer.import_project, page.root, path, page.path_rule
-        )
+        try:
+            imported = await run_in_threadpool(
+                transfer.import_project, page.root, path, page.path_rule
+            )
+        except VideotuneError as error:
+            message = str(error).replace(str(path), path.name)
+            raise VideotuneError(message) from error
     message = f"{imported.project.title} imported"
     if imported.notes:
         message += f" without {counted(len(imported.notes), 'part')} of it: "
         message += "; ".join(imported.notes)
     return reply(message)
+
+
+def _project_of_config(page: PageContext, path: Path) -> Response:
+    """Create a project for another trainer's config, and go to its Setup."""
+    project = projects.create(page.root, path.stem[: projects.MAX_TITLE_LENGTH])
+    setup_page.take_config(project, path)
+    return reply(redirect=f"/p/{quote(project.name)}/setup")
 
 
 @routes.post("/p/{project}/remove")

@@ -133,6 +133,9 @@ class PlanDevice(TypedDict):
     card: str | None
     measured: str | None
     vram_bytes: Number | None
+    memory_from: str | None
+    spare_bytes: Number
+    unstreamed_bytes: Number
     need_bytes: Number
     phase: str
     parts: dict[str, Number]
@@ -167,6 +170,7 @@ class Plan(TypedDict):
     __pydantic_config__ = OTHER_KEYS  # type: ignore[misc]
 
     fits: bool | None
+    verdict: str | None
     hours: Number | None
     hours_beside: Number | None
     seconds_a_step: Number | None
@@ -183,6 +187,7 @@ class PresetHours(TypedDict, total=False):
     """Whether a preset fits the GPU and how long it takes, or why that is not known."""
 
     fits: bool | None
+    verdict: str | None
     hours: Number | None
     need_bytes: Number | None
     words: str
@@ -212,6 +217,13 @@ class Answer(TypedDict, total=False):
     part: str
     plan: Plan | None
     presets: dict[str, PresetHours]
+
+    card: str
+    """The card of the hours."""
+
+    total: int
+    """Presets whose hours are calculated."""
+
     trainer: str
     config: dict[str, Any]
     rows: list[ImportedKey]

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,24 +15,35 @@ from videotune.config.load import (
     checked_keys,
     flatten,
     merge,
-    preset_about,
     preset_named,
-    preset_names,
-    read_preset,
+    preset_reasons,
     unflatten,
 )
 from videotune.config.resolve import parse
 from videotune.errors import VideotuneError
-from videotune.files import read_json, write_json
+from videotune.files import write_json
 from videotune.reporter.curves import COLOURS
-from videotune.studio import gpu, header, plan_server, projects, queue_page, trash
+from videotune.studio import (
+    clips,
+    gpu,
+    header,
+    model_choices,
+    plan_server,
+    projects,
+    queue_page,
+    trash,
+)
 from videotune.studio.form import (
     fields,
     format_value,
     inactive_reasons,
     inherited_values,
+    parse_value,
+    preset_keys,
     set_key,
+    unusual_values,
 )
+from videotune.studio.model_choices import presets
 from videotune.studio.projects import (
     CLIPS,
     HELD_OUT,
@@ -60,6 +71,9 @@ routes = APIRouter()
 PRESETS_FOLDER = "presets"
 """Folder of the user's presets: each a file with ``preset`` and ``keys``."""
 
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".sh")
+"""Endings of configs and command lines of trainers."""
+
 MAX_CONFIG_BYTES = 20_000_000
 """Size limit of an uploaded config."""
 
@@ -68,9 +82,15 @@ PRESET_REMEDY = "fix it, or remove it"
 HOURS_TIMEOUT = 9000.0
 """Seconds that the hours of all presets may take."""
 
+VERSION_HEADER = "VT-Settings"
+"""Header of an answer: the version of the settings that it has made."""
+
 
 def plan_question(project: Project, what: str, **extra: Any) -> dict[str, Any]:
-    """Return a question for the plan server: settings, clips and GPU of a project."""
+    """Return a question for the plan server: settings, clips and GPU of a project.
+
+    Clips that cannot be used are left out of the calculation; the page says so.
+    """
     facts = project.facts
     card = facts.get("card")
     vram = facts.get("vram")
@@ -81,11 +101,14 @@ def plan_question(project: Project, what: str, **extra: Any) -> dict[str, Any]:
         own_gpu = [gpus[0].name, gpus[0].memory_total]
 
     clip_folders = [project.folder / name for name in (CLIPS, HELD_OUT)]
+    config = {**draft(project), "datasets": projects.datasets(project)}
+    if config.get("missing_caption", "error") == "error":
+        config["missing_caption"] = "empty"  # as if each had one: it is still written
     return {
         "what": what,
-        "preset": project.preset,
-        "config": {**draft(project), "datasets": projects.datasets(project)},
-        "allow_skips": "all" if facts.get("allow_skips") else None,
+        "preset": project.preset or None,
+        "config": config,
+        "allow_skips": "all",
         "card": card,
         "vram": vram,
         "gpu": own_gpu,
@@ -98,22 +121,40 @@ def plan_question(project: Project, what: str, **extra: Any) -> dict[str, Any]:
 def plan(page: PageContext) -> str:
     """Render the plan; it is computed again whenever the settings have changed."""
     project = page.current_project
+    version = projects.settings_version(project)
     answer: dict[str, Any] = {}
-    if projects.datasets(project):
+    if projects.datasets(project) and project.has_model:
         question = plan_question(project, "plan")
         answer = plan_server.request_answer(_studio_file(project, "plan"), question)
 
-    current_plan = answer.get("plan") or {}
+    current_plan: dict[str, Any] = {}
+    if answer.get("current") or answer.get("measuring"):
+        current_plan = answer.get("plan") or {}
     remedies = [(text, _settings_in(text)) for text in current_plan.get("remedies", ())]
     return render(
         "setup_plan",
         project=project,
+        version=version,
         answer=answer,
         plan=current_plan,
+        unusable=_unusable_clips(project),
         remedies=remedies,
         duration=duration,
         colours=COLOURS,
     )
+
+
+def _unusable_clips(project: Project) -> list[clips.ClipRow]:
+    """Return the clips that a training would stop at, as far as a check has seen them."""
+    if project.facts.get("allow_skips"):
+        return []
+    skips_captions = draft(project).get("missing_caption") not in (None, "error")
+    return [
+        row
+        for row in clips.table(project).rows.values()
+        if row["state"] == "skipped"
+        and not (skips_captions and row["reason"] in clips.CAPTION_REASONS)
+    ]
 
 
 def _settings_in(text: str) -> list[tuple[str, str]]:
@@ -134,13 +175,16 @@ def settings(page: PageContext) -> str:
         own=own,
         below=inherited,
         inactive=inactive_reasons({**inherited, **own}),
+        unusual=unusual_values(own, inherited),
+        reasons=preset_reasons(project.preset) if project.preset else {},
+        card=model_choices.chosen_card(project.facts),
         fields={field.key: field for field in fields()},
         shown=format_value,
     )
 
 
 def gallery(page: PageContext) -> str:
-    """Render the presets, the user's own first, and the GPU of the plan."""
+    """Render the models by family, the user's own presets, and the card."""
     project = page.current_project
     own_presets = {}
     damaged_presets = []
@@ -149,37 +193,22 @@ def gallery(page: PageContext) -> str:
             own_presets[path.stem] = read_record(path, OwnPreset, PRESET_REMEDY)
         except VideotuneError as error:
             damaged_presets.append(str(error))
-    last_plan = plan_server.read_answer(_studio_file(project, "plan")).get("plan") or {}
-    device = last_plan.get("device") or {}
 
+    card = model_choices.chosen_card(project.facts)
+    hours = plan_server.read_answer(_studio_file(project, "hours"))
     return render(
         "setup_presets",
         project=project,
         own=own_presets,
         damaged=damaged_presets,
-        presets=presets(),
-        hours=plan_server.read_answer(_studio_file(project, "hours")),
+        families=model_choices.families_for(card, project.preset),
+        card=card,
+        card_groups=model_choices.card_groups(),
         found=gpu.list_gpus(),
-        gb=(device.get("vram_bytes") or 0) / 1e9,
+        hours=hours if hours.get("card") == card.name else {},
+        is_computing=plan_server.is_computing(_studio_file(project, "hours")),
+        unusable=_unusable_clips(project),
     )
-
-
-@cache
-def presets() -> Mapping[str, Mapping[str, Any]]:
-    """Return the text, base model, GPU memory and facts (presets.json) of each preset."""
-    facts_by_model = read_json(Path(__file__).with_name("presets.json"))
-    presets_by_name = {}
-    for name in preset_names():
-        about = preset_about(name)
-        base_model = str(read_preset(name).get("base_model_name"))
-        card_memory = re.search(r"cards of (\d+) GB", about)
-        presets_by_name[name] = {
-            "about": about,
-            "base": base_model,
-            "gb": card_memory and int(card_memory[1]),
-            **facts_by_model.get(base_model, {}),
-        }
-    return presets_by_name
 
 
 def import_region(page: PageContext) -> str:
@@ -222,68 +251,98 @@ REGIONS: Regions = {
 def show(page: CurrentPage) -> Response:
     """Show preset, settings and plan."""
     sweepable_kinds = ("whole", "number", "choice", "json")
-    keys = [field.key for field in fields() if field.kind in sweepable_kinds]
-    return page_response(page, "setup", header.REGIONS | REGIONS, "Setup", keys=keys)
+    sweepable = [field for field in fields() if field.kind in sweepable_kinds]
+    return page_response(
+        page, "setup", header.REGIONS | REGIONS, "Setup", sweepable=sweepable
+    )
 
 
 @routes.post("/p/{project}/setup/set")
 def put(page: CurrentPage, form: PostedForm) -> Response:
-    """Save one setting; HTTP 409 if its value is no longer the one shown (``was``)."""
+    """Save one setting; HTTP 409 if its value is neither one that the page shows or has
+    sent before (``was``), nor the new one.
+    """
     project = page.current_project
     key = form["key"]
     with projects.lock_of(project.folder):
         keys = draft(project)
-        current_value = format_value(flatten(keys).get(key))
-        if "was" in form and current_value != form["was"].replace("\r\n", "\n"):
-            conflict = {"key": key, "now": current_value, "yours": form["value"]}
+        current_value = flatten(keys).get(key)
+        new_keys = set_key(keys, key, form["value"], project.preset)
+        new_value = flatten(new_keys).get(key)
+
+        shown_values = _shown_values(key, form.all("was"))
+        current_text = format_value(current_value)
+        is_expected = current_text in shown_values or current_value == new_value
+        if shown_values and not is_expected:
+            conflict = {"key": key, "now": current_text, "yours": form["value"]}
             return json_reply(conflict, 409)
 
-        keys = set_key(keys, key, form["value"], project.preset)
-        new_value = flatten(keys).get(key)
         page.path_rule.check_config({key: new_value})
-        projects.save_draft(project, keys)
-    return json_reply({"key": key, "now": format_value(new_value)})
+        if current_value != new_value:
+            projects.save_draft(project, new_keys)
+    result = json_reply({"key": key, "now": format_value(new_value)})
+    return _with_version(result, project)
+
+
+def _shown_values(key: str, texts: list[str]) -> list[str]:
+    """Return values that a page has shown or sent, also as they read once saved."""
+    values = [text.replace("\r\n", "\n") for text in texts]
+    (field,) = (field for field in fields() if field.key == key)
+    for text in texts:
+        with suppress(VideotuneError):
+            values.append(format_value(parse_value(field, text)))
+    return values
+
+
+def _with_version(response: Response, project: Project) -> Response:
+    """Tell the page from which version of the settings on a plan belongs to them."""
+    response.headers[VERSION_HEADER] = str(projects.settings_version(project))
+    return response
 
 
 @routes.post("/p/{project}/setup/fact")
 def fact(page: CurrentPage, form: PostedForm) -> Response:
     """Save a fact of the project that is not in the config: preset, GPU, or skipped
-    clips.
+    clips; HTTP 409 as for a setting.
     """
+    project = page.current_project
     key = form["key"]
     value = form["value"].strip()
-    projects.update(page.current_project, **_facts_of(key, value))
-    return reply()
+    new_facts = _facts_of(key, value)
+    with projects.editing(project) as current:
+        current_text = _fact_text(current.facts.get(key))
+        new_text = _fact_text(new_facts[key])
+        shown_values = form.all("was")
+        if shown_values and current_text not in (*shown_values, new_text):
+            conflict = {"key": key, "now": current_text, "yours": new_text}
+            return json_reply(conflict, 409)
+        projects.update(current, **new_facts)
+    return _with_version(json_reply({"key": key, "now": new_text}), project)
+
+
+def _fact_text(value: Any) -> str:
+    """Return a fact as its field shows it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return format_value(value or None)
 
 
 def _facts_of(key: str, value: str) -> dict[str, Any]:
     """Return the facts that a typed value sets; a card and a memory size exclude each
     other.
+
+    Raises:
+        VideotuneError: if the value is no such preset, card or size.
     """
     if key == "preset":
         return {"preset": preset_named(value)}
     if key == "allow_skips":
         return {"allow_skips": value == "true"}
-
-    facts: dict[str, Any]
     if key == "card":
-        facts = {"card": value[:60] or None}
-        excluded_key = "vram"
-    elif key == "vram":
-        facts = {"vram": _parse_gb(value)}
-        excluded_key = "card"
-    else:
-        raise VideotuneError(f"{key!r} is not a setting of a project")
-
-    if value:
-        facts[excluded_key] = None
-    return facts
-
-
-def _parse_gb(value: str) -> float | None:
-    if value and not re.fullmatch(r"\d{1,4}([.,]\d{1,3})?", value):
-        raise VideotuneError(f"vram: {value!r} is not a number of GB, such as 24")
-    return float(value.replace(",", ".")) if value else None
+        return model_choices.card_facts(value, "")
+    if key == "vram":
+        return model_choices.card_facts("", value)
+    raise VideotuneError(f"{key!r} is not a setting of a project")
 
 
 @routes.post("/p/{project}/setup/preset/{act}")
@@ -330,23 +389,28 @@ def _apply_settings(page: PageContext, preset: str, keys: Mapping[str, Any]) -> 
     nested_keys = unflatten(allowed_keys)
     nested_keys.pop("datasets", None)
     nested_keys = checked_keys(nested_keys, "the settings")
-    parse(merge(read_preset(preset_named(preset)), nested_keys))
+    parse(merge(preset_keys(preset), nested_keys))
     page.path_rule.check_config(nested_keys)
 
     with projects.lock_of(project.folder):
         projects.save_draft(project, nested_keys)
-        projects.update(project, preset=preset)
+        projects.update(project, preset=preset or None)
 
 
 @routes.post("/p/{project}/setup/import")
 async def receive_config(page: CurrentPage, name: str, request: Request) -> Response:
     """Receive another trainer's config."""
-    folder = _foreign_folder(page.current_project)
     with temporary_upload(page.root, name) as path:
         await receive(request, path, MAX_CONFIG_BYTES)
-        folder.mkdir(parents=True, exist_ok=True)
-        os.replace(path, folder / path.name)
+        take_config(page.current_project, path)
     return reply()
+
+
+def take_config(project: Project, path: Path) -> None:
+    """Move a config of another trainer to where the page Setup shows what it becomes."""
+    folder = _foreign_folder(project)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.replace(path, folder / path.name)
 
 
 @routes.post("/p/{project}/setup/{act}")
@@ -367,12 +431,14 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         shutil.rmtree(_foreign_folder(project), ignore_errors=True)
     elif act == "hours":
         _request_hours(project)
+    elif act == "stop-hours":
+        plan_server.stop(_studio_file(project, "hours"))
     elif act == "reset":
         with projects.lock_of(project.folder):
             projects.save_draft(project, {})
     else:
         raise VideotuneError(f"the page Setup has no action {act[:40]}")
-    return reply()
+    return _with_version(reply(), project)
 
 
 def _apply_imported(page: PageContext) -> None:
@@ -394,14 +460,17 @@ def _apply_imported(page: PageContext) -> None:
 
 
 def _request_hours(project: Project) -> None:
-    """Start computing the hours of all presets."""
-    out = _studio_file(project, "hours")
-    write_json(out, {"presets": {}, "part": "known"})
+    """Start computing the hours of the chosen preset and of those that fit the card."""
+    card = model_choices.chosen_card(project.facts)
+    if not card.gigabytes:
+        raise VideotuneError("name your card first: hours depend on it")
+
     question = plan_question(
         project,
         "hours",
-        presets=list(presets()),
-        config={"datasets": projects.datasets(project)},
+        presets=model_choices.sizes_to_time(card, project.preset),
+        config={"datasets": projects.datasets(project), "missing_caption": "empty"},
+        card_name=card.name,
         longest=HOURS_TIMEOUT,
     )
-    plan_server.request_answer(out, question)
+    plan_server.request_answer(_studio_file(project, "hours"), question)

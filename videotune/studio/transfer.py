@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from videotune.config.load import checked_keys, merge, preset_named, read_preset
+from videotune.config.load import checked_keys, merge, preset_named
 from videotune.config.resolve import parse
 from videotune.data.archives import unpack
 from videotune.data.clip_file import CLIP_SUFFIXES
@@ -25,10 +25,10 @@ from videotune.errors import VideotuneError
 from videotune.files import digest, read_typed, write_json
 from videotune.runs.schemas import parse_line
 from videotune.runs.schemas import read_record as read_run_record
+from videotune.studio.form import preset_keys
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import (
     CLIPS,
-    DEFAULT_PRESET,
     HELD_OUT,
     MANAGED_KEYS,
     MAX_TITLE_LENGTH,
@@ -106,7 +106,6 @@ def duplicate(root: Path, project: Project) -> Project:
                 shutil.copyfile(source, target)
 
         facts = cast(ProjectFacts, {**project.facts, **new_facts(title)})
-        facts["preset"] = project.preset
         return place(root, folder, facts)
 
 
@@ -150,7 +149,7 @@ def import_project(root: Path, archive: Path, rule: PathRule) -> Import:
         exported = _exported_facts(source)
         notes: list[str] = []
         facts = _imported_facts(exported, source.name, notes)
-        keys = _imported_keys(source, facts["preset"], rule, notes)
+        keys = _imported_keys(source, facts.get("preset", ""), rule, notes)
         _take_files(source, folder, notes)
         if keys:
             write_json(folder / "config.json", keys)
@@ -218,7 +217,8 @@ def _imported_facts(
         if key in exported:
             facts[key] = exported[key]
     try:
-        facts["preset"] = preset_named(exported.get("preset", DEFAULT_PRESET))
+        if "preset" in exported:
+            facts["preset"] = preset_named(exported["preset"])
     except VideotuneError as error:
         notes.append(f"its preset was left out: {error}")
     return facts
@@ -235,7 +235,7 @@ def _imported_keys(
         keys = checked_keys(read_typed(path, dict[str, Any]), path.name)
         for key in (*MANAGED_KEYS, "datasets"):
             keys.pop(key, None)
-        parse(merge(read_preset(preset), keys))
+        parse(merge(preset_keys(preset), keys))
         rule.check_config(keys)
     except ValueError as error:
         notes.append(f"its settings were left out: {error}")

@@ -25,6 +25,7 @@ from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
+from videotune.studio.terms import in_studio_terms
 
 STATIC = Path(__file__).parent / "static"
 
@@ -147,8 +148,13 @@ An open page refreshes them about once a second.
 """
 
 TEMPLATES = environment("videotune.studio", "videotune.reporter")
-TEMPLATES.globals |= {"log_tail": log_tail, "why": describe_outcome, "texts": texts()}
+TEMPLATES.globals |= {
+    "log_tail": log_tail,
+    "why": lambda job: in_studio_terms(describe_outcome(job)),
+    "texts": texts(),
+}
 TEMPLATES.filters |= {
+    "terms": in_studio_terms,
     "q": lambda value: quote(str(value), safe=""),
     "iso": lambda seconds: isoformat(seconds),
 }
@@ -195,7 +201,7 @@ def render_region(regions: Regions, name: str, page: PageContext) -> str:
         text.encode()  # half a letter (a lone surrogate) cannot be sent
         return text
     except (VideotuneError, OSError) as error:
-        return render("notice", words=printable(str(error)))
+        return render("notice", words=in_studio_terms(printable(str(error))))
     except UNEXPECTED as error:
         return render("notice", words=describe_unexpected(error))
 

@@ -3,8 +3,7 @@
 (() => {
   const $ = (id) => document.getElementById(id);
   const at = $("setup").dataset.at, was = new Map();
-  let chain = Promise.resolve();
-  const later = (act) => { chain = chain.then(act, act); return chain; };
+  const NOT_SAVED = "Not saved yet: the studio does not answer. It is sent again by itself.";
 
   // what a field held when it was begun to be edited: live updates may change data-saved meanwhile
   const begin = (key, field) => { if (!was.has(key)) was.set(key, field.dataset.saved ?? ""); };
@@ -12,40 +11,90 @@
     const field = event.target.closest("[data-key]");
     if (field) { was.delete(field.dataset.key); begin(field.dataset.key, field); }
   });
+  const keyField = (key) => (key === "samples" ? $("prompts") : $(`f-${key}`));
   function tell(key, field, words) {
     const place = $(`e-${key}`);
     if (place) place.textContent = words;
-    if (field.matches("input,select,textarea")) words ? field.setAttribute("aria-invalid", "true") : field.removeAttribute("aria-invalid");
+    if (field?.matches("input,select,textarea")) words ? field.setAttribute("aria-invalid", "true") : field.removeAttribute("aria-invalid");
   }
   function save(key, field, value) {
     begin(key, field);
-    return later(async () => {
-      const before = was.get(key);
-      if (before === value) { tell(key, field, ""); return; }
-      const answer = await vt.post(`${at}/set`, { key, value, was: before });
-      if (answer.ok) { const { now } = await answer.json(); was.set(key, now); field.dataset.saved = now; tell(key, field, ""); }
-      else if (answer.status === 409) conflict(await answer.json(), field);
-      else tell(key, field, await answer.text());
-    });
+    vt.save(`key ${key}`, { url: `${at}/set`, values: { key, value }, field: "value", was: was.get(key) });
+  }
+  function saveFact(field) {
+    const value = field.type === "checkbox" ? String(field.checked) : field.value.trim(), key = field.dataset.fact;
+    vt.save(`fact ${key}`, { url: `${at}/fact`, values: { key, value }, field: "value", was: field.dataset.saved });
+  }
+  document.addEventListener("vt:save", ({ detail }) => {
+    const [kind, key] = detail.name.split(" ");
+    if (kind !== "key" && kind !== "fact") return;
+    const field = kind === "key" ? keyField(key) : $(`f-fact-${key}`), id = kind === "key" ? key : `fact-${key}`;
+    if (field) outcome(id, field, detail, kind === "key");
+    ready();
+  });
+  function outcome(id, field, { state, entry, now, yours, tag, text }, isKey) {
+    const key = entry.values.key, value = entry.values.value;
+    if (state === "sending" || state === "unsaved") {
+      field.dataset.keep = "";
+      if (field !== document.activeElement && current(field) !== value) fill(field, value);
+      if (state === "unsaved") tell(id, field, NOT_SAVED);
+      return;
+    }
+    if (state === "conflict") { field.dataset.keep = ""; isKey ? conflict({ key, now, yours }, field) : factConflict(id, field, now); return; }
+    if (state === "refused") { field.dataset.keep = ""; tell(id, field, `Not saved. ${text}`); return; }
+    if (id !== "samples") delete field.dataset.keep;
+    if (now !== undefined) { field.dataset.saved = now; if (isKey) was.set(key, now); }
+    tell(id, field, "");
+    if (tag) expected = Math.max(expected, Number(tag));
   }
   function conflict({ key, now, yours }, field) {
     tell(key, field, `Changed elsewhere meanwhile: it is ${now === "" ? "the default" : `"${now}"`} now, and you typed ${yours === "" ? "nothing" : `"${yours}"`}.`);
     const row = document.createElement("span"), keep = document.createElement("button"), use = document.createElement("button");
     row.className = "row"; keep.type = use.type = "button"; keep.className = use.className = "btn small";
     keep.textContent = now === "" ? "Keep the default" : `Keep ${now.slice(0, 40)}`; use.textContent = `Use ${yours === "" ? "the default" : yours.slice(0, 40)}`;
-    keep.onclick = () => { was.set(key, now); tell(key, field, ""); fill(field, now); };
-    use.onclick = () => { was.set(key, now); save(key, field, yours); };
+    const decided = () => { was.set(key, now); field.dataset.saved = now; tell(key, field, ""); if (key !== "samples") delete field.dataset.keep; };
+    keep.onclick = () => { decided(); fill(field, now); ready(); };
+    use.onclick = () => { decided(); save(key, field, yours); };
     row.append(keep, use); $(`e-${key}`).append(row);
   }
-  const fill = (field, text) => { field.id === "prompts" ? location.reload() : field.value = text; };
+  function factConflict(id, field, now) {
+    delete field.dataset.keep; field.dataset.saved = now;
+    tell(id, field, "Changed elsewhere meanwhile; what the page shows now is saved."); fill(field, now);
+  }
+  const current = (field) => (field.id === "prompts" ? promptsText() : field.type === "checkbox" ? String(field.checked) : field.value);
+  function fill(field, text) {
+    if (field.id === "prompts") fillPrompts(text);
+    else if (field.type === "checkbox") field.checked = text === "true";
+    else field.value = text;
+  }
+
+  // the plan belongs to the settings on the page, or shows no numbers; Start waits for it
+  let expected = 0, changing = 0;
+  function ready() {
+    const plan = $("plan"), start = $("start");
+    if (!plan) return;
+    const isOld = vt.unsaved() > 0 || changing > 0 || Number(plan.dataset.version) < expected;
+    plan.classList.toggle("stale", isOld);
+    const why = vt.unsaved() && vt.isLost ? "A change is not saved yet." : isOld ? "Plan not ready: a change is being saved." : plan.dataset.why;
+    start.disabled = Boolean(why);
+    if ($("start-why").textContent !== why) $("start-why").textContent = why;
+  }
+  const isChange = (event) => event.detail.requestConfig?.verb === "post" && event.detail.pathInfo?.requestPath.startsWith(at) && !event.detail.pathInfo.requestPath.endsWith("/start");
+  document.addEventListener("htmx:beforeRequest", (event) => { if (isChange(event)) { changing += 1; ready(); } });
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (!isChange(event)) return;
+    changing -= 1;
+    expected = Math.max(expected, Number(event.detail.xhr.getResponseHeader("VT-Settings") || 0));
+    ready();
+  });
 
   document.addEventListener("change", (event) => {
     const field = event.target;
     if (field.matches("[data-key]")) save(field.dataset.key, field, field.value.trim());
-    if (field.matches("[data-fact]")) vt.post(`${at}/fact`, { key: field.dataset.fact, value: field.type === "checkbox" ? String(field.checked) : field.value });
+    if (field.matches("[data-fact]")) saveFact(field);
     if (field.closest("#prompts")) savePrompts();
     if (field.id === "import-theirs") theirs(field.files);
-    if (field.id === "preset-fits") presets();
+    if (field.id === "preset-fits") { try { localStorage.setItem("vt-only-fits", field.checked ? "1" : ""); } catch { /* not kept */ } presets(); }
   });
   document.addEventListener("click", (event) => {
     const reset = event.target.closest("[data-reset]"), drop = event.target.closest("[data-drop-prompt]");
@@ -54,7 +103,7 @@
       was.set(reset.dataset.reset, field.dataset.saved); field.value = ""; save(reset.dataset.reset, field, ""); field.focus();
     }
     if (drop) { drop.closest("li").remove(); savePrompts(); $("add-prompt").focus(); }
-    if (event.target.closest("#add-prompt")) addPrompt();
+    if (event.target.closest("#add-prompt")) { addPrompt().focus(); }
     if (event.target.closest("[data-plan-toggle]")) {
       const open = document.querySelector(".plan-side").classList.toggle("open");
       event.target.closest("[data-plan-toggle]").setAttribute("aria-label", open ? "Hide the plan" : "Show the plan");
@@ -66,18 +115,26 @@
   });
 
   // prompts for previews
-  function addPrompt() {
+  function addPrompt(words = "") {
     const list = document.querySelector(".prompts"), row = document.createElement("li"), text = document.createElement("textarea"), drop = document.createElement("button");
-    row.className = "row"; text.rows = 1; drop.type = "button"; drop.className = "btn icon ghost"; drop.dataset.dropPrompt = ""; drop.textContent = "×";
+    row.className = "row"; text.rows = 1; text.value = words; drop.type = "button"; drop.className = "btn icon ghost"; drop.dataset.dropPrompt = ""; drop.textContent = "×";
     const number = list.children.length + 1;
     text.setAttribute("aria-label", `Prompt ${number}`); drop.setAttribute("aria-label", `Remove prompt ${number}`);
-    row.append(text, drop); list.append(row); text.focus();
+    row.append(text, drop); list.append(row);
+    return text;
   }
-  function savePrompts() {
+  function promptsText() {
     const texts = [...document.querySelectorAll("#prompts textarea")].map((one) => one.value.trim()).filter(Boolean);
     const values = texts.map((text) => { try { const found = JSON.parse(text); return typeof found === "object" && found ? found : text; } catch { return text; } });
-    save("samples", $("prompts"), values.length ? JSON.stringify(values) : "");
+    return values.length ? JSON.stringify(values) : "";
   }
+  function fillPrompts(text) {
+    let values = [];
+    try { values = JSON.parse(text || "[]"); } catch { values = text.split("\n"); }
+    document.querySelector(".prompts").replaceChildren();
+    for (const one of Array.isArray(values) ? values : []) addPrompt(typeof one === "string" ? one : JSON.stringify(one));
+  }
+  const savePrompts = () => save("samples", $("prompts"), promptsText());
 
   // search
   function filter() {
@@ -93,11 +150,14 @@
     if ($("none-found")) $("none-found").hidden = any;
   }
   function presets() {
-    const word = $("preset-find").value.trim().toLowerCase(), gb = Number($("cards")?.dataset.gb || 0), only = $("preset-fits").checked;
+    const word = $("preset-find").value.trim().toLowerCase(), only = $("preset-fits").checked, parts = word.split(/\s+/);
     let any = false;
-    for (const one of document.querySelectorAll(".preset")) {
-      one.hidden = (word && !word.split(/\s+/).every((part) => one.dataset.find.includes(part))) || (only && Number(one.dataset.need || 0) > (gb ? gb + 1 : 0));
-      any ||= !one.hidden;
+    for (const family of document.querySelectorAll(".preset")) {
+      let shown = 0;
+      const named = parts.every((part) => family.dataset.find.includes(part)), sizes = family.querySelectorAll(".size");
+      for (const size of sizes) { size.hidden = only && size.dataset.fits === "no"; shown += !size.hidden; }
+      family.hidden = !named || (sizes.length > 0 && !shown);
+      any ||= !family.hidden;
     }
     if ($("no-preset")) $("no-preset").hidden = any;
   }
@@ -105,6 +165,7 @@
   document.addEventListener("vt:region", (event) => {
     if (event.target.id === "r-settings" && $("find")?.value) filter();
     if (event.target.id === "r-gallery") presets();
+    if (event.target.id === "r-plan") ready();
   });
 
   for (const field of document.querySelectorAll("input[data-key],textarea[data-key]"))  // typed before this script was here
@@ -113,7 +174,8 @@
   // another trainer's config
   async function theirs(files) {
     for (const file of files) {
-      const answer = await fetch(`${at}/import?name=${encodeURIComponent(file.name)}`, { method: "POST", headers: { "HX-Request": "true" }, body: file });
+      const answer = await vt.ask(`${at}/import?name=${encodeURIComponent(file.name)}`, { method: "POST", headers: { "HX-Request": "true" }, body: file });
+      if (vt.isSilent(answer)) vt.toast(`${file.name} did not arrive. ${await answer.text()}`, true);
       vt.answered(answer);
     }
   }
@@ -123,4 +185,7 @@
     document.body.classList.remove("dropping");
     if (event.dataTransfer.files.length) { event.preventDefault(); theirs(event.dataTransfer.files); }
   });
+  try { $("preset-fits").checked = localStorage.getItem("vt-only-fits") === "1"; } catch { /* not kept */ }
+  if (location.hash === "#presets") $("presets").showModal();
+  presets(); ready();
 })();

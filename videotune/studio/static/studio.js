@@ -10,25 +10,41 @@
     if (bad) line.setAttribute("role", "alert");
     close.type = "button"; close.textContent = "×"; close.setAttribute("aria-label", "Dismiss");
     close.onclick = () => line.remove();
-    line.append(close); (document.querySelector("dialog[open]") || document.body).append($("toasts")); $("toasts").append(line);
+    line.append(close); $("toasts").append(line); raise();
     setTimeout(() => line.remove(), bad ? 15000 : 4000);
   }
+  // An open dialog covers everything outside of it, so what has to be seen goes into it.
+  function raise() {
+    const open = [...document.querySelectorAll("dialog[open]")].at(-1) || document.body;
+    for (const part of [$("lost"), $("toasts")]) if (part.parentElement !== open) open.append(part);
+  }
+  document.addEventListener("close", raise, true);
+  document.addEventListener("toggle", raise, true);
   function answered(response) {  // of a request that htmx has not sent
     const told = JSON.parse(response.headers.get("HX-Trigger") || "{}"), go = response.headers.get("HX-Redirect");
     for (const [name, detail] of Object.entries(told)) document.body.dispatchEvent(new CustomEvent(name, { detail, bubbles: true }));
     if (go) location.assign(go);
   }
-  async function post(url, values = {}) {
+  // A request that never throws: without an answer it is one of status 503, so that no caller forgets that case.
+  const SILENT = "The studio does not answer.";
+  async function ask(url, options = {}) {
     try {
-      const response = await fetch(url, { method: "POST", headers: { "HX-Request": "true" }, body: new URLSearchParams(values) });
-      answered(response);
+      const response = await fetch(url, options);
+      if (response.status === 401) location.assign("/login");
       return response;
-    } catch (error) { toast("The studio does not answer. Is it still running? Nothing that it had started is lost.", true); throw error; }
+    } catch { return new Response(SILENT, { status: 503 }); }
   }
-  window.vt = { toast, post, esc, answered };
+  const isSilent = (response) => response.status >= 502 && response.status <= 504;
+  async function post(url, values = {}) {
+    const response = await ask(url, { method: "POST", headers: { "HX-Request": "true" }, body: new URLSearchParams(values) });
+    if (isSilent(response)) toast(`Not done. ${SILENT} Try again when it does.`, true);
+    answered(response);
+    return response;
+  }
+  window.vt = { toast, post, ask, isSilent, esc, answered };
 
   document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad));
-  document.addEventListener("htmx:sendError", () => toast("The studio does not answer. Is it still running?", true));
+  for (const name of ["htmx:sendError", "htmx:timeout"]) document.addEventListener(name, () => toast(`Not done. ${SILENT} Try again when it does.`, true));
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;
     if (status === 401) location.assign("/login");
@@ -45,7 +61,7 @@
   // dialogs, menus, explanations
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-open]"), closer = event.target.closest("[data-close]"), word = event.target.closest(".help-word");
-    if (opener) $(opener.dataset.open).showModal();
+    if (opener) { $(opener.dataset.open).showModal(); raise(); }
     if (closer) closer.closest("dialog").close();
     if (word) word.setAttribute("aria-expanded", String(word.getAttribute("aria-expanded") !== "true"));
     for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target) || event.target.closest(".menu-list .btn")) menu.open = false;
@@ -62,8 +78,8 @@
     for (const menu of document.querySelectorAll("details.menu[open]")) { menu.open = false; menu.querySelector("summary").focus(); }
     for (const word of document.querySelectorAll(".help-word[aria-expanded=true]")) word.setAttribute("aria-expanded", "false");
   });
-  document.addEventListener("htmx:afterRequest", (event) => {  // a form in a dialog closes it once it is done
-    if (event.detail.successful && event.target.matches("dialog form")) event.target.closest("dialog").close();
+  document.addEventListener("htmx:afterRequest", (event) => {  // a form in a dialog, or a button that says so, closes it once it is done
+    if (event.detail.successful && event.target.matches("dialog form, dialog [data-closes]")) event.target.closest("dialog").close();
   });
 
   // times in the reader's own zone
@@ -88,14 +104,25 @@
       beforeAttributeUpdated: (name, node) => !(kept.has(name) && node.matches("details,dialog,.help-word")) && !(node.matches("video") && name === "autoplay"),
     },
   };
-  let stream = null;
   function show(place, text) {
     Idiomorph.morph(place, text, options);
     htmx.process(place); times(place);
     place.dispatchEvent(new CustomEvent("vt:region", { bubbles: true }));
   }
+  // The server sends a beat twice a second: without one it is gone, frozen, or out of reach.
+  const SILENCE = 1600, TICK = 200, RETRY = 2000, RENEW = 10000;
+  let stream = null, quiet = 0;
+  function heard() { quiet = 0; if (vt.isLost) connected(true); }
+  function connected(is) {
+    vt.isLost = !is;
+    document.body.classList.toggle("lost", !is);
+    $("lost").hidden = is; raise();
+    document.body.style.setProperty("--lost", is ? "0px" : `${$("lost").offsetHeight}px`);
+    if (is) for (const line of document.querySelectorAll(".toast.bad")) if (line.textContent.includes(SILENT)) line.remove();
+    document.dispatchEvent(new CustomEvent(is ? "vt:back" : "vt:lost"));
+  }
   function listen() {
-    stream?.close(); stream = null;
+    stream?.close(); stream = null; quiet = 0;
     const regions = [...document.querySelectorAll(".region[data-tag]")];
     if (document.hidden || !regions.length) return;
     const words = new URLSearchParams(location.search);
@@ -104,16 +131,23 @@
     words.set("tags", regions.map((one) => `${one.id.slice(2)}:${one.dataset.tag}`).join(","));
     stream = new EventSource(`/live?${words}`);
     stream.addEventListener("region", (event) => {
+      heard();
       const data = JSON.parse(event.data), place = $(data.id);
       if (place) { place.dataset.tag = data.tag; show(place, data.html); title(); }
     });
+    stream.addEventListener("beat", heard);
     stream.addEventListener("gone", () => location.assign("/"));
-    stream.onopen = () => { $("lost").hidden = true; document.body.classList.remove("lost"); };
     stream.onerror = () => {
-      $("lost").hidden = false; document.body.classList.add("lost");
-      const closed = stream; setTimeout(() => { if (stream === closed) listen(); }, 2000); closed.close();
+      if (!vt.isLost) connected(false);
+      const closed = stream; closed.close(); setTimeout(() => { if (stream === closed) listen(); }, RETRY);
     };
   }
+  setInterval(() => {  // counted in ticks, so that a busy page is not taken for a silent server
+    if (!stream || document.hidden) return;
+    quiet += TICK;
+    if (quiet >= SILENCE && !vt.isLost) connected(false);
+    if (vt.isLost && stream.readyState !== EventSource.CLOSED && quiet >= RENEW) listen();
+  }, TICK);
   const own = document.title;
   function title() {
     const share = document.querySelector("#r-status [data-share]")?.dataset.share;
@@ -124,33 +158,4 @@
   addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
   document.addEventListener("DOMContentLoaded", () => { times(document); title(); listen(); });
   setInterval(() => times(document), 30000);
-
-  // the page Projects
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-rename-of]");
-    if (!button) return;
-    const form = document.querySelector("[data-rename]");
-    form.dataset.rename = button.dataset.renameOf; form.elements.title.value = button.dataset.title;
-    $("rename").showModal(); form.elements.title.select();
-  });
-  document.addEventListener("submit", async (event) => {
-    if (!event.target.matches("[data-rename]")) return;
-    event.preventDefault();
-    const answer = await post(`/p/${encodeURIComponent(event.target.dataset.rename)}/rename`, { title: event.target.elements.title.value });
-    if (answer.ok) $("rename").close();
-  });
-  document.addEventListener("change", (event) => {
-    if (!event.target.matches("[data-import]") || !event.target.files.length) return;
-    const file = event.target.files[0], request = new XMLHttpRequest(), said = $("import-said");
-    request.open("POST", `/import?name=${encodeURIComponent(file.name)}`);
-    request.setRequestHeader("HX-Request", "true");
-    request.upload.onprogress = (moved) => { said.textContent = `sending: ${Math.floor(100 * moved.loaded / Math.max(1, moved.total))} %`; };
-    request.onload = () => {
-      said.textContent = "";
-      answered({ headers: { get: (name) => request.getResponseHeader(name) } });
-      if (request.status < 300) $("import").close();
-    };
-    request.onerror = () => { said.textContent = "The file did not arrive. Is the studio still running?"; };
-    request.send(file);
-  });
 })();

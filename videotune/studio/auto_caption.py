@@ -1,0 +1,199 @@
+"""Captions by a vision-language model: which ones there are, a test of a server, and the
+job that writes.
+"""
+
+import importlib.util
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from videotune.errors import VideotuneError
+from videotune.files import checked, read_json
+from videotune.studio import captions_edit, projects
+from videotune.studio.projects import CLIPS
+from videotune.studio.web import CurrentPage, PageContext, PostedForm, json_reply, reply
+
+routes = APIRouter()
+
+HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
+
+TEST_SECONDS = 5.0
+"""Seconds that a server has to answer a test, or the Hub to be reached."""
+
+MAX_LIST_BYTES = 1_000_000
+"""Size limit of a server's list of models."""
+
+MAX_MODELS = 40
+"""Models of a server that the page lists."""
+
+
+@cache
+def models() -> list[dict[str, Any]]:
+    """Return the local models that the page offers, with what they need."""
+    rows: list[dict[str, Any]] = read_json(
+        Path(__file__).with_name("caption_models.json")
+    )
+    return rows
+
+
+@routes.post("/data/auto-caption")
+def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
+    """Let a vision-language model write captions.
+
+    Raises:
+        VideotuneError: if the model is not named, or neither it nor the Hub is there.
+    """
+    project = page.current_project
+    option_names = ("model", "endpoint", "purpose", "trigger", "max-words")
+    options = {name: form[name].strip() for name in option_names}
+    if form["how"] not in ("", "server"):
+        options |= {"model": form["how"], "endpoint": ""}
+    if form["how"] == "server" and not options["endpoint"]:
+        raise VideotuneError(
+            "server: type its address, such as http://localhost:8000/v1"
+        )
+
+    # Only a user on the server may name a model by a path of this computer.
+    may_name_any_model = not page.path_rule.is_restricted or options["endpoint"]
+    if options["endpoint"]:
+        page.path_rule.check_server(options["endpoint"])
+    if not options["model"] or not (
+        may_name_any_model or HUB_MODEL.fullmatch(options["model"])
+    ):
+        raise VideotuneError(
+            "model: choose one, or name a model of the server or of the Hub, such as "
+            "Qwen/Qwen2.5-VL-7B-Instruct"
+        )
+    environment = {}
+    if not options["endpoint"]:
+        environment = _prepare_local_model(options["model"])
+
+    projects.update(project, captioning=options)
+    arguments = ["caption", str(project.folder / CLIPS)]
+    arguments += projects.preset_arguments(project)
+    arguments += [f"--{name}={value}" for name, value in options.items() if value]
+    if form["overwrite"]:
+        arguments.append("--overwrite")
+    captions_edit.start_captioning(project, arguments, environment)
+    return reply("Writing captions")
+
+
+def _prepare_local_model(model: str) -> dict[str, str]:
+    """Return the environment for a model that runs here.
+
+    Raises:
+        VideotuneError: if a package for it is missing, or it is not on this computer and
+            the Hub is out of reach, which the job would try for minutes.
+    """
+    offered = [row for row in models() if row["model"] == model]
+    package = offered[0]["package"] if offered else ""
+    if package and importlib.util.find_spec(package) is None:
+        raise VideotuneError(
+            f"{model} needs the package {package}, which is not installed here: install "
+            f"it (pip install {package}) and start the studio again, or use a server"
+        )
+    if Path(model).expanduser().is_dir() or _reaches_hub():
+        return {}
+    if not _is_cached(model):
+        raise VideotuneError(
+            f"{model} is not on this computer, and the Hugging Face Hub is not reached: "
+            "check the network, or use a server"
+        )
+    return {"HF_HUB_OFFLINE": "1"}
+
+
+def _is_cached(model: str) -> bool:
+    """Return whether something of a model is in the Hub's cache on this computer."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
+def _reaches_hub() -> bool:
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true"):
+        return False
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        with _opener().open(request, timeout=TEST_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True  # it answers
+    except (OSError, ValueError):
+        return False
+
+
+@routes.post("/data/test-server")
+def test_server(page: CurrentPage, form: PostedForm) -> Response:
+    """Say whether a caption server answers, and which models it has."""
+    endpoint = form["endpoint"].strip()
+    names, problem = _models_of_server(page, endpoint)
+    model = form["model"].strip()
+    if problem:
+        return json_reply({"good": False, "said": problem, "models": []})
+    if not names:
+        said = "It answers, and lists no models. Type the name of its model."
+    elif model and model not in names:
+        said = f"It answers, but has no model {model[:80]}. Choose one of its models."
+        return json_reply({"good": False, "said": said, "models": names})
+    else:
+        said = f"It answers and has {'this model' if model else 'these models'}."
+    return json_reply({"good": True, "said": said, "models": names})
+
+
+def _models_of_server(page: PageContext, endpoint: str) -> tuple[list[str], str]:
+    """Return the models of a server with OpenAI's API, and what is wrong with it."""
+    if not endpoint:
+        return [], "Type the address of the server first."
+    page.path_rule.check_server(endpoint)
+    request = urllib.request.Request(f"{endpoint.rstrip('/')}/models")
+    try:
+        with _opener().open(request, timeout=TEST_SECONDS) as answer:
+            content = _read_within(answer, TEST_SECONDS)
+        listed = checked(dict[str, Any], content).get("data")
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return [], ""  # it wants the key, which only the job sends
+        return [], f"It answers with error {error.code}. Most addresses end in /v1."
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        return [], f"It does not answer as such a server: {str(reason)[:120]}."
+
+    names = []
+    for row in listed if isinstance(listed, list) else []:
+        if isinstance(row, dict) and isinstance(row.get("id"), str):
+            names.append(row["id"][:200])
+    return names[:MAX_MODELS], ""
+
+
+def _read_within(answer: Any, seconds: float) -> str:
+    """Read an answer; ValueError if it is too large or too slow."""
+    deadline = time.monotonic() + seconds
+    content = b""
+    while chunk := answer.read1(65536):
+        content += chunk
+        if len(content) > MAX_LIST_BYTES or time.monotonic() > deadline:
+            raise ValueError("its answer is too large or too slow")
+    return content.decode(errors="replace")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect could lead into a network that only this computer reaches."""
+
+    def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
+        return None
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_NoRedirects)

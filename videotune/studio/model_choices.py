@@ -1,0 +1,282 @@
+"""What a project can train: models by family, with their fit on a card, and the cards."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from videotune.config.load import preset_about, preset_card, preset_names, read_preset
+from videotune.errors import VideotuneError
+from videotune.files import read_json
+from videotune.planner.gpus import cards, find_card
+from videotune.studio import gpu
+from videotune.studio.web import CurrentPage, fragment, render
+
+routes = APIRouter()
+
+TRIAL_FAMILY = "Toy"
+"""The family that trains anywhere and is good for nothing else; it comes last."""
+
+TOLERANCE = 1.08
+"""Drivers report up to so much less memory than a card is sold with."""
+
+METHODS = {"LORA": "LoRA", "FINE_TUNE": "all weights", "EMBEDDING": "a new word"}
+"""What a preset trains, in the words of the page."""
+
+MEMORY = re.compile(r"\d{1,4}([.,]\d{1,3})?")
+
+
+@dataclass(frozen=True)
+class ChosenCard:
+    """The card that a project is planned for."""
+
+    name: str = ""
+    """Empty if none is known."""
+
+    gigabytes: float = 0.0
+    """Its memory in GiB, as it is sold; 0 if it is not known."""
+
+    error: str = ""
+    """Why what the user has typed is no card."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A preset as one of the sizes of a family."""
+
+    preset: str
+    label: str
+    base_model: str
+    about: str
+    good: str
+    licence: str
+
+    memory_class: int | None
+    """GB of the cards that it is for; None if it trains anywhere."""
+
+    def fits(self, card: ChosenCard) -> bool | None:
+        """Return whether it is for such a card; None if no card is known."""
+        if self.memory_class is None:
+            return True
+        if not card.gigabytes:
+            return None
+        return self.memory_class <= card.gigabytes * TOLERANCE
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """Models of one name, with what they are good for."""
+
+    name: str
+    good: str
+    sizes: tuple[ModelSize, ...]
+
+    @property
+    def best(self) -> list[ModelSize]:
+        """The first size of each label: the chosen one, or the best for the card."""
+        size_by_label: dict[str, ModelSize] = {}
+        for size in self.sizes:
+            size_by_label.setdefault(size.label, size)
+        return list(size_by_label.values())
+
+    @property
+    def others(self) -> list[ModelSize]:
+        """The other sizes."""
+        best = self.best
+        return [size for size in self.sizes if size not in best]
+
+    @property
+    def licences(self) -> list[str]:
+        """The licences of its models."""
+        return list(dict.fromkeys(size.licence for size in self.sizes if size.licence))
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is only for trying the studio out."""
+        return self.name == TRIAL_FAMILY
+
+
+@cache
+def presets() -> Mapping[str, Mapping[str, Any]]:
+    """Return the text, base model, GPU memory and facts (presets.json) of each preset."""
+    facts_by_model = read_json(Path(__file__).with_name("presets.json"))
+    presets_by_name = {}
+    for name in preset_names():
+        keys = read_preset(name)
+        base_model = str(keys.get("base_model_name"))
+        presets_by_name[name] = {
+            "about": preset_about(name),
+            "base": base_model,
+            "gb": preset_card(name),
+            "method": METHODS[str(keys.get("training_method", "LORA"))],
+            **facts_by_model.get(base_model, {}),
+        }
+    return presets_by_name
+
+
+@cache
+def _families() -> tuple[ModelFamily, ...]:
+    """Return the families in the order of families.json, their smallest sizes first."""
+    sizes_by_family: dict[str, list[ModelSize]] = {}
+    for name, facts in presets().items():
+        size = ModelSize(
+            preset=name,
+            label=f"{facts['size']}, {facts['method']}",
+            base_model=facts["base"],
+            about=facts["about"],
+            good=facts["good"],
+            licence=facts.get("licence", ""),
+            memory_class=facts["gb"],
+        )
+        sizes_by_family.setdefault(facts["family"], []).append(size)
+
+    texts = read_json(Path(__file__).with_name("families.json"))
+    return tuple(
+        ModelFamily(family, texts[family], tuple(sizes_by_family[family]))
+        for family in texts
+    )
+
+
+def families_for(card: ChosenCard, chosen_preset: str = "") -> list[ModelFamily]:
+    """Return the families: the chosen one first, then those that fit the card, the
+    trial last.
+
+    In each the chosen size is first, then the largest that fits.
+    """
+    ordered = []
+    for family in _families():
+        sizes = sorted(
+            family.sizes,
+            key=lambda size: (
+                size.preset != chosen_preset,
+                size.fits(card) is False,
+                not size.label.endswith(METHODS["LORA"]),
+                _distance(size, card),
+            ),
+        )
+        ordered.append(ModelFamily(family.name, family.good, tuple(sizes)))
+    return sorted(
+        ordered,
+        key=lambda family: (
+            family.sizes[0].preset != chosen_preset,
+            family.is_trial,
+            not any(size.fits(card) is not False for size in family.sizes),
+        ),
+    )
+
+
+def _distance(size: ModelSize, card: ChosenCard) -> float:
+    """Return how far a size is from the card's memory; without a card its memory."""
+    need = size.memory_class or 0
+    return abs(card.gigabytes - need) if card.gigabytes else need
+
+
+def sizes_to_time(card: ChosenCard, chosen_preset: str) -> list[str]:
+    """Return the presets whose hours are worth a calculation: the chosen one, then those
+    that fit the card.
+    """
+    names = [chosen_preset] if chosen_preset else []
+    for family in families_for(card, chosen_preset):
+        for size in family.sizes:
+            if size.fits(card) and size.preset not in names and not family.is_trial:
+                names.append(size.preset)
+    return names
+
+
+def chosen_card(facts: Mapping[str, Any]) -> ChosenCard:
+    """Return the card of a project's facts, or else the first one of this computer."""
+    memory = facts.get("vram")
+    name = str(facts.get("card") or "")
+    if memory:
+        return ChosenCard(f"a card of {memory:g} GB", float(memory))
+    if name:
+        try:
+            card = known_card_named(name)
+        except VideotuneError as error:
+            return ChosenCard(error=str(error))
+        return ChosenCard(card.name, card.gigabytes)
+
+    gpus = gpu.list_gpus()
+    if not gpus:
+        return ChosenCard()
+    return ChosenCard(gpus[0].name, gpus[0].memory_total / 2**30)
+
+
+def known_card_named(name: str) -> ChosenCard:
+    """Return the card of a name.
+
+    Raises:
+        VideotuneError: if no card, or several, have it.
+    """
+    try:
+        card = find_card(name)
+    except VideotuneError as error:
+        message = str(error).partition(": ")[2].partition(" You can")[0]
+        message = message.partition(" Give one")[0]
+        raise VideotuneError(
+            f"{name[:60]}: {message} Choose one of the list, or give its memory."
+        ) from error
+    return ChosenCard(card.name, card.vram / 2**30)
+
+
+def parse_memory(text: str) -> float | None:
+    """Return the GB of a typed memory size; None if nothing is typed.
+
+    Raises:
+        VideotuneError: if it is not a number.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if not MEMORY.fullmatch(text) or not float(text.replace(",", ".")):
+        raise VideotuneError(f"{text[:40]!r} is not a number of GB, such as 24")
+    return float(text.replace(",", "."))
+
+
+def card_facts(name: str, memory: str) -> dict[str, Any]:
+    """Return the facts of a project for a card that is chosen by name, or else by its
+    memory; a card of this computer has neither.
+
+    Raises:
+        VideotuneError: if it is not known.
+    """
+    if name.strip():
+        return {"card": known_card_named(name.strip()).name, "vram": None}
+    return {"card": None, "vram": parse_memory(memory)}
+
+
+def card_groups() -> Mapping[str, Iterable[Any]]:
+    """Return the known cards by the kind of computer that they are in."""
+    groups: dict[str, list[Any]] = {"Desktop": [], "Laptop": [], "Workstation": []}
+    for card in cards():
+        group = "Desktop" if re.match(r"RTX \d{4}", card.name) else "Workstation"
+        if "Laptop" in card.name:
+            group = "Laptop"
+        elif card.name.endswith(" Ada"):
+            group = "Workstation"
+        groups[group].append(card)
+    return groups
+
+
+@routes.get("/models")
+def models(
+    page: CurrentPage, card: str = "", vram: str = "", preset: str = ""
+) -> Response:
+    """Send the models of the dialog "New project", ordered by their fit on a card."""
+    error = ""
+    current = ChosenCard()
+    try:
+        facts = card_facts("" if card == "other" else card, vram)
+        current = chosen_card(facts) if card != "none" else current
+    except VideotuneError as problem:
+        error = str(problem)
+    families = families_for(current)
+    return fragment(
+        render(
+            "models_new", families=families, card=current, chosen=preset, error=error
+        )
+    )

@@ -1,0 +1,44 @@
+// The page Projects: a new one, another name, an import.
+"use strict";
+(() => {
+  const $ = (id) => document.getElementById(id);
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-rename-of]");
+    if (!button) return;
+    const form = document.querySelector("[data-rename]");
+    form.dataset.rename = button.dataset.renameOf; form.elements.title.value = button.dataset.title;
+    $("rename").showModal(); form.elements.title.select();
+  });
+  document.addEventListener("submit", async (event) => {
+    if (!event.target.matches("[data-rename]")) return;
+    event.preventDefault();
+    const answer = await vt.post(`/p/${encodeURIComponent(event.target.dataset.rename)}/rename`, { title: event.target.elements.title.value });
+    if (answer.ok) $("rename").close();
+  });
+
+  $("new-card").addEventListener("change", () => {
+    const isOther = $("new-card").value === "other";
+    $("new-memory").hidden = !isOther;
+    if (isOther) $("new-vram").focus(); else $("new-vram").value = "";
+  });
+  document.addEventListener("htmx:afterSwap", (event) => {
+    if (event.target.id !== "new-models") return;
+    const wrong = !$("new-card-error").hidden;
+    for (const field of [$("new-card"), $("new-vram")]) wrong ? field.setAttribute("aria-invalid", "true") : field.removeAttribute("aria-invalid");
+  });
+
+  document.addEventListener("change", (event) => {
+    if (!event.target.matches("[data-import]") || !event.target.files.length) return;
+    const file = event.target.files[0], request = new XMLHttpRequest(), said = $("import-said");
+    request.open("POST", `/import?name=${encodeURIComponent(file.name)}`);
+    request.setRequestHeader("HX-Request", "true");
+    request.upload.onprogress = (moved) => { said.textContent = `sending: ${Math.floor(100 * moved.loaded / Math.max(1, moved.total))} %`; };
+    request.onload = () => {
+      said.textContent = "";
+      vt.answered({ headers: { get: (name) => request.getResponseHeader(name) } });
+      if (request.status < 300) $("import").close();
+    };
+    request.onerror = () => { said.textContent = "The file did not arrive: the studio does not answer. Choose it again when it does."; };
+    request.send(file);
+  });
+})();

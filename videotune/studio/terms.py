@@ -1,0 +1,81 @@
+"""Messages of the commands in the studio's own terms: no options of a terminal."""
+
+import re
+
+_RULES = (
+    (
+        r"Fix or remove them, or allow it: --allow-skips \d+",
+        "Mend or remove them on the page Data, or leave them out there.",
+    ),
+    (
+        r"none is given\. Pass --data DIR, or set datasets in the config\.?",
+        "there are none. Add clips on the page Data.",
+    ),
+    (
+        r"no model given; pass --preset NAME.*",
+        "no model is chosen. Choose one on the page Setup.",
+    ),
+    (r"--card ('[^']*'|\"[^\"]*\"): ", r"card \1: "),
+    (r" You can give its memory instead: --vram GB\.", " Or give its memory in GB."),
+    (r", or the memory with --vram GB\.", ", or the memory in GB."),
+    (r"`videotune export [^`]*--merge`", "The merged model"),
+    (r"`videotune cache [^`]*` makes one", "A training makes one"),
+    (r"`?videotune dataset split [^`\s]+ --out [^`\s]+`?", "“Cut into scenes”"),
+    (r"videotune publish .*", "press Publish on the page Results"),
+    (r"(;|,|,? or| )* *`videotune [^`]*`( shows (all|them))?", ""),
+    (r"(choose|with|use|Use|Choose) another --out", r"\1 another name for the run"),
+    (r"--out: ", "the run: "),
+    (r"--name ", "the name "),
+    (r"another --(\w+)", r"another \1"),
+    (r"go back first with --from: ", "go back first to a checkpoint: "),
+    (r"Go back to the beginning: --from 0", "Go back to the beginning: step 0"),
+    (r"; --init-from starts from these weights", " from these weights"),
+    (r"continue with the changed data: --allow-data-change", "keep the old data"),
+    (r"add --override", "start a new run"),
+    (r"add --set ([\w.]+)=… --override", r"change \1"),
+    (r"change settings with --set \S+ --override; or .*", "start a new run"),
+    (r"--prompt TEXT(, as often as you like)?", "a prompt"),
+    (r"--(image|lora) FILE", r"a file"),
+    (r"Add --public", "Make it public"),
+    (r"resume with: videotune train --out \S+ --resume", "resume on the page Train"),
+    (r"resume with: videotune resume \S+", "resume on the page Train"),
+    (r"Continue it with: videotune resume \S+;", "Resume it on the page Train,"),
+    (r"`videotune resume`", "a resume"),
+    (r"videotune resume \S+", "press Resume on the page Train"),
+    (r"videotune train --out \S+ --resume", "press Resume on the page Train"),
+    (r"videotune doctor \S+ --repair-journal", "the journal has to be repaired"),
+    (r"--resume --from (\S+)( --override)?", r"resume from step \1 on the page Train"),
+    (
+        r"--resume (--override )?--set ([\w.]+)=([^\s:,;]+)",
+        r"set \2 to \3 and resume",
+    ),
+    (r"--set ([\w.]+)=([^\s:,;]+)", r"\1 set to \2"),
+    (r"(,? ?and)? ?\(--override\)", ""),
+    (r"--overwrite", "the tick at “Replace captions that are there”"),
+    (r"--allow-skips( \d+| all)?", "leaving them out on the page Data"),
+    (r"--allow-data-change", "starting a new run"),
+    (r"--resume", "Resume on the page Train"),
+    (r"--endpoint", "the server"),
+    (r"\?\.", "?"),
+    (r" ?\(--[a-z][\w-]*( [A-Z]+)?\)", ""),
+)
+"""What a text of a command says, and what the page says instead; the first rules come
+first.
+"""
+
+_RULES_COMPILED = tuple((re.compile(pattern), text) for pattern, text in _RULES)
+
+_OPTION = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
+
+
+def in_studio_terms(text: str) -> str:
+    """Return a message without options and commands of a terminal.
+
+    Remedies that a page has are named by their place in the page; any other option is
+    named by its words.
+    """
+    if "--" not in text and "`videotune" not in text:
+        return text
+    for pattern, replacement in _RULES_COMPILED:
+        text = pattern.sub(replacement, text)
+    return _OPTION.sub(lambda match: match[1].replace("-", " "), text)
