@@ -149,7 +149,7 @@ def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(
     run = reports.full_run(tmp_path / "run")
     page = reports.report(run)
     grid = page[
-        page.index('<section id="samples">') : page.index('<section id="clips">')
+        page.index('<section id="samples">') : page.index('<section id="metrics">')
     ]
     videos = [given for tag, given in reports.elements(grid) if tag == "video"]
     assert len(videos) == 6
@@ -166,9 +166,7 @@ def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(
     reports.write_journal(
         run, [reports.start(), reports.sample(0, "a"), reports.sample(60, "a")]
     )
-    assert "All previews so far are shown above" in reports.part(
-        reports.report(run), "samples"
-    )
+    assert 'id="samples"' not in reports.report(run), "all stand side by side above"
 
 
 def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) -> None:
@@ -189,8 +187,8 @@ def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) ->
     assert not reports.attributes(page, "src", "video", "script")
     said = reports.part(page, "samples")
     assert "no longer there: samples/step-000000" in said
-    assert "outside the run folder: ../../etc/passwd" in said
-    assert "outside the run folder: /etc/passwd" in said
+    assert said.count("outside the run folder: passwd") == 2
+    assert "folder: /etc" not in said
     assert "not generated" in said
 
 
@@ -231,8 +229,8 @@ def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(
         "a <cross> seed 7 In rows, from the left: base, step 60."
     )
     assert colours(page, "compare", 16)[0] == (GREEN,)
-    assert "the new concept 8% 100% 12" in reports.part(page, "before")
-    assert "what the base knew 100% 92% 12" in reports.part(page, "before")
+    assert "the new concept 8% 100% 12" in reports.part(page, "verdict")
+    assert "what the base knew 100% 92% 12" in reports.part(page, "verdict")
 
 
 def compared(value: float | None, *names: str) -> dict[str, Any]:
@@ -319,11 +317,11 @@ def test_every_clip_is_accounted_for(run: Path) -> None:
     said = reports.part(reports.report(run), "clips")
     order = (
         "5 found = 3 used + 1 held out + 1 skipped.",
-        "17x64x64 4 80",
-        "short.mp4 skipped too_short 64×64, 17 frames, 16 fps 3 frames at 16 fps; 5 are needed",
+        "64x64, 17 frames 4 80",
+        "short.mp4 skipped too_short 64x64, 17 frames, 16 fps 3 frames at 16 fps; 5 are needed",
+        "42% 60 42 % of its frames repeat the one before <b>",
         "held back.mp4 held out",
-        "42% 60 high 42 % of its frames repeat the one before <b>",
-        "two windows.mov used 64×64, 17 frames, 29.97 fps 2 windows, 34 frames, each 64x64, 17 frames 0.19 s 120 high",
+        "two windows.mov used 64x64, 17 frames, 29.97 fps 2 windows of 64x64, 17 frames 0.19 s 120",
     )
     places = [said.index(words) for words in order]
     assert places == sorted(places)
@@ -365,15 +363,15 @@ def test_files_are_listed_with_their_check(run: Path) -> None:
         [{"format": "a", "path": str(elsewhere)}, {"format": "b", "path": str(inside)}],
     )
     page = reports.report(run)
-    assert f"a {elsewhere} 2.00 MB unverified not read back" in reports.part(
-        page, "files"
-    )
+    said = reports.part(page, "files")
+    assert f"a {elsewhere.name} 2.00 MB unverified not read back" in said
     assert "export/zorble.safetensors" in reports.attributes(page, "href", "a"), (
         "an absolute path inside the run"
     )
     assert str(elsewhere) not in reports.attributes(page, "href", "a")
     inside.unlink()
-    assert f"{inside} not found" in reports.part(reports.report(run), "files")
+    said = reports.part(reports.report(run), "files")
+    assert "b export/zorble.safetensors not found" in said
 
 
 def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
@@ -406,7 +404,7 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
     code = unescape(found[1])
     compile(code, "page", "exec")
     for words in (
-        f"pipe.load_lora_weights('{tmp_path}/export/x-step-9.safetensors')",
+        "pipe.load_lora_weights('export/x-step-9.safetensors')",
         "pipe( 'a zorble moves left', num_frames=9, height=32, width=48, guidance_scale=2, num_inference_steps=20,",
         "generator=torch.Generator('cpu').manual_seed(42), ).frames[0]",
         "import torch from diffusers import SomePipeline from diffusers.utils import export_to_video",
@@ -415,7 +413,7 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
         assert words in " ".join(code.split())
     said = reports.part(page, "use")
     assert "Write into the prompt: zorble" in said
-    assert f"videotune export {tmp_path} --format comfyui" in said
+    assert f"videotune export {tmp_path.name} --format comfyui" in said
     toy = USE.replace("owner/base", "asset:toy")
     base = reports.part(
         use_of(tmp_path, {"format": "diffusers", "path": "x", "use": toy}), "use"
@@ -467,8 +465,5 @@ def test_two_experts_files_are_both_loaded_and_older_exports_are_not(
         2,
         False,
     )
-    assert (
-        f"The file with ComfyUI's names: {tmp_path}/export/x-step-10-comfyui.safetensors"
-        in said
-    )
+    assert "The file with ComfyUI's names: export/x-step-10-comfyui.safetensors" in said
     assert "LoraLoaderModelOnly" in said

@@ -77,10 +77,12 @@ def attributes(page: str, name: str, *tags: str) -> list[str]:
 
 
 def part(page: str, anchor: str) -> str:
-    """A chapter's text, as read."""
+    """A chapter's text, as read when it is unfolded."""
     found = re.search(rf'<section id="{anchor}">(.*?)</section>', page, re.DOTALL)
     assert found, anchor
-    return visible_text(found[1])
+    beside_title = re.compile(r'(?<=</h2>) <span class="soft">.*?</summary>', re.DOTALL)
+    body = beside_title.sub("", found[1], count=1)
+    return visible_text(body)
 
 
 def visible_text(markup: str) -> str:

@@ -12,7 +12,9 @@ from videotune import text
 from videotune.files import write_text
 from videotune.reporter import charts, curves, inventory, outcome, previews
 from videotune.reporter.previews import Media
+from videotune.reporter.privacy import shareable, without_machine
 from videotune.reporter.read import (
+    SWITCHED_OFF,
     Record,
     Run,
     at,
@@ -55,29 +57,48 @@ def page(run: Run) -> str:
 
 def collect(run: Run) -> dict[str, Any]:
     """Return the contents of the report page as plain data."""
+    run = shareable(run)
     media = Media(run)
-    chapters = {
+    outcome_chapters = {
         "verdict": outcome.verdict(run),
         "before": previews.before(run, media),
+        "use": inventory.use(run, is_shared=True),
+    }
+    details = {
+        "warnings": notes_and_warnings(run),
+        "validation": curves.validation(run) | {"grounds": outcome.grounds(run)},
         "loss": curves.loss(run),
-        "validation": curves.validation(run),
-        "exposure": curves.exposure(run),
         "samples": previews.samples(run, media),
         "compare": previews.compare(run, media),
         "metrics": previews.metrics(run),
+        "exposure": curves.exposure(run),
         "clips": inventory.clips(run, media),
         "time": curves.time_spent(run),
-        "use": inventory.use(run),
         "settings": inventory.settings(run),
         "files": inventory.files(run),
-        "warnings": warnings(run),
     }
     if not run.compared:
-        del chapters["compare"]
+        del details["compare"]
+    if details["samples"]["all_above"] and details["samples"]["rows"]:
+        del details["samples"]
+    for chapters in (outcome_chapters, details):
+        for name in [name for name in chapters if _is_switched_off(chapters[name])]:
+            del chapters[name]
 
     folder = run.folder.resolve()
     name = folder.parent.name if folder.name == "run" else folder.name
-    return {"title": f"Run {name}", "chapters": chapters, **summary(run)}
+    return {
+        "title": f"Run {name}",
+        "chapters": outcome_chapters | details,
+        "details": list(details),
+        **summary(run),
+    }
+
+
+def _is_switched_off(chapter: Mapping[str, Any]) -> bool:
+    """Whether a chapter would only say that a setting is 0."""
+    is_verdict = "latest" in chapter and "file" in chapter
+    return str(chapter.get("absent")).startswith(SWITCHED_OFF) and not is_verdict
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -108,7 +129,6 @@ def summary(run: Run) -> dict[str, Any]:
         "state": (state, css, f"{method} on {base}: {progress}, {sentence}."),
         "figures": figures,
         "versions": ", ".join(f"{name} {version}" for name, version in versions),
-        "notes": items(start.get("notes")),
     }
 
 
@@ -124,22 +144,28 @@ def _figures(run: Run) -> dict[str, Any]:
     """Return the key figures of a run; None for those that are not recorded."""
     start = run.last("start")
     clips = mapping(start.get("clips")) or mapping(run.check)
-    training_clips: float | str | None = number(clips.get("used"))
+    training_clips = number(clips.get("used"))
     num_preserved = len(regularization(run.check))
     if num_preserved:
-        num_learnt = (number(clips.get("used")) or 0) - num_preserved
-        training_clips = f"{text.plain(num_learnt)} + {num_preserved} to keep"
+        training_clips = (training_clips or 0) - num_preserved
 
     resumes = [text.value_text(row.get("from_step")) for row in run.of_kind("resume")]
     return {
         "started": text.moment(start["time"]) if "time" in start else None,
         "device": start.get("device"),
         "training clips": training_clips,
+        "regularization clips": num_preserved or None,
         "windows": number(start.get("windows")),
         "samples a step": number(start.get("effective_batch")),
         "trained parameters": number(start.get("trainable_parameters")),
         "resumed from step": ", ".join(resumes) or None,
     }
+
+
+def notes_and_warnings(run: Run) -> dict[str, Any]:
+    """Return the chapter of the notes at the start and of the warnings."""
+    notes = [str(note) for note in items(run.last("start")["notes"])]
+    return {"lines": notes + warnings(run)["lines"]}
 
 
 def warnings(run: Run) -> dict[str, Any]:
@@ -177,12 +203,14 @@ def contact_sheet_page(
         roots: folders of the datasets; clips are named relative to them.
         notes: notes in addition to those of the account.
     """
+    account = without_machine(account, roots)
+    notes = without_machine(list(notes), roots)
+    names = without_machine({"paths": list(pictures)}, roots)["paths"]
     return render(
         "contact_sheet.html.j2",
         title=title,
         account=account,
-        pictures=pictures,
-        roots=roots,
+        pictures=dict(zip(names, pictures.values(), strict=True)),
         notes=list(dict.fromkeys([*notes, *account["notes"]])),
         long=LONG_CAPTION,
     )
@@ -251,8 +279,9 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
         else:
             waiting.append(folder.name)
 
+    # Before folders lose their parents: two may have the same name.
     keys = differing_settings(runs)
-    rows = [_comparison_row(run, keys, path.parent) for run in runs]
+    rows = [_comparison_row(shareable(run), keys, path.parent) for run in runs]
     rows.sort(key=lambda row: row["rank"])
     validated = [run for run in runs if run.validations]
     chart = _comparison_chart(validated, [row["name"] for row in rows])

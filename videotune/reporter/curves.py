@@ -30,6 +30,13 @@ COLOURS = {"conservative": "calm", "moderate": "good", "high": "care", "risky": 
 SMALL_COLUMNS = 150
 """Pixel columns of a small chart."""
 
+NOISY_STEPS = 50
+"""Steps in which the loss shows no trend.
+
+Each step has other clips at other noise levels: of the toy, single steps differ by a
+factor of 10, and the mean of 15 steps falls visibly only after some 50.
+"""
+
 
 def loss(run: Run) -> dict[str, Any]:
     """Return the chapter of the training loss, as a whole and by noise level.
@@ -54,10 +61,23 @@ def loss(run: Run) -> dict[str, Any]:
     says = _describe_loss(ys)
     return chapter | {
         "absent": "",
+        "early": describe_early_loss(len(xs)),
+        "ends": " → ".join(plain(mean) for mean in _ends(ys)[:2]),
         "says": says,
         "chart": line_chart(lines, says=says, x_label="step", marks=skipped),
         "by_noise": _by_noise(run, (xs[0], xs[-1])),
     }
+
+
+def describe_early_loss(num_steps: int) -> str:
+    """Return what to make of the loss of the first steps; empty when there are more."""
+    if num_steps >= NOISY_STEPS:
+        return ""
+    return (
+        "The first steps are noise: each shows other clips at other noise levels, so the "
+        f"curve may rise or fall by several times. A trend shows after about {NOISY_STEPS} "
+        "steps, and more surely in the validations."
+    )
 
 
 def _describe_loss(ys: Sequence[float]) -> str:
@@ -103,7 +123,7 @@ def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
 
 
 def validation(run: Run) -> dict[str, Any]:
-    """Return the chapter of the validation loss."""
+    """Return the chapter of the validation loss, without its ``grounds``."""
     records = run.validations
     if not records:
         event = "validation losses appear as the run measures them"
@@ -343,10 +363,17 @@ def exposure(run: Run) -> dict[str, Any]:
             ),
         },
         "only_planned": all(clip.so_far is None for clip in clips),
-        "bands": bands,
+        "bands": bands if sum(count > 0 for *_, count in bands) > 1 else [],
         "clips": clips,
+        "is_even": _is_even(clips),
         "most": max((clip.whole for clip in clips), default=0) or 1,
     }
+
+
+def _is_even(clips: Sequence[TimesSeen]) -> bool:
+    """Whether many clips are seen about equally often, so that bars show nothing."""
+    times = [clip.whole / clip.windows for clip in clips]
+    return len(clips) > 8 and max(times) <= 1.2 * min(times)
 
 
 def _so_far(run: Run) -> dict[str, Any] | None:

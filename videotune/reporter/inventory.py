@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 from os.path import getsize, isfile
 from pathlib import Path
 from textwrap import shorten
@@ -10,14 +9,19 @@ from typing import Any
 
 from videotune.reporter.curves import TimesSeen, times_seen
 from videotune.reporter.previews import Media, link_in, picture_of, step_in
+from videotune.reporter.privacy import shown_path
 from videotune.reporter.read import Fields, Record, Run, items, mapping, number
-from videotune.text import plain, value_text
+from videotune.sampling.picture_faults import remark_at
+from videotune.text import counted, plain, shape_words, state_words, value_text
 
 ORIGINS = ("user", "preset", "family", "default")
 """Origins of a setting, in the order of the page."""
 
 CAPTION_LENGTH = 160
 """Characters of a caption, at most."""
+
+FEWEST_ALIKE = 4
+"""Clips alike that are folded into one line."""
 
 
 def clips(run: Run, media: Media) -> dict[str, Any]:
@@ -32,22 +36,36 @@ def clips(run: Run, media: Media) -> dict[str, Any]:
     buckets = []
     for bucket in _buckets(run) or items(run.check.get("buckets")):
         fields = mapping(bucket)
-        row = [value_text(fields[key]) for key in ("shape", "windows", "tokens")]
-        buckets.append(row)
+        numbers = [value_text(fields[key]) for key in ("windows", "tokens")]
+        buckets.append([shape_words(value_text(fields["shape"])), *numbers])
 
-    folder = common_folder([str(clip.get("path", "")) for clip in run.clips])
-    seen_by_path = {clip.path: clip for clip in times_seen(run)}
+    seen = times_seen(run)
+    seen_by_path = {clip.path: clip for clip in seen}
     rows = []
+    alike: dict[str, list[tuple[Any, ...]]] = {}
     for clip in sorted(run.clips, key=_clip_order):
-        rows.append(_clip_row(clip, folder, media, seen_by_path))
+        row = _clip_row(clip, media, seen_by_path)
+        if _is_usual(clip):
+            alike.setdefault(_description(clip), []).append(row)
+        else:
+            rows.append(row)
+    groups = []
+    for description, group in alike.items():
+        if len(group) < FEWEST_ALIKE:
+            rows.extend(group)
+        else:
+            groups.append(
+                (f"{counted(len(group), 'clip')} alike: {description}", group)
+            )
     return {
         "absent": "",
         "counts": counts | {"found": num_found},
         "adds_up": num_found == sum(counts.values()),
         "notes": items(run.check.get("notes")),
         "buckets": buckets,
-        "folder": folder,
         "rows": rows,
+        "groups": groups,
+        "bands_differ": len({clip.band for clip in seen}) > 1,
     }
 
 
@@ -59,10 +77,50 @@ def _clip_order(clip: Fields) -> tuple[bool, bool, bool]:
     return bool(clip["used"]), bool(clip["held_out"]), not clip["warnings"]
 
 
+def _is_usual(clip: Fields) -> bool:
+    """Whether nothing about a clip needs a look: used or held out, without a remark."""
+    remarkable = clip["warnings"] or clip["detail"] or number(clip["repeats_share"])
+    is_real_speed = number(clip["speed"]) in (None, 1)
+    return bool(clip["used"] or clip["held_out"]) and not remarkable and is_real_speed
+
+
+def _description(clip: Fields) -> str:
+    """Return what clips alike have in common."""
+    parts = [
+        state_words(clip),
+        _source(clip),
+        f"trained as {_used_as(clip)}" if clip["used"] else _used_as(clip),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _source(clip: Fields) -> str:
+    """Return size, frames and rate of a clip's file."""
+    size = ""
+    if clip["width"]:
+        size = f"{value_text(clip['width'])}x{value_text(clip['height'])}"
+    frames = ""
+    if clip["source_frames"]:
+        frames = f"{value_text(clip['source_frames'])} frames"
+    fps = ""
+    if clip["source_fps"]:
+        fps = f"{plain(number(clip['source_fps']))} fps"
+    return ", ".join(part for part in (size, frames, fps) if part)
+
+
+def _used_as(clip: Fields) -> str:
+    """Return the windows of a clip and their shape."""
+    windows = number(clip["windows"])
+    if not windows:
+        return ""
+    shape = f" of {shape_words(str(clip['shape']))}" if clip["shape"] else ""
+    return f"{counted(windows, 'window')}{shape}"
+
+
 def _clip_row(
-    clip: Fields, folder: str, media: Media, seen_by_path: dict[str, TimesSeen]
+    clip: Fields, media: Media, seen_by_path: dict[str, TimesSeen]
 ) -> tuple[Any, ...]:
-    """Return (clip, name, caption, picture, times seen, note on the speed)."""
+    """Return (clip, caption, picture, source, use, times seen, note on the speed)."""
     path = str(clip.get("path", ""))
     captions = items(clip["captions"])
     caption = ""
@@ -73,22 +131,8 @@ def _clip_row(
     if speed not in (None, 1):
         speed_note = f"plays at {plain(speed)}× its speed"
     picture = media.embedded.get(picture_of(clip))
-    name = path[len(folder) :]
-    return clip, name, caption, picture, seen_by_path.get(path), speed_note
-
-
-def common_folder(paths: list[str]) -> str:
-    """Return the folder of all paths with a slash at its end.
-
-    It is empty if there is none, or fewer than two paths.
-    """
-    parents = [path.replace("\\", "/").split("/")[:-1] for path in paths]
-    levels = zip(*parents, strict=False)
-    shared_levels = takewhile(lambda names: len(set(names)) == 1, levels)
-    shared = [names[0] for names in shared_levels]
-    if len(paths) < 2 or not any(shared):
-        return ""
-    return "/".join(shared) + "/"
+    seen = seen_by_path.get(path)
+    return clip, caption, picture, _source(clip), _used_as(clip), seen, speed_note
 
 
 def settings(run: Run) -> dict[str, Any]:
@@ -131,7 +175,9 @@ def files(run: Run) -> dict[str, Any]:
     for save in run.of_kind("save"):
         step = number(save.get("step"))
         path = str(save.get("path", ""))
-        checkpoints.append((plain(step), (path, link_in(run, path))))
+        remark = "" if step is None else remark_at(run.journal, step)
+        link = link_in(run, path)
+        checkpoints.append((plain(step), (shown_path(run, path), link), remark))
 
     absent = ""
     if run.exports is None:
@@ -159,17 +205,24 @@ def _export_row(run: Run, entry: Record) -> tuple[Any, ...]:
     verified = mapping(entry.get("verified"))
     error = number(verified["max_error"])
     link = link_in(run, path)
-    return entry.get("format", ""), (path, link), size, error, verified["reader"]
+    shown = (shown_path(run, path), link)
+    return entry.get("format", ""), shown, size, error, verified["reader"]
 
 
-def use(run: Run) -> dict[str, Any]:
-    """Return the chapter on using the files in diffusers and in ComfyUI."""
+def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
+    """Return the chapter on using the files in diffusers and in ComfyUI.
+
+    Args:
+        run: the run.
+        is_shared: paths are relative to the run folder, for a page that is sent to
+            others.
+    """
     if run.exports is None:
         return {"absent": run.absent("exports.json, the exported files")}
     entries = [entry for entry in run.exports if entry.get("path")]
     comfyui = [entry for entry in entries if entry.get("format") == "comfyui"]
     others = [entry for entry in entries if entry not in comfyui]
-    lines = _loading_code(run, others or entries)
+    lines = _loading_code(run, others or entries, is_shared)
     pipelines = set(re.findall(r"\b[A-Z]\w*Pipeline\b", "\n".join(lines)))
 
     triggers = []
@@ -188,16 +241,18 @@ def use(run: Run) -> dict[str, Any]:
         "sample": mapping(run.setting("sample")),
         "fps": value_text(run.setting("video_config", "target_fps") or 16),
         "method": run.setting("training_method"),
-        "comfyui": ", ".join(_path(run, entry) for entry in comfyui),
-        "folder": run.folder,
+        "comfyui": ", ".join(_path(run, entry, is_shared) for entry in comfyui),
+        "folder": run.folder.resolve().name if is_shared else run.folder,
+        "is_shared": is_shared,
     }
 
 
-def _path(run: Run, entry: Record) -> str:
-    return str(run.folder / str(entry.get("path", "")))
+def _path(run: Run, entry: Record, is_shared: bool) -> str:
+    path = str(entry.get("path", ""))
+    return shown_path(run, path) if is_shared else str(run.folder / path)
 
 
-def _loading_code(run: Run, entries: Sequence[Record]) -> list[str]:
+def _loading_code(run: Run, entries: Sequence[Record], is_shared: bool) -> list[str]:
     """Return code that loads the base model and the latest file of each expert."""
     same_format = [
         entry for entry in entries if entry.get("format") == entries[0].get("format")
@@ -208,7 +263,7 @@ def _loading_code(run: Run, entries: Sequence[Record]) -> list[str]:
     for entry in same_format:
         if (step_in(entry) or 0) != latest or not entry.get("use"):
             continue
-        path = repr(_path(run, entry))
+        path = repr(_path(run, entry, is_shared))
         code = str(entry["use"])
         code = code.replace("THIS_FILE", path).replace("THIS_FOLDER", path)
         code = re.sub(r"'(asset:\w+)'", r"place('\1').folder", code)

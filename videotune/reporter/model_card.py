@@ -12,6 +12,7 @@ from videotune.models.registry import find
 from videotune.reporter import inventory, outcome
 from videotune.reporter.build import environment, fill
 from videotune.reporter.previews import step_in
+from videotune.reporter.privacy import shareable
 from videotune.reporter.read import Run, at, number
 
 MAX_PREVIEWS = 4
@@ -48,8 +49,11 @@ def model_card(run: Run) -> Any:
         raise VideotuneError(
             f"{run.folder / missing} is missing or damaged: restore a copy of it"
         )
-    files = [{**entry, "path": Path(str(entry["path"])).name} for entry in run.exports]
-    public_run = replace(run, folder=Path(), exports=files)
+    public_run = shareable(run)
+    files = []
+    for entry in public_run.exports or ():
+        files.append({**entry, "path": Path(str(entry["path"])).name})
+    public_run = replace(public_run, folder=Path(), exports=files)
     use = inventory.use(public_run)
     verdict = outcome.verdict(public_run)
     family = find(str(run.setting("family"))).spec

@@ -17,6 +17,7 @@ from videotune.reporter.read import (
     points,
     read_run,
 )
+from videotune.sampling.picture_faults import remark_at
 from videotune.text import moment, plain
 from videotune.validation.overfitting import recommend
 
@@ -67,7 +68,7 @@ def _ended_state(reason: str, is_complete: bool) -> RunState:
 
 def _alive_state(run: Run, beat: Fields) -> RunState:
     started = number(beat["started"])
-    process = f"process {beat['pid']} on {beat['host']}"
+    process = _process_words(beat)
     if started is not None:
         process += f", begun {moment(started)}"
     now = moment(run.read)
@@ -81,8 +82,15 @@ def _alive_state(run: Run, beat: Fields) -> RunState:
     return "running", "good", sentence
 
 
+def _process_words(beat: Fields) -> str:
+    """Return which process trains; a page that is sent to others does not know it."""
+    if beat["host"] is None:
+        return "its process"
+    return f"process {beat['pid']} on {beat['host']}"
+
+
 def _dead_state(beat: Fields) -> RunState:
-    process = f"process {beat['pid']} on {beat['host']}"
+    process = _process_words(beat)
     last_beat = moment(beat["heard"])
     if beat["state"] == "ended":
         sentence = (
@@ -93,7 +101,7 @@ def _dead_state(beat: Fields) -> RunState:
     step = plain(number(beat["step"]))
     sentence = (
         f"{process} is dead: last heartbeat {last_beat} ({beat['state']}, step {step} "
-        "done), no end written; --resume continues from the last checkpoint"
+        "done), no end written; `videotune resume` continues from the last checkpoint"
     )
     return "dead", "bad", sentence
 
@@ -161,14 +169,28 @@ def verdict(run: Run) -> dict[str, Any]:
             break
     return {
         "absent": absent,
+        "demo": run.demo,
+        "changes": [] if run.demo else _error_changes(run),
+        "remark": "" if step is None else remark_at(run.journal, step),
         "latest": latest,
         "best": number(latest["best_step"]),
         "run": run.folder.name,
         "step": step,
         "why": why,
         "file": exported_file,
-        "grounds": grounds(run),
     }
+
+
+def _error_changes(run: Run) -> list[tuple[str, float]]:
+    """Return name and latest error of the validated clips, as shares of the base's."""
+    if len(run.validations) < 2:
+        return []
+    changes = []
+    for key, name, _ in PARTS:
+        error = number(at(run.validations[-1], key, "normalised"))
+        if error is not None:
+            changes.append((name, error))
+    return changes
 
 
 def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:

@@ -6,7 +6,7 @@ that the page can be sent as one file.
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os.path import exists, getsize, isfile
 from pathlib import Path, PurePath
 from typing import Any
@@ -15,6 +15,7 @@ from urllib.parse import quote
 from videotune.files import path_from
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.read import Record, Run, at, items, mapping, number, points
+from videotune.sampling.picture_faults import FAULTS, fault_of
 from videotune.text import plain, some, value_text
 
 BUDGET = 5_000_000
@@ -28,6 +29,9 @@ MIN_CONTROLS_HEIGHT = 160
 
 MAX_ROWS = 16
 """Prompts shown before and after, at most."""
+
+FIRST_CARDS = 6
+"""Prompts before and after that are shown unfolded."""
 
 KINDS = {
     ".mp4": ("video/mp4", 4, b"ftyp"),
@@ -58,16 +62,20 @@ class Media:
         for (prompt, seed), cells in list(sample_rows(run).items())[:MAX_ROWS]:
             steps = sorted({min(cells), max(cells)} | (exported & set(cells)))
             if len(steps) > 1:
-                paths = [str(cells[step].get("path") or "") for step in steps]
-                self._add_card(prompt, seed, steps, paths)
+                self._add_card(prompt, seed, {step: cells[step] for step in steps})
         for path in dict.fromkeys(_paths_by_preference(run)):
             self._embed(path)
 
-    def _add_card(
-        self, prompt: str, seed: str, steps: list[float], paths: list[str]
-    ) -> None:
+    def _add_card(self, prompt: str, seed: str, cells: Mapping[float, Record]) -> None:
         """Add the videos of a prompt at several steps as one video."""
-        card = {"prompt": prompt, "seed": seed, "steps": steps, "paths": paths}
+        paths = [str(record.get("path") or "") for record in cells.values()]
+        card: dict[str, Any] = {
+            "prompt": prompt,
+            "seed": seed,
+            "steps": list(cells),
+            "paths": paths,
+            "faults": [fault_words(record) for record in cells.values()],
+        }
         card |= _side_by_side(self.folder, paths)
         if not self._reserve(len(card["uri"])):
             card |= {"uri": "", "why": "the page is full"}
@@ -95,7 +103,8 @@ class Media:
         """Return (address, "") of a video, or ("", why there is none)."""
         link = local_link(path)
         if link is None:
-            return "", f"outside the run folder: {path}" if path else "not generated"
+            name = PurePath(path.replace("\\", "/")).name
+            return "", f"outside the run folder: {name}" if path else "not generated"
         if path in self.embedded:
             return self.embedded[path], ""
         if isfile(self.folder / path):
@@ -127,6 +136,12 @@ def sample_rows(run: Run) -> dict[tuple[str, str], dict[float, Record]]:
         step = number(record.get("step")) or 0
         rows.setdefault(key, {})[step] = record
     return rows
+
+
+def fault_words(record: Record) -> str:
+    """Return what is wrong with a sample in a word or two; empty if nothing is."""
+    fault = fault_of(record)
+    return "" if fault is None else FAULTS[fault]
 
 
 def step_in(entry: Record) -> int | None:
@@ -220,7 +235,11 @@ def before(run: Run, media: Media) -> dict[str, Any]:
     if not media.cards:
         event = "a prompt appears as soon as it is sampled twice"
         absent = run.absent(event, "sample_after")
-    return {"absent": absent, "demo": run.demo, "cards": media.cards}
+    return {
+        "absent": absent,
+        "cards": media.cards[:FIRST_CARDS],
+        "more_cards": media.cards[FIRST_CARDS:],
+    }
 
 
 def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
@@ -241,7 +260,7 @@ def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
     if kinds == {"regularization"}:
         return "caption of regularization clips", "calm"
     # The sample may be a copy.
-    return "caption of training clips", "care"
+    return "caption of training clips", "quiet"
 
 
 def _step_name(step: float) -> str:
@@ -266,8 +285,11 @@ def samples(run: Run, media: Media) -> dict[str, Any]:
     steps = sorted(all_steps)
     rows = []
     for (prompt, seed), cells in all_cells.items():
-        paths = [str(mapping(cells.get(step))["path"] or "") for step in steps]
-        rows.append((prompt, seed, [media.video(path) for path in paths]))
+        records = [mapping(cells.get(step)) for step in steps]
+        videos = []
+        for record in records:
+            videos.append((media.video(str(record["path"] or "")), fault_words(record)))
+        rows.append((prompt, seed, videos))
 
     absent = ""
     if not rows:

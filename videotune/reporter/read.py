@@ -24,6 +24,9 @@ Point = tuple[float, float]
 MAX_NUMBER = 1e300
 """A larger number counts as missing: a sum of such numbers is not finite."""
 
+SWITCHED_OFF = "Switched off"
+"""The beginning of why a chapter is empty, if a setting is 0."""
+
 FILES = {
     name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")
 }
@@ -97,7 +100,7 @@ class Run:
             key: the setting that switches the chapter off with 0.
         """
         if key and number(self.setting(*key.split("."))) == 0:
-            return f"Switched off ({key} is 0)."
+            return f"{SWITCHED_OFF} ({key} is 0)."
         return f"Not there yet: {event}."
 
 
