@@ -95,6 +95,11 @@ def echo(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
+def doing(text: str) -> None:
+    """Print what takes more than a second, before it begins: on standard error."""
+    echo(f"{text} …")
+
+
 def out(text: object) -> None:
     """Print a line of the result, such as a text or a path, on standard output."""
     print(printable(str(text)))
@@ -305,11 +310,9 @@ class Bar:
         is_end = done == total and now - self._begun > 2
         if is_due or is_end:
             self._printed = now
-            line = [
-                f"{self._title}: {done}/{total}",
-                *parts,
-                f"{clock(seconds_left)} left",
-            ]
+            line = [f"{self._title}: {done}/{total}", *filter(None, parts)]
+            if done < total:
+                line.append(f"{clock(seconds_left)} left")
             echo("  ".join(line))
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def test_a_signal_in_a_step_lets_it_finish_and_saves_it(
     asked(running, "step", number)
     assert complete(run) == [3]
     assert end_of(run) == ("end", 3, "interrupted")
-    assert "continue with: videotune train --out" in running.stderr
+    assert "continue with: videotune resume" in running.stderr
     assert resume(run) == DONE
     assert_same_run(run, work.finished(*settings), 4)
 

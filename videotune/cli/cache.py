@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from videotune.cli.options import (
+    CONFIG_SUFFIXES,
     AsJson,
     CacheFolder,
     Opt,
     Skips,
     takes_config,
+    takes_config_options,
     with_json,
 )
 from videotune.console import out, print_table, quiet, size
@@ -33,19 +36,35 @@ Yes = Annotated[
     bool, Opt("--yes", help="remove them; without --yes they are only listed")
 ]
 
+
+class CacheGroup(TyperGroup):
+    """The cache's commands; ``cache SOURCE`` encodes the clips, or those of a config."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read a first argument that is no command as the clips or a config file."""
+        is_source = (
+            args and not args[0].startswith("-") and args[0] not in self.commands
+        )
+        if is_source:
+            is_config = Path(args[0]).suffix.lower() in CONFIG_SUFFIXES
+            args = ["--config" if is_config else "--data", *args]
+        return super().parse_args(ctx, args)
+
+
 cache_app = typer.Typer(
-    help="Encode clips and captions before a training; list, verify and prune the cache."
+    cls=CacheGroup,
+    help="Encode clips and captions before a training; list, verify and prune the cache.",
 )
 
 
 @cache_app.callback(invoke_without_command=True)
 @with_json
-@takes_config
+@takes_config_options
 def cache(
     overrides: Overrides, context: typer.Context, allow_skips: Skips = None
 ) -> None:
-    """Encode the clips and captions of a run; a subcommand lists, verifies or prunes a
-    cache.
+    """Encode the clips and captions of a run: `cache CLIPS`; a subcommand lists,
+    verifies or prunes a cache.
     """
     from videotune.commands.cache import cache as encode_cache
 

@@ -15,11 +15,9 @@ from videotune.bounds import ANSWER_SECONDS
 from videotune.cli.options import (
     Arg,
     AsJson,
-    Folder,
     Opt,
     Skips,
     takes_config,
-    with_clips,
 )
 from videotune.console import answer, bar, echo, out, print_table, width
 from videotune.console import out as say
@@ -81,7 +79,6 @@ Every = Annotated[bool, Opt("--all", help="print a line for each clip")]
 @takes_config
 def check(
     overrides: Overrides,
-    folder: Folder = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
     contact_sheet: ContactSheet = None,
@@ -93,7 +90,7 @@ def check(
     from videotune.commands.check import check as check_clips
 
     result = check_clips(
-        with_clips(overrides, folder),
+        overrides,
         allow_skips=allow_skips,
         contact_sheet=contact_sheet,
     )
@@ -301,7 +298,6 @@ DryRun = Annotated[
 def caption(
     overrides: Overrides,
     model: Model,
-    folder: Folder = None,
     endpoint: Endpoint = None,
     key_env: KeyVariable = "OPENAI_API_KEY",
     workers: Workers = 4,
@@ -333,7 +329,7 @@ def caption(
         overwrite=overwrite,
         dry_run=dry_run,
     )
-    result = caption_clips(with_clips(overrides, folder), options=options)
+    result = caption_clips(overrides, options=options)
     answer(as_json, vars(result), lambda _: show_captions(result, dry_run=dry_run))
     raise typer.Exit(result.exit_code)
 

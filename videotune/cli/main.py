@@ -29,7 +29,7 @@ from videotune.cli.presets import config_app, presets_app, show_schema
 from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
 from videotune.cli.status import status
-from videotune.cli.train import train, wait
+from videotune.cli.train import resume, train, wait
 from videotune.errors import DONE, FAILED, VideotuneError, printable
 from videotune.text import unwrapped
 
@@ -46,6 +46,7 @@ COMMANDS = (
     check,
     plan,
     train,
+    resume,
     status,
     wait,
     sweep,

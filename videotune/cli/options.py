@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
@@ -20,6 +20,10 @@ from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
+
+
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
+"""Endings of a config file; TOML is one of another trainer, and refused as such."""
 
 
 def _set_offline(is_offline: bool) -> bool:
@@ -42,7 +46,13 @@ FamilyOption = Annotated[
 Data = Annotated[
     str | None, Opt("--data", help="a folder of clips, a zip or tar, or a Hub dataset")
 ]
-Folder = Annotated[str | None, Arg(help="the clips; the same as --data")]
+Source = Annotated[
+    str | None,
+    Arg(
+        metavar="CLIPS|CONFIG",
+        help="the clips, the same as --data; or a config file, the same as --config",
+    ),
+]
 BaseOption = Annotated[
     str | None,
     Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)"),
@@ -68,11 +78,27 @@ AsJson = Annotated[bool, Opt("--json", help="print JSON")]
 
 
 def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose a config; the command gets them as ``overrides``."""
+    """Add the clips as an argument and the options that choose a config; the command
+    gets them as ``overrides``.
+    """
+    return _with_overrides(command, signature(_read_overrides).parameters)
+
+
+def takes_config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose a config, but no argument, to a command with
+    subcommands.
+    """
+    parameters = dict(signature(_read_overrides).parameters)
+    parameters.pop("source")
+    return _with_overrides(command, parameters)
+
+
+def _with_overrides(
+    command: Callable[..., Any], shared: Mapping[str, Parameter]
+) -> Callable[..., Any]:
     names = {"Overrides": Any}  # reads the config, which --help does not need
     hints = get_type_hints(command, None, names, True)
     hints |= get_type_hints(_read_overrides, None, names, True)
-    shared = signature(_read_overrides).parameters
     own_options = [
         option
         for name, option in signature(command).parameters.items()
@@ -112,6 +138,7 @@ def as_command(
 
 
 def _read_overrides(
+    source: Source = None,
     preset: Preset = None,
     config: ConfigOption = None,
     family: FamilyOption = None,
@@ -120,25 +147,37 @@ def _read_overrides(
     sets: Sets = None,
     offline: Offline = False,
 ) -> Overrides:
-    """Return the values of --preset, --config, --family, --base, --data and every
-    --set.
+    """Return the values of the argument, --preset, --config, --family, --base, --data
+    and every --set, checked before a library of models is imported.
     """
-    from videotune.job.overrides import Overrides
+    from videotune.job.overrides import Overrides, check_settings
 
-    return Overrides(preset, config, family, data, tuple(sets or ()), base)
+    overrides = Overrides(preset, config, family, data, tuple(sets or ()), base)
+    overrides = _with_source(overrides, source)
+    check_settings(overrides)
+    return overrides
 
 
-def with_clips(overrides: Overrides, folder: str | None) -> Overrides:
-    """Return the overrides with the clips that a command's argument names.
+def _with_source(overrides: Overrides, source: str | None) -> Overrides:
+    """Return the overrides with the clips, or the config, that a command's argument
+    names.
 
     Raises:
-        VideotuneError: --data names clips too.
+        VideotuneError: an option names them too.
     """
-    if folder and overrides.data:
+    if source is None:
+        return overrides
+    if Path(source).suffix.lower() in CONFIG_SUFFIXES:
+        if overrides.config is not None:
+            raise VideotuneError(
+                f"{source} and --config {overrides.config} both name a config. Name one."
+            )
+        return replace(overrides, config=Path(source))
+    if overrides.data is not None:
         raise VideotuneError(
-            f"{folder} and --data {overrides.data} both name the clips. Name them once."
+            f"{source} and --data {overrides.data} both name the clips. Name them once."
         )
-    return replace(overrides, data=folder or overrides.data)
+    return replace(overrides, data=source)
 
 
 def with_json(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from videotune.cli.options import (
-    AsJson,
-    Folder,
-    Opt,
-    Skips,
-    Verbose,
-    takes_config,
-    with_clips,
-)
-from videotune.console import answer, out, print_table, size, tell
+from videotune.cli.options import AsJson, Opt, Skips, Verbose, takes_config
+from videotune.console import answer, doing, out, print_table, size, tell
 from videotune.text import counted, memory_size, shape_words
 
 if TYPE_CHECKING:
@@ -56,7 +48,6 @@ Views = Annotated[
 @takes_config
 def plan(
     overrides: Overrides,
-    folder: Folder = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
     timesteps: TimestepsOption = False,
@@ -69,10 +60,10 @@ def plan(
 
     Exit code 2: no fit.
     """
+    doing("reading the noise levels" if timesteps else "measuring memory")
     from videotune.commands.plan import noise_levels
     from videotune.commands.plan import plan as plan_run
 
-    overrides = with_clips(overrides, folder)
     if timesteps:
         answer(as_json, noise_levels(overrides), show_noise_levels)
         return

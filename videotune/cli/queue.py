@@ -77,7 +77,7 @@ def add(
     queue: QueueFolder = DEFAULT_QUEUE,
     allow_skips: Skips = None,
 ) -> None:
-    """Add a training; its settings are checked at once."""
+    """Add a training of clips or of a config; its settings are checked at once."""
     from videotune.queue.sweep import standalone_config
 
     if name is None:

@@ -1,4 +1,4 @@
-"""``videotune train`` and ``videotune wait``."""
+"""``videotune train``, ``videotune resume`` and ``videotune wait``."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune._version import BEGUN
-from videotune.cli.options import Arg, Opt, Skips, takes_config
-from videotune.console import bar, clock, echo, exactly, size
+from videotune.cli.options import Arg, Data, Offline, Opt, Sets, Skips, takes_config
+from videotune.console import bar, clock, doing, echo, exactly
 from videotune.errors import VideotuneError
+from videotune.text import memory_size
 
 if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
     from videotune.job.overrides import Overrides
 
+RunFolder = Annotated[Path, Arg(help="a run folder")]
 ResumeStep = Annotated[
     int | None,
     Opt(
         "--from",
-        help="--resume from the checkpoint of this step; later steps move to RUN/branches",
+        help="resume from the checkpoint of this step; later steps move to RUN/branches",
     ),
 ]
 Override = Annotated[
     bool,
-    Opt("--override", help="--resume although a changed setting changes the training"),
+    Opt("--override", help="resume although a changed setting changes the training"),
 ]
 AllowDataChange = Annotated[
-    bool, Opt("--allow-data-change", help="--resume although the clips have changed")
+    bool, Opt("--allow-data-change", help="resume although the clips have changed")
 ]
 Replan = Annotated[
     bool,
     Opt(
         "--replan",
-        help="--resume with micro-batch, checkpointing and offloading chosen again",
+        help="resume with micro-batch, checkpointing and offloading chosen again",
     ),
 ]
 InitFrom = Annotated[
@@ -62,9 +64,6 @@ def train(
     allow_skips: Skips = None,
 ) -> dict[str, Any]:
     """Train, with previews and checkpoints, into a run folder; export the result."""
-    from videotune.commands.train import Resume
-    from videotune.commands.train import train as train_run
-
     needs_resume = step is not None or override or allow_data_change or replan
     if needs_resume and not resume:
         raise VideotuneError(
@@ -76,10 +75,65 @@ def train(
         sets.append(f"init_from={json.dumps(str(init_from))}")
     if push:
         sets.append(f"push_to={json.dumps(push)}")
+    overrides = replace(overrides, sets=(*overrides.sets, *sets))
+    if not resume:
+        return _train(overrides, out, None, allow_skips)
+    options = (step, override, allow_data_change, replan)
+    return _train(overrides, out, options, allow_skips)
+
+
+def resume(
+    run: RunFolder,
+    data: Data = None,
+    sets: Sets = None,
+    step: ResumeStep = None,
+    override: Override = False,
+    allow_data_change: AllowDataChange = False,
+    replan: Replan = False,
+    offline: Offline = False,
+) -> dict[str, Any]:
+    """Continue an interrupted run with its own config, as train --resume does."""
+    from videotune.job.overrides import Overrides, check_settings
+    from videotune.reporter.outcome import status
+
+    overrides = Overrides(data=data, sets=tuple(sets or ()))
+    check_settings(overrides)
+    now = status(run)
+    is_complete = now["steps"] is not None and now["step"] >= now["steps"]
+    goes_back = step is not None or bool(sets) or data is not None
+    if now["state"] in FINISHED_STATES and is_complete and not goes_back:
+        raise VideotuneError(
+            f"{run} is finished: {now['step']} of {now['steps']} steps are done. "
+            f"To train on: videotune resume {run} --set steps={2 * now['steps']}"
+        )
+    return _train(overrides, run, (step, override, allow_data_change, replan), None)
+
+
+FINISHED_STATES = ("done", "early")
+
+
+def _train(
+    overrides: Overrides,
+    run: Path,
+    resume_options: tuple[int | None, bool, bool, bool] | None,
+    allow_skips: str | None,
+) -> dict[str, Any]:
+    """Train a run and print how it ended.
+
+    Args:
+        overrides: The config.
+        run: The run folder.
+        resume_options: The values of ``Resume``; None: a new run.
+        allow_skips: How many clips may be skipped.
+    """
+    doing("opening the run")
+    from videotune.commands.train import Resume
+    from videotune.commands.train import train as train_run
+
     result = train_run(
-        replace(overrides, sets=(*overrides.sets, *sets)),
-        out,
-        resume=Resume(step, override, allow_data_change, replan) if resume else False,
+        overrides,
+        run,
+        resume=Resume(*resume_options) if resume_options else False,
         allow_skips=allow_skips,
         begun=BEGUN,
     )
@@ -95,13 +149,13 @@ def show_training(result: TrainResult) -> None:
         echo(f"{item.format}: {item.path}  (read back by {item.reader}: {error})")
     if not result.exports:
         saved = "saved" if result.saved else "nothing to save yet"
-        command = f"videotune train --out {result.run} --resume"
+        command = f"videotune resume {result.run}"
         echo(f"{result.why} and {saved}; continue with: {command}")
 
     if result.memory is not None:
-        line = f"{size(result.memory['allocated_bytes'] or 0)} allocated"
+        line = f"{memory_size(result.memory['allocated_bytes'] or 0)} allocated"
         if result.memory["planned_bytes"]:
-            line += f", planned {size(result.memory['planned_bytes'])}"
+            line += f", planned {memory_size(result.memory['planned_bytes'])}"
         echo(f"memory at the peak of a step: {line}")
 
     best = result.recommended

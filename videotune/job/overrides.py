@@ -5,7 +5,9 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +106,29 @@ def user_keys(overrides: Overrides) -> dict[str, Any]:
             )
         keys = merge(keys, {"datasets": [{"path": str(overrides.data)}]})
 
-    keys = absolute_paths(with_sets(keys, parse_sets(overrides.sets)))
+    keys = absolute_paths(with_sets(keys, deepcopy(_parse_once(tuple(overrides.sets)))))
     if "samples" in keys:
         keys["samples"] = resolve_prompts(keys["samples"])
     return keys
+
+
+def check_settings(overrides: Overrides) -> None:
+    """Check the keys and values of a config before anything heavy is imported.
+
+    Raises:
+        VideotuneError: for an unknown key or preset, a file that is not a config, and a
+            value out of its bounds.
+    """
+    resolve(user_keys(overrides), preset_keys(overrides), None)
 
 
 def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the keys of a config file or object."""
     if config is None:
         return {}
+    if isinstance(config, Path) and config.is_file():
+        status = config.stat()
+        return deepcopy(_read_once(config, status.st_mtime_ns, status.st_size))
     if isinstance(config, Path):
         return read_config(config)
     if isinstance(config, Config):
@@ -121,6 +136,18 @@ def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, 
             config.model_dump(mode="json", exclude_unset=True), "config"
         )
     return checked_keys(dict(config), "config")
+
+
+@lru_cache(maxsize=4)
+def _read_once(path: Path, changed: int, size: int) -> dict[str, Any]:
+    """Read a config file as it is now; its warnings are printed only once."""
+    return read_config(path)
+
+
+@lru_cache(maxsize=4)
+def _parse_once(sets: tuple[str, ...]) -> dict[str, Any]:
+    """Parse the settings of ``--set``; their warnings are printed only once."""
+    return parse_sets(sets)
 
 
 def preset_keys(overrides: Overrides) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def _refuse_taken(run: Path) -> None:
     """
     if (run / "config.json").exists():
         raise VideotuneError(
-            f"--out: {run} already holds a run. Resume it with --resume, or choose another --out"
+            f"--out: {run} already holds a run. Continue it with: videotune resume {run}; or choose another --out"
         )
     if run.exists() and not run.is_dir():
         raise VideotuneError(f"--out: {run} is a file. Choose a folder for the run")

@@ -353,9 +353,11 @@ def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
     earlier = [line["verdict"] for line in past if line["step"] < verdict.step]
     is_old_label = earlier[-1:] == [verdict.label]
     has_changed = is_new_label and verdict.label is not None
-    if has_changed or (at_the_end and (is_old_label or verdict.label is None)):
-        label = verdict.label or "no verdict"
-        echo(f"{label} at step {verdict.step}: {verdict.reason}")
+    has_held_out = bool(trainer.job.library.held_out_windows)  # else a note said it
+    if has_changed or (at_the_end and is_old_label and verdict.label is not None):
+        echo(f"{verdict.label} at step {verdict.step}: {verdict.reason}")
+    elif at_the_end and verdict.label is None and has_held_out:
+        echo(f"no verdict yet: {verdict.reason}")
     return verdict
 
 

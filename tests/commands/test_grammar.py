@@ -1,0 +1,139 @@
+"""The clips, the config or the run come first; and mistakes are found before a library of
+models is imported.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import Bases, run
+from tests.support.run_processes import Make, Work
+from tests.support.run_results import of_kind
+from videotune.errors import DONE, VideotuneError
+from videotune.files import read_json
+from videotune.queue import entries
+
+PROGRAM = """
+import sys
+sys.argv = ["videotune", *sys.argv[1:]]
+from videotune.cli.main import main
+try:
+    main()
+finally:
+    heavy = {"torch", "diffusers", "transformers", "pandas"} & set(sys.modules)
+    print("imported", sorted(heavy))
+"""
+
+
+def program(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "clips", "--out", "run"],
+        ["plan", "clips", "--preset", "toy"],
+        ["check", "clips"],
+        ["queue", "add", "clips", "--preset", "toy"],
+        ["sweep", "clips", "--out", "sweep", "--vary", "steps=1,2"],
+        ["cache", "clips", "--preset", "toy"],
+        ["resume", "run"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_misspelt_key_is_refused_before_torch_is_imported(
+    command: list[str], tmp_path: Path
+) -> None:
+    done = program(tmp_path, *command, "--set", "stepz=20")
+    assert (done.returncode, done.stdout) == (1, "imported []\n")
+    assert done.stderr.startswith("videotune: --set: unknown key 'stepz'; did you mean")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train", "clips", "--out", "run", "--set", "steps=many"], "steps: "),
+        (["train", "clips", "--out", "run", "--preset", "toi"], "there is no preset"),
+        (["plan", "ours.yaml"], "ours.yaml: unknown key 'stepz'"),
+        (["plan", "--config", "gone.json"], "config file not found: gone.json"),
+    ],
+)
+def test_so_are_values_presets_and_config_files(
+    words: list[str], sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ours.yaml").write_text("stepz: 20\n")
+    done = program(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (1, "imported []\n")
+    assert sentence in done.stderr
+
+
+def test_a_warning_of_an_old_name_is_printed_once(
+    tmp_path: Path, small_clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Although the config is read twice: once to be checked."""
+    config = tmp_path / "old.json"
+    datasets = [{"path": str(small_clips)}]
+    keys = {"datasets": datasets, "family": "wan", "ruler_after": 10}
+    config.write_text(json.dumps(keys))
+    assert run("check", config, set=["resolution=32x32"]) == DONE
+    assert capsys.readouterr().err.count("is now validate_every") == 1
+
+
+def test_train_and_queue_take_clips_or_a_config_as_check_and_plan_do(
+    overrides: Make, tmp_path: Path, small_clips: Path
+) -> None:
+    keys = [f"--set={setting}" for setting in overrides("steps=1").sets]
+    assert run("train", small_clips, *keys, out=tmp_path / "run") == DONE
+    assert of_kind(tmp_path / "run", "end")[0]["why"] == "done"
+
+    config = tmp_path / "ours.json"
+    config.write_text(json.dumps({"datasets": [{"path": str(small_clips)}]}))
+    queue = tmp_path / "queue"
+    assert run("queue", "add", config, *keys, queue=queue) == DONE
+    assert run("queue", "add", small_clips, *keys, queue=queue, name="b") == DONE
+    for entry in entries.entries(queue):
+        settings = read_json(queue / f"{entry.name}.json")
+        assert settings["datasets"][0]["path"] == str(small_clips)
+    assert [entry.name for entry in entries.entries(queue)] == ["ours", "b"]
+
+    assert run("cache", small_clips, *keys) == DONE
+    with pytest.raises(VideotuneError, match="both name the clips"):
+        run("check", small_clips, data=small_clips)
+    with pytest.raises(VideotuneError, match="both name a config"):
+        run("check", config, config=config)
+
+
+def test_resume_continues_a_run_and_refuses_a_finished_one(work: Work) -> None:
+    """With the settings that the run itself has."""
+    folder = work.copy("steps=2")
+    with pytest.raises(VideotuneError, match=r"is finished: 2 of 2 steps are done\."):
+        run("resume", folder)
+    assert run("resume", folder, set=["steps=3"], override=True) == DONE
+    assert of_kind(folder, "end")[-1]["step"] == 3
+    assert run("resume", folder, **{"from": 2}, override=True) == DONE
+    assert of_kind(folder, "resume")[-1]["from_step"] == 2
+    with pytest.raises(VideotuneError, match="holds no run"):
+        run("resume", folder.parent / "none")
+
+
+def test_a_plan_says_within_a_second_what_takes_longer(
+    tiny_bases: Bases, small_clips: Path
+) -> None:
+    """On standard error, so that JSON stays JSON."""
+    base = tiny_bases("wan")
+    words = ["plan", str(small_clips), "--base", str(base), "--set=resolution=32x32"]
+    done = program(small_clips.parent, *words, "--json")
+    assert "measuring memory" in done.stderr.splitlines()[0]
+    text, _, _ = done.stdout.rpartition("imported")
+    assert json.loads(text)["steps"] == 2000
