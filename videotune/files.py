@@ -316,6 +316,47 @@ def user_cache() -> Path:
     return platformdirs.user_cache_path("videotune")
 
 
+CACHE_NAME = ".videotune-cache"
+"""Name of the cache folder, in a dataset or beside it."""
+
+CACHE_TAGS = {
+    "CACHEDIR.TAG": (
+        "Signature: 8a477f597d28d172789f06886806bc55\n"
+        "# Backup programs leave this folder out: videotune can write it again.\n"
+        "# See https://bford.info/cachedir/\n"
+    ),
+    ".gitignore": "*\n",
+}
+"""Files that keep a cache folder out of backups, archives and repositories."""
+
+
+def tag_cache(folder: Path) -> None:
+    """Make a cache folder, with CACHE_TAGS in it.
+
+    A folder that is the user's own, by its name and since it exists, gets no tag:
+    other files in it may be wanted in backups.
+    """
+    if folder.name != CACHE_NAME and folder.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in CACHE_TAGS.items():
+        if not os.path.lexists(folder / name):
+            write_text(folder / name, text, durable=False)
+
+
+def name_in_cache(cache: Path, path: Path) -> str:
+    """Return how the files of a cache name a clip.
+
+    It is relative to the dataset if the cache lies in one, so that a copy of the
+    dataset names no folder of this machine; otherwise absolute.
+    """
+    absolute = path.absolute()
+    if cache.name == CACHE_NAME:
+        with suppress(ValueError):  # on another drive
+            return os.path.relpath(absolute, cache.absolute().parent)
+    return str(absolute)
+
+
 def digest(value: Any) -> str:
     """Return 32 hex digits of a JSON-like value; the order of its keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

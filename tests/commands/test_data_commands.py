@@ -327,7 +327,7 @@ def test_a_cache_is_filled_listed_verified_and_pruned(
         ] * 7
     captions = {path.read_text() for path in (clips / "captions").iterdir()} | {""}
     assert {row["of"] for row in listed["entries"] if row["kind"] == "text"} == captions
-    films = {str(path) for path in (clips / "videos").iterdir()}
+    films = {f"videos/{path.name}" for path in (clips / "videos").iterdir()}
     assert {
         row["clip"] for row in listed["entries"] if row["kind"] == "latents"
     } == films
@@ -340,6 +340,13 @@ def test_a_cache_is_filled_listed_verified_and_pruned(
     assert "all 13 entries" in capsys.readouterr().out
     assert prune_cache(small) == DONE
     assert "nothing to remove" in capsys.readouterr().out
+
+    folder = clips / ".videotune-cache"
+    assert (folder / "CACHEDIR.TAG").is_file()
+    assert (folder / ".gitignore").read_text() == "*\n"
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert str(clips.parent).encode() not in path.read_bytes(), path
 
 
 def test_a_damaged_entry_is_listed_with_exit_code_2_and_made_anew(

@@ -354,3 +354,65 @@ def test_a_known_file_that_no_longer_opens_is_not_used(
     assert str(found).startswith("unreadable")
     assert content is None
     assert scan(folder, index) == first, "and it is remembered until it opens again"
+
+
+def test_an_index_in_a_dataset_names_files_from_there_and_moves_with_it(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "private" / "set"
+    other = tmp_path / "private" / "other"
+    for place in (folder, other):
+        write_clip(place / "sub" / "a.mp4", noise(12, seed=len(place.name)))
+    write_clip(folder / "b.mp4", noise(12, seed=9))
+    index = folder / ".videotune-cache" / "index.json"
+    paths = [folder / "b.mp4", folder / "sub" / "a.mp4", other / "sub" / "a.mp4"]
+    first = MediaIndex(index).examine(paths, [folder, other], 10.0)
+    assert set(read(index)["files"]) == {"b.mp4", "sub/a.mp4", "../other/sub/a.mp4"}
+    assert str(tmp_path) not in index.read_text()
+    assert (index.parent / ".gitignore").read_text() == "*\n"
+    tag = (index.parent / "CACHEDIR.TAG").read_text()
+    assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "private").rename(moved)
+    paths = [moved / path.relative_to(tmp_path / "private") for path in paths]
+    index = moved / "set" / ".videotune-cache" / "index.json"
+    before = index.stat().st_mtime_ns
+    media = MediaIndex(index)
+    again = media.examine(paths, [moved / "set", moved / "other"], 10.0)
+    assert [one.id for one in again] == [one.id for one in first]
+    assert index.stat().st_mtime_ns == before, "nothing was read again"
+
+    paths[0].unlink()
+    MediaIndex(index).examine(paths[1:], [moved / "set", moved / "other"], 10.0)
+    assert set(read(index)["files"]) == {"sub/a.mp4", "../other/sub/a.mp4"}
+
+
+def test_an_index_of_absolute_names_is_read_and_rewritten(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    paths = [write_clip(folder / name, noise(12)) for name in ("a.mp4", "b.mp4")]
+    index = folder / ".videotune-cache" / "index.json"
+    first = MediaIndex(index).examine(paths, [folder], 10.0)
+    value = read(index)
+    value["files"] = {str(folder / name): row for name, row in value["files"].items()}
+    index.write_text(json.dumps(value))
+    before = index.stat().st_mtime_ns
+    assert MediaIndex(index).examine(paths, [folder], 10.0) == first
+    assert index.stat().st_mtime_ns == before, "nothing was read again"
+
+    paths[0].unlink()
+    MediaIndex(index).examine(paths[1:], [folder], 10.0)
+    assert set(read(index)["files"]) == {"b.mp4"}
+
+
+def test_a_folder_of_the_user_gets_no_tag(tmp_path: Path) -> None:
+    """Other files in it may be wanted in backups."""
+    clip = write_clip(tmp_path / "set" / "a.mp4", noise(12))
+    for name, is_tagged in (("mine", False), ("new", True)):
+        folder = tmp_path / name
+        if not is_tagged:
+            folder.mkdir()
+        MediaIndex(folder / "index.json").examine([clip], [clip.parent], 10.0)
+        assert (folder / "index.json").is_file()
+        assert (folder / "CACHEDIR.TAG").exists() == is_tagged
+        assert (folder / ".gitignore").exists() == is_tagged

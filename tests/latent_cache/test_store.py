@@ -93,7 +93,7 @@ def is_sound(folder: Path, count: int) -> None:
     files = {
         str(path.relative_to(folder))
         for path in folder.rglob("*.*")
-        if path.name != "lock.owner"
+        if path.name not in ("lock.owner", "CACHEDIR.TAG", ".gitignore")
     }
     assert files == {entry.file for entry in LatentCache(folder).entries()}
 

@@ -10,7 +10,8 @@ from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.distributed import join
 from videotune.errors import VideotuneError
-from videotune.job.job import CACHE_NAME, Job, open_job, refuse_skips
+from videotune.files import CACHE_NAME
+from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys

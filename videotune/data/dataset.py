@@ -33,6 +33,7 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.source_videos import group_by_source, hold_out
 from videotune.errors import VideotuneError
+from videotune.files import CACHE_NAME
 from videotune.model_spec import VideoRules
 from videotune.types import Clip, ClipShape, Window
 
@@ -99,7 +100,7 @@ def scan(
     candidates: list[Candidate] = []
     locations: list[Location] = []
     for dataset in config.datasets:
-        cache = Path(dataset.path) / ".videotune-cache"
+        cache = Path(dataset.path) / CACHE_NAME
         if index_path is not None:
             cache = index_path.parent
         # Parsed before the files are fetched, so that a wrong resolution is reported at

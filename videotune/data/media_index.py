@@ -1,7 +1,8 @@
 """The media index: media info and content scans of files, remembered between scans.
 
-A file is identified by path, size and modification time, a content by the hash of its
-bytes: a file that was moved or copied is only hashed. The index is one JSON file:
+A file is identified by path (relative to the dataset that holds the index), size and
+modification time, a content by the hash of its bytes: a file that was moved or copied
+is only hashed. The index is one JSON file:
 
     {
       "version", "av",
@@ -143,14 +144,21 @@ class MediaIndex:
             self._write()
         return examined
 
+    def _name(self, path: Path) -> str:
+        """Return the name of a file in the index."""
+        if self.path is None:
+            return str(path.absolute())
+        return files.name_in_cache(self.path.parent, path)
+
     def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> None:
         """Drop entries of files below ``roots`` that are not in ``paths``."""
-        present_names = {_absolute_name(path) for path in paths}
-        folders = tuple(os.path.join(_absolute_name(root), "") for root in roots)
+        present_names = {self._name(path) for path in paths}
+        folders = [self._name(root) for root in roots]
         vanished_names = [
             name
             for name in self._files
-            if name not in present_names and name.startswith(folders)
+            if name not in present_names
+            and any(_is_below(name, folder) for folder in folders)
         ]
         for name in vanished_names:
             del self._files[name]
@@ -181,7 +189,7 @@ class MediaIndex:
         def calls() -> Iterator[Call]:
             for path, stamp in missing:
                 arguments = {
-                    "path": _absolute_name(path),
+                    "path": str(path.absolute()),
                     "until": until,
                     "known_ids": sorted(
                         candidate_ids[stamp["size"], _content_key("", path)]
@@ -200,7 +208,7 @@ class MediaIndex:
         try:
             stat = stat_of(path)
             stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-            row = self._files.get(_absolute_name(path), {})
+            row = self._files.get(self._name(path), {})
             is_unchanged = stamp.items() <= row.items()
             # A worker opens the others.
             if is_unchanged:
@@ -257,8 +265,10 @@ class MediaIndex:
 
         # A known content was only hashed.
         if answer:
-            self._contents[_content_key(content_id, path)] = answer | {"until": until}
-        self._files[_absolute_name(path)] = {**stamp, "id": content_id}
+            row = answer | {"until": until}
+            _drop_path(row)
+            self._contents[_content_key(content_id, path)] = row
+        self._files[self._name(path)] = {**stamp, "id": content_id}
         self._changed = True
 
         examined = self._content(path, content_id, until)
@@ -289,8 +299,14 @@ class MediaIndex:
             if not all(isinstance(row, dict) for row in value["contents"].values()):
                 raise TypeError("a content is not an object")
 
-            self._files = value["files"]
+            # Earlier versions named files in a dataset by absolute paths.
+            self._files = {
+                self._name(Path(name)) if os.path.isabs(name) else name: row
+                for name, row in value["files"].items()
+            }
             self._contents = value["contents"]
+            for row in self._contents.values():
+                _drop_path(row)
         except (OSError, *_DAMAGE) as error:
             self.notes.append(
                 f"the index {self.path} was damaged ({type(error).__name__}) "
@@ -313,6 +329,7 @@ class MediaIndex:
         }
         try:
             # json.dumps escapes all but ASCII: a file name may not be valid text.
+            files.tag_cache(self.path.parent)
             files.write_text(self.path, json.dumps(value))
         except OSError as error:
             note = (
@@ -324,8 +341,22 @@ class MediaIndex:
         self._changed = False
 
 
-def _absolute_name(path: Path) -> str:
-    return str(path.absolute())
+def _drop_path(row: IndexRow) -> None:
+    """Remove the path of the file that a content was read from.
+
+    Others may have the same content.
+    """
+    info = row.get("info")
+    if isinstance(info, dict):
+        info.pop("path", None)
+
+
+def _is_below(name: str, folder: str) -> bool:
+    """Whether a file is in a folder, both by their names in the index."""
+    if folder == os.curdir:
+        is_outside = name.startswith(os.path.join(os.pardir, ""))
+        return not is_outside and not os.path.isabs(name)
+    return name.startswith(os.path.join(folder, ""))
 
 
 def _content_key(content_id: str, path: str | Path) -> str:

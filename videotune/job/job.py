@@ -20,7 +20,7 @@ from videotune.data.captions import with_token
 from videotune.data.dataset import Library, buckets, crop_problem, scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.files import digest, user_cache
+from videotune.files import CACHE_NAME, digest, user_cache
 from videotune.job.notes import (
     epoch_notes,
     mixes,
@@ -32,9 +32,6 @@ from videotune.latent_cache.exposure import Exposure, exposure
 from videotune.latent_cache.sampler import Schedule, steps_per_epoch, times_seen
 from videotune.model_spec import ModelSpec
 from videotune.types import BasePlace, ClipShape, Window
-
-CACHE_NAME = ".videotune-cache"
-"""Name of the cache folder, in a dataset or beside it."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
+from videotune.files import name_in_cache
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.entry import CacheEntry, EntryName, TensorForm, form_of
 from videotune.latent_cache.keys import CacheKeys
@@ -244,9 +246,10 @@ def _fill_windows(
         for done, (sample, frames, wait) in enumerate(decoded, start=1):
             clip = media[sample.window.clip_id]
             tensors = tensors_of(_encode_frames(family, keys, sample, frames, clip))
+            name = name_in_cache(store.folder, Path(clip.path))
             metadata = {
                 # A path that any JSON can hold, even if its bytes are not UTF-8.
-                "clip": os.fsencode(clip.path).decode("utf-8", "replace"),
+                "clip": os.fsencode(name).decode("utf-8", "replace"),
                 "window": sample.window.id,
                 "variant": sample.variant,
                 "encoder": keys.vae,

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from videotune.data.file_checks import refuse_links
 from videotune.errors import VideotuneError
-from videotune.files import system_errors, write_whole
+from videotune.files import system_errors, tag_cache, write_whole
 from videotune.latent_cache.entry import (
     KINDS,
     METADATA_KEY,
@@ -209,6 +209,7 @@ class LatentCache:
         """
         owner_file = self.folder / LOCK_OWNER
         with self._writing():
+            tag_cache(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             # A link may have come since the cache was opened.
             refuse_links(self.folder)
@@ -236,6 +237,8 @@ class LatentCache:
                 self._remove_parts(before=owner_file.stat().st_mtime)
             yield
         finally:
+            with suppress(OSError):
+                owner_file.unlink()
             lock.release()
 
     def _lock_holder(self) -> str:
