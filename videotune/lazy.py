@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,14 @@ if TYPE_CHECKING:
     import transformers as transformers
 else:
 
+    def _attribute(module: str, name: str) -> Any:
+        """Return a module's attribute, or its submodule of this name."""
+        library = import_module(module)
+        if not hasattr(library, name) and not name.startswith("_"):
+            with suppress(ModuleNotFoundError):
+                return import_module(f"{module}.{name}")
+        return getattr(library, name)
+
     class _LazyModule:
         """A module that is imported when one of its names is used for the first time."""
 
@@ -55,7 +63,7 @@ else:
         def __getattr__(self, name: str) -> Any:
             is_first = self._name not in sys.modules
             with gc_paused():
-                value = getattr(import_module(self._name), name)
+                value = _attribute(self._name, name)
             self.__dict__[name] = value
             if is_first and freeze_imports and self._name == "diffusers":
                 gc.freeze()

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -318,3 +319,109 @@ def test_a_hub_that_never_finishes_its_answer_counts_as_not_reached(
         monkeypatch.setattr(constants, "ENDPOINT", address)
         with pytest.raises(VideotuneError):
             place("user/model")
+
+
+# ---- videotune download
+
+
+@pytest.fixture
+def download(server: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Runs ``videotune download`` in a process whose Hub is the local server."""
+
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        usual = {
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_OFFLINE": "0",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "videotune", "download", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **usual, **env},
+            timeout=60,
+        )
+
+    return run
+
+
+def test_download_fetches_a_model_and_continues_where_it_broke(
+    server: Any, download: Any, tmp_path: Path
+) -> None:
+    """What came before the connection broke is not sent again."""
+    large = "transformer/diffusion_pytorch_model.safetensors"
+    server.broken.add(large)
+    first = download("user/good")
+    assert first.returncode == 1
+    assert "could not be downloaded" in first.stderr or "refuses" in first.stderr
+
+    server.broken.clear()
+    server.asked.clear()
+    done = download("user/good", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["model"] == "user/good"
+    folder = Path(result["folder"])
+    assert (folder / large).read_bytes() == server.files[large]
+    assert there(str(folder)) == set(server.files) - set(UNUSED)
+    assert result["bytes"] == sum(
+        len(server.files[name]) for name in there(str(folder))
+    )
+    fetched = {path for command, path, *_ in server.asked if command == "GET"}
+    assert any(path.endswith(large) for path in fetched)
+    assert not any("text_encoder/model.safetensors" in path for path in fetched)
+
+    again = download("user/good")
+    assert again.stdout.startswith(str(folder)), "it is complete"
+
+
+def test_a_dry_run_prints_the_size_and_fetches_no_weights(
+    server: Any, download: Any
+) -> None:
+    done = download("user/good", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    needed = sum(
+        len(content) for name, content in server.files.items() if name not in UNUSED
+    )
+    assert result["bytes"] == needed
+    assert 0 < result["missing_bytes"] <= needed
+    assert result["licence"] == "apache-2.0"
+    paths = [path for command, path, *_ in server.asked if command == "GET"]
+    assert not any(path.endswith(".safetensors") for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "sentence"),
+    [
+        (
+            ["user/good"],
+            {"HF_ENDPOINT": "http://127.0.0.1:9"},
+            "the Hub is not reached",
+        ),
+        (
+            ["user/good", "--dry-run"],
+            {"HF_ENDPOINT": "http://127.0.0.1:9"},
+            "the Hub is not reached",
+        ),
+        (["wan 2.2 LoRA", "--dry-run"], {"HF_HUB_OFFLINE": "1"}, "may not be asked"),
+        (["user/none"], {}, "is not on the Hub"),
+        (["user/gated"], {}, "is gated"),
+        (["toy"], {}, "comes with videotune"),
+        (["no such preset"], {}, "there is no preset"),
+        (["."], {}, "is here already"),
+    ],
+)
+def test_a_download_that_cannot_be_is_one_sentence_within_seconds(
+    download: Any, words: list[str], env: dict[str, str], sentence: str
+) -> None:
+    begun = time.monotonic()
+    done = download(*words, **env)
+    assert time.monotonic() - begun < 20, "no minutes of retries"
+    assert done.returncode == 1
+    first, message = done.stderr.splitlines()[:2]
+    assert first == "asking the Hub …"
+    assert message.startswith("videotune: ")
+    assert sentence in message

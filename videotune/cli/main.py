@@ -19,6 +19,7 @@ from videotune.cli.cache import cache_app
 from videotune.cli.data import caption, check, dataset_app
 from videotune.cli.demo import demo
 from videotune.cli.doctor import doctor
+from videotune.cli.download import download
 from videotune.cli.export import card, export, publish, report
 from videotune.cli.init import init, tiny
 from videotune.cli.interop import autopsy, import_config
@@ -45,6 +46,7 @@ COMMANDS = (
     caption,
     check,
     plan,
+    download,
     train,
     resume,
     status,

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ _WORTH_A_WORD = 64 << 20
 
 _LONG = 1 << 30
 """Bytes of a file whose hash takes more than about a second."""
+
+_FORBIDDEN = "the Hub may not be asked (--offline or HF_HUB_OFFLINE)"
+_UNREACHED = "the Hub is not reached: check the network"
 
 _SMALL = (".json", ".txt", ".model")
 
@@ -63,26 +67,73 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Pat
             network; it contains a remedy.
     """
     if offline():
-        reason = "the Hub may not be asked (--offline or HF_HUB_OFFLINE)"
-        return cached(name, weights=weights, own=own, why=reason)
+        return cached(name, weights=weights, own=own, why=_FORBIDDEN)
     try:
-        return _download(name, weights=weights, own=own, echo=echo)
-    except VideotuneError:
-        raise
-    except Exception as error:  # huggingface_hub raises a dozen classes
-        if not _unreached(error):
-            raise VideotuneError(
-                f"base_model_name: {hub_problem(name, error, _near(name))}"
-            ) from error
-        reason = (
-            "the Hub is not reached: check the network; files that have come are kept"
-        )
+        with _hub_errors(name):
+            return _download(name, weights=weights, own=own, echo=echo)
+    except HubUnreached:
+        reason = f"{_UNREACHED}; files that have come are kept"
         folder = cached(name, weights=weights, own=own, why=reason)
         echo(f"note: the Hub is not reached; {name} is taken from {folder}")
         return folder
 
 
-def _download(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Path:
+class HubUnreached(VideotuneError):
+    """The Hub cannot be reached, or has an internal error."""
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    """Turn errors of the Hub's library into sentences.
+
+    Raises:
+        HubUnreached: there is no network.
+        VideotuneError: for every other error.
+    """
+    try:
+        yield
+    except VideotuneError:
+        raise
+    except Exception as error:  # huggingface_hub raises a dozen classes
+        if _unreached(error):
+            raise HubUnreached(f"base_model_name: {name}: {_UNREACHED}") from error
+        raise VideotuneError(
+            f"base_model_name: {hub_problem(name, error, _near(name))}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Download:
+    """What a download of a model takes."""
+
+    files: int
+    bytes: int
+    missing_bytes: int
+    """Bytes that are not in the cache yet."""
+    cache: Path
+    """The folder of the Hub's cache."""
+    licence: str
+
+
+def describe_download(name: str) -> Download:
+    """Return what the download of a model with its weights takes; its small files are
+    fetched.
+
+    Raises:
+        VideotuneError: as ``fetch`` does; also if the Hub may not be asked or is not
+            reached.
+    """
+    if offline():
+        raise VideotuneError(f"base_model_name: {name}: {_FORBIDDEN}")
+    with _hub_errors(name), _bars(False):
+        info, patterns = _list_files(name, weights=True, own=())
+        return _describe(name, info, patterns)
+
+
+def _list_files(
+    name: str, *, weights: bool, own: Collection[str]
+) -> tuple[ModelInfo, list[str]]:
+    """Return the Hub's facts on a model, and the files to fetch, as patterns."""
     limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
     with limits.attached(hub.get_session()):
         info = hub.HfApi().model_info(name)
@@ -90,11 +141,28 @@ def _download(name: str, *, weights: bool, own: Collection[str], echo: LogFn) ->
     if "model_index.json" not in listed:
         raise VideotuneError(_no_layout(name, listed))
 
+    index_path = hub.hf_hub_download(name, "model_index.json", revision=info.sha)
+    index = model_files.read_config(Path(index_path))
+    files = wanted(name, index, sorted(listed), weights=weights, own=own)
+    return info, [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
+
+
+def _describe(name: str, info: ModelInfo, patterns: Sequence[str]) -> Download:
+    files = hub.snapshot_download(
+        name, revision=info.sha, allow_patterns=list(patterns), dry_run=True
+    )
+    return Download(
+        files=len(files),
+        bytes=sum(file.file_size or 0 for file in files),
+        missing_bytes=sum(file.file_size or 0 for file in files if file.will_download),
+        cache=Path(hub.constants.HF_HUB_CACHE),
+        licence=_licence(info),
+    )
+
+
+def _download(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Path:
     with _bars(False):
-        index_path = hub.hf_hub_download(name, "model_index.json", revision=info.sha)
-        index = model_files.read_config(Path(index_path))
-        files = wanted(name, index, sorted(listed), weights=weights, own=own)
-        patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
+        info, patterns = _list_files(name, weights=weights, own=own)
         is_large = weights and _account(name, info, patterns, echo)
     with _bars(is_large):
         snapshot = hub.snapshot_download(
@@ -172,22 +240,13 @@ def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: LogFn) -
     Raises:
         VideotuneError: if the disk is too full.
     """
-    files = hub.snapshot_download(
-        name, revision=info.sha, allow_patterns=list(patterns), dry_run=True
-    )
-    size = sum(file.file_size or 0 for file in files)
-    missing_size = sum(file.file_size or 0 for file in files if file.will_download)
+    download = _describe(name, info, patterns)
+    missing_size = download.missing_bytes
+    cache = download.cache
     if missing_size < _WORTH_A_WORD:
         return False
 
-    cache = Path(hub.constants.HF_HUB_CACHE)
-    present = ""
-    if missing_size < size:
-        present = f", {size_text(size - missing_size)} of it are here"
-    echo(
-        f"{name}: {len(files)} files, {size_text(size)}{present}; {size_text(missing_size)} are "
-        f"fetched into {cache}; licence: {_licence(info)}"
-    )
+    echo(f"{name}: {download_text(download)}")
 
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
@@ -197,6 +256,19 @@ def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: LogFn) -
             f"{cache} has {size_text(free)} free. Free some, or set HF_HOME to another disk."
         )
     return True
+
+
+def download_text(download: Download) -> str:
+    """Return files, sizes, folder and licence of a download in a sentence."""
+    size = download.bytes
+    missing_size = download.missing_bytes
+    present = ""
+    if missing_size < size:
+        present = f", {size_text(size - missing_size)} of it are here"
+    return (
+        f"{download.files} files, {size_text(size)}{present}; {size_text(missing_size)} are "
+        f"fetched into {download.cache}; licence: {download.licence}"
+    )
 
 
 def _licence(info: ModelInfo) -> str:
