@@ -4,6 +4,7 @@ is cut off, and the console has no error. Keys and previews work without a mouse
 
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_file(run, "config.json", {"steps": 120, "settings": {}})
         for path in (run / "samples").glob("*.mp4"):
             shutil.copy(clips / "cat.mp4", path)
+        exports = []
+        for step, kind in product((60, 120), ("comfyui", "diffusers")):
+            path = run / "export" / f"{name}-step-{step}-{kind}.safetensors"
+            path.write_bytes(bytes(1000))
+            verified = {"max_error": 0.0, "modules": 60, "reader": kind}
+            relative = path.relative_to(run).as_posix()
+            exports.append({"format": kind, "path": relative, "verified": verified})
+        write_file(run, "exports.json", exports)
     return root
 
 
@@ -92,8 +101,13 @@ def opened(root: Path) -> Iterator[tuple[Any, Any]]:
     with open_studio(root) as (studio, page):
         page.on(
             "console",
-            lambda line: console.append(line.text) if line.type == "error" else None,
+            lambda line: (
+                console.append(f"{line.text} {line.location}")
+                if line.type == "error"
+                else None
+            ),
         )
+        page.set_default_timeout(60_000)
         yield studio, page
 
 

@@ -44,7 +44,13 @@
   const controls = [...scope.querySelectorAll("a,button,input,select,textarea,summary")].filter(
     (node) => isSeen(node) && !node.closest(apart) && !node.matches(".cover,.wipe-line"),
   );
-  const layer = (node) => node.closest("header.top,dialog,#toasts") || document.body;
+  // what is fixed or sticky lies above the rest on purpose
+  const layer = (node) => {
+    for (let at = node; at && at !== document.body; at = at.parentElement) {
+      if (at.matches("dialog") || /(fixed|sticky)/.test(getComputedStyle(at).position)) return at;
+    }
+    return document.body;
+  };
   const boxes = controls.map((node) => [node, node.getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
   boxes.forEach(([a, one], index) => {
     for (const [b, two] of boxes.slice(index + 1)) {

@@ -3,7 +3,7 @@ publishing.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from videotune.studio.projects import Project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
+    ExportedFile,
     comfyui_loras,
     copy_to_comfyui,
     disk_usage,
@@ -69,11 +70,8 @@ def result(page: PageContext) -> str:
 
     run_data = train_page.run_context(page)
     run = run_data["run"]
-    saves = run_data["saves"]
-    step = run_data["best"]
-    if step is None and saves:
-        step = saves[-1][0]
     files = list(exported_files(page.current_project, run.folder))
+    step = step_to_take(run_data["best"], run_data["saves"], files)
     comfyui, comfyui_fault = _comfyui_folder(page)
 
     return render(
@@ -91,6 +89,21 @@ def result(page: PageContext) -> str:
         comfyui=comfyui,
         comfyui_fault=comfyui_fault,
     )
+
+
+def step_to_take(
+    recommended: int | None,
+    saves: Sequence[tuple[int, Path]],
+    files: Sequence[ExportedFile],
+) -> int | None:
+    """Return the step whose files the page offers first: the recommended one, else the
+    newest checkpoint, else the newest file.
+    """
+    if recommended is not None:
+        return recommended
+    steps = [step for step, _ in saves]
+    steps += [] if steps else [file.step for file in files if file.step is not None]
+    return max(steps, default=None)
 
 
 def _comfyui_folder(page: PageContext) -> tuple[Path | None, str]:
@@ -227,7 +240,7 @@ def show(page: CurrentPage) -> Response:
 
 
 def _dialog_data(page: PageContext) -> dict[str, Any]:
-    """Return what the dialogs of the page offer.
+    """Return what the dialogs of the page offer: checkpoints, and the step of the files.
 
     If a file of the run is damaged they offer nothing; the summary reports it.
     """
@@ -235,8 +248,15 @@ def _dialog_data(page: PageContext) -> dict[str, Any]:
         run_data = train_page.run_context(page)
         formats = export_formats(run_data["run"])
     except UNEXPECTED:
-        return {"saves": [], "best": None, "formats": ()}
-    return {"saves": run_data["saves"], "best": run_data["best"], "formats": formats}
+        return {"saves": [], "best": None, "step": None, "formats": ()}
+
+    files = list(exported_files(page.current_project, run_data["run"].folder))
+    return {
+        "saves": run_data["saves"],
+        "best": run_data["best"],
+        "step": step_to_take(run_data["best"], run_data["saves"], files),
+        "formats": formats,
+    }
 
 
 @routes.get("/p/{project}/compare")

@@ -1,7 +1,9 @@
 """Settings of the studio itself, for all its projects: a file beside them."""
 
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import cast
+
+from typing_extensions import TypedDict
 
 from videotune.files import write_json
 from videotune.studio.projects import lock_of

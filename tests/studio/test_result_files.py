@@ -1,0 +1,150 @@
+"""The files of a run's result: which are offered first, and their copy in ComfyUI."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.reports import full_run, write_file
+from videotune.errors import VideotuneError
+from videotune.studio import projects
+from videotune.studio.projects import Project
+from videotune.studio.result_files import (
+    COMFYUI_VARIABLE,
+    comfyui_loras,
+    copy_to_comfyui,
+    exported_files,
+    files_to_take,
+)
+from videotune.studio.results_page import step_to_take
+from videotune.studio.settings import change_settings, read_settings
+
+
+@pytest.fixture
+def cats(tmp_path: Path) -> Project:
+    """A project with a run that has exported two steps in two formats, and more."""
+    project = projects.create(tmp_path / "root", "Cats")
+    run = project.folder / "runs" / "run-1"
+    full_run(run)
+    write_file(run, "config.json", {"steps": 120, "settings": {}})
+    exports = []
+    for step in (60, 120):
+        for kind in ("diffusers", "comfyui"):
+            path = f"export/run-1-step-{step}-{kind}.safetensors"
+            (run / path).write_bytes(f"{step} {kind}".encode())
+            exports.append({"format": kind, "path": path})
+    merged = run / "export" / "run-1-step-120-merged"
+    merged.mkdir()
+    exports.append({"format": "diffusers", "path": merged.relative_to(run).as_posix()})
+    exports.append({"format": "comfyui", "path": "export/gone-step-120.safetensors"})
+    exports.append({"format": "comfyui", "path": "../../../../outside-step-120"})
+    write_file(run, "exports.json", exports)
+    return project
+
+
+@pytest.fixture
+def loras(tmp_path: Path) -> Path:
+    folder = tmp_path / "ComfyUI" / "models" / "loras"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_file_for_comfyui_comes_first(cats: Project) -> None:
+    files = list(exported_files(cats, cats.folder / "runs" / "run-1"))
+    assert len(files) == 5, "what is gone or outside is not offered"
+    names = [file.path.name for file in files_to_take(files, 60)]
+    assert names == [
+        "run-1-step-60-comfyui.safetensors",
+        "run-1-step-60-diffusers.safetensors",
+    ]
+    assert [file.format for file in files_to_take(files, 120)] == [
+        *("comfyui", "diffusers")
+    ], "a merged model is no LoRA file"
+    assert files_to_take(files, 7) == []
+
+    checkpoint = (90, cats.folder)
+    assert step_to_take(60, [checkpoint], files) == 60
+    assert step_to_take(None, [checkpoint], files) == 90
+    assert step_to_take(None, [], files) == 120
+    assert step_to_take(None, [], []) is None
+
+
+def test_comfyuis_folder_is_its_own_or_that_of_its_loras(
+    loras: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert comfyui_loras(None) is None
+    assert comfyui_loras(str(loras)) == loras
+    assert comfyui_loras(str(loras.parents[1])) == loras
+    monkeypatch.setenv(COMFYUI_VARIABLE, str(loras.parents[1]))
+    assert comfyui_loras(None) == loras
+    for wrong in (loras.parent, loras.parents[2], loras / "nothing"):
+        with pytest.raises(VideotuneError):
+            comfyui_loras(str(wrong))
+
+
+def test_a_copy_overwrites_nothing(cats: Project, loras: Path) -> None:
+    files = list(exported_files(cats, cats.folder / "runs" / "run-1"))
+    (file,) = (file for file in files_to_take(files, 60) if file.format == "comfyui")
+    first = copy_to_comfyui(file, cats, loras)
+    assert first.name == "cats-run-1-step-60-comfyui.safetensors"
+    assert first.read_bytes() == b"60 comfyui"
+    assert copy_to_comfyui(file, cats, loras) == first, "it is there already"
+
+    first.write_bytes(b"somebody else's")
+    second = copy_to_comfyui(file, cats, loras)
+    assert second.name == "cats-run-1-step-60-comfyui-2.safetensors"
+    assert first.read_bytes() == b"somebody else's"
+    assert len(list(loras.iterdir())) == 2, "no part of a copy stays"
+
+    merged = next(file for file in files if file.format == "merge")
+    with pytest.raises(VideotuneError):
+        copy_to_comfyui(merged, cats, loras)
+
+
+def test_the_button_copies_and_remembers_the_folder(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = projects.create(tmp_path, "Cats")
+    run = project.folder / "runs" / "run-1"
+    full_run(run)
+    path = "export/run-1-step-120-comfyui.safetensors"
+    (run / path).write_bytes(b"weights")
+    write_file(run, "exports.json", [{"format": "comfyui", "path": path}])
+    loras = tmp_path / "ComfyUI" / "models" / "loras"
+    loras.mkdir(parents=True)
+
+    form = {"run": "run-1", "step": "120"}
+    assert client.post("/p/cats/run/copy", data=form).status_code == 422
+    wrong = {**form, "comfyui": str(tmp_path)}
+    assert client.post("/p/cats/run/copy", data=wrong).status_code == 422
+    assert read_settings(tmp_path) == {}, "a wrong folder is not remembered"
+    named = {**form, "comfyui": str(loras.parents[1])}
+    assert client.post("/p/cats/run/copy", data=named).status_code < 300
+    assert [copy.read_bytes() for copy in loras.iterdir()] == [b"weights"]
+    assert client.post("/p/cats/run/copy", data=form).status_code < 300
+    missing = {**form, "step": "60"}
+    assert client.post("/p/cats/run/copy", data=missing).status_code == 422
+
+
+def test_a_visitor_names_no_folder_outside_of_the_studio(
+    visitor: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    projects.create(tmp_path, "Cats")
+    loras = tmp_path_factory.mktemp("other") / "ComfyUI" / "models" / "loras"
+    loras.mkdir(parents=True)
+    form = {"run": "run-1", "step": "120", "comfyui": str(loras)}
+    assert visitor.post("/p/cats/run/copy", data=form).status_code == 422
+    assert read_settings(tmp_path) == {}
+
+
+def test_damaged_settings_are_reported_and_hide_nothing(
+    client: Any, cats: Project, tmp_path: Path
+) -> None:
+    root = cats.folder.parent
+    change_settings(root, {"comfyui": "/somewhere"})
+    assert read_settings(root) == {"comfyui": "/somewhere"}
+    change_settings(root, {"comfyui": ""})
+    assert read_settings(root) == {}
+    write_file(root, ".settings.json", {"comfyui": 3})
+    with pytest.raises(VideotuneError):
+        read_settings(root)
