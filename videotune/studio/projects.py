@@ -122,7 +122,12 @@ class Project:
         """Whether the user has chosen what to train: a preset, or a base model in the
         settings.
         """
-        return bool(self.preset or draft(self).get("base_model_name"))
+        if self.preset:
+            return True
+        try:
+            return bool(draft(self).get("base_model_name"))
+        except VideotuneError:  # the page Setup reports the damaged file
+            return False
 
 
 def inside(folder: Path, relative: str) -> Path:
