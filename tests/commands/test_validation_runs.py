@@ -16,12 +16,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from tests.support.command_line import Patch, Printed, plan, train
 from tests.support.run_parts import build_trainer, measure, open_run, preview
 from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import assert_same_run, of_kind, steps_of, warnings_of
 from videotune.cli.plan import overhead_text
+from videotune.commands import train as train_command
 from videotune.errors import DONE, INTERRUPTED
 from videotune.files import digest, read_json, write_json
 from videotune.job.job import Job, open_job
@@ -29,6 +31,7 @@ from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.exposure import band, most
 from videotune.model_spec import VideoRules
 from videotune.planner.plan import make_plan
+from videotune.runs.checkpoint import pick
 from videotune.runs.run_dir import begin, run_settings
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import train_loop
@@ -662,3 +665,28 @@ def test_a_run_keeps_its_spacing_when_it_is_prolonged(work: Work) -> None:
     assert run_settings(run)["sample"]["steps"] is None, (
         "what `videotune sample` takes is the family's own"
     )
+
+
+def test_the_files_of_the_recommended_checkpoint_are_written_too(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best is an earlier step than the last: both are exported, and verified."""
+    monkeypatch.setattr(
+        train_command,
+        "recommend_checkpoint",
+        lambda trainer, step: {"step": 2, "why": "held-out clips were best there"},
+    )
+    work.train("steps=3", "save_every=1")
+    exports = json.loads((work.run / "exports.json").read_text())
+    names = [Path(export["path"]).name for export in exports]
+    assert names == [
+        "run-step-3.safetensors",
+        "run-step-3-comfyui.safetensors",
+        "run-step-2.safetensors",
+        "run-step-2-comfyui.safetensors",
+    ]
+    weights = [load_file(work.run / export["path"]) for export in exports]
+    key = next(name for name in weights[0] if name.endswith("lora_B.weight"))
+    assert not torch.equal(weights[0][key], weights[2][key])
+    saved = pick(work.run, 2).result()
+    assert any(torch.equal(weights[2][key], value) for value in saved.values())

@@ -160,8 +160,12 @@ def show_training(result: TrainResult) -> None:
 
     best = result.recommended
     if best["step"] != result.step:
-        command = f"videotune export {result.run} --step {best['step']}"
-        echo(f"recommended checkpoint: step {best['step']}: {best['why']}; {command}")
+        line = f"recommended checkpoint: step {best['step']}: {best['why']}"
+        names = [item.path.name for item in result.exports]
+        if any(f"-step-{best['step']}" in name for name in names):
+            echo(f"{line}. Its files are written too.")
+        else:
+            echo(f"{line}; videotune export {result.run} --step {best['step']}")
     training = clock(result.seconds.get("training", 0.0))
     total = clock(sum(result.seconds.values()))
     echo(f"report: {result.report}  ({training} of training, {total} in all)")

@@ -243,20 +243,30 @@ def free_failed_step(error: OutOfMemory) -> None:
 
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
-    """Export the run in its formats: its last step, or with early_stopping the
-    recommended checkpoint.
-    """
-    run = trainer.run
-    job = trainer.job
-    step = job.steps
-    if job.config.early_stopping is not None:
-        step = recommend_checkpoint(trainer, step)["step"]
+    """Export the run in its formats: its last step, and the recommended checkpoint.
 
-    # Sharded weights are read from the checkpoint, which all processes have written.
-    reads_checkpoint = step != job.steps or why == "early" or trainer.rows
-    state = pick(run, step).result() if reads_checkpoint else trainer.result
-    warn = partial(trainer.journal.warn, step)
-    return export_run(run, trainer.family, state, step, job.resolved, tell=warn)
+    With early_stopping it is the recommended checkpoint alone. Of a fine-tuned model,
+    which is large, it is one of them too.
+    """
+    job = trainer.job
+    recommended = int(recommend_checkpoint(trainer, job.steps)["step"])
+    is_one_enough = job.config.training_method == "FINE_TUNE"
+
+    steps = [job.steps]
+    if job.config.early_stopping is not None:
+        steps = [recommended]
+    elif recommended != job.steps and not is_one_enough:
+        steps.append(recommended)
+
+    exports = []
+    for step in steps:
+        # Sharded weights are read from the checkpoint, which all processes have written.
+        reads_checkpoint = step != job.steps or why == "early" or trainer.rows
+        run = trainer.run
+        state = pick(run, step).result() if reads_checkpoint else trainer.result
+        warn = partial(trainer.journal.warn, step)
+        exports += export_run(run, trainer.family, state, step, job.resolved, tell=warn)
+    return exports
 
 
 def push(trainer: Trainer, repo: str) -> None:
