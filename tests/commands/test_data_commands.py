@@ -63,13 +63,13 @@ def test_the_row_of_a_clip(
     settings: Overrides, capsys: Printed, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "220")
-    assert check(settings) == 2
+    assert check(settings, verbose=True) == 2
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "a.mp4" in line)
     cells = [cell.strip() for cell in row.strip("│ ").split("│")]
     assert cells[:8] == [
         "a.mp4",
-        "used",
+        "used, look",  # its pictures change as at a cut
         "40 @ 16 = 2.50 s",
         "96x64",
         "40",
@@ -79,9 +79,9 @@ def test_the_row_of_a_clip(
     ]
     assert "found 3 = used 2 + held out 0 + skipped 1;  6 windows in 1 bucket\n" in out
     monkeypatch.setenv("COLUMNS", "80")
-    assert check(settings, allow_skips="1") == 0
+    assert check(settings, allow_skips="1", verbose=True) == 0
     narrow = capsys.readouterr().out
-    assert max(map(len, narrow.splitlines()[1:8])) <= 80
+    assert max(map(len, narrow.splitlines())) <= 80
     assert "short.mp4: has 3 frames at 16 fps" in narrow
 
 
@@ -114,7 +114,7 @@ def test_captions_are_counted_in_tokens_and_cut_ones_reported(
     (base / "tokenizer" / "tokenizer.json").unlink()
     own = replace(settings, sets=(f"base_model_name={base}", *SETS))
     for without in (own, Overrides(family="wan", data=str(data))):
-        check(without)
+        check(without, verbose=True)
         assert "captions were not counted in tokens" in capsys.readouterr().out
 
 
@@ -252,7 +252,7 @@ def test_nothing_that_a_dataset_says_steers_the_terminal(
     (data / "b.mp4").rename(data / f"{odd}.mp4")
     (data / "b.txt").rename(data / f"{odd}.txt")
     (data / "metadata.csv").write_text("file_name,text\n\x1b]0;x\x07.mp4,a\n")
-    check(settings)
+    check(settings, verbose=True)
     shown = capsys.readouterr()
     assert r"b\x1b[31mc\x07\u202e4pm.mp4" in shown.out
     assert not set(shown.out + shown.err) & set("\x1b\x07\u202e")
@@ -269,6 +269,46 @@ def test_a_dataset_that_cannot_be_written_is_checked_all_the_same(
     assert "cannot be written" in capsys.readouterr().out
 
 
+def test_serious_remarks_come_first_and_small_ones_on_request(
+    tmp_path: Path, settings: Overrides, capsys: Printed, monkeypatch: Patch
+) -> None:
+    """Black and frozen clips are used, and should be looked at; a size is a small remark."""
+    folder = tmp_path / "odd"
+    films = {
+        "black": np.zeros((40, 60, 90, 3), np.uint8),
+        "frozen": np.repeat(noise(1, 60, 90, seed=1), 40, axis=0),
+        "usual": noise(40, 60, 90, seed=2),
+    }
+    for name, frames in films.items():
+        write_clip(folder / f"{name}.mp4", frames, 16)
+        (folder / f"{name}.txt").write_text(f"a {name} film")
+    monkeypatch.setenv("COLUMNS", "80")
+    odd = replace(settings, data=str(folder))
+    assert check(odd) == DONE
+    short = capsys.readouterr().out.splitlines()
+    assert short[0].startswith("3 found: 3 used, 0 held out, 0 skipped (")
+    assert short[1].startswith("used, look: black.mp4: 100% of it is black")
+    assert short[2].startswith("used, look: frozen.mp4: ")
+    assert len(short) <= 12
+    assert max(map(len, short)) <= 80
+    assert not any("upscaled" in line for line in short)
+
+    check(odd, verbose=True)
+    table = capsys.readouterr().out
+    assert re.search(r"│ black\.mp4 +│ used, look", table)
+    assert re.search(r"│ usual\.mp4 +│ used  ", table)
+    remarks = re.search(
+        r"^black\.mp4: 100% of it is black(.|\n)*?upscaled", table, re.M
+    )
+    assert remarks, "the serious remark of a clip is its first"
+
+    check(odd, as_json=True)
+    rows = json.loads(capsys.readouterr().out)["clips"]
+    serious = {Path(row["path"]).stem: bool(row["serious"]) for row in rows}
+    assert serious == {"black": True, "frozen": True, "usual": False}
+    assert all(row["warnings"][: len(row["serious"])] == row["serious"] for row in rows)
+
+
 def test_many_clips_are_cut_short_and_numbers_sort_by_value(
     tmp_path: Path, settings: Overrides, capsys: Printed, monkeypatch: Patch
 ) -> None:
@@ -283,10 +323,10 @@ def test_many_clips_are_cut_short_and_numbers_sort_by_value(
         data=str(tmp_path / "many"),
         sets=(*settings.sets, "validation_fraction=0"),
     )
-    for more, listed in (({}, 5), ({"every": True}, 23)):
+    for more, listed in (({"verbose": True}, 5), ({"every": True}, 23)):
         assert check(many, **more) == 0
         out = capsys.readouterr().out
-        assert ("18 more (--all)" in out) != bool(more)
+        assert ("18 more (--all)" in out) == ("verbose" in more)
         numbers = [int(number) for number in re.findall(r"│ clip_(\d+)\.mp4", out)]
         assert numbers == list(range(1, listed + 1))
 

@@ -388,6 +388,40 @@ def test_cuts_inside_windows_and_caption_hints_are_warned_of_once(
     )
 
 
+@pytest.mark.parametrize(
+    ("captions", "used"),
+    [
+        ({"kitten": "a kitten", "kitten (1)": "ohwx"}, "kitten"),
+        ({"kitten": None, "kitten (1)": "a kitten"}, "kitten (1)"),
+        ({"kitten": "a kitten", "a": "ohwx", "kitten (1)": ""}, "a"),
+        ({"kitten": "", "kitten (1)": "a kitten"}, "kitten (1)"),
+    ],
+)
+def test_of_copies_the_described_one_of_the_shortest_name_is_used(
+    tmp_path: Path, captions: dict[str, str | None], used: str
+) -> None:
+    """A space sorts before a dot, so a file manager's copy comes before its original."""
+    for name, caption in captions.items():
+        write_clip(tmp_path / f"{name}.mp4", noise(20, seed=3), 16)
+        if caption is not None:
+            (tmp_path / f"{name}.txt").write_text(caption)
+    library = scanned(tmp_path, missing_caption="skip")
+    assert [Path(clip.path).stem for clip in library.clips] == [used]
+    assert library.clips[0].captions == (captions[used],)
+    assert {reason for _, reason, _ in library.skipped} == {"duplicate"}
+
+
+def test_a_copy_in_a_later_dataset_stays_the_copy(tmp_path: Path) -> None:
+    for folder, name in (("first", "a long name"), ("second", "b")):
+        write_clip(tmp_path / folder / f"{name}.mp4", noise(20, seed=3), 16)
+        (tmp_path / folder / f"{name}.txt").write_text(folder)
+    write_clip(tmp_path / "second" / "other.mp4", noise(20, seed=4), 16)
+    (tmp_path / "second" / "other.txt").write_text("other")
+    library = scanned(tmp_path / "first", tmp_path / "second")
+    names = {Path(clip.path).stem for clip in library.clips}
+    assert names == {"a long name", "other"}
+
+
 def test_near_duplicates_are_named(tmp_path: Path) -> None:
     for name, crf in (("a", "18"), ("b", "24")):
         write_clip(

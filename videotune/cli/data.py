@@ -17,9 +17,10 @@ from videotune.cli.options import (
     AsJson,
     Opt,
     Skips,
+    Verbose,
     takes_config,
 )
-from videotune.console import answer, bar, echo, out, print_table, width
+from videotune.console import answer, bar, echo, out, print_table, tell, width
 from videotune.console import out as say
 from videotune.errors import DONE, SKIPPED
 from videotune.text import counted, shape_words, short_path, state_words
@@ -44,6 +45,12 @@ MANY = 20
 FEW = 5
 """Of more than MANY clips with one state, FEW are listed, and the number of the others.
 """
+
+LISTED = 3
+"""Clips of a state that are listed without --verbose."""
+
+NOTES = 2
+"""Notes that are printed without --verbose."""
 
 COLUMNS = (
     "clip",
@@ -73,7 +80,7 @@ ContactSheet = Annotated[
     Path | None,
     Opt(help="folder for a page with pictures of each clip as it is trained"),
 ]
-Every = Annotated[bool, Opt("--all", help="print a line for each clip")]
+Every = Annotated[bool, Opt("--all", help="print a row for each clip, however many")]
 
 
 @takes_config
@@ -82,6 +89,7 @@ def check(
     as_json: AsJson = False,
     allow_skips: Skips = None,
     contact_sheet: ContactSheet = None,
+    verbose: Verbose = False,
     every: Every = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; load no
@@ -94,7 +102,11 @@ def check(
         allow_skips=allow_skips,
         contact_sheet=contact_sheet,
     )
-    answer(as_json, result.account, lambda _: show_account(result, every=every))
+    answer(
+        as_json,
+        result.account,
+        lambda _: show_account(result, verbose=verbose, every=every),
+    )
     if contact_sheet is not None:
         echo(
             f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg"
@@ -124,20 +136,72 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     return result.exit_code
 
 
-def show_account(result: CheckResult, *, every: bool = False) -> None:
-    """Print the clips, the buckets, the sums, and the notes.
+def show_account(
+    result: CheckResult, *, verbose: bool = False, every: bool = False
+) -> None:
+    """Print what becomes of the clips, serious remarks first.
 
     Args:
         result: The account of the clips.
+        verbose: Print a table of the clips, and every remark.
         every: Print every clip, and not only the first of a state that many clips have.
     """
+    account = result.account
+    sums = "{found} found: {used} used, {held_out} held out, {skipped} skipped"
+    rules = f"by the rules of {result.job.spec.title}"
+    if result.assumed:
+        rules = "no model named: by the toy's rules"
+    tell(f"{sums.format_map(account)} ({rules})")
+
+    rows = [clip_row(result.job, clip) for clip in account["clips"]]
+    if verbose or every:
+        show_details(result, rows, every=every)
+    else:
+        show_summary(result, rows)
+
+
+def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print skipped clips, serious remarks, the buckets, and two notes."""
+    skipped = {row["clip"]: row["notes"] for row in rows if row["skipped"]}
+    serious = {row["clip"]: row["serious"] for row in rows if row["serious"]}
+    show_first("skipped", skipped)
+    show_first("used, look", serious)
+
+    remarks = [row for row in rows if row["notes"] and row["clip"] not in skipped]
+    more_remarks = len(remarks) - len(serious)
+    buckets = result.account["buckets"]
+    if buckets:
+        windows = counted(len(result.job.library.windows), "window")
+        shape = shape_words(buckets[0]["shape"])
+        which = "of" if len(buckets) == 1 else f"in {len(buckets)} buckets, largest"
+        tell(f"{windows} {which} {shape}")
+
+    notes = list(dict.fromkeys((*result.job.notes, *result.account["notes"])))
+    for note in notes[:NOTES]:
+        tell(f"note: {note}")
+    more = [
+        "a row for each clip",
+        counted(more_remarks, "small remark") if more_remarks > 0 else "",
+        counted(len(notes) - NOTES, "more note") if len(notes) > NOTES else "",
+    ]
+    tell(f"--verbose: {', '.join(filter(None, more))}")
+
+
+def show_first(state: str, clips: Mapping[str, str]) -> None:
+    """Print the first clips of a state with their remarks, and the number of the others."""
+    for clip, remark in list(clips.items())[:LISTED]:
+        tell(f"{state}: {clip}: {remark}")
+    if len(clips) > LISTED:
+        tell(f"{state}: {len(clips) - LISTED} more")
+
+
+def show_details(
+    result: CheckResult, rows: Sequence[Mapping[str, Any]], *, every: bool
+) -> None:
+    """Print the clips, the buckets, what is in no window, and the notes."""
     job = result.job
     account = result.account
-    assumed = "the toy preset, since none was named: " if result.assumed else ""
-    base = job.base.name if job.base else "no base model"
-    out(f"Checked by {assumed}the rules of {job.spec.title}, {base}.")
-
-    show_clips(job, account["clips"], every=every)
+    show_clips(job, rows, every=every)
     if account["buckets"]:
         buckets = [
             [shape_words(bucket["shape"]), bucket["windows"]]
@@ -150,21 +214,20 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     seconds = sum(clip["source_seconds"] or 0.0 for clip in used_clips)
     seconds_cut = sum(clip["seconds_cut"] for clip in used_clips)
     if seconds_cut > 0.05:
-        out(
+        tell(
             f"{seconds_cut:.1f} s of the {seconds:.1f} s of these clips are in no window"
         )
 
     sums = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
     shapes = counted(len(job.shapes), "bucket")
-    out(f"{sums.format_map(account)};  {len(job.library.windows)} windows in {shapes}")
+    tell(f"{sums.format_map(account)};  {len(job.library.windows)} windows in {shapes}")
     for note in dict.fromkeys((*job.notes, *account["notes"])):
-        out(f"note: {note}")
+        tell(f"note: {note}")
 
 
-def show_clips(job: Job, clips: Sequence[dict[str, Any]], *, every: bool) -> None:
+def show_clips(job: Job, clips: Sequence[Mapping[str, Any]], *, every: bool) -> None:
     """Print the table of the clips, with the columns that fit the terminal."""
-    in_order = sorted(clips, key=lambda clip: natural(clip["path"]))
-    rows = [clip_row(job, clip) for clip in in_order]
+    rows = sorted(clips, key=lambda row: natural(row["clip"]))
     columns: tuple[str, ...]
     if width() >= WIDE:
         columns = COLUMNS
@@ -221,10 +284,10 @@ def print_notes(notes: Mapping[str, str]) -> None:
 
     for note, clips in clips_of.items():
         if len(clips) >= ALIKE:
-            out(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
+            tell(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
             continue
         for clip in clips:
-            out(f"{clip}: {note}")
+            tell(f"{clip}: {note}")
 
 
 def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
@@ -243,9 +306,12 @@ def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
     if clip["detail"]:
         notes.insert(0, clip["detail"])
 
+    state = state_words(clip)
     return {
         "clip": short_path(clip["path"], job.library.roots),
-        "state": state_words(clip),
+        "skipped": clip["reason"] is not None,
+        "serious": "; ".join(clip["serious"]),
+        "state": f"{state}, look" if clip["serious"] else state,
         "source": source,
         "pixels": f"{clip['width']}x{clip['height']}" if clip["width"] else "",
         "frames": clip["model_frames"],

@@ -42,9 +42,9 @@ def show(result: CheckResult | PlanResult | TrainResult) -> None:
     from videotune.commands.plan import PlanResult
 
     if isinstance(result, CheckResult):
-        show_account(result)
+        show_account(result, verbose=True)
     elif isinstance(result, PlanResult):
-        show_plan(result)
+        show_plan(result, verbose=True)
     else:
         show_training(result)
 

@@ -4,6 +4,7 @@ skipped.
 A candidate gets media info and content scan first, then size, windows and captions.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -176,20 +177,44 @@ def prepare_candidates(
         VideotuneError: if captions are missing and the config does not allow that.
     """
     first_by_content: dict[str, Candidate] = {}
-    without_caption: list[Candidate] = []
-
-    for candidate in candidates:
+    for candidate in _originals_first(candidates, config):
         try:
             _prepare(candidate, first_by_content, config, rules)
         except ClipProblem as problem:
             candidate.problem = problem
-            if problem.reason.endswith("_caption") and config.missing_caption != "skip":
-                without_caption.append(candidate)
         else:
             first_by_content[candidate.content_id] = candidate
 
-    if without_caption:
+    without_caption = []
+    for candidate in candidates:
+        problem_of_file = candidate.problem
+        if problem_of_file and problem_of_file.reason.endswith("_caption"):
+            without_caption.append(candidate)
+    if without_caption and config.missing_caption != "skip":
         raise VideotuneError(_caption_message(without_caption))
+
+
+def _originals_first(
+    candidates: Sequence[Candidate], config: Config
+) -> list[Candidate]:
+    """Return the candidates with the original of several copies before them.
+
+    Of files with the same bytes it is the one of the first dataset, with a caption, and
+    with the shortest name: "kitten.mp4", not "kitten (1).mp4".
+    """
+    datasets = list(dict.fromkeys(id(candidate.dataset) for candidate in candidates))
+    counts = Counter(candidate.content_id for candidate in candidates)
+
+    def preference(candidate: Candidate) -> tuple[int, bool, int]:
+        if counts[candidate.content_id] == 1:
+            return datasets.index(id(candidate.dataset)), False, 0
+        has_caption = False
+        with suppress(ClipProblem):
+            has_caption = any(_captions_of(candidate.file, config).texts)
+        name_length = len(candidate.relative.name)
+        return datasets.index(id(candidate.dataset)), not has_caption, name_length
+
+    return sorted(candidates, key=preference)
 
 
 def _prepare(

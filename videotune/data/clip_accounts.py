@@ -64,6 +64,8 @@ def account_of(
     - "repeats_share": share of frames that show the same source frame as the one
       before.
     - "speed": how fast motion plays; 1.0 is as filmed.
+    - "serious": the warnings on what the clip shows or how its file is made, such as
+      frozen pictures and cuts. Look at the clip. They come first in "warnings".
     - "views_a_pass": views per epoch, with repeats. The caller sets "views", since it
       knows the number of steps.
 
@@ -74,12 +76,13 @@ def account_of(
         clip: the clip that it became; None if it is skipped.
         rules: frames and sizes that the model accepts.
     """
+    serious: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []
     if clip is not None:
         _add_size_hints(candidate, warnings, notes)
         _add_time_hints(candidate, rules, warnings, notes)
-        _add_content_hints(candidate, warnings, notes)
+        _add_content_hints(candidate, serious, notes)
         _add_caption_hints(candidate, warnings)
 
     sampling = candidate.sampling
@@ -107,7 +110,8 @@ def account_of(
         "views_a_pass": _views_per_epoch(clip, sampling),
         "views": None,
         "captions": list(clip.captions) if clip is not None else [],
-        "warnings": warnings,
+        "serious": serious,
+        "warnings": [*serious, *warnings],
         "notes": notes,
     }
 

@@ -52,7 +52,7 @@ _VIEWS = _object(
 _CLIPS = _list(
     id=str | None, path=str, used=bool, held_out=bool, captions=NotRequired[list[str] | None],
     shape=NotRequired[str | None], source_fps=NotRequired[float | None], repeats_share=NotRequired[float | None],
-    warnings=NotRequired[list[str]], notes=NotRequired[list[str]],
+    serious=NotRequired[list[str]], warnings=NotRequired[list[str]], notes=NotRequired[list[str]],
 )  # fmt: skip
 _CONFIG = _object(
     settings=_SETTINGS, origins=dict[str, str], base=_BASE, data=str, steps=Count, digest=str,
