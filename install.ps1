@@ -1,0 +1,98 @@
+# Install videotune from this folder into .venv, with the build of PyTorch for this machine (Windows).
+#
+#   .\install.ps1             asks before it installs anything outside this folder
+#   .\install.ps1 -DryRun     prints the commands and runs none
+#
+# -Yes installs uv without asking, -Pip uses py and pip and not uv, -Extras NAMES (such as all), -Build NAME (cpu, or a
+# line of scripts/torch_builds.txt, whatever the driver). If scripts may not run: powershell -ExecutionPolicy Bypass -File install.ps1
+param([switch]$DryRun, [switch]$Yes, [switch]$Pip, [string]$Extras = "", [string]$Build = "")
+$ErrorActionPreference = "Stop"
+Set-Location $PSScriptRoot
+
+$Index = "https://download.pytorch.org/whl"
+$UvInstaller = "https://astral.sh/uv/install.ps1"
+$Python = ".venv\Scripts\python.exe"
+
+function Invoke-Step {
+    param([string[]]$Command)
+    Write-Output "+ $($Command -join ' ')"
+    if ($DryRun) { return }
+    $program, $arguments = $Command
+    & $program @arguments
+    if ($LASTEXITCODE) { throw "install.ps1: $program ended with exit code $LASTEXITCODE" }
+}
+
+# The lines of the table: build, driver on Linux, driver on Windows, compute capability.
+function Get-Builds {
+    foreach ($line in Get-Content scripts/torch_builds.txt) {
+        if ($line -match '^\s*(#|$)') { continue }
+        $name, $null, $driver, $capability = -split $line
+        [pscustomobject]@{ Name = $name; Driver = [version]$driver; Capability = [version]$capability }
+    }
+}
+
+# Driver and compute capability of the oldest card, or nothing without a driver that answers.
+function Find-Card {
+    if (-not (Get-Command nvidia-smi -ErrorAction SilentlyContinue)) { return }
+    $rows = & nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2>$null
+    $rows | Where-Object { $_ -match '^\s*([0-9.]+),\s*([0-9.]+)\s*$' } | ForEach-Object {
+        $null = $_ -match '^\s*([0-9.]+),\s*([0-9.]+)\s*$'
+        [pscustomobject]@{ Driver = [version]$Matches[1]; Capability = [version]$Matches[2] }
+    } | Sort-Object Capability | Select-Object -First 1
+}
+
+if ($Build) {
+    if ($Build -ne "cpu" -and $Build -notin (Get-Builds).Name) { throw "install.ps1: -Build: $Build is not in scripts/torch_builds.txt" }
+    Write-Output "PyTorch: the build $Build, as asked for."
+} else {
+    $card = Find-Card
+    $Build = "cpu"
+    if ($card) {
+        $fitting = Get-Builds | Where-Object { $card.Driver -ge $_.Driver -and $card.Capability -ge $_.Capability } | Select-Object -First 1
+        if ($fitting) { $Build = $fitting.Name }
+    }
+    if (-not $card) {
+        Write-Output "PyTorch: the build for the CPU, because no card of NVIDIA was found (nvidia-smi)."
+    } elseif ($Build -eq "cpu") {
+        Write-Output "PyTorch: the build for the CPU, because driver $($card.Driver) is older than any build needs, or the card is."
+        Write-Output "Install a driver from https://www.nvidia.com/drivers (528.33 or newer), and start this again."
+    } else {
+        Write-Output "PyTorch: the build $Build, for driver $($card.Driver) and compute capability $($card.Capability)."
+    }
+}
+
+if (-not $Pip -and -not (Get-Command uv -ErrorAction SilentlyContinue)) {
+    Write-Output "uv (https://docs.astral.sh/uv) installs Python packages fast, and Python itself. It is not here."
+    $answer = "n"
+    if ($Yes) { $answer = "y" } elseif (-not $DryRun) { $answer = Read-Host "Run its installer, $UvInstaller? It writes to your user folder. [y/N]" }
+    if ($answer -match '^(y|yes)$') {
+        Invoke-Step @("powershell", "-ExecutionPolicy", "Bypass", "-c", "irm $UvInstaller | iex")
+        $env:Path = "$env:USERPROFILE\.local\bin;$env:Path"
+    } else {
+        Write-Output "Without uv: py and pip."
+        $Pip = $true
+    }
+}
+
+$match = Select-String -Path pyproject.toml -Pattern '^\s*"(torch>[^"]*)"' | Select-Object -First 1
+if (-not $match) { throw "install.ps1: pyproject.toml does not name torch" }
+$torch = $match.Matches[0].Groups[1].Value
+if ($Pip) {
+    if (-not (Test-Path $Python)) { Invoke-Step @("py", "-m", "venv", ".venv") }
+    $install = @($Python, "-m", "pip", "--disable-pip-version-check", "install")
+} else {
+    if (-not (Test-Path $Python)) { Invoke-Step @("uv", "venv", "--python", ">=3.11", ".venv") }
+    $install = @("uv", "pip", "install", "--python", $Python)
+}
+
+# torch first and alone, so that nothing else chooses its build
+Invoke-Step ($install + @("--index-url", "$Index/$Build", $torch))
+$package = "."
+if ($Extras) { $package = ".[$Extras]" }
+Invoke-Step ($install + @($package))
+Invoke-Step @(".venv\Scripts\videotune.exe", "doctor")
+
+Write-Output ""
+Write-Output "Installed into .venv. Next:"
+Write-Output "  .venv\Scripts\activate"
+Write-Output "  videotune studio    # in the browser; or in the terminal: videotune demo"
