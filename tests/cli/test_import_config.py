@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from videotune.errors import DONE, FAILED
+from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 
 CONFIGS = Path(__file__).parents[1] / "interop" / "configs"
@@ -27,10 +27,13 @@ def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
         "import", CONFIGS / "musubi" / "train.sh", "--out", tmp_path / "ours.json"
     )
     assert done.returncode == DONE, done.stderr
-    assert all(
-        len(line) <= 80 for line in done.stdout.splitlines() if line[:1] in "┏┃┡│└"
-    )
-    assert "network_alpha" in done.stdout
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("48 keys of musubi: ")
+    assert lines[1].startswith("differs: ")
+    assert "network_alpha: absent, it is 1" in done.stdout
+    assert "translated" not in " ".join(lines[1:])
+    assert "is not here: give the clips with --data DIR" in done.stderr
     resolved, spec, base = resolve_config(
         Overrides(config=tmp_path / "ours.json"), planning=True
     )
@@ -43,6 +46,42 @@ def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
     )
     assert again.returncode == FAILED
     assert json.loads((tmp_path / "ours.json").read_text())["epochs"] == 6
+
+
+def test_all_keys_are_a_list_where_a_table_would_break_their_names() -> None:
+    for columns in ("80", "300"):
+        env = os.environ | {"COLUMNS": columns}
+        words = ["import", str(CONFIGS / "musubi" / "train.sh"), "--all"]
+        command = [sys.executable, "-m", "videotune", *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=env, check=True
+        )
+        assert max(map(len, done.stdout.splitlines())) <= int(columns)
+        key = "dataset_config.datasets.0.video_directory"
+        assert key in done.stdout, "no name is broken"
+        assert ("│" in done.stdout) == (columns == "300")
+
+
+def test_data_replaces_a_folder_that_is_not_on_this_machine(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    """Of an imported config, with the settings of its dataset."""
+    gone = {"path": str(tmp_path / "gone"), "repeats": 3}
+    keys = {"datasets": [gone], "base_model_name": "asset:toy"}
+    config = tmp_path / "ours.json"
+    config.write_text(json.dumps(keys))
+    resolved, _, _ = resolve_config(Overrides(config=config, data=str(small_clips)))
+    (dataset,) = resolved.config.datasets
+    assert (dataset.path, dataset.repeats) == (str(small_clips), 3)
+
+    (tmp_path / "gone").mkdir()
+    with pytest.raises(VideotuneError, match="names the clips too"):
+        resolve_config(Overrides(config=config, data=str(small_clips)))
+
+    keys["datasets"] = [gone, {"path": str(tmp_path / "b")}]
+    config.write_text(json.dumps(keys))
+    with pytest.raises(VideotuneError, match="names several datasets"):
+        resolve_config(Overrides(config=config, data=str(small_clips)))
 
 
 @pytest.mark.parametrize(

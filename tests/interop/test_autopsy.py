@@ -90,6 +90,32 @@ def test_a_clip_at_another_rate_plays_at_another_speed_unless_it_is_resampled() 
     assert "speed" not in kinds(kept)
 
 
+SQUEEZED = {
+    "config.process.0.datasets.0.folder_path": "clips",
+    "config.process.0.datasets.0.num_frames": 33,
+    "config.process.0.datasets.0.resolution": [480],
+}
+
+
+def texts(found: dict[str, Any]) -> dict[str, str]:
+    return {one["kind"]: one["text"] for one in found["findings"]}
+
+
+def test_the_conclusion_says_what_the_table_says() -> None:
+    """Of speed and of size, as the config makes videotune's."""
+    fast = clip("fast.mp4", 98, 16.0) | {"speed": 3.0}
+    found = texts(result("ai-toolkit", SQUEEZED, fast))
+    assert "speed" not in found, "both squeeze it"
+    assert "fast.mp4 at 3.00 x" in found["stretch"]
+    assert "480x832" not in str(found)
+    assert "832x480 here, " in found["size"]
+
+    slow = clip("slow.mp4", 98, 16.0) | {"speed": 1.0, "shape": "33x352x608"}
+    found = texts(result("ai-toolkit", SQUEEZED, slow))
+    assert "in videotune at 1.00 x" in found["speed"]
+    assert not {"stretch", "size"} & set(found)
+
+
 def test_short_clips_are_dropped_and_named() -> None:
     found = result(
         "musubi", MUSUBI, clip("short.mp4", 20, 16.0), clip("long.mp4", 40, 16.0)
@@ -211,6 +237,10 @@ def test_the_command_prints_and_gives_json(
         found["theirs"]["used"] + found["theirs"]["dropped"] == len(found["clips"]) > 0
     )
     assert run("autopsy", *files, data=small_clips) == DONE
+    short = capsys.readouterr().out
+    assert all(one["text"] in short for one in found["findings"])
+    assert not any(row["path"] in short for row in found["clips"][1:])
+    assert run("autopsy", *files, data=small_clips, verbose=True) == DONE
     text = capsys.readouterr().out
     assert all(row["path"] in text.replace("\n", "") for row in found["clips"])
     assert (

@@ -68,12 +68,14 @@ def test_rules_name_keys_of_ours_and_say_where_surprises_are_known_from(
             "when",
             "note",
             "differs",
+            "absent",
+            "with",
             "source",
             "base",
             "over",
             "empty",
         }, key
-        if "differs" in rule:
+        if "differs" in rule or "absent" in rule:
             assert rule["source"], key
             surprises.add(key)
     assert len(surprises) >= 3
@@ -157,6 +159,100 @@ def test_verdicts_and_notes() -> None:
         row(imported(*EXPECTED["onetrainer"]["files"]), "timestep_distribution").ours
         == {}
     )
+
+
+def given(trainer: str, **values: Any) -> Imported:
+    """The translation of these keys, of which a point is written as two underlines."""
+    keys = {key.replace("__", "."): value for key, value in values.items()}
+    return translate(ForeignConfig(trainer, keys, (HERE / "x",), ()))
+
+
+ALPHAS = {
+    "musubi": ("network_alpha", {"network_module": "networks.lora_wan"}),
+    "kohya": ("network_alpha", {"network_module": "networks.lora"}),
+    "onetrainer": ("lora_alpha", {"training_method": "LORA"}),
+}
+
+
+@pytest.mark.parametrize("trainer", ALPHAS)
+def test_what_an_absent_key_means_is_said_of_an_absent_key_only(trainer: str) -> None:
+    key, others_of_it = ALPHAS[trainer]
+    absent = row(given(trainer, **others_of_it), key)
+    assert (absent.given, absent.verdict, absent.ours) == (
+        False,
+        "differs",
+        {"lora.alpha": 1},
+    )
+    assert absent.note.startswith("absent, it is")
+    present = row(given(trainer, **others_of_it, **{key.replace(".", "__"): 32}), key)
+    assert (present.given, present.verdict, present.note) == (True, "translated", "")
+    assert present.ours == {"lora.alpha": 32}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key", "value", "verdict"),
+    [
+        ("ai-toolkit", "config.process.0.datasets.0.resolution", [632], "same"),
+        ("ai-toolkit", "config.process.0.datasets.0.resolution", [632, 960], "differs"),
+        ("ai-toolkit", "config.process.0.network.linear_alpha", 32, "none"),
+        ("ai-toolkit", "config.process.0.network.linear_alpha", 16, "differs"),
+        ("ai-toolkit", "config.process.0.datasets.0.shrink_video_to_frames", False, "translated"),
+        ("ai-toolkit", "config.process.0.datasets.0.shrink_video_to_frames", True, "differs"),
+        ("diffusion-pipe", "dataset.resolutions", [512], "translated"),
+        ("diffusion-pipe", "dataset.resolutions", [[640, 352]], "translated"),
+        ("diffusion-pipe", "dataset.resolutions", [512, 768], "differs"),
+        ("diffusion-pipe", "dataset.resolutions", [[640, 352], [352, 640]], "differs"),
+        ("diffusion-pipe", "dataset.skip_empty_caption", False, "translated"),
+        ("diffusion-pipe", "model.shift", 3, "translated"),
+        ("finetrainers", "lr_scheduler", "linear", "differs"),
+    ],
+)  # fmt: skip
+def test_a_remark_fits_the_value(
+    trainer: str, key: str, value: Any, verdict: str
+) -> None:
+    values: dict[str, Any] = {
+        "config.process.0.datasets.0.folder_path": "clips",
+        "config.process.0.datasets.0.num_frames": 33,
+        "config.process.0.network.linear": 32,
+    }
+    values[key] = value
+    found = translate(ForeignConfig(trainer, values, (HERE / "x",), ()))
+    assert (
+        row(found, key).verdict in (verdict, "none") if verdict != "differs" else True
+    )
+    assert (row(found, key).verdict == "differs") == (verdict == "differs")
+
+
+def test_previews_have_the_size_and_frames_that_the_model_can_sample() -> None:
+    found = given(
+        "ai-toolkit",
+        config__process__0__model__name_or_path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+        config__process__0__sample__width=832,
+        config__process__0__sample__height=480,
+        config__process__0__sample__num_frames=40,
+    )
+    assert found.config["sample"] == {"resolution": "480x832", "frames": 41}
+    frames = row(found, "config.process.0.sample.num_frames")
+    assert frames.verdict == "translated"
+    assert "4n" in frames.note
+    assert row(found, "config.process.0.sample.height").note == "see width"
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "verdict", "experts"),
+    [
+        ("t2v-A14B", "wan2.2_t2v_low_noise_14B_fp16.safetensors", "translated", "low"),
+        ("t2v-A14B", "wan2.2_t2v_high_noise_14B_fp16.safetensors", "translated", "high"),
+        ("t2v-14B", "wan2.2_t2v_low_noise_14B_fp16.safetensors", "differs", "low"),
+        ("t2v-14B", "wan2.1_t2v_14B_fp16.safetensors", "translated", None),
+    ],
+)  # fmt: skip
+def test_one_file_of_two_experts_trains_one_and_another_model_is_named(
+    task: str, file: str, verdict: str, experts: str | None
+) -> None:
+    found = given("musubi", network_module="networks.lora_wan", task=task, dit=file)
+    assert found.config.get("experts") == experts
+    assert row(found, "task").verdict == verdict
 
 
 def test_a_value_out_of_bounds_is_a_row() -> None:

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from videotune.cli.options import Arg, AsJson, Offline, Opt
+from videotune.cli.options import Arg, AsJson, Offline, Opt, Verbose
 from videotune.config.load import shortened
-from videotune.console import answer, echo, out, print_table
-from videotune.text import counted, plain, shape_words
+from videotune.console import answer, doing, echo, print_table, tell
+from videotune.text import counted, plain, shape_words, some
 
 if TYPE_CHECKING:
-    from videotune.interop.translate import Imported
+    from videotune.interop.translate import Imported, TranslatedKey
 
 BUCKETS_SHOWN = 4
 
@@ -34,22 +34,32 @@ def autopsy(
     ] = None,
     as_json: AsJson = False,
     offline: Offline = False,
+    verbose: Verbose = False,
 ) -> None:
     """Compare what another trainer does with these clips by its config with videotune."""
+    doing("reading the config and the clips")
     from videotune.commands.autopsy import autopsy as compare_trainers
 
-    answer(
-        as_json, compare_trainers(files, data, base=base, sets=sets or ()), show_autopsy
-    )
+    result = compare_trainers(files, data, base=base, sets=sets or ())
+    answer(as_json, result, lambda _: show_autopsy(result, verbose=verbose))
 
 
-def show_autopsy(result: dict[str, Any]) -> None:
-    """Print a line a clip, both runs' figures, and the differences by what they cost."""
+def show_autopsy(result: dict[str, Any], *, verbose: bool = False) -> None:
+    """Print the differences by what they cost, both runs' figures, and, verbosely, a
+    line a clip.
+    """
     trainer = result["trainer"]
-    source = f"{result['repository']} at {result['commit']}"
     clips = counted(len(result["clips"]), "clip")
-    out(f"{trainer} ({source}), {result['model']}, {clips}")
+    tell(f"{trainer} and videotune, {result['model']}, {clips}")
+    for number, finding in enumerate(result["findings"], 1):
+        tell(f"{number}. {finding['text']}", indent="   ")
+    if not result["findings"]:
+        tell("Both do the same with these clips, except for rounding.")
+    if not verbose:
+        tell("--verbose: a row for each clip, buckets, noise levels, sources")
+        return
 
+    tell(f"{trainer} is {result['repository']} at {result['commit']}")
     rows = [clip_cells(clip) for clip in result["clips"]]
     print_table("clips", ["clip", "source", trainer, "videotune"], rows)
 
@@ -57,11 +67,6 @@ def show_autopsy(result: dict[str, Any]) -> None:
     ours = run_figures(result["ours"])
     figures = [[name, theirs[name], ours[name]] for name in theirs]
     print_table("a run", ["", trainer, "videotune"], figures)
-
-    for number, finding in enumerate(result["findings"], 1):
-        out(f"{number}. {finding['text']}")
-    if not result["findings"]:
-        out("Both do the same with these clips, except for rounding.")
 
 
 def clip_cells(clip: dict[str, Any]) -> list[str]:
@@ -115,6 +120,12 @@ def noise_text(noise: Any) -> str:
 ORDER = ("differs", "unknown", "missing", "none", "translated", "same")
 """Verdicts in the order in which the notes on their keys are printed."""
 
+SURPRISES = ("differs", "unknown", "missing")
+"""Verdicts of which each key is printed without --all."""
+
+LISTED = 8
+"""Keys that are printed without --all."""
+
 
 def import_config(
     files: Annotated[
@@ -124,19 +135,75 @@ def import_config(
     to: Annotated[
         Path | None, Opt("--out", help="a new JSON file for videotune's config")
     ] = None,
+    every: Annotated[
+        bool, Opt("--all", help="print every key, with its source")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Translate a config of another trainer, with a row for every key of it."""
     from videotune.commands.import_config import import_config as translate
 
     result = translate(files, out=to)
-    answer(as_json, asdict(result), lambda _: show_imported(result))
+    answer(as_json, asdict(result), lambda _: show_imported(result, every=every))
     if to is not None:
-        echo(f"config: {to}; `videotune check --config {to}` accounts for its clips")
+        echo(f"config: {to}; `videotune check {to}` accounts for its clips")
+        for path in missing_folders(result.config):
+            echo(
+                f"{path} is not here: give the clips with --data DIR, which replaces it"
+            )
 
 
-def show_imported(result: Imported) -> None:
-    """Print the table, the notes below it, surprises first, and the counts."""
+def missing_folders(config: dict[str, Any]) -> list[str]:
+    """Return the folders of the config's datasets that do not exist."""
+    paths = [str(dataset.get("path", "")) for dataset in config.get("datasets", [])]
+    return [
+        path for path in paths if Path(path).is_absolute() and not Path(path).exists()
+    ]
+
+
+def show_imported(result: Imported, *, every: bool = False) -> None:
+    """Print the counts, and what does not carry over; surprises first.
+
+    Args:
+        result: The translation.
+        every: Print a row for each key, and every note with its source.
+    """
+    counts = Counter(row.verdict for row in result.rows)
+    in_order = [name for name in ORDER if counts[name]]
+    text = ", ".join(f"{counts[name]} {name}" for name in in_order)
+    tell(f"{len(result.rows)} keys of {result.trainer}: {text}")
+    if every:
+        show_every_key(result)
+        return
+
+    surprises = [row for row in result.rows if row.verdict in SURPRISES]
+    surprises.sort(key=lambda row: (ORDER.index(row.verdict), not row.given))
+    for row in surprises[:LISTED]:
+        note = row.note.partition(";")[0] or "no rule knows it"
+        tell(f"{row.verdict}: {short_key(row.key)}: {note}", indent="  ")
+    if len(surprises) > LISTED:
+        tell(f"{len(surprises) - LISTED} more differ (--all)")
+
+    dropped = [short_key(row.key) for row in result.rows if is_lost(row)]
+    if dropped:
+        tell(f"none: {some(dropped, most=12)}")
+    tell("--all: every key, what it becomes, and the source of each remark")
+
+
+def is_lost(row: TranslatedKey) -> bool:
+    """Whether a key that the config has is not taken over."""
+    return row.verdict == "none" and row.given and row.theirs not in (None, "", [], {})
+
+
+def short_key(key: str) -> str:
+    """Return a key without the sections and numbers that all keys of its file have."""
+    parts = [part for part in key.split(".") if not part.isdecimal()]
+    common = ("config", "process", "dataset_config", "datasets", "general")
+    return ".".join(part for part in parts if part not in common) or key
+
+
+def show_every_key(result: Imported) -> None:
+    """Print a row for each key, and the notes below, surprises first."""
     rows = []
     notes: dict[tuple[str, str], list[str]] = {}
     for row in result.rows:
@@ -155,8 +222,4 @@ def show_imported(result: Imported) -> None:
 
     by_verdict = sorted(notes.items(), key=lambda item: ORDER.index(item[0][0]))
     for (verdict, note), keys in by_verdict:
-        out(f"{verdict}: {', '.join(keys)}: {note}")
-
-    counts = Counter(row.verdict for row in result.rows)
-    text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    out(f"{len(result.rows)} keys: {text}")
+        tell(f"{verdict}: {', '.join(keys)}: {note}")

@@ -10,7 +10,7 @@ from videotune.data.buckets import visible_share
 from videotune.interop.rules import SourceVideo
 from videotune.interop.trainer_facts import TRAINER_FACTS, DatasetRules, TrainerRules
 from videotune.model_spec import ModelSpec
-from videotune.text import short_path
+from videotune.text import shape_words, short_path
 
 NOISE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the noise levels that are shown."""
@@ -18,6 +18,9 @@ NOISE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NOTABLE_DIFFERENCE = 0.05
 """Smallest difference of a speed, a picture share or a median noise level in a report.
 """
+
+LARGER = 1.2
+"""Smallest ratio of the pixels of two pictures in a report."""
 
 Outcome = Mapping[str, Any]
 """The result of a clip in one of the trainer's datasets.
@@ -249,6 +252,7 @@ def list_findings(
 
     yield from _dropped_clips(rows)
     yield from _speed_difference(rows, used, model_fps)
+    yield from _size_difference(rows, used)
     yield from _picture_differences(used)
     yield from _unseen_frames(used)
     yield from _scale_differences(theirs, ours)
@@ -283,26 +287,66 @@ def _dropped_clips(rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
 def _speed_difference(
     rows: Sequence[_Row], used: Sequence[tuple[_Row, Outcome]], model_fps: float | None
 ) -> Iterator[tuple[str, str]]:
-    changed = [
-        (row, outcome)
-        for row, outcome in used
-        if abs(outcome["speed"] - 1) > NOTABLE_DIFFERENCE
-    ]
+
+    def our_speed(row: _Row) -> float:
+        return float(row["ours"]["speed"] or 1.0)
+
+    def log_difference(pair: tuple[_Row, Outcome]) -> float:
+        row, outcome = pair
+        return abs(math.log(max(outcome["speed"], 1e-6) / our_speed(row)))
+
+    least = math.log(1 + NOTABLE_DIFFERENCE)
+    changed = [pair for pair in used if log_difference(pair) > least]
+    if changed:
+        row, outcome = max(changed, key=log_difference)
+        clip_count = len({changed_row["path"] for changed_row, _ in changed})
+        rates = f"{row['source']['fps']:g} fps"
+        if model_fps:
+            rates += f", the model's are {model_fps:g}"
+        yield (
+            "speed",
+            f"{clip_count} of {len(rows)} clips at another speed: {row['path']} plays at"
+            f" {outcome['speed']:.2f} x ({rates}); in videotune at {our_speed(row):.2f} x.",
+        )
+
+    squeezed = {row["path"]: our_speed(row) for row, _ in used}
+    fast = {path: speed for path, speed in squeezed.items() if abs(speed - 1) > least}
+    if fast:
+        path, speed = max(fast.items(), key=lambda item: item[1])
+        yield (
+            "stretch",
+            f"{len(fast)} of {len(rows)} clips do not play as filmed in videotune either,"
+            f" since the config asks for it: {path} at {speed:.2f} x."
+            " video_config.stretch=false plays them at 1 x.",
+        )
+
+
+def _pixels(shape: str) -> int:
+    _, height, width = map(int, shape.split("x"))
+    return height * width
+
+
+def _size_difference(
+    rows: Sequence[_Row], used: Sequence[tuple[_Row, Outcome]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the clip whose pictures have another number of pixels in videotune."""
+    ratios = []
+    for row, outcome in used:
+        if row["ours"]["shape"]:
+            ratio = _pixels(row["ours"]["shape"]) / _pixels(outcome["shape"])
+            ratios.append((ratio, row, outcome))
+    changed = [entry for entry in ratios if abs(math.log(entry[0])) > math.log(LARGER)]
     if not changed:
         return
 
-    def log_change(pair: tuple[_Row, Outcome]) -> float:
-        return abs(math.log(max(pair[1]["speed"], 1e-6)))
-
-    row, outcome = max(changed, key=log_change)
-    clip_count = len({changed_row["path"] for changed_row, _ in changed})
-    rates = f"{row['source']['fps']:g} fps"
-    if model_fps:
-        rates += f", the model's are {model_fps:g}"
+    ratio, row, outcome = max(changed, key=lambda entry: abs(math.log(entry[0])))
+    clip_count = len({changed_row["path"] for _, changed_row, _ in changed})
+    their_size = shape_words(outcome["shape"]).partition(",")[0]
+    our_size = shape_words(row["ours"]["shape"]).partition(",")[0]
     yield (
-        "speed",
-        f"{clip_count} of {len(rows)} clips at another speed: {row['path']} plays at"
-        f" {outcome['speed']:.2f} x ({rates}); in videotune at 1 x.",
+        "size",
+        f"{clip_count} of {len(rows)} clips at another size: {row['path']} is"
+        f" {their_size} there and {our_size} here, {ratio:.1f} x the pixels.",
     )
 
 

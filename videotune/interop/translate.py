@@ -11,6 +11,7 @@ from typing import Any
 
 from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
+from videotune.data.frame_counts import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.interop.command_files import parse_scalar
@@ -81,7 +82,13 @@ def translate(theirs: ForeignConfig) -> Imported:
         key: default["value"] for key, default in defaults.items()
     }
 
-    rules = {key: defaults.get(key, {}) | _rule(table, key, values) for key in values}
+    rules = {}
+    for key in values:
+        rule = defaults.get(key, {}) | _rule(table, key, values)
+        # what an absent key means is no remark on one that is there
+        if key not in config_values and "absent" in rule:
+            rule["differs"] = rule["absent"]
+        rules[key] = rule
     base_names = [values[key] for key, rule in rules.items() if "base" in rule]
     base = _base_model(base_names, folder)
 
@@ -94,7 +101,7 @@ def translate(theirs: ForeignConfig) -> Imported:
     for key, path in theirs.missing:
         rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
 
-    config, final_rows = _accept(rows, base)
+    config, final_rows = _accept(_with_valid_frames(rows, base), base)
     return Imported(theirs.trainer, config, final_rows)
 
 
@@ -211,10 +218,14 @@ def _conditions_hold(
     """Return whether other keys have certain values.
 
     A condition is a list of patterns separated by |; an empty pattern matches a missing
-    value.
+    value. "=KEY" is the value of another key.
     """
     for name, patterns in conditions.items():
         value = _related_value(name, key, values)
+        if patterns.startswith("="):
+            if value != _related_value(patterns[1:], key, values):
+                return False
+            continue
         text = "" if value is None else str(value).lower()
         if not any(fnmatchcase(text, pattern) for pattern in patterns.split("|")):
             return False
@@ -247,6 +258,8 @@ def _translate_key(
                 _related_value(rule["over"], key, values) if "over" in rule else None
             )
             translated_value = -(-value // divisor) if divisor else value
+            if "with" in rule:
+                translated_value = [value, _related_value(rule["with"], key, values)]
             ours = _convert(key, translated_value, rule, folder)
         except VideotuneError as error:
             notes.append(str(error))
@@ -331,6 +344,24 @@ def _base_model(names: list[Any], folder: Path) -> dict[str, str]:
         if has_all and not has_excluded:
             return dict(base["ours"])
     return {}
+
+
+def _with_valid_frames(
+    rows: Sequence[TranslatedKey], base: Mapping[str, str]
+) -> list[TranslatedKey]:
+    """Return the rows with frames of previews that the model can sample."""
+    spec = _base_spec(base)
+    result = []
+    for row in rows:
+        frames = row.ours.get("sample.frames")
+        if spec is not None and isinstance(frames, int) and frames > 0:
+            valid_frames = snap_frames(frames, spec.rules)
+            if valid_frames != frames:
+                note = f"{spec.title} samples {frame_rule(spec.rules)}"
+                ours = row.ours | {"sample.frames": valid_frames}
+                row = replace(row, ours=ours, verdict="translated", note=note)
+        result.append(row)
+    return result
 
 
 def _accept(

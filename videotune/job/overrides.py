@@ -98,18 +98,43 @@ def user_keys(overrides: Overrides) -> dict[str, Any]:
         keys = merge(keys, {"base_model_name": overrides.base})
 
     if overrides.data:
-        if "datasets" in keys:
-            is_file = isinstance(overrides.config, Path)
-            source = overrides.config if is_file else "the config"
-            raise VideotuneError(
-                f"--data: {source} names datasets, too. Leave one of them out."
-            )
-        keys = merge(keys, {"datasets": [{"path": str(overrides.data)}]})
+        keys = merge(keys, {"datasets": _datasets_of(overrides, keys)})
 
     keys = absolute_paths(with_sets(keys, deepcopy(_parse_once(tuple(overrides.sets)))))
     if "samples" in keys:
         keys["samples"] = resolve_prompts(keys["samples"])
     return keys
+
+
+def _datasets_of(overrides: Overrides, keys: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the datasets with the clips of ``--data``.
+
+    They replace the folder of a config's only dataset if it does not exist here, as in a
+    config of another machine; its other settings stay.
+
+    Raises:
+        VideotuneError: if the config names clips that are there.
+    """
+    data = str(overrides.data)
+    datasets = keys.get("datasets")
+    if not datasets:
+        return [{"path": data}]
+
+    source = overrides.config if isinstance(overrides.config, Path) else "the config"
+    is_only = isinstance(datasets, list) and len(datasets) == 1
+    only = datasets[0] if is_only and isinstance(datasets[0], Mapping) else {}
+    path = only.get("path")
+    if not isinstance(path, str):
+        raise VideotuneError(
+            f"--data: {source} names several datasets. Set their folders, such as "
+            f"--set datasets.0.path={data}"
+        )
+    if not Path(path).is_absolute() or Path(path).exists():
+        raise VideotuneError(
+            f"--data: {source} names the clips too: {path}. Leave one of them out, or "
+            f"replace them with --set datasets.path={data}"
+        )
+    return [{**only, "path": data}]
 
 
 def check_settings(overrides: Overrides) -> None:
