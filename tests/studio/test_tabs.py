@@ -108,7 +108,7 @@ def test_one_of_two_tabs_saves_a_caption_and_the_other_sees_it(
     codes = sorted(answer.status_code for answer in answers)
     assert codes == [204] + [409] * (TABS - 1)
     saved = clip.with_suffix(".txt").read_text().strip()
-    assert {answer.json()["text"] for answer in answers if answer.content} == {saved}
+    assert {answer.json()["theirs"] for answer in answers if answer.content} == {saved}
 
 
 def test_of_several_files_of_one_name_the_first_stays(

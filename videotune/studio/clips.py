@@ -56,6 +56,9 @@ ORDINARY = re.compile(
 CAPTION_REASONS = ("missing_caption", "empty_caption", "undecodable_caption")
 """Reasons to skip a clip that a caption removes."""
 
+OF_MODEL = re.compile(r"fps of training|no window|windows|distorted|shorter than")
+"""Warnings that depend on the model."""
+
 ClipRow = dict[str, Any]
 
 UNKNOWN: ClipRow = {
@@ -209,6 +212,8 @@ def _read_rows(
                 "name": path,
                 "fixed": "it is in another folder",
             }
+    if not project.has_model:
+        return {path: _without_model(row) for path, row in rows.items()}
     return rows
 
 
@@ -300,6 +305,12 @@ def _clip_files(project: Project) -> Iterator[tuple[str, ClipFile]]:
             with suppress(VideotuneError):
                 for clip in read_folder(folder)[0]:
                     yield part, clip
+
+
+def needs_caption(row: ClipRow) -> bool:
+    """Return whether a caption is all that a clip lacks, as far as is known."""
+    is_unusable = row["state"] == "skipped" and row["reason"] not in CAPTION_REASONS
+    return bool(row["part"]) and not row["caption"] and not is_unusable
 
 
 def remedies(row: ClipRow) -> list[str]:
@@ -405,6 +416,17 @@ def _read_caption(path: Path, changed: int) -> str:
         return ""
 
 
+def _without_model(row: ClipRow) -> ClipRow:
+    """Return a row without what depends on a model, while none is chosen."""
+    return row | {
+        "shape": None,
+        "windows": None,
+        "spans": None,
+        "notes": [],
+        "warned": [line for line in row["warned"] if not OF_MODEL.search(line)],
+    }
+
+
 def _row_of_check(path: str, checked_row: CheckedClip) -> ClipRow:
     """Return the row of a clip with what a check reported about it."""
     warnings = checked_row["warnings"]
@@ -459,7 +481,9 @@ def _has_state(row: ClipRow, state: str) -> bool:
     if state == "warned":
         return bool(row.get("warned"))
     if state == "without":
-        return not row["caption"]
+        return needs_caption(row)
+    if state == "unusable":
+        return row["state"] == "skipped" and row["reason"] not in CAPTION_REASONS
     return state in ("", row["state"])
 
 

@@ -28,6 +28,7 @@ from videotune.studio import (
 from videotune.studio.projects import CLIPS, Project, inside
 from videotune.studio.records import SourceFacts
 from videotune.studio.web import (
+    NOT_CACHED,
     CurrentPage,
     FormData,
     PageContext,
@@ -50,6 +51,9 @@ SCENES = "scenes"
 removed.
 """
 
+NO_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="16" height="10"/>'
+"""Stands for a clip of which no picture can be decoded."""
+
 KINDS = ("check", "caption", "split", "sheet")
 """Kinds of jobs that this page starts."""
 
@@ -65,6 +69,7 @@ def state(page: PageContext) -> str:
     captions_edit.finish_jobs(project)
     is_check_due = clips.start_check(project)
 
+    rows = list(clips.table(project).rows.values())
     check = None
     account = None
     latest_check = clips.latest_check(project)
@@ -78,8 +83,10 @@ def state(page: PageContext) -> str:
         waiting=is_check_due,
         check=check,
         account=account,
-        rows=list(clips.table(project).rows.values()),
+        rows=rows,
+        uncaptioned=[row for row in rows if clips.needs_caption(row)],
         shared=clips.table(project).shared,
+        caption_reasons=clips.CAPTION_REASONS,
         undo=captions_edit.latest_change(project),
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
         draft=projects.draft(project),
@@ -139,6 +146,8 @@ def _tiles(page: PageContext, first: int = 0, count: int = CHUNK) -> dict[str, A
         "more": end if end < len(rows) else 0,
         "found": len(rows),
         "first": first,
+        "remedies": clips.remedies,
+        "no_picture": clips.CLIP_REASONS,
     }
 
 
@@ -170,10 +179,10 @@ def sound(page: CurrentPage, path: str) -> Response:
 
 @routes.get("/poster")
 def poster(page: CurrentPage, path: str) -> Response:
-    """Send a picture of a clip; nothing (HTTP 204) if none can be decoded."""
+    """Send a picture of a clip; an empty one if none can be decoded."""
     picture = media.poster(_media_path(page, path), _media_cache(page))
     if picture is None:
-        return Response(status_code=204)
+        return Response(NO_PICTURE, media_type="image/svg+xml", headers=NOT_CACHED)
     return FileResponse(
         picture,
         media_type="image/jpeg",
@@ -213,7 +222,7 @@ def caption(page: CurrentPage, form: PostedForm) -> Response:
             caption_on_disk = clips.caption_of(row["clip"])
             expected_words = [text.split() for text in (*form.all("was"), form["text"])]
             if caption_on_disk.split() not in expected_words:
-                return JSONResponse({"text": caption_on_disk}, 409)
+                return JSONResponse({"theirs": caption_on_disk}, 409)
             if caption_on_disk and not form["text"].strip():
                 raise VideotuneError(
                     "an empty caption was not saved: write what the clip shows"

@@ -92,12 +92,13 @@ def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
 
 def _is_unusable(row: ClipRow) -> bool:
     """Return whether a clip is skipped for another reason than a missing caption."""
-    return row["state"] == "skipped" and bool(row["caption"])
+    is_without_caption = row["reason"] in clips.CAPTION_REASONS
+    return row["state"] == "skipped" and not is_without_caption
 
 
 def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
     own_rows = [row for row in rows if row["part"]]
-    missing = [row for row in own_rows if not row["caption"]]
+    missing = [row for row in own_rows if clips.needs_caption(row)]
     if not rows and not project.facts.get("sources"):
         return Stage("captions", "open", "after the clips", "data")
     if not own_rows:

@@ -19,11 +19,11 @@ document.addEventListener("DOMContentLoaded", () => {
   async function refresh(fromTop) {
     const turn = ++asking, shown = tiles.querySelectorAll(".clip").length;
     const count = fromTop ? 60 : Math.max(60, Math.ceil(shown / 60) * 60);
-    const answer = await fetch(`${base}/tiles?${new URLSearchParams({ ...query(), count })}`);
+    const answer = await vt.ask(`${base}/tiles?${new URLSearchParams({ ...query(), count })}`);
     const text = await answer.text();
     if (turn !== asking || !answer.ok) return;
     Idiomorph.morph(tiles, text, options);
-    htmx.process(tiles); marks();
+    htmx.process(tiles); marks(); unsavedAgain();
   }
   let typing = 0;
   function filter() {
@@ -67,17 +67,44 @@ document.addEventListener("DOMContentLoaded", () => {
   main.addEventListener("focusout", (event) => { if (event.target.matches(".clip-open")) halt(event.target.parentElement); });
 
   // --- captions ------------------------------------------------------------------------------------------------------
-  async function save(field) {
-    const path = field.closest(".clip").dataset.path, was = field.dataset.was, text = field.value;
-    if (text.trim() === was.trim()) { delete field.dataset.keep; return; }
-    field.dataset.keep = "";
-    const answer = await vt.post(`${base}/caption`, { path, was, text });
-    if (answer.status === 409) return conflict(field, (await answer.json()).text);
-    if (!answer.ok) return;
-    field.dataset.was = text.split("\n").map((line) => line.trim()).filter(Boolean).join("\n");
-    delete field.dataset.keep;
-    const mark = field.closest(".clip").querySelector(".saved-mark");
-    mark.hidden = false; setTimeout(() => { mark.hidden = true; }, 2500);
+  // A caption has up to two fields, the one of its tile and the one of the player; both are marked by its path.
+  const NOT_SAVED = "not saved yet: the studio does not answer; it is sent again by itself";
+  const clean = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean).join("\n");
+  const fieldsOf = (path) => [...document.querySelectorAll(".clip .caption")].filter((field) => field.closest(".clip").dataset.path === path);
+  function save(field) {
+    const path = field.closest(".clip").dataset.path, text = field.value, was = field.dataset.was;
+    if (text.trim() === was.trim() && !vt.entry(`caption ${path}`)) { delete field.dataset.keep; mark(field, ""); return; }
+    vt.save(`caption ${path}`, { url: `${base}/caption`, values: { path, text }, field: "text", was });
+  }
+  function mark(field, words, bad) {
+    const place = field.closest(".clip").querySelector(".saved-mark");
+    if (!place) return;
+    place.textContent = words; place.hidden = !words; place.classList.toggle("bad", Boolean(bad));
+    if (words === "saved") setTimeout(() => { if (place.textContent === "saved") place.hidden = true; }, 2500);
+  }
+  document.addEventListener("vt:save", ({ detail }) => {
+    if (!detail.name.startsWith("caption ")) return;
+    const { path, text } = detail.entry.values;
+    for (const field of fieldsOf(path)) outcome(field, text, detail);
+  });
+  function outcome(field, text, { state, text: message, yours, now, ...detail }) {
+    const isTyped = field === document.activeElement && field.value !== text;  // typed on since
+    if (state === "sending" || state === "unsaved") {
+      field.dataset.keep = "";
+      if (!isTyped) field.value = text;
+      mark(field, state === "unsaved" ? NOT_SAVED : "", true);
+    } else if (state === "saved") {
+      field.dataset.was = clean(text);
+      if (!isTyped) { field.value = clean(text); delete field.dataset.keep; }
+      mark(field, "saved");
+    } else if (state === "conflict") { field.dataset.keep = ""; mark(field, ""); conflict(field, detail.theirs); }
+    else { field.dataset.keep = ""; mark(field, `not saved: ${message}`, true); }
+  }
+  function unsavedAgain() {  // tiles that came later
+    for (const field of tiles.querySelectorAll(".caption")) {
+      const entry = vt.entry(`caption ${field.closest(".clip").dataset.path}`);
+      if (entry && !("keep" in field.dataset)) outcome(field, entry.values.text, { state: "unsaved" });
+    }
   }
   function conflict(field, theirs) {
     const box = field.closest(".clip").querySelector(".conflict");
@@ -93,18 +120,17 @@ document.addEventListener("DOMContentLoaded", () => {
     row.append(button("Keep mine", () => save(field)), button("Take theirs", () => { field.value = theirs; delete field.dataset.keep; }));
     box.setAttribute("role", "alert"); box.replaceChildren(says, quote, row); box.hidden = false;
   }
-  tiles.addEventListener("input", (event) => { if (event.target.matches(".caption")) event.target.dataset.keep = ""; });
+  document.addEventListener("input", (event) => { if (event.target.matches(".clip .caption")) event.target.dataset.keep = ""; });
   const undecided = (field) => !field.closest(".clip").querySelector(".conflict").hidden;
-  tiles.addEventListener("change", (event) => {
+  document.addEventListener("change", (event) => {
     // a click on "Keep mine" blurs the field: a save of that blur would draw the buttons anew under the pointer
-    if (event.target.matches(".caption") && !undecided(event.target)) save(event.target).catch(() => {});
+    if (event.target.matches(".clip .caption") && !undecided(event.target)) save(event.target);
   });
   tiles.addEventListener("keydown", (event) => {
-    if (event.target.matches(".caption") && event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event.target).catch(() => {});
+    if (event.target.matches(".caption") && event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event.target);
   });
   for (const field of tiles.querySelectorAll(".caption"))  // typed before this script was here
-    if (field !== document.activeElement && field.value !== field.defaultValue) save(field).catch(() => {});
-  addEventListener("beforeunload", (event) => { if (tiles.querySelector(".caption[data-keep]")) event.preventDefault(); });
+    if (field !== document.activeElement && field.value !== field.defaultValue) save(field);
 
   // --- selection -----------------------------------------------------------------------------------------------------
   function marks() {
@@ -150,7 +176,11 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     if (event.target.closest("[data-cut]")) vt.post(`${base}/cut`, { path: tile.dataset.path });
     if (event.target.closest("[data-write]")) tile.querySelector(".caption").focus();
-    if (view) open(view.dataset.view);
+    if (view) {
+      const writing = view.closest("#without") !== null;
+      shown = writing ? { q: "", state: "without" } : query();
+      open(view.dataset.view, writing);
+    }
     const playing = event.target.closest("[data-play]");
     if (playing) { const video = playing.querySelector("video"); if (video) video.muted = !video.muted; else play(playing.parentElement); }
     const files = event.target.closest("[data-files]");
@@ -164,21 +194,26 @@ document.addEventListener("DOMContentLoaded", () => {
   });
 
   // --- the large player ------------------------------------------------------------------------------------------------
-  let showing = null;
-  async function open(path) {
-    const answer = await fetch(`${base}/clip?${new URLSearchParams({ path })}`);
-    if (!answer.ok) return vt.toast(await answer.text(), true);
-    showing = path; $("player-body").innerHTML = await answer.text();
-    if (!$("player").open) $("player").showModal(); else $("player-title").focus();
+  let showing = null, shown = query(), turn = 0;  // shown: the filter that the arrows follow
+  async function open(path, writing = false) {
+    const current = ++turn, answer = await vt.ask(`${base}/clip?${new URLSearchParams({ path, ...shown })}`);
+    const text = await answer.text();
+    if (current !== turn) return;
+    if (!answer.ok) return vt.toast(text, true);
+    showing = path; $("player-body").innerHTML = text;
+    if (!$("player").open) $("player").showModal();
+    const field = $("player-text"), entry = vt.entry(`caption ${path}`);
+    if (field && entry) outcome(field, entry.values.text, { state: "unsaved" });
+    if (writing && field) { field.focus(); field.setSelectionRange(field.value.length, field.value.length); } else $("player-title").focus();
     const film = $("player-film"), sound = $("player-sound");
     if (film) {
       film.addEventListener("timeupdate", () => { if (film.isConnected) $("player-time").textContent = `${film.currentTime.toFixed(2)} s`; });
       film.addEventListener("error", () => { if (film.isConnected) $("player-unplayable").hidden = false; });
       film.play().catch(() => {});
     }
-    if (sound) { const got = await fetch(sound.dataset.sound); if (got.ok && sound.isConnected) sound.innerHTML = await got.text(); }
+    if (sound) { const got = await vt.ask(sound.dataset.sound); if (got.ok && sound.isConnected) sound.innerHTML = await got.text(); }
   }
-  $("player").addEventListener("close", () => { $("player-body").replaceChildren(); tiles.querySelector(`[data-view="${CSS.escape(showing)}"]`)?.focus(); });
+  $("player").addEventListener("close", () => { if ($("player-text")) save($("player-text")); $("player-body").replaceChildren(); tiles.querySelector(`[data-view="${CSS.escape(showing)}"]`)?.focus(); });
   function frame(step) {
     const film = $("player-film");
     if (!film) return;
@@ -189,14 +224,20 @@ document.addEventListener("DOMContentLoaded", () => {
   $("player").addEventListener("click", (event) => {
     const step = event.target.closest("[data-frame]"), other = event.target.closest("[data-step-clip]");
     if (step) frame(Number(step.dataset.frame));
-    if (other) {
-      const paths = [...tiles.querySelectorAll(".clip")].map((one) => one.dataset.path);
-      const at = paths.indexOf(showing) + Number(other.dataset.stepClip);
-      if (paths[at]) open(paths[at]);
-    }
+    if (other) stepTo(Number(other.dataset.way), false);
   });
+  function stepTo(way, writing) {
+    const button = document.querySelector(`[data-step-clip][data-way="${way}"]`), field = $("player-text");
+    if (field && !undecided(field)) save(field);
+    if (button && !button.disabled) open(button.dataset.stepClip, writing);
+    else if (field && writing) vt.toast(way > 0 ? "This is the last clip." : "This is the first clip.");
+  }
   $("player").addEventListener("keydown", (event) => {
+    const writing = event.target.id === "player-text";
+    const isNext = event.key === "PageDown" || (event.key === "Enter" && (event.ctrlKey || event.metaKey));
+    if (isNext || event.key === "PageUp") { event.preventDefault(); stepTo(isNext ? 1 : -1, writing); return; }
     if (event.target.matches("input, textarea")) return;
+    if (event.key === "c" && $("player-text") && !event.ctrlKey && !event.metaKey) { event.preventDefault(); $("player-text").focus(); }
     if (event.key === "," || event.key === ".") { event.preventDefault(); frame(event.key === "," ? -1 : 1); }
   });
 
@@ -206,7 +247,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const words = chosen();
     for (const [key, value] of new FormData(form)) words.set(key, value);
     $("edit-to-field").hidden = $("edit-how").value !== "replace";
-    const answer = await fetch(`${base}/captions?${words}`);
+    const answer = await vt.ask(`${base}/captions?${words}`);
     $("edit-preview").innerHTML = answer.ok ? await answer.text() : "";
     $("edit-go").disabled = !Number($("edit-count")?.dataset.count);
   }
@@ -226,13 +267,13 @@ document.addEventListener("DOMContentLoaded", () => {
       request.open("POST", `${base}/upload?name=${encodeURIComponent(one.name)}`);
       request.setRequestHeader("HX-Request", "true");
       request.upload.onprogress = (event) => moved(event.loaded);
-      const failed = (reason) => done([{ name: one.name, taken: false, reason, files: 0 }]);
+      const failed = (reason, again) => done([{ name: one.name, taken: false, reason, files: 0, again: again && one }]);
       request.onload = () => {
         moved(one.file.size);
         if (request.status !== 200) return failed(request.responseText.slice(0, 300) || `error ${request.status}`);
         done(JSON.parse(request.responseText));
       };
-      request.onerror = () => failed("it did not arrive. Is the studio still running?");
+      request.onerror = () => failed("it did not arrive: the studio does not answer", true);
       request.send(one.file);
     });
   }
@@ -244,7 +285,7 @@ document.addEventListener("DOMContentLoaded", () => {
     totals.files += found.length; totals.size += found.reduce((sum, one) => sum + one.file.size, 0);
     queue.push(...found);
     if (busy) return;
-    busy = true; $("sent").hidden = false; $("sent-refused").replaceChildren();
+    busy = true; $("sent").hidden = false; $("sent-refused").replaceChildren(); document.body.classList.add("sending");
     const worker = async () => {
       for (let one; (one = queue.shift());) {
         let before = 0;
@@ -259,10 +300,12 @@ document.addEventListener("DOMContentLoaded", () => {
       }
     };
     await Promise.all([worker(), worker(), worker()]);
-    busy = false; told();
+    busy = false; document.body.classList.remove("sending"); told();
     $("sent-refused").replaceChildren(...totals.refused.map((one) => { const line = document.createElement("li"); line.textContent = `${one.name}: ${one.reason}`; return line; }));
     if (!totals.refused.length) setTimeout(() => { if (!busy) $("sent").hidden = true; }, 6000);
   }
+  $("sent-close").addEventListener("click", () => { $("sent").hidden = true; });
+  $("sent-again").addEventListener("click", () => upload(totals.refused.map((one) => one.again).filter(Boolean)));
   const files = (count) => `${count} ${count === 1 ? "file" : "files"}`;
   function told() {
     $("sent-bar").style.width = `${busy ? Math.floor(100 * totals.sent / Math.max(1, totals.size)) : 100}%`;
@@ -270,6 +313,7 @@ document.addEventListener("DOMContentLoaded", () => {
       [`${files(totals.added)} added`, totals.there && `${totals.there} there already`, totals.refused.length && `${totals.refused.length} refused`].filter(Boolean).join(", ");
     if ($("sent-said").textContent !== said) $("sent-said").textContent = said;
     $("sent").classList.toggle("care", !busy && totals.refused.length > 0); $("sent").dataset.done = String(!busy);
+    $("sent-close").hidden = busy; $("sent-again").hidden = busy || !totals.refused.some((one) => one.again);
   }
   for (const id of ["files", "folder"]) $(id).addEventListener("change", (event) => {
     upload([...event.target.files].map((file) => ({ file, name: file.webkitRelativePath || file.name })));
@@ -295,5 +339,24 @@ document.addEventListener("DOMContentLoaded", () => {
     catch (error) { vt.toast(`A folder could not be read: ${error.message}`, true); }
     upload(found);
   });
-  marks();
+
+  // --- auto-caption: who writes, a test of the server ------------------------------------------------------------------
+  function writer() {
+    const how = document.querySelector("#auto-caption [name=how]:checked")?.value;
+    $("auto-server").hidden = how !== "server";
+    $("auto-name").hidden = how !== "server" && how !== "";
+  }
+  $("auto-caption").addEventListener("change", (event) => { if (event.target.name === "how") writer(); });
+  $("auto-test").addEventListener("click", async () => {
+    const said = $("auto-tested"), model = $("auto-model");
+    said.className = "muted"; said.textContent = "asking …"; $("auto-test").disabled = true;
+    const answer = await vt.ask(`${base}/test-server`, { method: "POST", headers: { "HX-Request": "true" }, body: new URLSearchParams({ endpoint: $("auto-endpoint").value, model: model.value }) });
+    $("auto-test").disabled = false;
+    const found = answer.ok ? await answer.json() : { good: false, said: await answer.text(), models: [] };
+    said.className = found.good ? "good" : "bad"; said.textContent = found.said;
+    $("auto-models").replaceChildren(...found.models.map((name) => { const option = document.createElement("option"); option.value = name; return option; }));
+    model.setAttribute("list", "auto-models");
+    if (found.models.length && !model.value) model.value = found.models[0];
+  });
+  writer(); marks(); unsavedAgain();
 });

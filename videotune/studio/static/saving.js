@@ -16,6 +16,7 @@
   // values[field] is the value itself; was: what the page took for the saved one. A value of ours that may have arrived counts as such too.
   function save(name, { url, values, field, was = "" }) {
     const earlier = entries.get(name), value = values[field];
+    if (earlier?.values[field] === value) { work(); return; }
     const before = earlier ? [...new Set([...earlier.was, ...(earlier.sent ? [earlier.values[field]] : [])])] : [was];
     const entry = { url, values, field, was: before, sent: false };
     entries.delete(name);
