@@ -96,3 +96,15 @@ def _problem_of_status(status: int, upload: bool) -> str | None:
         ),
     }
     return problems.get(status)
+
+
+def is_unreached(error: Exception) -> bool:
+    """Return whether the Hub cannot be reached or has an internal error."""
+    import httpx2  # keeps the start light
+
+    if isinstance(error, hub.errors.HfHubHTTPError):
+        return error.response.status_code >= 500
+    unreached = (httpx2.TransportError, hub.errors.OfflineModeIsEnabled)
+    return isinstance(error, unreached) and not isinstance(
+        error, httpx2.LocalProtocolError
+    )

@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,12 +24,13 @@ from tests.support.command_line import Bases, Patch, Printed, run
 from tests.support.damaged_files import limited
 from tests.support.dripping_server import dripping
 from tests.support.http_server import Handler, serving
+from tests.support.hub_downloads import hub_of
 from tests.support.waiting import wait_until
 from videotune.captioning import backends
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.captioning.overwrite import STATE_FILE, OverwriteState
 from videotune.commands.caption import CaptionOptions, CaptionResult, caption
-from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 
 KEY = "sk-secret-1234"
 
@@ -424,6 +426,40 @@ def test_a_relative_folder(clips: Path, server: Any, monkeypatch: Patch) -> None
 def test_a_folder_that_is_no_model(tmp_path: Path, clips: Path) -> None:
     with pytest.raises(VideotuneError):
         caption(options=CaptionOptions(str(tmp_path)), data=str(clips))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("user/model", "the Hub cannot be reached: check the network"),
+        ("user/none", "is not on the Hub, or is private"),
+    ],
+)
+def test_a_model_that_cannot_be_fetched_is_one_sentence_within_seconds(
+    name: str, sentence: str, clips: Path, tmp_path: Path
+) -> None:
+    """Without a network transformers would ask for file after file, again and again."""
+    with hub_of({"other": {}}) as hub:
+        is_reached = name == "user/none"
+        endpoint = hub.url if is_reached else "http://127.0.0.1:9"
+        env = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        words = [sys.executable, "-m", "videotune", "caption", clips, "--model", name]
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **env},
+            timeout=60,
+        )
+        asked = [path for _, path, *_ in hub.asked if name in path]
+        assert len(asked) == is_reached, "one attempt"
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("note")]
+    assert done.returncode == FAILED
+    assert lines[0] == "reading the clips …"
+    assert lines[-1].startswith(f"videotune: --model: {name}")
+    assert sentence in lines[-1]
+    assert "Retry" not in done.stderr
 
 
 @pytest.mark.parametrize("where", ["headers", "body"])

@@ -21,7 +21,8 @@ from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import checked
 from videotune.http_limits import AnswerLimits
-from videotune.hub_errors import hub_problem
+from videotune.hub_errors import hub_problem, is_unreached
+from videotune.lazy import huggingface_hub as hub
 from videotune.lazy import openai, torch, transformers
 from videotune.memory.accelerator import has_bf16, local_device
 
@@ -37,6 +38,9 @@ RETRIES = 3
 """Retries of the openai package after a lost connection, a timeout, 408, 409, 429 or
 5xx, with growing delays.
 """
+
+HUB_SECONDS = 10.0
+"""Seconds after which the Hub counts as not reached."""
 
 Captioner = Callable[[Frames, str], str]
 """Describes a clip: frames (T, H, W, 3) in order and a prompt -> the model's answer.
@@ -185,15 +189,20 @@ class _LocalCaptioner:
         self._device = local_device()
         path = Path(name).expanduser()
         source = str(path) if path.is_dir() else name
+        only_cached = path.is_dir() or not _hub_answers(name)
         dtype = torch.bfloat16 if has_bf16(self._device) else torch.float32
 
         try:
             self._processor: Any = transformers.AutoProcessor.from_pretrained(
-                source, trust_remote_code=False
+                source, trust_remote_code=False, local_files_only=only_cached
             )
             model_class: Any = transformers.AutoModelForImageTextToText
             model: Any = model_class.from_pretrained(
-                source, trust_remote_code=False, dtype=dtype, use_safetensors=True
+                source,
+                trust_remote_code=False,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=only_cached,
             )
             self._model = model.to(self._device).eval()
         except Exception as error:  # transformers raises any type for files of any kind
@@ -221,6 +230,26 @@ class _LocalCaptioner:
             )
         answer_tokens = output[0, inputs["input_ids"].shape[1] :]
         return str(self._processor.decode(answer_tokens, skip_special_tokens=True))
+
+
+def _hub_answers(name: str) -> bool:
+    """Ask the Hub once, since transformers would ask again for minutes, file by file.
+
+    Returns:
+        False if it is not reached: a model in the cache does as well.
+
+    Raises:
+        VideotuneError: if the Hub has no such model, or does not give it.
+    """
+    try:
+        hub.HfApi().model_info(name, timeout=HUB_SECONDS)
+    except Exception as error:  # huggingface_hub raises a dozen classes
+        if is_unreached(error):
+            return False
+        raise VideotuneError(
+            f"--model: {hub_problem(name, error)} A server's model needs --endpoint."
+        ) from error
+    return True
 
 
 def local_model(name: str) -> Captioner:

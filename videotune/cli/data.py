@@ -20,7 +20,7 @@ from videotune.cli.options import (
     Verbose,
     takes_config,
 )
-from videotune.console import answer, bar, echo, out, print_table, tell, width
+from videotune.console import answer, bar, doing, echo, out, print_table, tell, width
 from videotune.console import out as say
 from videotune.errors import DONE, SKIPPED
 from videotune.text import counted, shape_words, short_path, state_words
@@ -378,6 +378,7 @@ def caption(
     as_json: AsJson = False,
 ) -> None:
     """Let a vision-language model write the captions that clips lack."""
+    doing("reading the clips")
     from videotune.commands.caption import CaptionOptions
     from videotune.commands.caption import caption as caption_clips
 

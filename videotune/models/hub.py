@@ -19,7 +19,7 @@ from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.files import digest, size_text, user_cache, write_text
 from videotune.http_limits import AnswerLimits
-from videotune.hub_errors import hub_problem
+from videotune.hub_errors import hub_problem, is_unreached
 from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
 from videotune.models.model_files import STEMS, NotHere
@@ -95,7 +95,7 @@ def _hub_errors(name: str) -> Iterator[None]:
     except VideotuneError:
         raise
     except Exception as error:  # huggingface_hub raises a dozen classes
-        if _unreached(error):
+        if is_unreached(error):
             raise HubUnreached(f"base_model_name: {name}: {_UNREACHED}") from error
         raise VideotuneError(
             f"base_model_name: {hub_problem(name, error, _near(name))}"
@@ -321,18 +321,6 @@ def cached(
             f"{model_files.some(absent)}; and {why}. {remedy}"
         )
     return folder
-
-
-def _unreached(error: Exception) -> bool:
-    """Return whether the Hub cannot be reached or has an internal error."""
-    import httpx2  # keeps the start light
-
-    if isinstance(error, hub.errors.HfHubHTTPError):
-        return error.response.status_code >= 500
-    unreached = (httpx2.TransportError, hub.errors.OfflineModeIsEnabled)
-    return isinstance(error, unreached) and not isinstance(
-        error, httpx2.LocalProtocolError
-    )
 
 
 def _near(name: str) -> str:
