@@ -4,6 +4,7 @@ error is an answer.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def answer(out: Path, question: dict[str, Any]) -> dict[str, Any]:
     return plan_server.request_answer(out, question)
 
 
-def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
+def test_a_plan_comes_in_two_parts_and_an_error_has_none(
     tmp_path: Path, question: dict[str, Any]
 ) -> None:
     out, parts = tmp_path / ".studio" / "plan.json", []
@@ -52,7 +53,7 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
     found = answer(out, wrong)
     assert found["code"] == 1
     assert "steps" in found["words"]
-    assert found["plan"] == first, "the last plan stays in sight"
+    assert not found.get("plan"), "a plan of other settings is not shown"
     for steps in (5, 6, 7):
         newest = question | {"config": {**question["config"], "steps": steps}}
         plan_server.request_answer(out, newest)
@@ -62,6 +63,26 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
     assert answer(out, question)["plan"]["steps"] == 20, (
         "a process that died is begun anew"
     )
+
+
+def test_a_damaged_clip_is_left_out_of_the_calculation(
+    tmp_path: Path, question: dict[str, Any], small_clips: Path
+) -> None:
+    folder = tmp_path / "clips"
+    shutil.copytree(small_clips, folder)
+    clip = next((folder / "videos").iterdir())
+    clip.with_name("zz-damaged.mp4").write_bytes(clip.read_bytes()[:700])
+    config = {**question["config"], "datasets": [{"path": str(folder)}]}
+    found = answer(
+        tmp_path / ".studio" / "plan.json",
+        {
+            **question,
+            "config": config | {"missing_caption": "empty"},
+            "allow_skips": "all",
+        },
+    )
+    assert found["code"] == 0, found["words"]
+    assert (found["plan"]["clips"]["used"], found["plan"]["clips"]["skipped"]) == (6, 1)
 
 
 def test_an_answer_that_is_killed_or_hangs_is_said(

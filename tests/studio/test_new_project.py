@@ -1,0 +1,165 @@
+"""A new project asks for a card and a model, and nothing is chosen that nobody chose."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from videotune.studio import clips, gpu, model_choices, projects, queue_page
+from videotune.studio.model_choices import ChosenCard
+
+MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "list_gpus", list)
+
+
+def create(client: Any, code: int = 204, **words: str) -> Any:
+    answer = client.post("/create", data={"title": "Cats", **words})
+    assert answer.status_code == code, answer.text
+    return answer
+
+
+def facts(root: Path, name: str = "cats") -> dict[str, Any]:
+    found = dict(projects.find_project(root, name).facts)
+    return {key: found[key] for key in ("preset", "card", "vram") if key in found}
+
+
+def test_nothing_is_chosen_for_a_new_project(tmp_path: Path, client: Any) -> None:
+    create(client)
+    assert facts(tmp_path) == {}
+    project = projects.find_project(tmp_path, "cats")
+    (project.folder / "clips/a.mp4").write_bytes(MP4)
+    page = client.get("/p/cats/setup").text
+    assert "No model is chosen yet" in page
+    assert 'data-why="Choose a model first."' in page
+    answer = client.post("/p/cats/setup/start", data={"run": ""})
+    assert (answer.status_code, "no model" in answer.text) == (422, True)
+    assert queue_page.project_entries(tmp_path, project) == []
+    for name in ("data", "train", "results"):
+        assert client.get(f"/p/cats/{name}").status_code == 200
+
+
+def test_card_and_model_are_kept_or_refused_at_once(
+    tmp_path: Path, client: Any
+) -> None:
+    create(client, card="RTX 4090", preset="wan 2.1 1.3B LoRA 16GB")
+    assert facts(tmp_path) == {
+        "card": "RTX 4090",
+        "preset": "wan 2.1 1.3B LoRA 16GB",
+    }
+    create(client, card="other", vram="10,5")
+    assert facts(tmp_path, "cats-2") == {"vram": 10.5}
+    for wrong in (
+        {"card": "GTX 9999"},
+        {"card": "other", "vram": ""},
+        {"vram": "much"},
+        {"vram": "0"},
+        {"preset": "nothing"},
+    ):
+        create(client, 422, **wrong)
+    assert len(projects.list_projects(tmp_path)) == 2
+
+
+def test_a_project_that_has_a_preset_keeps_it(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "Old", preset="toy")
+    assert projects.command_arguments.__doc__
+    (project.folder / "clips/a.mp4").write_bytes(MP4)
+    assert projects.find_project(tmp_path, "old").preset == "toy"
+    assert projects.command_arguments(project)[:2] == ["--preset", "toy"]
+
+
+def test_models_are_ordered_by_their_fit(client: Any) -> None:
+    text = client.get("/models", params={"card": "RTX 4080"}).text
+    families = re.findall(r"<h4>([^<]+)</h4>", text)
+    assert families[-1] == "Toy"
+    fitting = [
+        family
+        for family in model_choices.families_for(ChosenCard("x", 16.0))
+        if any(size.fits(ChosenCard("x", 16.0)) for size in family.sizes)
+    ]
+    assert families[: len(fitting) - 1] == [family.name for family in fitting[:-1]]
+    assert "checked" in text.split("Choose the model later")[0][-200:]
+
+    text = client.get("/models", params={"card": "GTX 9999"}).text
+    assert "unknown card" in text
+    assert "fits" not in text.replace("which of them fit", "")
+    chosen = "ltx 2B LoRA 12GB"
+    text = client.get("/models", params={"vram": "12", "preset": chosen}).text
+    assert re.search(f'value="{chosen}" checked', text), "a choice outlives the card"
+
+
+@pytest.mark.parametrize(
+    ("memory", "needs", "fits"),
+    [
+        (24.0, 24, True),
+        (22.5, 24, True),  # a driver's view of a card of 24 GB
+        (11.0, 12, False),
+        (16.0, 24, False),
+        (0.0, 24, None),
+    ],
+)
+def test_a_size_fits_the_cards_that_it_is_for(
+    memory: float, needs: int, fits: bool | None
+) -> None:
+    size = model_choices.ModelSize("x", "5B, LoRA", "x", "", "", "", needs)
+    assert size.fits(ChosenCard("a card", memory)) is fits
+
+
+def test_hours_begin_with_the_chosen_preset_and_leave_out_what_does_not_fit() -> None:
+    card = ChosenCard("RTX 4080", 16.0)
+    names = model_choices.sizes_to_time(card, "wan 2.1 14B LoRA 48GB")
+    assert names[0] == "wan 2.1 14B LoRA 48GB"
+    assert "toy" not in names
+    needs = [model_choices.presets()[name]["gb"] for name in names[1:]]
+    assert needs
+    assert max(needs) <= 16
+
+
+def test_the_card_of_this_computer_is_taken_until_another_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = gpu.Gpu(0, "NVIDIA GeForce RTX 3090", 0, 24 * GIB, None, None, None)
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card])
+    assert model_choices.chosen_card({}).gigabytes == 24
+    assert model_choices.chosen_card({"vram": 8.0}).gigabytes == 8
+    assert model_choices.chosen_card({"card": "RTX 4080"}).name == "RTX 4080"
+    assert "unknown card" in model_choices.chosen_card({"card": "GTX 9999"}).error
+
+
+def test_a_config_of_another_trainer_becomes_a_project(
+    tmp_path: Path, client: Any
+) -> None:
+    answer = client.post("/import?name=mine.yaml", content=b"job: extension")
+    assert answer.headers["HX-Redirect"] == "/p/mine/setup"
+    project = projects.find_project(tmp_path, "mine")
+    (config,) = (project.folder / ".studio/theirs").iterdir()
+    assert config.read_bytes() == b"job: extension"
+    answer = client.post("/import?name=mine.zip", content=b"no zip")
+    assert answer.status_code == 422
+    assert str(tmp_path) not in answer.text, "no path of the server"
+
+
+def test_two_projects_never_have_one_name(tmp_path: Path) -> None:
+    made = [projects.create(tmp_path, "x" * 78) for _ in range(3)]
+    assert len({project.title for project in made}) == 3
+    assert max(len(project.title) for project in made) <= projects.MAX_TITLE_LENGTH
+
+
+def test_without_a_model_clips_are_checked_but_nothing_is_said_of_its_sizes(
+    tmp_path: Path,
+) -> None:
+    project = projects.create(tmp_path, "Cats")
+    (project.folder / "clips/a.mp4").write_bytes(MP4)
+    assert "toy" in projects.command_arguments(project)
+    row = {
+        "warned": ["8 fps is slower than the 24 fps of training", "100% of it is black or one flat colour"],
+        "shape": "17x64x64", "windows": 3, "spans": [[0, 1]], "notes": ["upscaled"],
+    }  # fmt: skip
+    shown = clips._without_model(row)
+    assert shown["warned"] == ["100% of it is black or one flat colour"]
+    assert (shown["shape"], shown["windows"], shown["notes"]) == (None, None, [])

@@ -1,0 +1,249 @@
+"""The plan on the page Setup belongs to the settings on the page, or has no numbers."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.clips import write_clip
+from tests.support.job_folders import ended_job
+from videotune.studio import clips, form, gpu, plan_server, projects, setup_page
+
+HX = {"HX-Request": "true"}
+SETUP = "/p/cats/setup"
+
+PLAN = {
+    "fits": True,
+    "verdict": "fits",
+    "hours": 1.7,
+    "hours_beside": 0.0,
+    "seconds_a_step": 0.87,
+    "steps": 4321,
+    "device": {
+        "card": "RTX 4090", "measured": None, "vram_bytes": 24 * 2**30, "memory_from": "card",
+        "spare_bytes": 0, "unstreamed_bytes": 0, "need_bytes": 16.9 * 2**30, "phase": "training", "parts": {"weights": 2**30},
+    },
+    "disk": {"run_bytes": 1},
+    "clips": {"used": 5, "held_out": 0, "skipped": 0},
+    "views": {"per_window": {"min": 1, "max": 1, "band": "high"}, "advice": ""},
+    "remedies": ["--set batch_size=1: less at once"],
+    "notes": ["frames 18 becomes 17: this model takes 4n+1 frames"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
+    monkeypatch.setattr(gpu, "list_gpus", list)
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    (project.folder / "clips/a.mp4").write_bytes(b"\0\0\0\x20ftypisom" + b"\0" * 64)
+    return project
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The answer of the plan server, which a test fills in."""
+    values: dict[str, Any] = {}
+    monkeypatch.setattr(plan_server, "request_answer", lambda out, question: values)
+    yield values
+
+
+def region(client: Any) -> str:
+    text = client.get(SETUP).text
+    return str(text.split('id="r-plan"')[1].split('id="start"')[0])
+
+
+def test_numbers_of_an_older_state_are_not_shown(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    answer.update({"plan": PLAN, "current": True, "measuring": False})
+    now = region(client)
+    assert all(text in now for text in ("4,321", ">fits<", "16.9 of 24.0", "0.87"))
+    assert 'data-why=""' in now
+    assert "frames 18 becomes 17" in now.split("<details")[0], "not folded away"
+    assert "--set" not in now
+
+    answer["current"] = False
+    old = region(client)
+    assert not any(text in old for text in ("4,321", ">fits<", "16.9", "0.87"))
+    assert "Plan not ready" in old
+
+    answer["measuring"] = True
+    answer["plan"] = {**PLAN, "device": None, "hours": None, "seconds_a_step": None}
+    known = region(client)
+    assert "4,321" in known
+    assert ">fits<" not in known
+
+    answer.update(
+        {"current": True, "measuring": False, "code": 1, "words": "give --data DIR"}
+    )
+    failed = region(client)
+    assert "4,321" not in failed
+    assert "give data DIR" in failed
+    assert "It cannot start" in failed
+
+
+def test_a_clip_that_cannot_be_used_is_said_once_with_its_remedies(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    answer.update({"plan": PLAN, "current": True, "measuring": False})
+    job = ended_job(cats, "check", 0)
+    row = {
+        "path": str(cats.folder / "clips/a.mp4"), "used": False, "held_out": False, "reason": "decode_error",
+        "detail": "cut short", "source_seconds": None, "captions": [], "warnings": [], "notes": [],
+    }  # fmt: skip
+    (job / "out").write_text(json.dumps({"clips": [row], "notes": []}))
+    clips._check_result.cache_clear()
+    clips._tables.clear()
+
+    text = region(client)
+    assert text.count("cannot be used: a.mp4") == 1
+    assert "Remove a.mp4" in text
+    assert "Leave it out" in text
+    assert "--allow-skips" not in text
+    assert "Decide what happens" in text
+    reply = client.post(
+        f"{SETUP}/fact", data={"key": "allow_skips", "value": "true"}, headers=HX
+    )
+    assert reply.status_code == 200
+    assert 'data-why=""' in region(client)
+
+
+def test_the_page_knows_from_which_version_on_a_plan_is_its_own(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    answer.update({"plan": PLAN, "current": True, "measuring": False})
+    versions = []
+    for step, value in enumerate(("40", "50", "60")):
+        reply = client.post(f"{SETUP}/set", data={"key": "steps", "value": value})
+        versions.append(int(reply.headers["VT-Settings"]))
+        assert f'data-version="{versions[step]}"' in region(client)
+    reply = client.post(f"{SETUP}/fact", data={"key": "vram", "value": "24"})
+    versions.append(int(reply.headers["VT-Settings"]))
+    assert versions == sorted(set(versions))
+
+
+def test_values_that_the_page_has_sent_itself_are_no_conflict(
+    client: Any, cats: projects.Project
+) -> None:
+    def send(value: str, *was: str) -> Any:
+        data = {"key": "learning_rate", "value": value, "was": list(was)}
+        return client.post(f"{SETUP}/set", data=data)
+
+    assert send("1e-4", "").json()["now"] == "0.0001"
+    assert send("1e-4", "").status_code == 200, "sent twice, after a silence"
+    assert send("2e-4", "", "1e-4").status_code == 200, "the first one had arrived"
+    assert send("3e-4", "", "1e-4").json()["now"] == "0.0002"
+    assert send("3e-4", "", "1e-4").status_code == 409
+    assert projects.draft(cats) == {"learning_rate": 2e-4}
+
+    fact = {"key": "card", "value": "RTX 4090", "was": "RTX 4080"}
+    assert client.post(f"{SETUP}/fact", data=fact).json()["now"] == ""
+    assert client.post(f"{SETUP}/fact", data=fact | {"was": ""}).status_code == 200
+    assert client.post(f"{SETUP}/fact", data=fact).status_code == 200
+
+
+def test_a_value_far_from_the_presets_is_noted(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    usual = form.inherited_values("toy")
+    rate = usual["learning_rate"]
+    notes = form.unusual_values(
+        {"learning_rate": rate * 100, "steps": 1, "lora.rank": usual["lora.rank"]},
+        usual,
+    )
+    assert list(notes) == ["learning_rate"]
+    assert notes["learning_rate"].startswith("100 times the usual")
+    assert form.unusual_values({"learning_rate": rate / 10}, usual)
+    assert form.unusual_values({"learning_rate": rate * 2}, usual) == {}
+    client.post(f"{SETUP}/set", data={"key": "learning_rate", "value": "100"})
+    assert "the training may break" in client.get(SETUP).text
+
+
+def test_the_reason_belongs_to_the_value_that_it_explains(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    client.post(f"{SETUP}/set", data={"key": "learning_rate", "value": "0.5"})
+    text = client.get(SETUP).text
+    more = text.split('id="m-learning_rate"')[1].split("</details>")[0]
+    usual = form.format_value(form.inherited_values("toy")["learning_rate"])
+    assert f"Now 0.5, your own value; the preset&#39;s is {usual}" in more
+    assert set(re.findall(r"Why ([\d.e-]+):", more)) <= {usual}
+    assert "higher learns faster, can break" in text
+    options = text.split('id="sweep-key-0"')[1].split("</select>")[0]
+    assert options.index(">Learning rate<") < options.index("All others")
+    assert ">video_config" not in options
+
+
+def test_hours_are_stopped_and_keep_what_is_there(
+    client: Any, cats: projects.Project, tmp_path: Path
+) -> None:
+    projects.update(cats, card="RTX 4090")
+    out = cats.folder / ".studio/hours.json"
+    worker = plan_server._workers
+    reply = client.post(f"{SETUP}/hours")
+    assert reply.status_code == 204
+    try:
+        assert plan_server.is_computing(out)
+        question = setup_page.plan_question(cats, "hours")
+        assert question["allow_skips"] == "all"
+    finally:
+        assert client.post(f"{SETUP}/stop-hours").status_code == 204
+        worker[out].join(60)
+    assert not plan_server.is_computing(out)
+
+
+def test_a_warning_of_most_clips_is_said_once(tmp_path: Path) -> None:
+    lines = [f"{n}% of the frames repeat: {n} fps is slow" for n in (40, 41, 42)]
+    rows = {
+        str(n): {"warned": [line, *(["it is black"] if n == 0 else [])], "name": str(n)}
+        for n, line in enumerate(lines)
+    }
+    (shared,) = clips._take_shared_warnings(rows)
+    assert shared.names == ("0", "1", "2")
+    assert rows["0"]["warned"] == ["it is black"]
+    assert rows["1"]["warned"] == []
+    few = {
+        str(n): {"warned": [lines[0]] if n < 2 else [], "name": ""} for n in range(9)
+    }
+    assert clips._take_shared_warnings(few) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "action"),
+    [
+        ("100% of it is black or one flat colour", "bin"),
+        ("95% of it is frozen: the picture does not change", "bin"),
+        ("looks nearly the same as b.mp4", "bin"),
+        ("2 cuts inside the windows (at 1, 2 s): `videotune dataset split` …", "cut"),
+        ("the caption has a placeholder (TODO)", "write"),
+    ],
+)
+def test_each_warning_has_a_button(line: str, action: str) -> None:
+    row = {**clips.UNKNOWN, "warned": [line]}
+    assert clips.remedies(row) == [action]
+
+
+def test_arrows_of_the_player_go_through_the_filter(
+    cats: projects.Project, client: Any
+) -> None:
+    for name in ("b", "c", "d"):
+        write_clip(cats.folder / f"clips/{name}.mp4", _frames(), 12)
+    (cats.folder / "clips/b.txt").write_text("has one\n")
+    query = {"state": "without"}
+    found = clips.neighbours(cats, "clips/c.mp4", query)
+    assert (found["before"], found["after"]) == ("clips/a.mp4", "clips/d.mp4")
+    (cats.folder / "clips/c.txt").write_text("now too\n")
+    found = clips.neighbours(cats, "clips/c.mp4", query)
+    assert (found["before"], found["after"]) == ("clips/a.mp4", "clips/d.mp4")
+    page = client.get("/p/cats/data/clip", params={"path": "clips/c.mp4", **query})
+    assert 'data-step-clip="clips/d.mp4"' in page.text
+    assert "now too</textarea>" in page.text
+
+
+def _frames() -> Any:
+    import numpy as np
+
+    return np.full((12, 32, 48, 3), 90, np.uint8)

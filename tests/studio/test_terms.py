@@ -1,0 +1,87 @@
+"""Messages of the commands reach a page without options of a terminal."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import videotune
+from videotune.errors import VideotuneError
+from videotune.queue.jobs import QueuedJob
+from videotune.studio import header, web
+from videotune.studio.terms import in_studio_terms
+
+PACKAGE = Path(videotune.__file__).parent
+OPTION = re.compile(r"(?<![\w-])--[a-z]|`videotune ")
+
+
+def messages() -> set[str]:
+    """Every text of the packages whose errors a page may show, without docstrings."""
+    texts = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] in ("cli", "studio"):
+            continue
+        tree = ast.parse(path.read_text())
+        documents = {
+            id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if id(node) in documents:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = [getattr(part, "value", "") for part in node.values]
+                texts.add("".join(p if isinstance(p, str) else "X" for p in parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.add(node.value)
+    return {text for text in texts if OPTION.search(text) and " " in text}
+
+
+def test_no_message_of_the_package_keeps_an_option() -> None:
+    texts = messages()
+    assert len(texts) > 40
+    for text in texts:
+        assert not re.search(r"(?<![\w-])--[a-z]", in_studio_terms(text)), text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "2 of the clips would be skipped:\n  a: b\n"
+            "Fix or remove them, or allow it: --allow-skips 2",
+            "2 of the clips would be skipped:\n  a: b\n"
+            "Mend or remove them on the page Data, or leave them out there.",
+        ),
+        (
+            "there is no preset 'x': did you mean 'y'?  `videotune presets list` shows all.",
+            "there is no preset 'x': did you mean 'y'?",
+        ),
+        (
+            "--resume --set micro_batch_size=1: less at once",
+            "set micro_batch_size to 1 and resume: less at once",
+        ),
+        ("a -- b", "a -- b"),
+        ("nothing to say", "nothing to say"),
+    ],
+)
+def test_a_remedy_is_named_by_its_place_in_the_pages(text: str, said: str) -> None:
+    assert in_studio_terms(text) == said
+
+
+def test_all_ways_of_a_message_to_a_page_translate_it(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> str:
+        raise VideotuneError("none: pass --data DIR")
+
+    monkeypatch.setitem(header.REGIONS, "status", fail)
+    page = client.get("/", headers={"HX-Request": ""}).text
+    assert "none: pass data DIR" in page
+    monkeypatch.setattr(web, "describe_outcome", lambda job: "give --out DIR")
+    job: QueuedJob = object()  # type: ignore[assignment]
+    assert web.TEMPLATES.globals["why"](job) == "give out DIR"
+    monkeypatch.setattr("videotune.studio.projects.create", fail)
+    answer = client.post("/create", data={"title": "x"})
+    assert answer.text == "none: pass data DIR"
