@@ -4,6 +4,7 @@ that is none a sentence.
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,11 @@ from tests.support import lora_files
 from tests.support.command_line import Bases, Printed, run
 from tests.support.damaged_files import try_each
 from videotune.errors import VideotuneError
+from videotune.exporter.base_detection import load_architecture
 from videotune.exporter.lora_inspect import inspect
 from videotune.exporter.lora_tools import convert
-from videotune.models.base_model import CONFIGS, of_base
+from videotune.models import base_model
+from videotune.models.base_model import CONFIGS, of_base, place
 
 Open = Callable[..., Any]
 
@@ -164,6 +167,65 @@ def test_odd_modules_are_named_and_the_table_fits(
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert all(len(line) <= 80 for line in printed.splitlines() if line[:1] in "┃│")
+
+
+def toy_lora(path: Path, base: str) -> Path:
+    """A LoRA of the toy, whose header names a base model."""
+    net = load_architecture(place("asset:toy", weights=False).folder, ()).net
+    tensors = {}
+    for name, module in net.named_modules():
+        if name.endswith("attn1.to_k"):
+            rows, columns = module.weight.shape
+            tensors[f"transformer.{name}.lora_A.weight"] = torch.ones(1, columns)
+            tensors[f"transformer.{name}.lora_B.weight"] = torch.ones(rows, 1)
+    facts = {"videotune": "0.2.0", "base": {"name": base, "fingerprints": {}}}
+    save_file(tensors, path, {"videotune": json.dumps(facts)})
+    return path
+
+
+def test_the_base_of_the_header_is_taken_where_it_is_on_this_machine(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    """So that inspect, convert and resize know a file that training has just written."""
+    file = toy_lora(tmp_path / "toy.safetensors", "asset:toy")
+    found = inspect(file)
+    assert (found["fits"], found["form"]["names"]) == (["asset:toy"], "diffusers")
+    programs = {program["program"]: program["reads"] for program in found["programs"]}
+    assert (programs["diffusers"], programs["ComfyUI"]) == ("yes", "no")
+    for words, name in (
+        (("convert", file, "--to", "comfyui"), "b.safetensors"),
+        (("resize", file, "--rank", "1"), "c.safetensors"),
+    ):
+        assert run("lora", *words, out=tmp_path / name) == 0
+        assert inspect(tmp_path / name)["fits"] == ["asset:toy"]
+
+    copy = tmp_path / "base"
+    shutil.copytree(place("asset:toy", weights=False).folder, copy)
+    file = toy_lora(tmp_path / "local.safetensors", str(copy))
+    assert inspect(file)["fits"] == [str(copy)]
+
+
+@pytest.mark.parametrize(
+    "base", ["somebody/model", "asset:nothing", "/dev/null", "x" * 5000, ""]
+)
+def test_a_base_that_is_not_here_is_not_known_and_not_fetched(
+    base: str, tmp_path: Path, capsys: Printed, monkeypatch: Any
+) -> None:
+    def refuse(*words: Any, **named: Any) -> Any:
+        raise AssertionError("a stranger's file must not start a download")
+
+    monkeypatch.setattr(base_model, "fetch", refuse)
+    file = toy_lora(tmp_path / "toy.safetensors", base)
+    found = inspect(file)
+    assert (found["fits"], found["family"]) == ([], None)
+    reads = {program["program"]: program["reads"] for program in found["programs"]}
+    assert reads["videotune"] == "yes"
+    assert reads["diffusers"] == "unknown"
+    assert run("lora", "inspect", file) == 0
+    printed = capsys.readouterr()
+    assert "not known without the base" in printed.out
+    assert "does not read this form" not in printed.out
+    assert printed.err.startswith(f"reading {file}")
 
 
 def test_a_lora_of_another_model(

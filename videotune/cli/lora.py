@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from videotune.cli.options import Arg, AsJson, Offline, Opt
+from videotune.console import doing, print_json, print_table, tell
 from videotune.console import out as say
-from videotune.console import print_json, print_table
 from videotune.errors import VideotuneError
 
 lora_app = typer.Typer(
@@ -79,6 +79,7 @@ def lora_inspect(
     """Show a LoRA file's base, form, ranks, scales and health, and how programs read
     it.
     """
+    doing(f"reading {file}")
     from videotune.commands.lora import inspect, summary_lines
 
     report = inspect(file, against)
@@ -86,7 +87,8 @@ def lora_inspect(
         print_json(report)
         return
 
-    say("\n".join([report["file"], *summary_lines(report)]))
+    for line in (report["file"], *summary_lines(report)):
+        tell(line)
     show_groups(report["groups"])
     show_scales(report["modules"])
     programs = [program_cells(program) for program in report["programs"]]
@@ -141,7 +143,9 @@ def program_cells(program: dict[str, Any]) -> list[str]:
     """Return a program, the scale that it applies, and the strength that makes up for
     it.
     """
-    if program["scale"] is None:
+    if program["reads"] == "unknown":
+        return [program["program"], "not known without the base", ""]
+    if program["reads"] == "no":
         return [program["program"], "does not read this form", ""]
     scale = " to ".join(dict.fromkeys(map(number, program["scale"])))
     strength = number(program["strength"]) or "no strength is right: convert the file"

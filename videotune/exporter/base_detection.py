@@ -1,7 +1,9 @@
 """Find the base models that an adapter file fits."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,9 @@ from videotune.exporter.read_scale import (
 from videotune.files import read_json
 from videotune.models import base_model, model_files, registry
 from videotune.models.base import DiffusersModel
+
+LONGEST_NAME = 1000
+"""Characters of the name of a base model in a header."""
 
 _ADAPTER_MARKS = (".lora", ".hada_", ".lokr_", ".oft_R")
 """Parts of tensor names that only adapters have."""
@@ -107,6 +112,23 @@ def candidate_bases(
         yield load_architecture(folder, tuple(names))
 
 
+def base_of_header(file: AdapterFile) -> Base | None:
+    """Return the architecture of the base model that the file's header names.
+
+    Only models on this machine count: a stranger's file starts no download.
+    """
+    facts = file.facts.get("base")
+    name = facts.get("name") if isinstance(facts, Mapping) else None
+    if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        return None
+    is_asset = name.startswith("asset:")
+    if not is_asset and not os.path.isfile(os.path.join(name, "model_index.json")):
+        return None
+    with suppress(VideotuneError):  # the header is only a hint
+        return load_architecture(base_model.place(name, weights=False).folder, (name,))
+    return None
+
+
 def misfits(base: Base, modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
     """Return, by name, why modules of a file do not fit the base model."""
     paths_of = paths_by_name(base.family, base.net)
@@ -161,8 +183,12 @@ def find_fitting_bases(
     expert, _ = detect_expert(file)
     header_family = file.facts.get("family")
 
+    named_base = base_of_header(file) if base is None else None
+    bases = [named_base] if named_base is not None else []
+    bases += candidate_bases(base, family)
+
     candidates = []
-    for candidate_base in candidate_bases(base, family):
+    for candidate_base in bases:
         spec = candidate_base.family.spec
         expert_names = [spec_expert.name for spec_expert in spec.experts]
         candidates.append(

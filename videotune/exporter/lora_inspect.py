@@ -268,8 +268,9 @@ def supporting_programs(
 ) -> list[dict[str, Any]]:
     """Return the programs of programs.json, and what each multiplies ΔW by.
 
-    ``scale`` is [least, most] over the modules, or None if the program does not read
-    the file. ``strength`` is the value to set in the program so that ΔW is as this file
+    ``reads``: "yes", "no", or "unknown" where that depends on the base model, which is
+    not known. ``scale`` is [least, most] over the modules, or None without "yes".
+    ``strength`` is the value to set in the program so that ΔW is as this file
     defines it; None if no single number does that.
     """
     rules = read_json(Path(__file__).with_name("programs.json"))
@@ -277,8 +278,12 @@ def supporting_programs(
     for rule in rules:
         name = rule["program"]
         row = programs.setdefault(
-            name, {"program": name, "scale": None, "strength": None}
+            name,
+            {"program": name, "reads": "no", "scale": None, "strength": None},
         )
+        depends_on_base = bool({"names", "families"} & set(rule))
+        if family is None and depends_on_base and row["reads"] == "no":
+            row["reads"] = "unknown"
         is_read = _reads_file(rule, family, kinds, form, modules)
         if not is_read or row["scale"] is not None:
             continue
@@ -289,6 +294,7 @@ def supporting_programs(
             scale = module.scale if module.alpha_source in rule["alpha"] else 1.0
             scales.append(scale)
             ratios.add(round(module.scale / scale, 6))
+        row["reads"] = "yes"
         row["scale"] = [min(scales), max(scales)]
         row["strength"] = min(ratios) if len(ratios) == 1 else None
     return list(programs.values())
@@ -332,8 +338,8 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
         lines.append(f"base: every module fits {model_files.some(facts['fits'])}")
     elif facts["family"] is None:
         lines.append(
-            "base: no published architecture has these modules;"
-            " --against BASE checks another one"
+            "base: not known, no published architecture has these modules;"
+            " --against BASE names it"
         )
     else:
         lines.append(f"base: {facts['family']}")
