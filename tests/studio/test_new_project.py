@@ -75,7 +75,7 @@ def test_a_project_that_has_a_preset_keeps_it(tmp_path: Path) -> None:
 
 def test_models_are_ordered_by_their_fit(client: Any) -> None:
     text = client.get("/models", params={"card": "RTX 4080"}).text
-    families = re.findall(r"<h4>([^<]+)</h4>", text)
+    families = re.findall(r"<h3>([^<]+)</h3>", text)
     assert families[-1] == "Toy"
     fitting = [
         family

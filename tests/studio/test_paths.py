@@ -14,7 +14,7 @@ from videotune.studio.paths import PathRule
 @pytest.fixture
 def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
     monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
-    project = projects.create(tmp_path, "Cats")
+    project = projects.create(tmp_path, "Cats", preset="toy")
     (project.folder / "clips" / "a.mp4").write_bytes(b"")
     (project.folder / "out").symlink_to("/etc")
     (project.folder / "loop").symlink_to("loop")
