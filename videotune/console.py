@@ -96,7 +96,10 @@ def echo(text: str) -> None:
 
 
 def doing(text: str) -> None:
-    """Print what takes more than a second, before it begins: on standard error."""
+    """Print what takes more than a second, before it begins: on standard error, which
+    need not be writable.
+    """
+    guard_stderr()
     echo(f"{text} …")
 
 

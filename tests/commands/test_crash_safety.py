@@ -308,12 +308,12 @@ def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_re
     )
     running.until_printed("at: ")
     assert heartbeat(run)["alive"]
-    assert f"(process {running.pid} on " in page(read_run(run))
+    assert "running when this page was written" in page(read_run(run))
     running.send(signal.SIGKILL)
     assert running.ended() == KILLED
     dead = heartbeat(run)
     assert not dead["alive"]
-    assert f"process {running.pid} on {dead['host']} is dead" in page(read_run(run))
+    assert "its process is dead" in page(read_run(run))
     assert "running when" not in page(read_run(run))
     with (run / "journal.jsonl").open("ab") as file:
         file.write('{"kind": "step", "step": 3, "caption": "Würf'.encode()[:-3])

@@ -198,7 +198,7 @@ def test_a_run_that_waits_for_room_can_be_ended_and_resumed(
         else "the steps since the last checkpoint are lost."
     )
     assert f"stopped while the disk was full: {lost}" in disk.running.stderr
-    assert exporting or "--resume" in last
+    assert exporting or "videotune resume " in last
     assert "Traceback" not in disk.running.stderr
     run = shutil.copytree(disk.home / "run", work.tmp / "again" / "run")
     assert resume(run) == DONE

@@ -97,7 +97,7 @@ def trained(run: Path, rates: dict[str, float], parts: Parts) -> None:
     }
     for part in parts:
         assert any(key.startswith(part) for key in moved), part
-    (exported,) = read_json(run / "exports.json")
+    exported, *_ = read_json(run / "exports.json")
     place = run / exported["path"]
     files = [place] if place.is_file() else list(place.rglob("*.safetensors"))
     assert files

@@ -199,7 +199,10 @@ def test_both_experts_train_the_same_tokens(work: Work) -> None:
     rows = [state(run, step)[NAME] for step in (1, 2, 3, 4)]
     assert all(not torch.equal(a, b) for a, b in pairwise(rows))
     assert int(state(run, 4)["optimizer/embedding.text_encoder.step"]) == 4
-    assert [path.name for path in exported(run)] == ["run-step-4.safetensors"]
+    assert [path.name for path in exported(run)] == [
+        "run-step-4.safetensors",
+        "run-step-4-comfyui.safetensors",
+    ]
     assert sampled(work.tmp / "out", run=run).shape[0] == 5
 
 

@@ -265,8 +265,8 @@ def in_cache(lab: Lab, name: str) -> Lab:
 
 
 def written(trainer: Trainer, step: int = 1) -> Path:
-    """The file or folder that the trainer's result is exported to."""
-    (done,) = export_run(
+    """The first file or folder that the trainer's result is exported to."""
+    done, *_ = export_run(
         trainer.run, trainer.family, trainer.result, step, trainer.job.resolved
     )
     return done.path
