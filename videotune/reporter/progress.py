@@ -23,6 +23,11 @@ class RunProgress:
 
     loss: float | None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all steps are done."""
+        return self.total is not None and self.done >= self.total
+
 
 def progress(run: Run) -> RunProgress:
     """Return how far the run is and how long it will still take."""

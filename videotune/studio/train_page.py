@@ -92,11 +92,7 @@ def run_status(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str
     if not run.journal or (state == "failed" and started > ended):
         return "failed" if state == "done" else state
 
-    run_progress = progress(run)
-    is_complete = (
-        run_progress.total is not None and run_progress.done >= run_progress.total
-    )
-    status = describe_state(run, is_complete)[0]
+    status = describe_state(run, progress(run).is_complete)[0]
     if status == "no end" or (state == "dead" and not ended):
         return "dead"
     return status
@@ -182,6 +178,7 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "job": job,
         "entry": entry,
         "far": progress(run),
+        "is_complete": progress(run).is_complete,
         "code": code,
         "verdict": verdict,
         "best": best,
