@@ -5,15 +5,25 @@ llms.txt, the list of them for programs.
 import html
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from videotune.pages import PUBLISHED
+
 ROOT = Path(__file__).parents[1]
 COMMANDS = "commands.md"
 """The page that is made from the command line and is not kept in docs/."""
+
+
+def on_config(config: Any) -> Any:
+    """Take the site's address from pyproject.toml, where messages have it from too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    config.site_url = project["project"].get("urls", {}).get(PUBLISHED)
+    return config
 
 
 @cache

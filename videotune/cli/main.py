@@ -85,7 +85,7 @@ Host = Annotated[
     str,
     Opt(
         "--host",
-        help="address to listen on; other addresses need a password: see docs/studio.md",
+        help="address to listen on; other addresses need a password in VIDEOTUNE_STUDIO_PASSWORD",
     ),
 ]
 Port = Annotated[int, Opt("--port", min=1, max=65535, help="port to listen on")]

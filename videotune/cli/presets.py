@@ -87,9 +87,7 @@ def explain_key(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Explain a key: meaning, unit, bounds, default with its reason, and the guide's
-    advice.
-    """
+    """Explain a key: meaning, unit, bounds, default with its reason, and advice."""
     facts = explain(key)
     if as_json:
         print_json({"key": key} | dict(facts))

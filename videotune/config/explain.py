@@ -22,9 +22,7 @@ ON_RESUME: dict[str, str] = read_json(Path(__file__).with_name("on_resume.json")
 
 @lru_cache
 def advice() -> dict[str, dict[str, Any]]:
-    """Return by key "units", "reasons" of a default, and "guide" (what a training guide
-    says, and our reading of it).
-    """
+    """Return by key "units", "reasons" of a default, and "advice" on its value."""
     return read_json(Path(__file__).with_name("advice.json"))
 
 
@@ -115,7 +113,7 @@ def _explain_key(key: str, field: Any) -> Iterator[tuple[str, str]]:
     """Yield meaning, values, default and its reason, when it applies, and advice."""
     units = advice()["units"]
     reasons = advice()["reasons"]
-    guide = advice()["guide"]
+    hints = advice()["advice"]
 
     yield "meaning", str(field.description)
     yield "values", values(field).replace("`", "")
@@ -128,10 +126,5 @@ def _explain_key(key: str, field: Any) -> Iterator[tuple[str, str]]:
     if condition:
         yield "applies when", condition
     yield "on a resume", ON_RESUME[class_of(key)]
-    if key in guide:
-        says, ours = guide[key]
-        yield (
-            "the guide",
-            f"a widely copied training guide for video models (docs/documents.md) says: {says}",
-        )
-        yield "our reading", ours
+    if key in hints:
+        yield "advice", hints[key]

@@ -27,6 +27,7 @@ from videotune.config.suggestions import nearest_key, other_trainer
 from videotune.console import echo
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json, walk_json
+from videotune.pages import docs_page
 
 MOST_LETTERS = 100_000
 """Letters of one value, at most."""
@@ -94,7 +95,7 @@ def _refuse_other_trainer(value: Any, path: Path) -> None:
         )
     if path.suffix.lower() == ".toml":
         raise VideotuneError(
-            f"{path} is TOML; videotune reads JSON and YAML, with the keys that docs/options.md lists"
+            f"{path} is TOML; videotune reads JSON and YAML, with the keys that {docs_page('options')} lists"
         )
 
 

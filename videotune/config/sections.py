@@ -124,9 +124,7 @@ class TextEncoder(Section):
     all)
     """
     convention: Literal["diffusers", "authors"] = fatal("diffusers")
-    """whose code captions are read like, where diffusers and the model's authors differ
-    (docs/families.md)
-    """
+    """whose code captions are read like, where diffusers and the model's authors differ"""
 
 
 class Embedding(Section):

@@ -18,6 +18,7 @@ from videotune.config.suggestions import flat_leaves, other_trainer, plain
 from videotune.errors import VideotuneError
 from videotune.files import size_text
 from videotune.interop.command_files import parse_options
+from videotune.pages import docs_page
 
 MAX_KEYS = 2_000
 """Keys of a config."""
@@ -193,7 +194,7 @@ def _open_config(path: Path) -> _ConfigFile:
     if kind is None:
         raise VideotuneError(
             f"{path} is not a config that videotune import reads:"
-            " docs/interop.md lists the trainers"
+            f" {docs_page('interop')} lists the trainers"
         )
     return _ConfigFile(path, leaves, kind)
 

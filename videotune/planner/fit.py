@@ -363,8 +363,8 @@ def _rounding_remedies(job: Job, dtype: str, too_large: set[str]) -> list[str]:
             bytes_saved = DTYPES[dtype].itemsize - bytes_a_number(kind)
             saved[kind] = memory_size(round(numbers * bytes_saved))
         lines.append(
-            f"weight_dtype=FLOAT_8 rounds frozen weights, which is another base "
-            f"(docs/memory.md): the denoiser's take {saved['FLOAT_8']} less, "
+            f"weight_dtype=FLOAT_8 rounds frozen weights, which is another base: "
+            f"the denoiser's take {saved['FLOAT_8']} less, "
             f"{saved['NFLOAT_4']} less in NFLOAT_4"
         )
 

@@ -107,7 +107,6 @@ def _field(key: str, schema_field: Any) -> Field:
     bounds = _bounds(schema_field)
 
     texts = advice()
-    general_advice, own_advice = texts["guide"].get(key, ("", ""))
     default_text = default(schema_field).strip("`")
 
     return Field(
@@ -122,7 +121,7 @@ def _field(key: str, schema_field: Any) -> Field:
         default=default_text,
         reason=texts["reasons"].get(key, ""),
         unit=texts["units"].get(key, ""),
-        guide=f"{general_advice} {own_advice}".strip(),
+        guide=texts["advice"].get(key, ""),
     )
 
 
