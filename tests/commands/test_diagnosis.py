@@ -190,6 +190,23 @@ def test_each_finding_comes_alone_and_has_its_heading(
     )
 
 
+def test_doctor_of_an_interrupted_run_says_first_how_to_continue(
+    work: Work, capsys: Printed
+) -> None:
+    folder = work.copy("steps=2")
+    advice = f"To continue it: videotune resume {folder}"
+    shell("doctor", folder)
+    assert advice not in capsys.readouterr().out
+
+    journal = folder / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    end = json.loads(lines[-1]) | {"why": "interrupted"}
+    for left in ([*lines[:-1], json.dumps(end)], lines[:1]):
+        journal.write_text("".join(f"{line}\n" for line in left))
+        shell("doctor", folder)
+        assert capsys.readouterr().out.splitlines()[1] == advice
+
+
 def test_a_window_in_every_broken_step_is_named(tmp_path: Path) -> None:
     bad = [step(n, skipped=True, window_ids=["same", f"other{n}"]) for n in (3, 9)]
     (one,) = findings(read_run(write(tmp_path / "run", [*bad, *GOOD])))

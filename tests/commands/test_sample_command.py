@@ -23,6 +23,7 @@ from tests.support.command_line import (
     sample,
     train,
 )
+from tests.support.command_line import run as shell
 from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import of_kind
 from videotune.commands.compare import is_drawn
@@ -121,6 +122,17 @@ def test_options_that_make_no_sample_are_refused(
     """A seed of more than 63 bits, a prompt that is no text."""
     with pytest.raises(VideotuneError, match=named):
         sample(SampleOptions(**options), tmp_path)
+
+
+def test_samples_of_a_run_go_into_the_run_beside_its_previews(
+    a_run: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(a_run, tmp_path / "run")
+    assert shell("sample", folder, prompt="a cat", set="sample.steps=1") == 0
+    (video,) = (folder / "sampled").iterdir()
+    assert video.suffix == ".mp4"
+    assert not (tmp_path / "samples").exists()
 
 
 def test_samples_do_not_go_into_the_run_s_own_dataset(

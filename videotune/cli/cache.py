@@ -20,7 +20,7 @@ from videotune.cli.options import (
     takes_config_options,
     with_json,
 )
-from videotune.console import out, print_table, quiet, size
+from videotune.console import doing, out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
 from videotune.text import counted
 
@@ -66,8 +66,6 @@ def cache(
     """Encode the clips and captions of a run: `cache CLIPS`; a subcommand lists,
     verifies or prunes a cache.
     """
-    from videotune.commands.cache import cache as encode_cache
-
     subcommand = context.invoked_subcommand
     if subcommand is not None:
         if any(vars(overrides).values()) or allow_skips:
@@ -76,6 +74,9 @@ def cache(
                 f"Write: videotune cache {subcommand} …"
             )
         return
+
+    doing("opening the clips")
+    from videotune.commands.cache import cache as encode_cache
 
     result = encode_cache(overrides, allow_skips=allow_skips)
     if not quiet():
@@ -89,6 +90,7 @@ def cache_ls(
     """List the entries of a cache: clips, captions, sizes, and the encoders that made
     them.
     """
+    doing(f"reading {folder}")
     from videotune.commands.cache import list_cache
 
     store, rows = list_cache(folder)
@@ -112,6 +114,7 @@ def cache_verify(folder: CacheFolder) -> None:
     """Verify every entry; drop damaged ones, which the next run encodes again (exit
     code 2).
     """
+    doing(f"reading {folder}")
     from videotune.commands.cache import verify_cache
 
     store, count, damaged = verify_cache(folder)
@@ -130,6 +133,7 @@ def cache_verify(folder: CacheFolder) -> None:
 @takes_config
 def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     """Remove the entries that a run with these options would not read."""
+    doing("opening the clips")
     from videotune.commands.cache import prune_cache
 
     store, pruned = prune_cache(overrides, yes=yes)

@@ -10,7 +10,10 @@ from videotune.files import write_text
 
 Formats = Annotated[
     list[str] | None,
-    Opt("--format", help="diffusers, comfyui or peft; may be given twice"),
+    Opt(
+        "--format",
+        help="diffusers, comfyui or peft; may be given twice; kohya: lora convert",
+    ),
 ]
 Merge = Annotated[
     bool,
@@ -38,6 +41,7 @@ def export(
     offline: Offline = False,
 ) -> dict[str, Any]:
     """Write a run's weights for diffusers, ComfyUI or PEFT, and read each file back."""
+    console.doing("reading the checkpoint")
     from videotune.commands.export import export as write_exports
 
     exports = write_exports(

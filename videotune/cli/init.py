@@ -2,6 +2,8 @@
 model.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,7 @@ import typer
 
 from videotune import console
 from videotune.cli.options import Arg, Opt
-from videotune.console import echo, print_table
+from videotune.console import doing, echo, print_table
 from videotune.errors import VideotuneError
 from videotune.files import write_text
 from videotune.presets.recipes import config_of, models, preset_for, recipe, recipes
@@ -49,28 +51,54 @@ def init(
     if target.exists():
         raise VideotuneError(f"{target} exists already. Name another folder.")
 
-    if purpose is None:
-        purpose = _ask_purpose()
-    recipe(purpose)  # refuses an unknown purpose before the next question
-    if model is None:
-        model = _ask_model()
-    if card is None:
-        card = typer.prompt("Memory of the GPU in GB? 0: unknown", type=int, default=0)
-    preset = preset_for(model, card or UNKNOWN_CARD)
+    options = {
+        "--purpose": purpose,
+        "--model": model,
+        "--card": card,
+        "--data": data,
+        "--trigger": trigger,
+    }
+    with _answers_as_options([name for name in options if options[name] is None]):
+        if purpose is None:
+            purpose = _ask_purpose()
+        recipe(purpose)  # refuses an unknown purpose before the next question
+        if model is None:
+            model = _ask_model()
+        if card is None:
+            question = "Memory of the GPU in GB? 0: unknown"
+            card = typer.prompt(question, type=int, default=0)
+        preset = preset_for(model, card or UNKNOWN_CARD)
 
-    data = data or str(typer.prompt("Where are the clips?"))
-    local = Path(data).expanduser()
-    if local.exists():
-        data = str(local.absolute())
-    if trigger is None:
-        question = "Which word is used for it in captions? Empty: none"
-        trigger = typer.prompt(question, default="", show_default=False)
+        data = data or str(typer.prompt("Where are the clips?"))
+        local = Path(data).expanduser()
+        if local.exists():
+            data = str(local.absolute())
+        if trigger is None:
+            question = "Which word is used for it in captions? Empty: none"
+            trigger = typer.prompt(question, default="", show_default=False)
 
     clips = _count_clips(Path(data))
     write_text(target, config_of(purpose, preset, data, clips, trigger or None, prior))
     console.out(target)
-    for command in ("check", "plan", f"train --out {folder / 'run'}"):
-        echo(f"videotune {command} --config {target}")
+    for command in ("check", "plan", "train"):
+        out = f" --out {folder / 'run'}" if command == "train" else ""
+        echo(f"videotune {command} {target}{out}")
+
+
+@contextmanager
+def _answers_as_options(names: Sequence[str]) -> Iterator[None]:
+    """Name the options that answer the questions of a block, if there is no terminal.
+
+    Raises:
+        VideotuneError: a question got no answer.
+    """
+    try:
+        yield
+    except typer.Abort:
+        missing = " ".join(f"{name} …" for name in names)
+        raise VideotuneError(
+            f"stopped at a question. Give the answers as options: {missing}"
+        ) from None
 
 
 def _ask_purpose() -> str:
@@ -126,5 +154,6 @@ def tiny(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise VideotuneError(f"{folder} exists already. Name a new folder.")
 
+    doing("making random weights")
     with quietly():
         console.out(model.tiny(folder, seed, variant))

@@ -163,6 +163,7 @@ def lora_convert(
     offline: Offline = False,
 ) -> None:
     """Write a LoRA in another program's form, and read it back: ΔW is the same to 1e-6."""
+    doing(f"reading {file}")
     from videotune.commands.lora import Target, convert
 
     target = Target(out, to, base, family, overwrite)
@@ -184,6 +185,7 @@ def lora_merge(
     """Write the sum of several LoRAs as one: exact, or with --rank the nearest of that
     rank.
     """
+    doing(f"reading {len(files)} files")
     from videotune.commands.lora import Target, merge
 
     target = Target(out, to, base, family, overwrite)
@@ -204,11 +206,12 @@ def lora_resize(
     offline: Offline = False,
 ) -> None:
     """Write the nearest LoRA of a lower rank: of one rank, or as low as a bound allows."""
-    from videotune.commands.lora import Target, resize
-
     bounds = [bound for bound in (rank, energy, error) if bound is not None]
     if len(bounds) != 1:
         raise VideotuneError("lora resize takes one of --rank, --energy and --error")
+    doing(f"reading {file}")
+    from videotune.commands.lora import Target, resize
+
     relative_error = error or 0.0
     if energy is not None:
         relative_error = (1 - energy) ** 0.5
@@ -229,6 +232,7 @@ def lora_extract(
     offline: Offline = False,
 ) -> None:
     """Write a fine-tuned model's changes as a LoRA, and report what a LoRA cannot hold."""
+    doing(f"reading {folder}")
     from videotune.commands.lora import Target, extract
 
     target = Target(out, to, base, None, overwrite)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from videotune import console
 from videotune.cli.options import Arg, Offline, Opt, Sets
+from videotune.console import doing
 
 Step = Annotated[
     int | None, Opt("--step", help="step of the run's checkpoint (default: newest)")
@@ -33,7 +34,10 @@ Strength = Annotated[
 def sample(
     run: Annotated[Path | None, Arg(help="a run folder")] = None,
     prompts: Prompts = None,
-    out: Annotated[Path, Opt(help="folder for the videos")] = Path("samples"),
+    out: Annotated[
+        Path | None,
+        Opt(help="folder for the videos (default: RUN/sampled; without a run samples)"),
+    ] = None,
     seed: FirstSeed = None,
     step: Step = None,
     base: Annotated[str | None, Opt(help="a base model, instead of a run")] = None,
@@ -47,6 +51,7 @@ def sample(
     """Generate videos with a run, with a LoRA or embedding file, or with only a base
     model.
     """
+    doing("loading the model")
     from videotune.commands.sample import sample as generate
 
     paths = generate(
@@ -79,6 +84,7 @@ def compare(
     offline: Offline = False,
 ) -> None:
     """Generate one prompt with one seed at the base model and at every checkpoint."""
+    doing("loading the model")
     from videotune.commands.compare import compare as compare_checkpoints
 
     for path in compare_checkpoints(run, prompt, seed=seed, out=out, image=image):

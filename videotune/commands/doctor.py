@@ -9,9 +9,11 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from videotune._version import __version__
+from videotune.config.load import preset_card, preset_names
 from videotune.console import size
 from videotune.files import read_json
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
+from videotune.text import memory_size
 
 
 def needed() -> list[str]:
@@ -66,10 +68,42 @@ def _devices() -> list[list[str]]:
         memory = "in the host's memory"
         if overlaps(device):
             _, total = torch.accelerator.get_memory_info(device)
-            memory = f"{module.get_device_name(device)}, {size(total)}"
+            memory = f"{module.get_device_name(device)}, {memory_size(total)}"
         note = "bf16" if has_bf16(device) else "no bf16: use train_dtype FLOAT_32"
         rows.append([str(device), memory, note])
     return rows
+
+
+def can_train() -> str:
+    """Return what this machine can train, in a sentence."""
+    import torch
+
+    device = local_device()
+    if device.type == "cpu":
+        return (
+            "This machine has no card that videotune uses: it trains the toy base model "
+            "(--preset toy) and tiny models in minutes. A real model needs a card of "
+            "8 GB or more."
+        )
+    if not overlaps(device):
+        return (
+            f"This machine trains on {device.type}, which shares the host's memory: "
+            "small models only, see the table."
+        )
+
+    _, total = torch.accelerator.get_memory_info(device)
+    gigabytes = round(total / 2**30)
+    classes = {name: preset_card(name) for name in preset_names()}
+    fitting = [name for name, card in classes.items() if card and card <= gigabytes]
+    if not fitting:
+        return (
+            f"This card of {gigabytes} GB is smaller than those of all presets (8 GB)."
+        )
+    largest = max(fitting, key=lambda name: classes[name] or 0)
+    return (
+        f"This card of {gigabytes} GB trains {len(fitting)} of {len(classes)} presets, "
+        f'such as "{largest}"; `videotune plan CLIPS --preset NAME` answers for your clips.'
+    )
 
 
 COLUMNS, KINDS = read_json(Path(__file__).with_name("devices.json")).values()

@@ -94,7 +94,7 @@ class Sampler:
 def sample(
     run: Path | str | None = None,
     prompts: Sequence[str] = (),
-    out: Path | str = "samples",
+    out: Path | str | None = None,
     *,
     seed: int | None = None,
     step: int | None = None,
@@ -105,10 +105,13 @@ def sample(
     strength: float = 1.0,
     sets: Sequence[str] = (),
 ) -> list[Path]:
-    """Write an mp4 for each prompt into ``out``.
+    """Write an mp4 for each prompt into ``out``, or else into the folder ``sampled`` of
+    the run, or into ``samples`` without one.
 
-    The arguments are those of ``SampleOptions``.
+    The other arguments are those of ``SampleOptions``.
     """
+    if out is None:
+        out = "samples" if run is None else Path(run) / run_dir.SAMPLED
     options = SampleOptions(
         prompts=prompts,
         seed=seed,

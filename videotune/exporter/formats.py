@@ -266,6 +266,10 @@ def formats_of(family: DiffusersModel, kind: str) -> tuple[str, ...]:
     return ("peft",)
 
 
+CONVERTED = ("kohya", "original")
+"""Forms that no export has, but into which its file can be converted."""
+
+
 def refuse_format(family: DiffusersModel, kind: str, name: str) -> None:
     """Raise VideotuneError for a format that this kind or this family does not have."""
     supported = formats_of(family, kind)
@@ -277,6 +281,8 @@ def refuse_format(family: DiffusersModel, kind: str, name: str) -> None:
     remedy = ""
     if reason:
         remedy = f": {reason}. `videotune export RUN --merge` works with every program"
+    elif name in CONVERTED:
+        remedy = f"; `videotune lora convert FILE --to {name}` writes it of an export"
     subject = family.spec.title if kind == "LORA" else f"{kind} for {family.spec.title}"
     raise VideotuneError(
         f"output_model_format: {subject} has {', '.join(supported)}, not {name!r}{remedy}"

@@ -46,6 +46,7 @@ OWN = (
     "sample_metrics",
     "probe",
     "compare",
+    "sampled",
     "before",
     "branches",
     "tensorboard",
@@ -56,6 +57,9 @@ OWN = (
 """What a run writes into its folder, or an earlier version did, except for its lock and
 its heartbeat.
 """
+
+SAMPLED = "sampled"
+"""Folder of the videos of ``videotune sample RUN``; ``samples`` has the previews."""
 
 LOCK = ".lock"
 

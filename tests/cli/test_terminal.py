@@ -1,0 +1,150 @@
+"""What the command line prints at 80 columns, and what it says where it stops."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from rich.cells import cell_len
+
+from tests.support.command_line import Patch, Printed, run
+from videotune import console
+from videotune.commands import doctor
+from videotune.errors import DONE, VideotuneError
+from videotune.exporter.formats import refuse_format
+from videotune.text import memory_size
+
+LONG = "launcher.num_cpu_threads_per_process_of_the_whole_machine"
+
+
+def lines_of(printed: Printed) -> list[str]:
+    return printed.readouterr().out.splitlines()
+
+
+def test_a_table_wraps_between_words_and_breaks_no_name(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "a remark of some length, which takes several lines of its column"
+    rows = [[LONG[:40], text, 12], ["b", "短い説明 " * 12, 3]]
+    console.print_table("things", ["name", "remark", "count"], rows, right=(2,))
+    lines = lines_of(capsys)
+    assert max(map(cell_len, lines)) <= 80
+    assert LONG[:40] in "\n".join(lines)
+    assert len(lines) > 8, "the remarks wrap"
+
+
+def test_a_table_whose_names_do_not_fit_becomes_a_list(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [[LONG, f"{LONG} = 1", None], ["b", "two\nlines", "x"]]
+    console.print_table("things", ["theirs", "ours", ""], rows)
+    lines = lines_of(capsys)
+    assert lines == [
+        "things",
+        LONG,
+        f"  ours: {LONG} = 1",
+        "b",
+        "  ours: two, lines; x",
+    ]
+
+
+def test_a_table_of_a_pipe_is_as_wide_as_it_needs_to_be(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    rows = [[LONG, f"{LONG} = 1"]]
+    console.print_table("things", ["theirs", "ours"], rows)
+    assert any(f"│ {LONG} │ {LONG} = 1 │" in line for line in lines_of(capsys))
+
+
+def test_a_sentence_is_wrapped_for_a_terminal_only(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
+    sentence = "word " * 40 + "/a/path/that-is-not-broken/" + "x" * 90
+    monkeypatch.setenv("COLUMNS", "80")
+    console.tell(sentence)
+    *lines, path = lines_of(capsys)
+    assert all(len(line) <= 80 for line in lines)
+    assert path.endswith("x" * 90)
+    assert path.startswith("  /a/path/that-is-not-broken/")
+    monkeypatch.delenv("COLUMNS")
+    console.tell(sentence)
+    assert lines_of(capsys) == [sentence.strip()]
+
+
+def test_the_last_line_of_a_bar_leaves_no_time(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
+    with console.bar("training") as progress:
+        progress.update(1, 2, ["loss 0.5"], 15.0)
+        progress.update(2, 2, ["loss 0.4"], 15.0)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "training: 1/2  loss 0.5  0:15 left"
+    assert last == "training: 2/2  loss 0.4"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (16 << 30, "16.0 GiB"), (768 << 20, "768 MiB"), (1000, "1000 B")],
+)
+def test_memory_is_shown_as_nvidia_smi_does(count: int, text: str) -> None:
+    assert memory_size(count) == text
+
+
+def test_init_without_a_terminal_names_the_options(
+    tmp_path: Any, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(VideotuneError, match=r"--purpose … --model … --card … --data"):
+        run("init", tmp_path / "work")
+    with pytest.raises(VideotuneError, match=r"options: --card … --trigger …$"):
+        run("init", tmp_path / "work", purpose="style", model="toy", data="clips")
+    answers = {"purpose": "style", "model": "toy", "data": "clips", "trigger": ""}
+    assert run("init", tmp_path / "work", card=8, **answers) == DONE
+    assert (tmp_path / "work" / "config.yaml").is_file()
+
+
+def test_an_export_for_kohya_is_a_conversion(tiny_family: Any) -> None:
+    family = tiny_family("wan")
+    with pytest.raises(
+        VideotuneError, match=r"`videotune lora convert FILE --to kohya`"
+    ):
+        refuse_format(family, "LORA", "kohya")
+    with pytest.raises(VideotuneError) as refusal:
+        refuse_format(family, "LORA", "made-up")
+    assert "convert" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "begin", "preset"),
+    [
+        (12, "This card of 12 GB trains ", "12GB"),
+        (80, "This card of 80 GB trains ", "80GB"),
+        (4, "This card of 4 GB is smaller", ""),
+    ],
+)
+def test_doctor_ends_with_what_the_card_trains(
+    gigabytes: int, begin: str, preset: str, monkeypatch: Patch
+) -> None:
+    """The driver holds some of the memory back."""
+    total = int((gigabytes - 0.3) * 2**30)
+    monkeypatch.setattr(doctor, "local_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (0, total))
+    sentence = doctor.can_train()
+    assert sentence.startswith(begin)
+    assert preset in sentence
+
+
+def test_doctor_ends_with_what_a_machine_without_a_card_trains(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("doctor") == DONE
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert "This machine has no card" in " ".join(lines[-3:])
+    assert max(map(len, lines)) <= 80
+    assert printed.err == "looking at packages and devices …\n"
