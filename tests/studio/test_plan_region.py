@@ -39,6 +39,7 @@ def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
     monkeypatch.setattr(gpu, "list_gpus", list)
     project = projects.create(tmp_path, "Cats", preset="toy")
     (project.folder / "clips/a.mp4").write_bytes(b"\0\0\0\x20ftypisom" + b"\0" * 64)
+    (project.folder / "clips/a.txt").write_text("a cat\n")
     return project
 
 
@@ -167,7 +168,7 @@ def test_the_reason_belongs_to_the_value_that_it_explains(
 ) -> None:
     client.post(f"{SETUP}/set", data={"key": "learning_rate", "value": "0.5"})
     text = client.get(SETUP).text
-    more = text.split('id="m-learning_rate"')[1].split("</details>")[0]
+    more = text.split('id="ref-learning_rate"')[1].split("</p>")[0]
     usual = form.format_value(form.inherited_values("toy")["learning_rate"])
     assert f"Now 0.5, your own value; the preset&#39;s is {usual}" in more
     assert set(re.findall(r"Why ([\d.e-]+):", more)) <= {usual}
@@ -232,6 +233,7 @@ def test_arrows_of_the_player_go_through_the_filter(
     for name in ("b", "c", "d"):
         write_clip(cats.folder / f"clips/{name}.mp4", _frames(), 12)
     (cats.folder / "clips/b.txt").write_text("has one\n")
+    (cats.folder / "clips/a.txt").unlink()
     query = {"state": "without"}
     found = clips.neighbours(cats, "clips/c.mp4", query)
     assert (found["before"], found["after"]) == ("clips/a.mp4", "clips/d.mp4")

@@ -118,6 +118,11 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
     return presets_by_name
 
 
+def runs_anywhere(preset: str) -> bool:
+    """Return whether a preset trains on any computer, so that its card does not matter."""
+    return preset in presets() and presets()[preset]["gb"] is None
+
+
 @cache
 def _families() -> tuple[ModelFamily, ...]:
     """Return the families in the order of families.json, their smallest sizes first."""

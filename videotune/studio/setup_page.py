@@ -124,6 +124,7 @@ def plan(page: PageContext) -> str:
     version = projects.settings_version(project)
     answer: dict[str, Any] = {}
     if projects.datasets(project) and project.has_model:
+        clips.start_check(project)
         question = plan_question(project, "plan")
         answer = plan_server.request_answer(_studio_file(project, "plan"), question)
 
@@ -137,7 +138,11 @@ def plan(page: PageContext) -> str:
         version=version,
         answer=answer,
         plan=current_plan,
-        unusable=_unusable_clips(project),
+        unusable=[
+            row | {"uncaptioned": clips.needs_caption(row)}
+            for row in _unusable_clips(project)
+        ],
+        runs_anywhere=model_choices.runs_anywhere(project.preset),
         remedies=remedies,
         duration=duration,
         colours=COLOURS,
@@ -149,12 +154,15 @@ def _unusable_clips(project: Project) -> list[clips.ClipRow]:
     if project.facts.get("allow_skips"):
         return []
     skips_captions = draft(project).get("missing_caption") not in (None, "error")
-    return [
+    rows = clips.table(project).rows.values()
+    unusable = [
         row
-        for row in clips.table(project).rows.values()
-        if row["state"] == "skipped"
-        and not (skips_captions and row["reason"] in clips.CAPTION_REASONS)
+        for row in rows
+        if row["state"] == "skipped" and row["reason"] not in clips.CAPTION_REASONS
     ]
+    if skips_captions:
+        return unusable
+    return unusable + [row for row in rows if clips.needs_caption(row)]
 
 
 def _settings_in(text: str) -> list[tuple[str, str]]:

@@ -9,7 +9,15 @@ from urllib.parse import quote
 
 from videotune.errors import VideotuneError
 from videotune.reporter.progress import progress
-from videotune.studio import clips, gpu, plan_server, projects, setup_page, train_page
+from videotune.studio import (
+    clips,
+    gpu,
+    model_choices,
+    plan_server,
+    projects,
+    setup_page,
+    train_page,
+)
 from videotune.studio.clips import ClipRow
 from videotune.studio.projects import Project
 from videotune.studio.train_page import BUSY_STATUSES
@@ -159,6 +167,8 @@ def _plan_stage(project: Project) -> Stage:
     time_text = f", {duration(hours * 3600)}" if hours > 1 / 60 else ""
     if plan.get("fits"):
         return Stage("plan", "done", f"fits{time_text}", "setup")
+    if plan.get("fits") is None and model_choices.runs_anywhere(project.preset):
+        return Stage("plan", "done", "any computer", "setup")
     if plan.get("fits") is None:
         return Stage("plan", "open", "no card chosen", "setup", "Choose a card")
     return Stage("plan", "blocked", "does not fit", "setup", "See what makes it fit")

@@ -136,6 +136,12 @@
   }
   const savePrompts = () => save("samples", $("prompts"), promptsText());
 
+  // what "?" beside a main field explains stands below all of them, so that no field moves
+  function references() {
+    for (const one of document.querySelectorAll(".front .more")) $(`ref-${one.id.slice(2)}`).hidden = !one.open;
+  }
+  document.addEventListener("toggle", (event) => { if (event.target.matches(".front .more")) references(); }, true);
+
   // search
   function filter() {
     const word = ($("find")?.value || "").trim().toLowerCase();
@@ -166,6 +172,7 @@
     if (event.target.id === "r-settings" && $("find")?.value) filter();
     if (event.target.id === "r-gallery") presets();
     if (event.target.id === "r-plan") ready();
+    if (event.target.id === "r-settings") references();
   });
 
   for (const field of document.querySelectorAll("input[data-key],textarea[data-key]"))  // typed before this script was here
