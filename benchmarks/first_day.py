@@ -239,7 +239,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(f"this core: 10 million turns of a Python loop {seconds:.2f} s; load {load:.1f}")
 
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         work = Path(place)
         make_clips(work, count)
         if "--studio" not in sys.argv:
