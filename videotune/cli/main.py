@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from videotune import lazy
+from videotune import cpu_threads, lazy
 from videotune._version import __version__
 from videotune.cli.cache import cache_app
 from videotune.cli.data import caption, check, dataset_app
@@ -169,6 +169,8 @@ def main() -> None:
 def _set_up_libraries() -> None:
     """Set the environment that libraries read when they are imported."""
     lazy.freeze_imports = True
+
+    cpu_threads.configure()
 
     # they warn about what is done on purpose; their errors are still shown
     for library in ("TRANSFORMERS", "DIFFUSERS"):

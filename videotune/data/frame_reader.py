@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from videotune.cpu_threads import available_cores
 from videotune.data.clock import BROADCAST_FORMATS, Clock
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import read_image
@@ -208,7 +209,7 @@ def _default_threads(info: MediaInfo) -> int:
     # Below this size threads cost more than they gain.
     if info.width * info.height < 320 * 240:
         return 1
-    return min(4, os.cpu_count() or 1)
+    return min(4, available_cores())
 
 
 def _still_frame(info: MediaInfo) -> Any:

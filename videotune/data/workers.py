@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from videotune.cpu_threads import available_cores
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 
@@ -365,12 +366,9 @@ threads."""
 
 
 def default_workers() -> Workers:
-    """Return this process's pool, with a child per CPU up to eight; closed at exit."""
-    if hasattr(os, "sched_getaffinity"):
-        cpus = len(os.sched_getaffinity(0))
-    else:
-        cpus = os.cpu_count() or 1
-    return _default_pools.setdefault(os.getpid(), Workers(min(8, cpus)))
+    """Return this process's pool, with a child per core up to eight; closed at exit."""
+    cores = available_cores()
+    return _default_pools.setdefault(os.getpid(), Workers(min(8, cores)))
 
 
 @atexit.register

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from videotune import cpu_threads
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.memory.accelerator import empty_cache
@@ -192,7 +193,7 @@ class Checkpoint:
             fill: puts tensors in the place of the parameters instead of reading
                 weights.
         """
-        return load_model(
+        net = load_model(
             getattr(diffusers, self.transformer_class),
             self.folder / self.spec.part_of(expert),
             self.dtype,
@@ -202,6 +203,9 @@ class Checkpoint:
             stay=device,
             fill=fill,
         )
+        if self.device.type == "cpu" and fill is None:
+            cpu_threads.fit_to_model(sum(each.numel() for each in net.parameters()))
+        return net
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """Build the transformer on the meta device. None: the first expert's."""
