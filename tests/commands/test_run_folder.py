@@ -507,3 +507,14 @@ def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(
     work.train("steps=4", "save_every=2")
     assert threads == ["MainThread"] * 2
     assert_same_run(work.run, straight, 2, 4)
+
+
+def test_the_report_of_a_run_names_no_folder_above_it_or_its_clips(work: Work) -> None:
+    """It is made to be sent to others."""
+    run = work.copy("steps=2", "sample_after=1")
+    page = (run / "report.html").read_text(encoding="utf-8")
+    data = json.loads((run / "config.json").read_text())["settings"]["datasets"]
+    for folder in (run, *(Path(dataset["path"]) for dataset in data)):
+        assert str(folder.parent) not in page
+    (sample, *_) = of_kind(run, "sample")
+    assert set(sample["picture"]) >= {"fault", "neighbours", "change"}
