@@ -20,6 +20,6 @@ def test_it_writes_the_kind_that_is_asked_for_and_nothing_else(tmp_path: Path) -
     assert (done.returncode, done.stdout.strip(), done.stderr) == (
         0,
         str(tmp_path / "base"),
-        "",
+        "making random weights …\n",
     )
     assert spec_for(None, place(str(tmp_path / "base"))).first_frame == 1.0
