@@ -118,6 +118,15 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
     return presets_by_name
 
 
+def preset_of_model(base_model: str, card: ChosenCard) -> str:
+    """Return the preset of a base model that is best for a card; empty if none has it."""
+    for family in families_for(card):
+        for size in family.sizes:
+            if size.base_model == base_model:
+                return size.preset
+    return ""
+
+
 def runs_anywhere(preset: str) -> bool:
     """Return whether a preset trains on any computer, so that its card does not matter."""
     return preset in presets() and presets()[preset]["gb"] is None

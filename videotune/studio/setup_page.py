@@ -456,14 +456,11 @@ def _apply_imported(page: PageContext) -> None:
     config = answer.get("config")
     if config is None:
         raise VideotuneError("there is no imported config: drop its file on the page")
-    base_model = config.get("base_model_name")
-    matching = [
-        name for name, preset in presets().items() if preset["base"] == base_model
-    ]
-
+    base_model = str(config.get("base_model_name"))
     preset = project.preset
-    if matching and preset not in matching:
-        preset = matching[0]
+    if not preset or presets()[preset_named(preset)]["base"] != base_model:
+        card = model_choices.chosen_card(project.facts)
+        preset = model_choices.preset_of_model(base_model, card) or preset
     _apply_settings(page, preset, config)
 
 

@@ -4,7 +4,7 @@
 (() => {
   const STORE = `vt-unsaved ${location.pathname}`, RETRY = 2000, PATIENCE = 1500, LONGEST = 30000, KEPT_ALIVE = 60000;
   const entries = new Map();
-  let working = false, timer = 0, silent = false;
+  let working = false, timer = 0, silent = false, leaving = false;
 
   try { for (const [name, entry] of JSON.parse(sessionStorage.getItem(STORE) || "[]")) entries.set(name, entry); } catch { /* no storage: nothing to send again */ }
   function persist() {
@@ -54,6 +54,7 @@
     let text = "", status = answer.status;
     try { text = await answer.text(); } catch { status = 0; }
     clearTimeout(patience);
+    if (status === 401) leaving = true;  // to the login; the values wait in the storage
     if (vt.isSilent(answer) || status === 401) status = 0;
     else vt.answered(answer);
     return { status, text, tag: answer.headers.get("VT-Settings") };
@@ -63,7 +64,7 @@
   document.addEventListener("vt:lost", tellAll);
   addEventListener("beforeunload", (event) => {
     document.activeElement?.blur?.();  // what is being typed is a change too
-    if (entries.size && (silent || vt.isLost)) event.preventDefault();
+    if (entries.size && !leaving && (silent || vt.isLost)) event.preventDefault();
   });
   document.addEventListener("DOMContentLoaded", () => setTimeout(() => {
     if (!entries.size) return;
