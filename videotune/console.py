@@ -196,7 +196,8 @@ BORDER = 3
 
 
 def column_widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Return the width of each column of a table in which no word is broken.
+    """Return the width of each column of a table in which no word is broken, and no
+    name, which the first column has, if there is room.
 
     Args:
         rows: The cells, with the headings.
@@ -217,6 +218,8 @@ def column_widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
     room -= BORDER * len(least) + 1
     if sum(least) > room:
         return None
+    if most[0] + sum(least[1:]) <= room:
+        least[0] = most[0]
     widths = list(least)
     spare = room - sum(least)
     narrowest_first = sorted(range(len(least)), key=lambda i: most[i] - least[i])

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from tests.support.command_line import Patch, Printed, run
 from videotune import console
 from videotune.commands import doctor
+from videotune.config.load import preset_names
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.formats import refuse_format
 from videotune.text import memory_size
@@ -48,6 +49,32 @@ def test_a_table_whose_names_do_not_fit_becomes_a_list(
         "b",
         "  ours: two, lines; x",
     ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["presets", "list"],
+        ["presets", "keys"],
+        ["config", "explain", "lora.rank"],
+        ["config", "explain", "timestep_shift"],
+        ["queue", "ls"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_s_lines_fit_80_columns(
+    words: list[str], capsys: Printed, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(*words) == DONE
+    assert max(map(cell_len, lines_of(capsys)), default=0) <= 80
+
+
+def test_names_of_presets_are_not_broken(capsys: Printed, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run("presets", "list")
+    printed = capsys.readouterr().out
+    assert all(f"│ {name} " in printed for name in preset_names())
 
 
 def test_a_table_of_a_pipe_is_as_wide_as_it_needs_to_be(

@@ -8,11 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from videotune.cli.options import Arg, AsJson, Opt
-from videotune.console import answer, out, print_json, print_table, size
+from videotune.console import answer, doing, out, print_json, print_table, size, tell
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
+from videotune.pages import docs_page
 from videotune.planner.gpus import measured_file
+from videotune.text import memory_size
 
 COLUMNS = ("what", "found", "note")
+
+GOING = ("running", "paused", "done", "early")
+"""States of a run that is not interrupted."""
 
 
 RunOption = Annotated[Path | None, Arg(help="show the problems of this run folder")]
@@ -62,6 +67,7 @@ def doctor(
 
 def show_machine(as_json: bool) -> None:
     """Print what is installed and, if nothing is missing, what works on which device."""
+    doing("looking at packages and devices")
     from videotune.commands import doctor as machine_doctor
 
     rows, missing = machine_doctor.machine()
@@ -70,7 +76,8 @@ def show_machine(as_json: bool) -> None:
         print_table("doctor", COLUMNS, [list(row.values()) for row in table])
         if not missing:
             print_table("devices", machine_doctor.COLUMNS, machine_doctor.devices())
-            out("Never: taken from torch's documentation, and not tried on a device.")
+            tell("Never: taken from torch's documentation, and not tried on a device.")
+            tell(machine_doctor.can_train())
 
     answer(as_json, [dict(zip(COLUMNS, row, strict=True)) for row in rows], show)
     raise typer.Exit(FAILED if missing else DONE)
@@ -78,7 +85,9 @@ def show_machine(as_json: bool) -> None:
 
 def diagnose_run(run: Path, *, as_json: bool, repair_journal: bool) -> None:
     """Print the problems of a run and their remedies; or repair its journal."""
+    doing(f"reading {run}")
     from videotune.reporter import diagnosis  # reads checkpoints, which --help must not
+    from videotune.reporter.outcome import status
 
     if repair_journal:
         out(diagnosis.repair_journal(run))
@@ -89,11 +98,15 @@ def diagnose_run(run: Path, *, as_json: bool, repair_journal: bool) -> None:
         print_json([asdict(problem) for problem in problems])
         return
 
-    out(f"{run}: {summary}")
+    tell(f"{run}: {summary}")
+    if status(run)["state"] not in GOING:
+        tell(f"To continue it: videotune resume {run}")
     for problem in problems:
-        out(f"\n{problem.line}\n  found: {problem.found}\n  do:    {problem.do}")
+        out(f"\n{problem.line}")
+        tell(f"  found: {problem.found}", indent="         ")
+        tell(f"  do:    {problem.do}", indent="         ")
     if problems:
-        out("\nEach line is explained in docs/troubleshooting.md.")
+        out(f"\nExplained in {docs_page('troubleshooting', 'findings-of-doctor')}")
     else:
         out("its files show no problem")
 
@@ -120,8 +133,8 @@ def show_gpu(report: Mapping[str, Any]) -> None:
         rows.append([f"link {direction}", f"{size(rate)}/s"])
 
     for name, training in report["trainings"].items():
-        allocated = size(training["allocated_bytes"])
-        planned = size(training["planned_bytes"])
+        allocated = memory_size(training["allocated_bytes"])
+        planned = memory_size(training["planned_bytes"])
         memory = f"{allocated} allocated, {planned} planned"
         rows.append([f"step, {name}", f"{training['seconds']:.3f} s, {memory}"])
     rows.append(["the same losses twice", "yes" if report["same_losses"] else "no"])

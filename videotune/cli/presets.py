@@ -18,7 +18,7 @@ from videotune.config.load import (
     read_preset,
 )
 from videotune.config.schema import leaves
-from videotune.console import echo, print_json, print_table
+from videotune.console import echo, print_json, print_table, tell
 
 presets_app = typer.Typer(
     help="List presets, and every key of a config.", no_args_is_help=True
@@ -43,10 +43,8 @@ def list_presets() -> None:
             [name, re.split(", |: ", about)[0], method, f"{card} GB" if card else "any"]
         )
     print_table("presets", ["preset", "model", "trains", "card"], rows)
-    print(
-        "Memory is calculated, see `videotune plan`. "
-        "`videotune presets show NAME`: every setting, and why."
-    )
+    tell("Memory is calculated, see `videotune plan`.")
+    tell("`videotune presets show NAME`: every setting, and why.")
 
 
 @presets_app.command("show")
@@ -96,4 +94,4 @@ def explain_key(
     print(key)
     columns = max(len(label) for label, _ in facts)
     for label, text in facts:
-        print(f"  {label:<{columns}}  {text}")
+        tell(f"  {label:<{columns}}  {text}", indent=" " * (columns + 4))
