@@ -27,6 +27,7 @@ PAGES = {
     "train": ("/p/{project}/train", ""),
     "results": ("/p/{project}/results", ""),
     "queue": ("/queue", ""),
+    "settings": ("/settings", ""),
     "design": ("/design", ""),
 }
 """Each picture by its name: the address, and what is clicked there."""

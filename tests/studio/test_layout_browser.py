@@ -40,6 +40,7 @@ VIEWS = {
     "empty train": ("/p/empty/train", ""),
     "empty results": ("/p/empty/results", ""),
     "queue": ("/queue", ""),
+    "settings": ("/settings", ""),
     "keys": ("/queue", "[data-open=shortcuts]"),
 }
 """The address of each view, and what is clicked there."""

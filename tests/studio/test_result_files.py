@@ -148,3 +148,40 @@ def test_damaged_settings_are_reported_and_hide_nothing(
     write_file(root, ".settings.json", {"comfyui": 3})
     with pytest.raises(VideotuneError):
         read_settings(root)
+
+
+def test_the_settings_page_shows_the_computer_and_never_the_token(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", tmp_path / "none")
+    assert "not logged in" in client.get("/settings").text
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
+    text = client.get("/settings").text
+    assert "not logged in" not in text
+    assert "hf_secret" not in text
+
+    loras = tmp_path / "ComfyUI" / "models" / "loras"
+    loras.mkdir(parents=True)
+    answer = client.post("/settings", data={"comfyui": str(tmp_path / "nothing")})
+    assert answer.status_code == 422
+    answer = client.post("/settings", data={"comfyui": str(loras)})
+    assert answer.status_code < 300
+    assert str(loras) in client.get("/settings").text
+    client.post("/settings", data={"comfyui": ""})
+    assert read_settings(tmp_path) == {}
+
+
+def test_downloaded_models_are_listed_with_their_sizes(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = tmp_path / "hub"
+    snapshot = hub / "models--Wan-AI--tiny" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_bytes(bytes(300_000_000 // 1000))
+    (hub / "models--Wan-AI--tiny" / "refs").mkdir()
+    (hub / "models--Wan-AI--tiny" / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    text = client.get("/settings").text
+    assert "Wan-AI/tiny" in text
+    assert str(hub) in text

@@ -22,6 +22,7 @@ from videotune.studio import (
     projects_page,
     queue_page,
     results_page,
+    settings_page,
     series,
     setup_page,
     stages,
@@ -66,6 +67,7 @@ PAGES = {
     "train": train_page,
     "results": results_page,
     "queue": queue_page,
+    "settings": settings_page,
 }
 """The modules of the pages: each has ``routes`` and ``REGIONS``."""
 

@@ -21,6 +21,7 @@
     ["g t", "train", open("train"), "r-path"],
     ["g r", "results", open("results"), "r-path"],
     ["g q", "queue", () => location.assign("/queue")],
+    ["g o", "settings of the studio", () => location.assign("/settings")],
     ["/", "search", () => $("find").focus(), "find"],
     ["k", "play or pause the previews", click("viewer-play"), "viewer"],
     ["j", "earlier preview", step(-1), "viewer"],
