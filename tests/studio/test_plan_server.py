@@ -85,6 +85,23 @@ def test_a_damaged_clip_is_left_out_of_the_calculation(
     assert (found["plan"]["clips"]["used"], found["plan"]["clips"]["skipped"]) == (6, 1)
 
 
+def test_hours_come_one_by_one_and_stay_when_they_are_stopped(
+    tmp_path: Path, question: dict[str, Any]
+) -> None:
+    out = tmp_path / ".studio" / "hours.json"
+    presets = ["toy", "wan 2.1 14B LoRA 48GB"]
+    asked = {**question, "what": "hours", "presets": presets, "card_name": "RTX 4090"}
+    plan_server.request_answer(out, asked)
+    wait_until(lambda: "toy" in plan_server.read_answer(out).get("presets", {}), 120)
+    plan_server.stop(out)
+    wait_until(lambda: not plan_server._workers[out].is_alive(), 60)
+
+    found = plan_server.read_answer(out)
+    assert found["presets"]["toy"]["fits"] is True
+    assert (found["card"], found["total"], found["part"]) == ("RTX 4090", 2, "known")
+    assert not plan_server.is_computing(out)
+
+
 def test_an_answer_that_is_killed_or_hangs_is_said(
     tmp_path: Path, question: dict[str, Any]
 ) -> None:

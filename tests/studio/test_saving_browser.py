@@ -218,6 +218,25 @@ def test_captions_are_sent_again_and_marked_in_tile_and_player(
     assert page.locator(".conflict:visible").count() == 0
 
 
+def test_files_that_did_not_arrive_are_sent_again_by_a_button(
+    browser: tuple[Studio, Any], cats: projects.Project
+) -> None:
+    studio, page = browser
+    page.goto(f"{studio.address}/p/cats/data")
+    studio.end()
+    page.locator("#lost").wait_for()
+    file = {"name": "new.txt", "mimeType": "text/plain", "buffer": b"a new one"}
+    page.locator("#files").set_input_files([file])
+    page.locator("#sent-refused li", has_text="did not arrive").wait_for()
+    studio.begin()
+    page.locator("#lost").wait_for(state="hidden")
+    page.locator("#sent-again").click()
+    wait_until((cats.folder / "clips/new.txt").is_file, 30)
+    page.locator("#sent-refused li").wait_for(state="detached")
+    page.locator("#sent-close").click()
+    page.locator("#sent").wait_for(state="hidden")
+
+
 def test_a_card_is_refused_at_its_field_and_sent_again_after_a_silence(
     browser: tuple[Studio, Any], cats: projects.Project
 ) -> None:
