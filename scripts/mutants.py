@@ -39,7 +39,23 @@ FOLDERS = (
 """Folders of the package whose lines can be mutated; tests/ has a folder of the same name."""
 
 TESTS = {
-    "adapters/lora.py": ["tests/adapters", "tests/trainer/test_step.py"],
+    "adapters/layers.py": ["tests/adapters", "tests/effects/test_effects_text.py"],
+    "adapters/lora.py": [
+        "tests/adapters",
+        "tests/trainer/test_step.py",
+        "tests/effects/test_effects_model.py",
+    ],
+    "exporter/adapter_export.py": [
+        "tests/exporter",
+        "tests/effects/test_effects_options.py",
+        "tests/commands/test_text_runs.py",
+    ],
+    "exporter/formats.py": ["tests/exporter", "tests/effects/test_effects_text.py"],
+    "exporter/full.py": [
+        "tests/exporter",
+        "tests/effects/test_effects_options.py",
+        "tests/commands/test_adapter_runs.py",
+    ],
     "planner/memory.py": ["tests/planner/test_planner.py"],
     "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
     "runs/journal.py": ["tests/validation/test_journal_disk.py"],
