@@ -48,6 +48,7 @@ def program(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ["sweep", "clips", "--out", "sweep", "--vary", "steps=1,2"],
         ["cache", "clips", "--preset", "toy"],
         ["resume", "run"],
+        ["sample", "run", "--prompt", "a cat"],
     ],
     ids=lambda words: words[0],
 )
@@ -125,6 +126,16 @@ def test_resume_continues_a_run_and_refuses_a_finished_one(work: Work) -> None:
     assert of_kind(folder, "resume")[-1]["from_step"] == 2
     with pytest.raises(VideotuneError, match="holds no run"):
         run("resume", folder.parent / "none")
+
+
+def test_settings_of_a_resume_are_judged_beside_those_of_the_run(work: Work) -> None:
+    """By itself timestep_alpha would be refused: only BETA has it."""
+    folder = work.copy("steps=2", "timestep_distribution=BETA", "timestep_alpha=3")
+    changes = ["steps=3", "timestep_alpha=2"]
+    for command in (["resume", folder], ["train", "--resume", "--out", folder]):
+        with pytest.raises(VideotuneError, match="add --override"):
+            run(*command, set=changes)
+    assert run("resume", folder, set=changes, override=True) == DONE
 
 
 def test_a_plan_says_within_a_second_what_takes_longer(

@@ -51,6 +51,9 @@ def sample(
     """Generate videos with a run, with a LoRA or embedding file, or with only a base
     model.
     """
+    from videotune.job.overrides import Overrides, check_settings
+
+    check_settings(Overrides(sets=tuple(sets or ())))
     doing("loading the model")
     from videotune.commands.sample import sample as generate
 

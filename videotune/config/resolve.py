@@ -185,6 +185,14 @@ def parse(raw: Mapping[str, Any]) -> Config:
         raise VideotuneError("\n".join(lines)) from error
 
 
+def check_values(*layers: Mapping[str, Any]) -> None:
+    """Check keys of a config each by itself; the rest of the config may be elsewhere.
+
+    Raises VideotuneError as ``parse`` does.
+    """
+    parse(merge(*(_without_none(layer) for layer in layers)))
+
+
 def _explain(finding: Any) -> str:
     """Return one of pydantic's findings in words."""
     key = _key_of(finding)

@@ -19,7 +19,7 @@ from videotune.config.load import (
     read_preset,
     shortened,
 )
-from videotune.config.resolve import Resolved, resolve
+from videotune.config.resolve import Resolved, check_values, resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
@@ -140,11 +140,13 @@ def _datasets_of(overrides: Overrides, keys: Mapping[str, Any]) -> list[dict[str
 def check_settings(overrides: Overrides) -> None:
     """Check the keys and values of a config before anything heavy is imported.
 
+    Whether they go together is checked later: a resume has the run's own beside them.
+
     Raises:
         VideotuneError: for an unknown key or preset, a file that is not a config, and a
             value out of its bounds.
     """
-    resolve(user_keys(overrides), preset_keys(overrides), None)
+    check_values(preset_keys(overrides), user_keys(overrides))
 
 
 def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, Any]:
