@@ -293,7 +293,7 @@ def test_a_run_that_goes_on_recommends_what_is_saved(
     assert why in found["why"]
     assert bool(why) == bool(found["why"])
     said = reports.visible_text(reports.report(tmp_path))
-    assert ("--resume --from" in said) == bool(there)
+    assert (f"videotune resume {tmp_path.name} --from" in said) == bool(there)
     assert ("Nothing is saved yet." in said) == (not there)
     assert "OVERFITTING It should have stopped at step 20" in said
 

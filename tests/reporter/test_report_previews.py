@@ -467,3 +467,25 @@ def test_two_experts_files_are_both_loaded_and_older_exports_are_not(
     )
     assert "The file with ComfyUI's names: export/x-step-10-comfyui.safetensors" in said
     assert "LoraLoaderModelOnly" in said
+
+
+def test_the_file_of_the_recommended_step_is_loaded_if_it_was_exported(
+    tmp_path: Path,
+) -> None:
+    """A run that overfits exports its best step and its last one."""
+    exports = [
+        {"format": "diffusers", "path": f"export/x-step-{step}.safetensors", "use": USE}
+        for step in (80, 240)
+    ]
+    use_of(tmp_path, *exports)
+    for recommended, loaded in ((80, 80), (240, 240), (160, 240)):
+        end = {
+            "kind": "end",
+            "step": 240,
+            "why": "done",
+            "take": {"step": recommended, "why": "held-out clips were best there"},
+        }
+        reports.write_journal(tmp_path, [reports.start(), end])
+        said = reports.part(reports.report(tmp_path), "use")
+        assert f"load_lora_weights('export/x-step-{loaded}.safetensors')" in said
+        assert said.count("load_lora_weights") == 1

@@ -8,6 +8,7 @@ from textwrap import shorten
 from typing import Any
 
 from videotune.reporter.curves import TimesSeen, times_seen
+from videotune.reporter.outcome import recommended_checkpoint
 from videotune.reporter.previews import Media, link_in, picture_of, step_in
 from videotune.reporter.privacy import shown_path
 from videotune.reporter.read import Fields, Record, Run, items, mapping, number
@@ -253,15 +254,20 @@ def _path(run: Run, entry: Record, is_shared: bool) -> str:
 
 
 def _loading_code(run: Run, entries: Sequence[Record], is_shared: bool) -> list[str]:
-    """Return code that loads the base model and the latest file of each expert."""
+    """Return code that loads the base model and a file of each expert.
+
+    The files are those of the recommended step, or else the latest.
+    """
     same_format = [
         entry for entry in entries if entry.get("format") == entries[0].get("format")
     ]
-    latest = max((step_in(entry) or 0 for entry in same_format), default=0)
+    steps = [step_in(entry) or 0 for entry in same_format]
+    recommended, _ = recommended_checkpoint(run, run.last("verdict"))
+    step = recommended if recommended in steps else max(steps, default=0)
 
     lines: list[str] = []
     for entry in same_format:
-        if (step_in(entry) or 0) != latest or not entry.get("use"):
+        if (step_in(entry) or 0) != step or not entry.get("use"):
             continue
         path = repr(_path(run, entry, is_shared))
         code = str(entry["use"])
