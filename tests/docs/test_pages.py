@@ -201,7 +201,8 @@ def written_commands() -> list[str]:
     for page in PAGES:
         text = "\n".join(blocks(page)).replace("\\\n", " ")
         for line in text.splitlines():
-            command = line.partition(" #")[0].strip().removeprefix("$ ")
+            # A description may follow, as a comment or in a column of its own.
+            command = re.split(r" #|\s{3,}", line.strip().removeprefix("$ "))[0]
             if command.startswith("videotune ") and not re.search(
                 r"[|>…&]|\.\.\.", command
             ):
