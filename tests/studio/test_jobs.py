@@ -19,6 +19,7 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import jobs
 from videotune.queue.processes import mark_process
+from videotune.reporter.progress import progress
 from videotune.studio import projects, status
 
 
@@ -209,7 +210,7 @@ def test_progress_and_time_left(tmp_path: Path) -> None:
     run = tmp_path / "run"
     steps(run, range(1, 11))
     write_json(run / "config.json", {"steps": 30, "settings": {}})
-    far = status.progress(status.read_live(run))
+    far = progress(status.read_live(run))
     assert (far.done, far.total, far.left, far.throughput) == (10, 30, 10.0, 0.5)
 
 
