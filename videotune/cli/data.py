@@ -163,9 +163,13 @@ def show_account(
 def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print skipped clips, serious remarks, the buckets, and two notes."""
     skipped = {row["clip"]: row["notes"] for row in rows if row["skipped"]}
-    serious = {row["clip"]: row["serious"] for row in rows if row["serious"]}
     show_first("skipped", skipped)
-    show_first("used, look", serious)
+    serious = [row for row in rows if row["serious"]]
+    for state in dict.fromkeys(row["state"] for row in serious):
+        clips = {
+            row["clip"]: row["serious"] for row in serious if row["state"] == state
+        }
+        show_first(state, clips)
 
     remarks = [row for row in rows if row["notes"] and row["clip"] not in skipped]
     more_remarks = len(remarks) - len(serious)
