@@ -129,7 +129,8 @@ RUN = "cats/runs/run-1/"
 STEP = step_line(1)
 HEARTBEAT = {"pid": 1, "host": "x", "step": 1, "state": "training", "time": 1.0}
 PLAN = {
-    "fits": True, "verdict": "fits", "hours": 1.0, "hours_beside": 0.0, "seconds_a_step": 1.0, "device": None, "disk": {}, "steps": 4,
+    "fits": True, "verdict": "fits", "hours": 1.0, "hours_beside": 0.0, "seconds_a_step": 1.0,
+    "device": None, "disk": {}, "steps": 4,
     "clips": {"used": 1, "held_out": 0, "skipped": 0},
     "views": {"per_window": {"min": 1, "max": 1, "band": "high"}, "advice": ""}, "remedies": [], "notes": [],
 }  # fmt: skip

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,11 @@ def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
 
 
 @pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The answer of the plan server, which a test fills in."""
     values: dict[str, Any] = {}
     monkeypatch.setattr(plan_server, "request_answer", lambda out, question: values)
-    yield values
+    return values
 
 
 def region(client: Any) -> str:
