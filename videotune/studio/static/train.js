@@ -211,7 +211,8 @@ document.addEventListener("DOMContentLoaded", () => {
   document.addEventListener("toggle", async (event) => {
     const part = event.target, address = part.dataset?.once;
     if (!address || !part.open) return;
-    const answer = await fetch(address);
+    const answer = await vt.ask(address);
+    if (!answer.ok) { part.open = false; vt.toast("This part could not be loaded. Open it again.", true); return; }
     part.querySelector("[data-keep]").innerHTML = await answer.text();
   }, true);
 });
