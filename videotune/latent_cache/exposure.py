@@ -30,10 +30,10 @@ LOW_RATE = 4e-5
 """At or below this learning rate, 20 to 30 views of a clip should still be safe."""
 
 ADVICE = {
-    "conservative": "each part of a clip is seen fewer than 10 times: it may learn too little",
-    "moderate": "each part of a clip is seen 10 to 50 times: balanced",
-    "high": "each part of a clip is seen 50 to 100 times: watch the previews for copies of the clips",
-    "risky": "each part of a clip is seen 100 times or more: it is likely to copy the clips; more clips or fewer steps would help",
+    "conservative": "so few views may teach too little",
+    "moderate": "a balanced number",
+    "high": "watch the previews for copies of the clips",
+    "risky": "it is likely to copy the clips; more clips or fewer steps would help",
 }
 """A sentence for each band."""
 
