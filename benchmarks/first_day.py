@@ -93,7 +93,9 @@ def steps_of(run: Path) -> float:
     lines = (run / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     return sum(
-        sum(record["seconds"].values()) for record in records if record["kind"] == "step"
+        sum(record["seconds"].values())
+        for record in records
+        if record["kind"] == "step"
     )
 
 
@@ -215,7 +217,9 @@ def train(studio: Studio, run: Path) -> None:
     """Start the run and wait until its process has ended."""
     studio.post("/p/mine/start", {})
     wait_for((run / "exports.json").is_file)
-    wait_for(lambda: json.loads((run / "heartbeat.json").read_text())["state"] == "ended")
+    wait_for(
+        lambda: json.loads((run / "heartbeat.json").read_text())["state"] == "ended"
+    )
 
 
 def download(studio: Studio, run: Path) -> None:
@@ -237,7 +241,9 @@ def main() -> None:
     sum(i * i for i in range(10_000_000))
     seconds = time.process_time() - begun
     load = os.getloadavg()[0]
-    print(f"this core: 10 million turns of a Python loop {seconds:.2f} s; load {load:.1f}")
+    print(
+        f"this core: 10 million turns of a Python loop {seconds:.2f} s; load {load:.1f}"
+    )
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         work = Path(place)
