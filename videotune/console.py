@@ -92,7 +92,12 @@ def guard_stderr() -> None:
 def echo(text: str) -> None:
     """Print a line on standard error, so that standard output has only results."""
     if not quiet():
-        print(printable(text), file=sys.stderr, flush=True)
+        print(for_stderr(text), file=sys.stderr, flush=True)
+
+
+def for_stderr(text: str) -> str:
+    """Return a message in lines of the terminal's width, if standard error is one."""
+    return wrapped(text) if sys.stderr.isatty() else printable(text)
 
 
 def doing(text: str) -> None:
@@ -108,6 +113,31 @@ def out(text: object) -> None:
     print(printable(str(text)))
 
 
+def wrapped(text: str, indent: str = "  ") -> str:
+    """Return a text in lines of the terminal's width; without a terminal as it is.
+
+    Args:
+        text: The text; characters that a terminal obeys are escaped.
+        indent: What the lines after the first begin with.
+    """
+    columns = shutil.get_terminal_size((0, 24)).columns
+    lines = printable(text).splitlines() or [""]
+    if not columns:
+        return "\n".join(lines)
+    return "\n".join(
+        textwrap.fill(
+            line,
+            columns,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if len(line) > columns
+        else line
+        for line in lines
+    )
+
+
 def tell(text: str, indent: str = "  ") -> None:
     """Print a sentence of the result, in lines of the terminal's width.
 
@@ -115,18 +145,7 @@ def tell(text: str, indent: str = "  ") -> None:
         text: The sentence.
         indent: What the lines after the first begin with.
     """
-    columns = shutil.get_terminal_size((0, 24)).columns
-    lines = printable(text).splitlines() or [""]
-    for line in lines:
-        if columns and len(line) > columns:
-            line = textwrap.fill(
-                line,
-                columns,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        print(line)
+    print(wrapped(text, indent))
 
 
 def print_json(value: Any) -> None:

@@ -22,8 +22,10 @@ from tests.support.command_line import (
     check,
     compare,
     export,
+    options_of,
     train,
 )
+from tests.support.command_line import run as command
 from tests.support.kill_points import kill_points, killed_at
 from tests.support.run_parts import open_run
 from tests.support.run_processes import Make, Work, refusal, resume
@@ -37,9 +39,10 @@ from tests.support.run_results import (
     steps_of,
     warnings_of,
 )
+from videotune.commands import train as train_command
 from videotune.commands.export import exported
 from videotune.commands.sample import SampleOptions, open_sampler
-from videotune.errors import DONE, DoesNotFit, VideotuneError
+from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import digest, read_json
 from videotune.job.overrides import Overrides
 from videotune.planner.plan import make_plan
@@ -518,3 +521,38 @@ def test_the_report_of_a_run_names_no_folder_above_it_or_its_clips(work: Work) -
         assert str(folder.parent) not in page
     (sample, *_) = of_kind(run, "sample")
     assert set(sample["picture"]) >= {"fault", "neighbours", "change"}
+
+
+def test_a_run_that_is_stopped_before_its_first_step_is_resumed_as_it_was_begun(
+    work: Work, monkeypatch: pytest.MonkeyPatch, capfd: Printed, tmp_path: Path
+) -> None:
+    """Ctrl-C while clips are encoded: the settings are kept, relative paths too."""
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    overrides = work.overrides("steps=3")
+    with monkeypatch.context() as patch:
+        patch.setattr(train_command, "work", interrupt)
+        ended = command("train", out=work.run, **options_of(overrides))
+    assert ended == INTERRUPTED
+    assert f"videotune resume {work.run}" in capfd.readouterr().err
+    assert not (work.run / "config.json").exists()
+
+    monkeypatch.chdir(tmp_path)
+    assert command("resume", work.run) == DONE
+    config = read_json(work.run / "config.json")
+    assert config["steps"] == 3
+    assert not (work.run / "begun.json").exists()
+    assert len(steps_of(work.run)) == 3
+    with pytest.raises(VideotuneError):
+        command("resume", work.run)
+
+
+def test_what_was_asked_for_at_the_start_may_be_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for content in ("", "[]", '{"preset": 3}', '{"keys": "x"}'):
+        (folder / "begun.json").write_text(content)
+        with pytest.raises(VideotuneError):
+            command("resume", folder)

@@ -78,6 +78,7 @@ def test_a_folder_of_clips_without_a_run_says_what_is_missing(
     (tmp_path / "a name" / "a.mp4").symlink_to(clip)
     dataset = status_of(tmp_path / "a name", capsys)["dataset"]
     assert (dataset["clips"], dataset["without_caption"]) == (1, 1)
+    assert dataset["unreadable"] == 0
     assert dataset["next"].startswith("videotune caption '")
 
     (tmp_path / "a name" / "a.txt").write_text("a ball")
@@ -131,3 +132,12 @@ def test_a_project_of_the_studio_says_what_its_pages_say(
     }
     assert (states["run"], states["result"]) == ("done", "done")
     assert len(value["runs"]) == 1
+
+
+def test_a_damaged_clip_does_not_lack_a_caption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    dataset = status_of(tmp_path, capsys)["dataset"]
+    assert (dataset["without_caption"], dataset["unreadable"]) == (0, 1)
+    assert dataset["next"].startswith("videotune check ")

@@ -110,7 +110,7 @@ def test_tensorboard_has_curves_validation_and_previews(lab: Lab) -> None:
     gif: Any = Image.open(BytesIO(board.Images(preview)[0].encoded_image_string))
     assert (gif.format, gif.n_frames) == ("GIF", 5)
     assert [tag for tag in tags["tensors"] if tag.startswith("verdict")], (
-        "no validation possible, said in words"
+        "no verdict, said in words"
     )
 
 

@@ -127,13 +127,29 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     elif skipped and account["blockers"]:
         for blocker in account["blockers"]:
             echo(blocker)
+        _echo_other_skips(result)
     elif skipped and allow_skips is not None:
         refuse_skips(result.job, allow_skips)
         return DONE
     elif skipped:
         clips = "1 clip is" if skipped == 1 else f"{skipped} clips are"
-        echo(f"{clips} skipped (exit code 2); --allow-skips {skipped} allows it")
+        echo(
+            f"{clips} skipped (exit code 2), so a training does not start. "
+            f"--allow-skips {skipped} starts it without"
+        )
     return result.exit_code
+
+
+def _echo_other_skips(result: CheckResult) -> None:
+    """Say what remains once each clip has a caption."""
+    reasons = [reason for _, reason, _ in result.job.library.skipped]
+    others = [reason for reason in reasons if not reason.endswith("_caption")]
+    if others:
+        clips = "1 clip is" if len(others) == 1 else f"{len(others)} clips are"
+        echo(
+            f"{clips} skipped for another reason: mend or remove, "
+            f"or add --allow-skips {len(others)}"
+        )
 
 
 def show_account(

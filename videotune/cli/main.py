@@ -31,6 +31,7 @@ from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
 from videotune.cli.status import status
 from videotune.cli.train import resume, train, wait
+from videotune.console import for_stderr
 from videotune.errors import DONE, FAILED, VideotuneError, printable
 from videotune.text import unwrapped
 
@@ -220,4 +221,4 @@ def _print_error(text: str) -> None:
 def _print_line(text: str) -> None:
     """Print a line on standard error; if that is closed, the exit code is the message."""
     with suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(for_stderr(text), file=sys.stderr, flush=True)

@@ -73,7 +73,10 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
 def _show_dataset(dataset: DatasetOverview) -> None:
     missing = dataset.without_caption
     captions = f"{missing} without a caption" if missing else "each has a caption"
-    print(f"{dataset.folder}: {dataset.clips} clips, {captions}")
+    damaged = (
+        f", {dataset.unreadable} that cannot be read" if dataset.unreadable else ""
+    )
+    print(f"{dataset.folder}: {dataset.clips} clips, {captions}{damaged}")
     print(f"next: {dataset.next_command}")
 
 

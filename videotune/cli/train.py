@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +18,7 @@ from videotune.text import memory_size
 if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
     from videotune.job.overrides import Overrides
+    from videotune.runs.run_dir import BegunRun
 
 RunFolder = Annotated[Path, Arg(help="a run folder")]
 ResumeStep = Annotated[
@@ -95,9 +98,13 @@ def resume(
     """Continue an interrupted run with its own config, as train --resume does."""
     from videotune.job.overrides import Overrides, check_settings
     from videotune.reporter.outcome import status
+    from videotune.runs.run_dir import read_begun
 
     overrides = Overrides(data=data, sets=tuple(sets or ()))
     check_settings(overrides)
+    begun = read_begun(run)
+    if begun is not None:
+        return _begin_again(begun, overrides, run)
     now = status(run)
     is_complete = now["steps"] is not None and now["step"] >= now["steps"]
     goes_back = step is not None or bool(sets) or data is not None
@@ -110,6 +117,15 @@ def resume(
 
 
 FINISHED_STATES = ("done", "early")
+
+
+def _begin_again(begun: BegunRun, overrides: Overrides, run: Path) -> dict[str, Any]:
+    """Train a run that was stopped before its first step, with what was asked for then."""
+    keys = begun["keys"]
+    if overrides.data is not None:
+        keys = {key: value for key, value in keys.items() if key != "datasets"}
+    asked = replace(overrides, preset=begun["preset"], config=keys)
+    return _train(asked, run, None, begun["allow_skips"])
 
 
 def _train(
@@ -130,16 +146,30 @@ def _train(
     from videotune.commands.train import Resume
     from videotune.commands.train import train as train_run
 
-    result = train_run(
-        overrides,
-        run,
-        resume=Resume(*resume_options) if resume_options else False,
-        allow_skips=allow_skips,
-        begun=BEGUN,
-    )
+    with _telling_how_to_go_on(run):
+        result = train_run(
+            overrides,
+            run,
+            resume=Resume(*resume_options) if resume_options else False,
+            allow_skips=allow_skips,
+            begun=BEGUN,
+        )
     if result.report is not None:  # only on the main process
         show_training(result)
     return result.to_json()
+
+
+@contextmanager
+def _telling_how_to_go_on(run: Path) -> Iterator[None]:
+    """Say how to go on after an interrupt that ends the process at once."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if any((run / name).is_file() for name in ("config.json", "begun.json")):
+            echo(f"continue with: videotune resume {run}")
+        else:
+            echo("nothing was begun yet: give the same command again")
+        raise
 
 
 def show_training(result: TrainResult) -> None:
@@ -147,6 +177,8 @@ def show_training(result: TrainResult) -> None:
     for item in result.exports:
         error = exactly(item.max_error)
         echo(f"{item.format}: {item.path}  (read back by {item.reader}: {error})")
+    if result.exports and result.is_toy:
+        echo("the files fit the toy alone: no other program has it")
     if not result.exports:
         saved = "saved" if result.saved else "nothing to save yet"
         command = f"videotune resume {result.run}"

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from videotune.data.clip_file import ClipFile
+from videotune.data.file_checks import ClipProblem
+from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.layouts import RUN_FILES, read_folder
+from videotune.data.probe import probe
 from videotune.errors import VideotuneError
 from videotune.reporter.outcome import status
 from videotune.reporter.progress import progress
@@ -89,7 +92,12 @@ class DatasetOverview:
 
     folder: Path
     clips: int
+
     without_caption: int
+    """Clips that can be read and lack a caption."""
+
+    unreadable: int
+    """Of the clips without a caption, those that cannot be read."""
 
     @property
     def next_command(self) -> str:
@@ -105,6 +113,7 @@ class DatasetOverview:
             "folder": str(self.folder),
             "clips": self.clips,
             "without_caption": self.without_caption,
+            "unreadable": self.unreadable,
             "next": self.next_command,
         }
 
@@ -183,7 +192,24 @@ def dataset_overview(folder: Path) -> DatasetOverview | None:
     except VideotuneError:
         return None
     missing = [clip for clip in clips if not _has_caption(clip)]
-    return DatasetOverview(folder, len(clips), len(missing))
+    unreadable = [clip for clip in missing if not _is_readable(clip)]
+    return DatasetOverview(
+        folder=folder,
+        clips=len(clips),
+        without_caption=len(missing) - len(unreadable),
+        unreadable=len(unreadable),
+    )
+
+
+def _is_readable(clip: ClipFile) -> bool:
+    """Return whether a clip that lacks a caption is worth one."""
+    if clip.path.suffix.lower() in IMAGE_SUFFIXES:
+        return True
+    try:
+        probe(clip.path)
+    except ClipProblem:
+        return False
+    return True
 
 
 def _has_caption(clip: ClipFile) -> bool:

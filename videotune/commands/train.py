@@ -15,7 +15,7 @@ from videotune.distributed import DistributedContext, join
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.job.job import refuse_nothing_to_learn, refuse_skips
-from videotune.job.overrides import ConfigSource, Overrides, to_overrides
+from videotune.job.overrides import ConfigSource, Overrides, to_overrides, user_keys
 from videotune.memory import accelerator, compiling
 from videotune.planner.out_of_memory import (
     DeviceFull,
@@ -27,7 +27,7 @@ from videotune.planner.settings import chosen_for_run, peak
 from videotune.reporter import build, contact_sheet
 from videotune.runs.checkpoint import complete_checkpoints, pick
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
-from videotune.runs.run_dir import only_process
+from videotune.runs.run_dir import BegunRun, only_process, write_begun
 from videotune.runs.stop_signals import hangup_is_termination, signals
 from videotune.trainer import saving
 from videotune.trainer.deterministic import same_bits
@@ -61,6 +61,8 @@ class TrainResult:
     memory: Mapping[str, int | None] | None = None
     """Bytes at the peak, of a device with memory of its own."""
     report: Path | None = None
+    is_toy: bool = False
+    """Whether the toy was trained, whose files no other program reads."""
 
     @property
     def saved(self) -> bool:
@@ -165,6 +167,13 @@ def train_once(
                 only_process(run),
                 keep_heartbeat(run, begun, goes_on=resume is not None) as heartbeat,
             ):
+                if resume is None:
+                    asked: BegunRun = {
+                        "preset": overrides.preset,
+                        "keys": user_keys(overrides),
+                        "allow_skips": allow_skips,
+                    }
+                    write_begun(run, asked)
                 return work(opened, run, resume, plan, dist, heartbeat)
 
 
@@ -335,4 +344,5 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
         seconds=seconds,
         memory=memory,
         report=report,
+        is_toy=str(job.config.base_model_name).startswith("asset:"),
     )

@@ -157,7 +157,8 @@ def _frame_rate_notes(videos: Sequence[Candidate], fps: float) -> list[str]:
 
     if rates and median(candidate.media.fps for candidate in videos) < 0.8 * fps:
         notes.append(
-            f"most clips are slower than the {fps:g} fps of training: frames are repeated"
+            f"most clips are slower than the {fps:g} fps of training: frames are repeated, so motion "
+            "keeps its speed and is less smooth"
         )
     return notes
 

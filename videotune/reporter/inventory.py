@@ -221,8 +221,9 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
     if run.exports is None:
         return {"absent": run.absent("exports.json, the exported files")}
     entries = [entry for entry in run.exports if entry.get("path")]
-    comfyui = [entry for entry in entries if entry.get("format") == "comfyui"]
-    others = [entry for entry in entries if entry not in comfyui]
+    for_comfyui = [entry for entry in entries if entry.get("format") == "comfyui"]
+    others = [entry for entry in entries if entry not in for_comfyui]
+    comfyui = _of_best_step(run, for_comfyui)
     lines = _loading_code(run, others or entries, is_shared)
     pipelines = set(re.findall(r"\b[A-Z]\w*Pipeline\b", "\n".join(lines)))
 
@@ -242,10 +243,24 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "sample": mapping(run.setting("sample")),
         "fps": value_text(run.setting("video_config", "target_fps") or 16),
         "method": run.setting("training_method"),
+        "is_toy": is_toy(run),
         "comfyui": ", ".join(_path(run, entry, is_shared) for entry in comfyui),
         "folder": run.folder.resolve().name if is_shared else run.folder,
         "is_shared": is_shared,
     }
+
+
+def is_toy(run: Run) -> bool:
+    """Whether the run trained the toy, which no other program has."""
+    return str(run.setting("base_model_name")).startswith("asset:")
+
+
+def _of_best_step(run: Run, entries: Sequence[Record]) -> list[Record]:
+    """Return the entries of the recommended step, or else of the latest."""
+    steps = [step_in(entry) or 0 for entry in entries]
+    recommended, _ = recommended_checkpoint(run, run.last("verdict"))
+    step = recommended if recommended in steps else max(steps, default=0)
+    return [entry for entry in entries if (step_in(entry) or 0) == step]
 
 
 def _path(run: Run, entry: Record, is_shared: bool) -> str:
@@ -261,13 +276,9 @@ def _loading_code(run: Run, entries: Sequence[Record], is_shared: bool) -> list[
     same_format = [
         entry for entry in entries if entry.get("format") == entries[0].get("format")
     ]
-    steps = [step_in(entry) or 0 for entry in same_format]
-    recommended, _ = recommended_checkpoint(run, run.last("verdict"))
-    step = recommended if recommended in steps else max(steps, default=0)
-
     lines: list[str] = []
-    for entry in same_format:
-        if (step_in(entry) or 0) != step or not entry.get("use"):
+    for entry in _of_best_step(run, same_format):
+        if not entry.get("use"):
             continue
         path = repr(_path(run, entry, is_shared))
         code = str(entry["use"])

@@ -161,12 +161,11 @@ def verdict(run: Run) -> dict[str, Any]:
         key = "" if run.validations else "validate_every"
         absent = run.absent("a verdict, which takes three validations", key)
 
-    exported_file = None
+    exported_files = []
     for entry in run.exports or ():
         path = str(entry.get("path"))
         if re.search(rf"-step-{step}(?!\d)", path):
-            exported_file = path
-            break
+            exported_files.append(path)
     return {
         "absent": absent,
         "demo": run.demo,
@@ -177,7 +176,7 @@ def verdict(run: Run) -> dict[str, Any]:
         "run": run.folder.name,
         "step": step,
         "why": why,
-        "file": exported_file,
+        "files": exported_files,
     }
 
 

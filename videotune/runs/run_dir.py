@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from typing_extensions import TypedDict
 
 from videotune._version import __version__
 from videotune.config.optimizers import default_warmup
 from videotune.config.resolve import INTERVALS
 from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
-from videotune.files import digest, hash_file, is_left_behind, write_json
+from videotune.files import (
+    digest,
+    hash_file,
+    is_left_behind,
+    read_typed,
+    write_json,
+)
 from videotune.job.job import Job, with_views
 from videotune.runs.schemas import read_record
 from videotune.types import BasePlace
@@ -29,6 +36,7 @@ CONTROL_KEYS = ("stop", "save", "sample")
 
 OWN = (
     "config.json",
+    "begun.json",
     "check.json",
     "plan.json",
     "journal.jsonl",
@@ -63,7 +71,10 @@ SAMPLED = "sampled"
 
 LOCK = ".lock"
 
-BEFORE_CONFIG = ("check.json", "plan.json")
+BEGUN = "begun.json"
+"""What the user asked for, until config.json is written."""
+
+BEFORE_CONFIG = (BEGUN, "check.json", "plan.json")
 """What a start writes before config.json.
 
 If only these are beside a run's lock, a start was killed.
@@ -76,6 +87,39 @@ Exports contain it, with a step and a format; a file name may have 255.
 """
 
 SCHEDULER = "scheduler/scheduler_config.json"
+
+
+class BegunRun(TypedDict):
+    """``begun.json``: how to begin a run that was stopped before its first step."""
+
+    preset: str | None
+    keys: dict[str, Any]
+    """The user's own keys, with absolute paths."""
+    allow_skips: str | None
+
+
+def write_begun(run: Path, begun: BegunRun) -> None:
+    """Write ``begun.json``, so that a start that is interrupted can be resumed."""
+    write_json(run / BEGUN, begun)
+
+
+def read_begun(run: Path) -> BegunRun | None:
+    """Return how a run was begun that has no ``config.json`` yet; None if it has one,
+    or was never begun.
+
+    Raises:
+        VideotuneError: if the file is damaged.
+    """
+    path = run / BEGUN
+    if (run / "config.json").is_file() or not path.is_file():
+        return None
+    try:
+        begun: BegunRun = read_typed(path, BegunRun)
+    except ValueError as error:
+        raise VideotuneError(
+            f"{path} is damaged ({error}): remove it, and begin the run again"
+        ) from error
+    return begun
 
 
 @cache
@@ -278,6 +322,7 @@ def write_config(
         "versions": versions(),
     }
     write_json(run / "config.json", content | {"digest": digest(content)})
+    (run / BEGUN).unlink(missing_ok=True)
 
 
 def _base_facts(
@@ -304,7 +349,10 @@ def read_run_config(run: Path) -> dict[str, Any]:
     Raises VideotuneError if the folder holds no run.
     """
     if not (run / "config.json").is_file():
-        raise VideotuneError(f"{run} holds no run: it has no config.json")
+        raise VideotuneError(
+            f"{run} holds no run: it has no config.json. If it was stopped before its "
+            "first step, give its train command again"
+        )
     return read_record(run / "config.json")
 
 
