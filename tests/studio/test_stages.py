@@ -1,7 +1,9 @@
 """The way of a project: each page shows the same stages and the same next step."""
 
+import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +91,17 @@ def test_a_run_that_has_ended_offers_its_result(
     assert action_of(cats) == ""
     result = stages_of(cats)["result"]
     assert (result.state, result.action) == ("done", "Download the LoRA")
-    assert result.address(cats) == "/p/cats/results?run=run-1"
+    assert result.address(cats) == "/p/cats/results?run=run-1#r-result"
 
     write_file(run, "exports.json", [])
     assert action_of(cats) == "Write the file"
+
+    # settings that have changed since are those of the next run
+    later = time.time() + 60
+    projects.save_draft(cats, {"steps": 7})
+    os.utime(cats.folder / "config.json", (later, later))
+    assert action_of(cats) == "See the plan"
+    assert stages_of(cats)["run"].state == "open"
 
 
 def test_all_pages_show_the_same_way(client: Any, cats: Project) -> None:
@@ -112,3 +121,19 @@ def test_a_damaged_project_still_has_its_pages(client: Any, cats: Project) -> No
     assert client.get("/p/cats/data").status_code == 200
     write_file(cats.folder / ".studio", "plan.json", {"key": 3, "plan": "x"})
     assert client.get("/p/cats/setup").status_code == 200
+
+
+def test_the_plan_says_what_this_computer_does_not_have(
+    cats: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(setup_page.gpu, "list_gpus", list)
+    projects.update(cats, preset="toy", card="RTX 4090")
+    current = projects.find_project(tmp_path, "cats")
+    assert setup_page.notes_on_this_computer(current) == [], "the toy is everywhere"
+
+    projects.update(cats, preset="wan 2.1 1.3B LoRA 16GB")
+    current = projects.find_project(tmp_path, "cats")
+    model, card = setup_page.notes_on_this_computer(current)
+    assert "Wan2.1-T2V-1.3B" in model
+    assert "RTX 4090" in card

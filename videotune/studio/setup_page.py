@@ -53,6 +53,7 @@ from videotune.studio.projects import (
     inside,
 )
 from videotune.studio.records import OwnPreset, read_record
+from videotune.studio.settings_page import downloaded_models
 from videotune.studio.uploads import receive, safe_name, temporary_upload
 from videotune.studio.web import (
     CurrentPage,
@@ -76,6 +77,9 @@ CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".sh")
 
 MAX_CONFIG_BYTES = 20_000_000
 """Size limit of an uploaded config."""
+
+HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
+"""An id of the Hub."""
 
 PRESET_REMEDY = "fix it, or remove it"
 
@@ -143,10 +147,36 @@ def plan(page: PageContext) -> str:
             for row in _unusable_clips(project)
         ],
         runs_anywhere=model_choices.runs_anywhere(project.preset),
+        here=notes_on_this_computer(project),
         remedies=remedies,
         duration=duration,
         colours=COLOURS,
     )
+
+
+def notes_on_this_computer(project: Project) -> list[str]:
+    """Return what the plan takes for granted and this computer does not have: the base
+    model, and the card.
+    """
+    if not project.has_model or model_choices.runs_anywhere(project.preset):
+        return []
+    notes = []
+    inherited = inherited_values(project.preset)
+    base = str(draft(project).get("base_model_name") or inherited["base_model_name"])
+    names = [model.name for model in downloaded_models()]
+    if HUB_MODEL.fullmatch(base) and base not in names and not Path(base).exists():
+        notes.append(
+            f"{base} is not on this computer: it is downloaded when the training starts."
+        )
+
+    card = model_choices.chosen_card(project.facts)
+    gpu_names = [device.name for device in gpu.list_gpus()]
+    if card.name and not gpu_names:
+        notes.append(
+            f"The plan is for {card.name}. This computer has no NVIDIA card, so a "
+            "training here would use the CPU, which takes far longer."
+        )
+    return notes
 
 
 def _unusable_clips(project: Project) -> list[clips.ClipRow]:

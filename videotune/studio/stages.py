@@ -5,10 +5,11 @@ and the one next step. All pages and ``videotune status`` show the same.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from videotune.errors import VideotuneError
 from videotune.reporter.progress import progress
+from videotune.reporter.read import mapping
 from videotune.studio import (
     clips,
     gpu,
@@ -29,9 +30,10 @@ StageState = Literal["done", "open", "blocked", "busy"]
 Busy: the studio or a run works on it.
 """
 
-FINISHED_STATUSES = ("done", "early")
+CHANGE_TOLERANCE = 1.0
+"""Seconds by which a change of the settings must be later than the end of a run."""
 
-UNEXPLAINED = "it cannot start: the page Setup says why"
+FINISHED_STATUSES = ("done", "early")
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,20 @@ class Stage:
     run: str = ""
     """The run that the page should show."""
 
+    clips: str = ""
+    """The state of the clips that the page Data should show."""
+
+    part: str = ""
+    """The part of the page that is meant."""
+
     def address(self, project: Project) -> str:
         """Return the address of its page."""
+        values = {"run": self.run, "state": self.clips}
+        query = urlencode({key: value for key, value in values.items() if value})
         address = f"/p/{quote(project.name, safe='')}/{self.page}"
-        return f"{address}?run={quote(self.run, safe='')}" if self.run else address
+        if query:
+            address += f"?{query}"
+        return f"{address}#{self.part}" if self.part else address
 
 
 def stages(page: PageContext) -> list[Stage]:
@@ -94,7 +106,7 @@ def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
     if unusable and not project.facts.get("allow_skips"):
         text += f", {len(unusable)} cannot be used"
         action = f"Mend or leave out {counted(len(unusable), 'clip')}"
-        return Stage("clips", "blocked", text, "data", action)
+        return Stage("clips", "blocked", text, "data", action, clips="unusable")
     return Stage("clips", "done", text, "data")
 
 
@@ -117,9 +129,8 @@ def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
     text = f"{len(missing)} of {len(own_rows)} missing"
     if projects.draft(project).get("missing_caption") == "skip":
         return Stage("captions", "done", f"{text}, left out", "data")
-    return Stage(
-        "captions", "open", text, "data", f"Caption {counted(len(missing), 'clip')}"
-    )
+    action = f"Caption {counted(len(missing), 'clip')}"
+    return Stage("captions", "open", text, "data", action, clips="without")
 
 
 def _model_stage(project: Project) -> Stage:
@@ -146,10 +157,29 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results")
         return
 
+    if _has_changed_since(page, names[0]):
+        yield plan
+        text = f"{names[0]}, before the last change"
+        yield Stage("run", "open", text, "setup", "Start training", part="start")
+        yield Stage("result", "open", "after the run", "results", run=names[0])
+        return
+
     # The run has made its own plan at its start, so nobody waits for this one.
     text = plan.text if plan.state == "done" else "made by the run"
     yield Stage("plan", "done", text, plan.page)
     yield from _stages_of_run(page, names[0])
+
+
+def _has_changed_since(page: PageContext, name: str) -> bool:
+    """Return whether the settings have changed since a run ended."""
+    run, entry, job, code = train_page.run_state(page, name)
+    if code in BUSY_STATUSES:
+        return False
+    times = [run.written or 0.0]
+    times += [] if entry is None else [entry.added]
+    times += [] if job is None else [job.started]
+    settings_changed = projects.settings_version(page.current_project) / 1e6
+    return settings_changed > max(times) + CHANGE_TOLERANCE
 
 
 def _plan_stage(project: Project) -> Stage:
@@ -191,17 +221,17 @@ def _stages_of_run(page: PageContext, name: str) -> Iterator[Stage]:
     text = f"{name}: {projects.texts()['train_badges'].get(code, [code])[0]}"
 
     if code in BUSY_STATUSES:
-        if done.total:
+        if done.total and code != "queued":
             text += f", step {plain(done.done)} of {plain(done.total)}"
-        if done.left is not None:
-            text += f", {duration(done.left)} left"
+        if done.left and code == "running" and mapping(run.life)["state"] == "training":
+            text += f", {duration(max(1, round(done.left)))} left"
         yield Stage("run", "busy", text, "train", "Watch it train", name)
         yield Stage("result", "open", "after the run", "results", run=name)
         return
 
     if code not in FINISHED_STATUSES:
         action = "See why it failed" if code == "failed" else f"Resume {name}"
-        yield Stage("run", "open", text, "train", action, name)
+        yield Stage("run", "open", text, "train", action, name, part="r-run")
         yield Stage("result", "open", "after the run", "results", run=name)
         return
 
@@ -211,9 +241,15 @@ def _stages_of_run(page: PageContext, name: str) -> Iterator[Stage]:
         f"{counted(export_count, 'file')} written" if export_count else "no file"
     )
     if export_count:
-        yield Stage("result", "done", result_text, "results", "Download the LoRA", name)
+        action = "Download the LoRA"
+        yield Stage(
+            "result", "done", result_text, "results", action, name, part="r-result"
+        )
     else:
-        yield Stage("result", "open", result_text, "results", "Write the file", name)
+        action = "Write the file"
+        yield Stage(
+            "result", "open", result_text, "results", action, name, part="r-result"
+        )
 
 
 def path(page: PageContext) -> str:

@@ -75,10 +75,12 @@
     if (!plan) return;
     const isOld = vt.unsaved() > 0 || changing > 0 || Number(plan.dataset.version) < expected;
     plan.classList.toggle("stale", isOld);
-    const why = vt.unsaved() && vt.isLost ? "A change is not saved yet." : isOld ? "Plan not ready: a change is being saved." : plan.dataset.why;
+    const refused = document.querySelector("#r-settings [aria-invalid=true]");
+    const why = refused ? "A value was not saved: see the red field." : vt.unsaved() && vt.isLost ? "A change is not saved yet." : isOld ? "Plan not ready: a change is being saved." : plan.dataset.why;
     start.disabled = Boolean(why);
     if ($("start-why").textContent !== why) $("start-why").textContent = why;
   }
+  document.addEventListener("vt:save", () => setTimeout(ready));
   const isChange = (event) => event.detail.requestConfig?.verb === "post" && event.detail.pathInfo?.requestPath.startsWith(at) && !event.detail.pathInfo.requestPath.endsWith("/start");
   document.addEventListener("htmx:beforeRequest", (event) => { if (isChange(event)) { changing += 1; ready(); } });
   document.addEventListener("htmx:afterRequest", (event) => {

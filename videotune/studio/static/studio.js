@@ -10,6 +10,7 @@
     if (bad) line.setAttribute("role", "alert");
     close.type = "button"; close.textContent = "×"; close.setAttribute("aria-label", "Dismiss");
     close.onclick = () => line.remove();
+    if (!bad) for (const old of document.querySelectorAll(".toast.bad")) old.remove();  // what was wrong before has been mended
     line.append(close); $("toasts").append(line); raise();
     setTimeout(() => line.remove(), bad ? 15000 : 4000);
   }
