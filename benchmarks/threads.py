@@ -37,9 +37,12 @@ def measure_step(steps: int, way: str) -> None:
 
         cpu_threads.configure()
 
+    import logging
     import time
     from importlib import resources
 
+    # it warns, when diffusers imports it, of a package that nothing here needs
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import torch
     from diffusers import WanTransformer3DModel
 
