@@ -48,8 +48,8 @@ class Clock:
         return result
 
     def show(self, title: str, step_seconds: float, inside: dict[str, float]) -> None:
-        """Print the parts, what the run counted inside of its own, and the sum."""
-        whole = sum(self.parts.values())
+        """Print the parts, what the run counted of its own, and the sum."""
+        total = sum(self.parts.values())
         print(f"\n{title}")
         for part, seconds in self.parts.items():
             print(f"  {part:<34}{seconds:7.1f} s")
@@ -57,8 +57,10 @@ class Clock:
             if part != "training":
                 print(f"    of the run: {part:<22}{seconds:7.1f} s")
         print(f"  {'steps':<34}{step_seconds:7.1f} s")
-        beside = whole - step_seconds
-        print(f"  {'beside the steps':<34}{beside:7.1f} s  (bound {BOUND_SECONDS} s)")
+        other_seconds = total - step_seconds
+        print(
+            f"  {'beside the steps':<34}{other_seconds:7.1f} s  (bound {BOUND_SECONDS} s)"
+        )
 
 
 def make_clips(folder: Path, count: int) -> None:
@@ -74,16 +76,16 @@ def make_clips(folder: Path, count: int) -> None:
         shutil.copy(caption, flat / caption.name)
 
 
-def command(*words: str) -> dict[str, Any]:
+def command(*arguments: str) -> dict[str, Any]:
     """Run a command and return what it prints with --json."""
     done = subprocess.run(
-        [sys.executable, "-m", "videotune", *words, "--json"],
+        [sys.executable, "-m", "videotune", *arguments, "--json"],
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode not in (0, 2):
-        raise SystemExit(f"{' '.join(words)}: {done.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -127,9 +129,9 @@ class Studio:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
-        words = ["studio", "--root", str(root), "--port", str(port)]
+        arguments = ["studio", "--root", str(root), "--port", str(port)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "videotune", *words], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "videotune", *arguments], stdout=subprocess.DEVNULL
         )
         wait_for(self.answers)
 
@@ -245,8 +247,8 @@ def main() -> None:
         f"this core: 10 million turns of a Python loop {seconds:.2f} s; load {load:.1f}"
     )
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        work = Path(place)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
         make_clips(work, count)
         if "--studio" not in sys.argv:
             by_terminal(work, steps)

@@ -97,7 +97,7 @@ def resume(
 ) -> dict[str, Any]:
     """Continue an interrupted run with its own config, as train --resume does."""
     from videotune.job.overrides import Overrides, check_settings
-    from videotune.reporter.outcome import status
+    from videotune.reporter.outcome import FINISHED_STATES, status
     from videotune.runs.run_dir import read_begun
 
     overrides = Overrides(data=data, sets=tuple(sets or ()))
@@ -114,9 +114,6 @@ def resume(
             f"To train on: videotune resume {run} --set steps={2 * now['steps']}"
         )
     return _train(overrides, run, (step, override, allow_data_change, replan), None)
-
-
-FINISHED_STATES = ("done", "early")
 
 
 def _begin_again(begun: BegunRun, overrides: Overrides, run: Path) -> dict[str, Any]:

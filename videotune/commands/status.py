@@ -13,7 +13,7 @@ from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.layouts import RUN_FILES, read_folder
 from videotune.data.probe import probe
 from videotune.errors import VideotuneError
-from videotune.reporter.outcome import status
+from videotune.reporter.outcome import FINISHED_STATES, RUNNING_STATES, status
 from videotune.reporter.progress import progress
 from videotune.reporter.read import read_run
 
@@ -27,9 +27,6 @@ PROJECT_MARKS = ("project.json",)
 """The file that makes a folder a project of the studio."""
 
 CAPTION_COMMAND = "videotune caption {folder} --model MODEL"
-
-FINISHED_STATES = ("done", "early")
-RUNNING_STATES = ("running", "paused")
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class RunOverview:
 
     @property
     def next_command(self) -> str:
-        """The command with which the user goes on."""
+        """The command that the user runs next."""
         folder = shlex.quote(str(self.run))
         if self.state in RUNNING_STATES:
             return f"videotune wait {folder}"
@@ -101,7 +98,7 @@ class DatasetOverview:
 
     @property
     def next_command(self) -> str:
-        """The command with which the user goes on."""
+        """The command that the user runs next."""
         folder = shlex.quote(str(self.folder))
         if self.without_caption:
             return CAPTION_COMMAND.format(folder=folder)

@@ -25,6 +25,12 @@ RELATIVE_ERROR = (
     "error on the same clips, relative to the base model: below 1 is better"
 )
 
+RUNNING_STATES = ("running", "paused")
+"""States of a run that has a process."""
+
+FINISHED_STATES = ("done", "early")
+"""States of a run that has ended as it should."""
+
 RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
 

@@ -33,6 +33,7 @@ from videotune.studio import (
     queue_page,
     trash,
 )
+from videotune.studio.auto_caption import HUB_MODEL
 from videotune.studio.form import (
     fields,
     format_value,
@@ -77,9 +78,6 @@ CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".sh")
 
 MAX_CONFIG_BYTES = 20_000_000
 """Size limit of an uploaded config."""
-
-HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
-"""An id of the Hub."""
 
 PRESET_REMEDY = "fix it, or remove it"
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from videotune.errors import VideotuneError
+from videotune.reporter.outcome import FINISHED_STATES
 from videotune.reporter.progress import progress
 from videotune.reporter.read import mapping
 from videotune.studio import (
@@ -32,8 +33,6 @@ Busy: the studio or a run works on it.
 
 CHANGE_TOLERANCE = 1.0
 """Seconds by which a change of the settings must be later than the end of a run."""
-
-FINISHED_STATUSES = ("done", "early")
 
 
 @dataclass(frozen=True)
@@ -229,7 +228,7 @@ def _stages_of_run(page: PageContext, name: str) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results", run=name)
         return
 
-    if code not in FINISHED_STATUSES:
+    if code not in FINISHED_STATES:
         action = "See why it failed" if code == "failed" else f"Resume {name}"
         yield Stage("run", "open", text, "train", action, name, part="r-run")
         yield Stage("result", "open", "after the run", "results", run=name)
