@@ -309,6 +309,13 @@ def size_text(count: float) -> str:
     return f"{count / 1000:.1f} TB"
 
 
+def disk_usage(path: Path) -> int:
+    """Return the bytes of a file, or of all files of a folder; links are followed."""
+    return sum(
+        file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()
+    )
+
+
 def user_cache() -> Path:
     """Return the user's cache folder of videotune."""
     import platformdirs

@@ -7,6 +7,7 @@ from typing import Any
 from videotune.config.load import read_preset
 from videotune.console import echo
 from videotune.errors import VideotuneError
+from videotune.files import disk_usage
 from videotune.models.base_model import place
 from videotune.models.hub import describe_download, download_text
 
@@ -35,8 +36,7 @@ def download(model: str, *, dry_run: bool = False) -> dict[str, Any]:
         return {"model": name, "folder": None, **asdict(details)}
 
     folder = place(name, echo=echo).folder
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return {"model": name, "folder": str(folder), "bytes": size}
+    return {"model": name, "folder": str(folder), "bytes": disk_usage(folder)}
 
 
 def hub_id(model: str) -> str:

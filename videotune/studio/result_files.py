@@ -12,8 +12,8 @@ from secrets import token_hex
 from typing import Any
 
 from videotune.errors import VideotuneError
-from videotune.files import path_from
-from videotune.reporter.read import items, mapping
+from videotune.files import disk_usage, path_from
+from videotune.reporter.read import items, mapping, number
 from videotune.studio.projects import Project, inside
 from videotune.studio.status import read_cached
 from videotune.studio.train_page import branches
@@ -57,16 +57,14 @@ class ExportedFile:
         return int(match[1]) if match else None
 
     @property
+    def is_verified(self) -> bool:
+        """Whether it was read back after writing."""
+        return number(mapping(self.record["verified"])["max_error"]) is not None
+
+    @property
     def size(self) -> int:
         """Its bytes; for a folder, those of all its files."""
         return disk_usage(self.path)
-
-
-def disk_usage(path: Path) -> int:
-    """Return the bytes of a file, or of all files of a folder."""
-    return sum(
-        file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()
-    )
 
 
 def exported_files(project: Project, run: Path) -> Iterator[ExportedFile]:
@@ -147,8 +145,8 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
 
 def _free_target(source: Path, folder: Path, stem: str) -> Path:
     """Return a path that is free, or that holds the same content already."""
-    for number in range(1, MOST_COPIES):
-        ending = "" if number == 1 else f"-{number}"
+    for count in range(1, MOST_COPIES):
+        ending = "" if count == 1 else f"-{count}"
         target = folder / f"{stem}{ending}{source.suffix}"
         if not os.path.lexists(target):
             return target

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
 
 from videotune.errors import VideotuneError
-from videotune.files import write_json
+from videotune.files import disk_usage, write_json
 from videotune.queue import jobs
 from videotune.reporter.build import write_comparison
 from videotune.reporter.inventory import use
@@ -26,7 +26,6 @@ from videotune.studio.result_files import (
     ExportedFile,
     comfyui_loras,
     copy_to_comfyui,
-    disk_usage,
     exported_files,
     files_to_take,
 )

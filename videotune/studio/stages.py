@@ -8,9 +8,11 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from videotune.errors import VideotuneError
+from videotune.queue.entries import QueueEntry
+from videotune.queue.jobs import QueuedJob
 from videotune.reporter.outcome import FINISHED_STATES
 from videotune.reporter.progress import progress
-from videotune.reporter.read import mapping
+from videotune.reporter.read import Run, mapping
 from videotune.studio import (
     clips,
     gpu,
@@ -30,6 +32,9 @@ StageState = Literal["done", "open", "blocked", "busy"]
 """Open: the user has something to do. Blocked: what is there cannot be used as it is.
 Busy: the studio or a run works on it.
 """
+
+StateOfRun = tuple[Run, QueueEntry | None, QueuedJob | None, str]
+"""What ``train_page.run_state`` returns."""
 
 CHANGE_TOLERANCE = 1.0
 """Seconds by which a change of the settings must be later than the end of a run."""
@@ -156,7 +161,8 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results")
         return
 
-    if _has_changed_since(page, names[0]):
+    state = train_page.run_state(page, names[0])
+    if _has_changed_since(page.current_project, state):
         yield plan
         text = f"{names[0]}, before the last change"
         yield Stage("run", "open", text, "setup", "Start training", part="start")
@@ -166,18 +172,18 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
     # The run has made its own plan at its start, so nobody waits for this one.
     text = plan.text if plan.state == "done" else "made by the run"
     yield Stage("plan", "done", text, plan.page)
-    yield from _stages_of_run(page, names[0])
+    yield from _stages_of_run(names[0], state)
 
 
-def _has_changed_since(page: PageContext, name: str) -> bool:
+def _has_changed_since(project: Project, state: StateOfRun) -> bool:
     """Return whether the settings have changed since a run ended."""
-    run, entry, job, code = train_page.run_state(page, name)
+    run, entry, job, code = state
     if code in BUSY_STATUSES:
         return False
     times = [run.written or 0.0]
     times += [] if entry is None else [entry.added]
     times += [] if job is None else [job.started]
-    settings_changed = projects.settings_version(page.current_project) / 1e6
+    settings_changed = projects.settings_version(project) / 1e6
     return settings_changed > max(times) + CHANGE_TOLERANCE
 
 
@@ -214,8 +220,9 @@ def _current_plan(project: Project) -> dict[str, Any] | None:
     return answer if is_answered else None
 
 
-def _stages_of_run(page: PageContext, name: str) -> Iterator[Stage]:
-    run, _, _, code = train_page.run_state(page, name)
+def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
+    """Yield how a run and its result stand."""
+    run, _, _, code = state
     done = progress(run)
     text = f"{name}: {projects.texts()['train_badges'].get(code, [code])[0]}"
 
