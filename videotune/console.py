@@ -124,6 +124,7 @@ def wrapped(text: str, indent: str = "  ") -> str:
     lines = printable(text).splitlines() or [""]
     if not columns:
         return "\n".join(lines)
+
     return "\n".join(
         textwrap.fill(
             line,

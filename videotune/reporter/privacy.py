@@ -87,6 +87,7 @@ class PathNames:
 def shareable(run: Run) -> Run:
     """Return a run whose texts name no folder, host or process of this machine."""
     names = PathNames(_names_of(run))
+
     life = None
     if run.life is not None:
         life = {
@@ -98,6 +99,7 @@ def shareable(run: Run) -> Run:
     compared = None
     if run.compared is not None:
         compared = names.in_value(run.compared, _FILE_KEYS)
+
     return replace(
         run,
         journal=tuple(names.in_value(record, _FILE_KEYS) for record in run.journal),

@@ -99,6 +99,7 @@ def _prepare_local_model(model: str) -> dict[str, str]:
             f"{model} needs the package {package}, which is not installed here: install "
             f"it (pip install {package}) and start the studio again, or use a server"
         )
+
     if Path(model).expanduser().is_dir() or _reaches_hub():
         return {}
     if not _is_cached(model):
