@@ -306,6 +306,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"learning_rate_power": 2.0, "learning_rate_scheduler": "COSINE"},
         "learning_rate_power: it is for .*POLYNOMIAL",
     ),
+    ({"learning_rate_min": 1e-6}, "learning_rate_min: it is for .*LINEAR"),
+    (
+        {"learning_rate_min": 1.0, "learning_rate_scheduler": "COSINE"},
+        "learning_rate_min: 1 is above learning_rate",
+    ),
+    ({"learning_rate_decay_steps": 9}, "learning_rate_decay_steps: it is for .*WSD"),
+    (
+        {"learning_rate_timescale": 9, "learning_rate_scheduler": "COSINE"},
+        "learning_rate_timescale: it is for .*INVERSE_SQRT",
+    ),
     (
         {"timestep_mean": 0.5, "timestep_distribution": "UNIFORM"},
         "timestep_mean: it is for .*LOGIT_NORMAL",

@@ -141,6 +141,33 @@ SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
         {"learning_rate_scheduler": "POLYNOMIAL", "learning_rate_power": 2},
         [1, 9 / 16, 4 / 16, 1 / 16],
     ),
+    (
+        {"learning_rate_scheduler": "LINEAR", "learning_rate_min": 0.002},
+        [1, 0.8, 0.6, 0.4],
+    ),
+    ({"learning_rate_scheduler": "REX"}, [1, 6 / 7, 4 / 6, 2 / 5]),
+    (
+        {"learning_rate_scheduler": "WSD", "learning_rate_decay_steps": 1},
+        [1, 1, 1, 1],
+    ),
+    (
+        {"learning_rate_scheduler": "WSD", "learning_rate_decay_steps": 2},
+        [1, 1, 1, 0.5],
+    ),
+    # a fifth of the steps
+    ({"learning_rate_scheduler": "WSD", "steps": 10}, [1, 1, 1, 1]),
+    (
+        {"learning_rate_scheduler": "INVERSE_SQRT", "learning_rate_timescale": 1},
+        [1, 2**-0.5, 3**-0.5, 0.5],
+    ),
+    (
+        {"learning_rate_scheduler": "INVERSE_SQRT", "learning_rate_timescale": 3},
+        [1, (3 / 4) ** 0.5, (3 / 5) ** 0.5, 2**-0.5],
+    ),
+    (
+        {"learning_rate_scheduler": "INVERSE_SQRT", "warmup_steps": 1},
+        [1 / 2, 1, 2**-0.5, 3**-0.5],
+    ),
     ({"warmup_steps": 0}, [1, 1, 1, 1]),
     ({"warmup_steps": 1}, [1 / 2, 1, 1, 1]),
     ({"warmup_steps": 3}, [1 / 4, 2 / 4, 3 / 4, 1]),
@@ -153,6 +180,9 @@ SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
     "learning_rate_scheduler",
     "learning_rate_cycles",
     "learning_rate_power",
+    "learning_rate_min",
+    "learning_rate_decay_steps",
+    "learning_rate_timescale",
     "warmup_steps",
 )
 @pytest.mark.parametrize(("knobs", "factors"), SCHEDULES, ids=str)

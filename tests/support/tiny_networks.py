@@ -24,7 +24,8 @@ from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.trainer.low_precision import MasterWeights
-from videotune.trainer.optimizers import LRSchedule, make_optimizer
+from videotune.trainer.lr_schedule import LRSchedule
+from videotune.trainer.optimizers import make_optimizer
 from videotune.trainer.step import StepSettings, TrainableState, train_step
 from videotune.trainer.step_record import Clock
 from videotune.types import Batch, ClipShape, Conditioning

@@ -29,7 +29,8 @@ from videotune.models.registry import find
 from videotune.rng import generator_for
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.loop import train_steps
-from videotune.trainer.optimizers import LRSchedule, make_optimizer
+from videotune.trainer.lr_schedule import LRSchedule
+from videotune.trainer.optimizers import make_optimizer
 from videotune.trainer.step import TrainableState
 from videotune.types import Clip, ClipShape, Window
 

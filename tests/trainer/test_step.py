@@ -13,13 +13,17 @@ import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.loaders import PeftAdapterMixin
 from diffusers.models import ModelMixin
+from pytorch_optimizer.lr_scheduler import REXScheduler
 from torch import nn
 from transformers.optimization import (
     get_constant_schedule_with_warmup,
     get_cosine_schedule_with_warmup,
     get_cosine_with_hard_restarts_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_inverse_sqrt_schedule,
     get_linear_schedule_with_warmup,
     get_polynomial_decay_schedule_with_warmup,
+    get_wsd_schedule,
 )
 
 from videotune.adapters.lora import adapter_off, add_lora
@@ -36,10 +40,9 @@ from videotune.trainer.low_precision import (
     update_each_rounded,
     update_rounded,
 )
+from videotune.trainer.lr_schedule import LRSchedule, lr_at
 from videotune.trainer.optimizers import (
-    LRSchedule,
     clip_grad_norm,
-    lr_at,
     make_optimizer,
     optimizer_state,
 )
@@ -303,6 +306,14 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(
                 o, w, n, lr_end=0.0, power=2.5
             ),
         ),
+        (
+            "WSD",
+            lambda o, w, n: get_wsd_schedule(o, w, 20, num_training_steps=n),
+        ),
+        (
+            "INVERSE_SQRT",
+            lambda o, w, n: get_inverse_sqrt_schedule(o, w, timescale=7),
+        ),
     ],
 )
 def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> None:
@@ -311,7 +322,9 @@ def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> N
     """
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     theirs = make(optimizer, 10, 60)
-    settings = LRSchedule(2.0, scheduler, 10, 60, cycles=3, power=2.5)
+    settings = LRSchedule(
+        2.0, scheduler, 10, 60, cycles=3, power=2.5, decay_steps=20, timescale=7
+    )
     assert lr_at(settings, 1) == pytest.approx(2.0 / 11)
     assert lr_at(settings, 10) == pytest.approx(2.0 * 10 / 11)
     for step in range(1, 61):
@@ -319,6 +332,68 @@ def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> N
             assert lr_at(settings, step) == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step()
         theirs.step()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "make"),
+    [
+        (
+            "COSINE",
+            lambda o: get_cosine_with_min_lr_schedule_with_warmup(
+                o, 10, 60, min_lr_rate=0.2
+            ),
+        ),
+        (
+            "WSD",
+            lambda o: get_wsd_schedule(
+                o, 10, 20, num_training_steps=60, min_lr_ratio=0.2
+            ),
+        ),
+        (
+            "POLYNOMIAL",
+            lambda o: get_polynomial_decay_schedule_with_warmup(
+                o, 10, 60, lr_end=0.4, power=2.5
+            ),
+        ),
+    ],
+)
+def test_with_a_floor_the_rate_is_transformers(
+    scheduler: str, make: Callable[..., Any]
+) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs = make(optimizer)
+    settings = LRSchedule(2.0, scheduler, 10, 60, power=2.5, decay_steps=20, floor=0.2)
+    for step in range(1, 62):
+        if step > 10:
+            assert lr_at(settings, step) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    assert lr_at(settings, 61) == pytest.approx(0.4)
+
+
+def test_rex_is_that_of_pytorch_optimizer() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs = REXScheduler(optimizer, total_steps=50, max_lr=2.0, min_lr=0.5)
+    settings = LRSchedule(2.0, "REX", 0, 50, floor=0.25)
+    for step in range(1, 52):
+        assert lr_at(settings, step) == pytest.approx(theirs.get_lr())
+        theirs.step()
+
+
+def test_the_inverse_root_stays_at_its_floor_and_a_constant_rate_has_none() -> None:
+    """Steps and rates of no schedule depend on the steps before."""
+    schedule = LRSchedule(1.0, "INVERSE_SQRT", 0, 10, floor=0.5, timescale=4)
+    rates = [lr_at(schedule, step) for step in (1, 5, 13, 14, 1000)]
+    assert rates == pytest.approx([1, 2**-0.5, 0.5, 0.5, 0.5])
+    assert lr_at(replace(schedule, scheduler="CONSTANT"), 9) == 1.0
+    without_timescale = replace(schedule, timescale=None, floor=0.0)
+    assert lr_at(without_timescale, 10_001) == pytest.approx(2**-0.5)
+
+
+def test_a_fall_longer_than_the_run_begins_after_the_warm_up() -> None:
+    schedule = LRSchedule(1.0, "WSD", 2, 10, decay_steps=100)
+    rates = [lr_at(schedule, step) for step in (1, 2, 3, 7)]
+    assert rates == pytest.approx([1 / 3, 2 / 3, 1, 0.5])
 
 
 def test_losses_are_told_by_noise_level() -> None:

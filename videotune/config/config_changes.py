@@ -99,6 +99,8 @@ def _class_here(
             scheduler = old["learning_rate_scheduler"]
             if scheduler == "CONSTANT":
                 return "safe", "the rate is constant"
+            if scheduler == "INVERSE_SQRT":
+                return "safe", "the rate does not depend on the number of steps"
             return (
                 "override",
                 f"the rate of a {scheduler} schedule depends on the number of steps",

@@ -227,3 +227,8 @@ class Optimizer(Section):
 def default_warmup(steps: int) -> int:
     """5 % of the steps, at most 100."""
     return min(100, steps // 20)
+
+
+def default_decay(steps: int) -> int:
+    """20 % of the steps, at least 1 (Hägele et al. 2024, arXiv 2405.18392)."""
+    return max(1, steps // 5)

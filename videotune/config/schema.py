@@ -7,7 +7,7 @@ make, not a knob.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -40,9 +40,21 @@ ExportDtype = Annotated[
 ]
 Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(word)]
 Decay = Annotated[
-    Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"],
+    Literal[
+        "CONSTANT",
+        "LINEAR",
+        "COSINE",
+        "COSINE_RESTARTS",
+        "POLYNOMIAL",
+        "REX",
+        "WSD",
+        "INVERSE_SQRT",
+    ],
     BeforeValidator(word),
 ]
+FALLING = tuple(name for name in get_args(get_args(Decay)[0]) if name != "CONSTANT")
+"""The schedules whose rate falls."""
+
 Timesteps = Annotated[
     Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(word)
 ]
@@ -232,7 +244,14 @@ class Config(Section):
     learning_rate_low: float | None = override(None, gt=0)
     """of the expert for low noise, where there are two (default: learning_rate)"""
     learning_rate_scheduler: Decay = override("CONSTANT")
-    """learning rate schedule after the warm-up"""
+    """learning rate schedule after the warm-up; WSD: constant, then a fall over the
+    last steps; REX: slow, then fast
+    """
+    learning_rate_min: float = override(
+        0.0, ge=0, goes_with=("learning_rate_scheduler", FALLING)
+    )
+    """the rate at which the schedule ends; of a group with another peak in proportion
+    """
     learning_rate_cycles: int = override(
         1, ge=1, goes_with=("learning_rate_scheduler", ("COSINE_RESTARTS",))
     )
@@ -241,6 +260,18 @@ class Config(Section):
         1.0, gt=0, goes_with=("learning_rate_scheduler", ("POLYNOMIAL",))
     )
     """POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR"""
+    learning_rate_decay_steps: int | None = override(
+        None, ge=1, goes_with=("learning_rate_scheduler", ("WSD",))
+    )
+    """WSD: number of the last steps, in which the rate falls (default: 20 % of the
+    steps)
+    """
+    learning_rate_timescale: int | None = override(
+        None, ge=1, goes_with=("learning_rate_scheduler", ("INVERSE_SQRT",))
+    )
+    """INVERSE_SQRT: steps after the warm-up in which the rate falls to 0.71 of the peak
+    (default: the warm-up, or 10000)
+    """
     warmup_steps: int | None = override(None, ge=0)
     """linear warm-up (default: 5 % of the steps, at most 100)"""
     ema: Annotated[Ema, _short(float, lambda decay: {"decay": decay})] = Field(

@@ -111,6 +111,11 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
         if is_set and not OPTIMIZERS[settings.name].betas:
             yield f"optimizer.{key}: {settings.name} keeps no such mean. Leave it out"
 
+    if config.learning_rate_min > config.learning_rate:
+        yield (
+            f"learning_rate_min: {config.learning_rate_min:g} is above learning_rate {config.learning_rate:g}, the peak. "
+            "Set a lower one"
+        )
     if settings.name == "PRODIGY":
         yield from _with_prodigy(config)
     if settings.name == "SCHEDULE_FREE":

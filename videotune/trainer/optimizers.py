@@ -1,8 +1,6 @@
-"""Optimizers from libraries, and the learning rate as a pure function of the step."""
+"""Optimizers from libraries: built, stepped and clipped as one."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,43 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from videotune.adapters.layers import Parameters
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
-
-
-@dataclass(frozen=True)
-class LRSchedule:
-    """A learning rate over the steps: a linear warm-up, then what the scheduler says."""
-
-    learning_rate: float
-    """The peak."""
-    scheduler: str
-    """CONSTANT stays; all others reach 0 one step after the last."""
-    warmup_steps: int
-    steps: int
-    """Steps that train the parameters, of two experts those of one."""
-    cycles: int = 1
-    """How often COSINE_RESTARTS goes down."""
-    power: float = 1.0
-    """POLYNOMIAL is the share of the steps that is left, to this power."""
-
-
-def lr_at(schedule: LRSchedule, step: int) -> float:
-    """Return the learning rate of a step, counted from 1."""
-    done = step - 1
-    if done < schedule.warmup_steps:
-        return schedule.learning_rate * (done + 1) / (schedule.warmup_steps + 1)
-
-    share = (done - schedule.warmup_steps) / max(
-        1, schedule.steps - schedule.warmup_steps
-    )
-    factors = {
-        "CONSTANT": 1.0,
-        "LINEAR": 1 - share,
-        "COSINE": 0.5 * (1 + math.cos(math.pi * share)),
-        "COSINE_RESTARTS": 0.5
-        * (1 + math.cos(math.pi * (share * schedule.cycles % 1.0))),
-        "POLYNOMIAL": max(0.0, 1 - share) ** schedule.power,
-    }
-    return schedule.learning_rate * factors[schedule.scheduler]
 
 
 class OptimizerList:

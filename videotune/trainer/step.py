@@ -27,12 +27,11 @@ from videotune.trainer.low_precision import (
     MasterWeights,
     update_each_rounded,
 )
+from videotune.trainer.lr_schedule import LRSchedule, lr_at
 from videotune.trainer.micro_batches import MicroBatch, micro_batches, pad_for_sharding
 from videotune.trainer.optimizers import (
     AnyOptimizer,
-    LRSchedule,
     clip_grad_norm,
-    lr_at,
     norm_of,
     step_if_finite,
 )

@@ -10,7 +10,7 @@ from torch import nn
 from videotune.adapters.adapter_types import parse_param_name
 from videotune.adapters.layers import Parameters, add_full
 from videotune.adapters.lora import add_lora, rule_of
-from videotune.config.optimizers import default_warmup
+from videotune.config.optimizers import default_decay, default_warmup
 from videotune.config.schema import Config
 from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
@@ -20,9 +20,9 @@ from videotune.models.base import DiffusersModel
 from videotune.trainer.build import dtype_name
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
+from videotune.trainer.lr_schedule import LRSchedule
 from videotune.trainer.optimizers import (
     AnyOptimizer,
-    LRSchedule,
     make_optimizer,
     parts_of,
 )
@@ -185,6 +185,9 @@ def make_lr_schedules(
     warmup_steps = config.warmup_steps
     if warmup_steps is None:
         warmup_steps = default_warmup(steps)
+    decay_steps = config.learning_rate_decay_steps
+    if decay_steps is None:
+        decay_steps = default_decay(steps)
     schedule = LRSchedule(
         learning_rate=denoiser_rate,
         scheduler=config.learning_rate_scheduler,
@@ -192,6 +195,9 @@ def make_lr_schedules(
         steps=steps,
         cycles=config.learning_rate_cycles,
         power=config.learning_rate_power,
+        floor=config.learning_rate_min / config.learning_rate,
+        decay_steps=decay_steps,
+        timescale=config.learning_rate_timescale,
     )
     return {
         expert if has_two_experts else "transformer": schedule,
