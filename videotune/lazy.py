@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import huggingface_hub as huggingface_hub
     import openai as openai
     import psutil as psutil
+    import safetensors.torch as safetensors_torch
     import scipy.special as scipy_special
     import torch as torch
     import transformers as transformers
@@ -75,6 +76,7 @@ else:
     huggingface_hub = _LazyModule("huggingface_hub")
     openai = _LazyModule("openai")
     psutil = _LazyModule("psutil")
+    safetensors_torch = _LazyModule("safetensors.torch")
     scipy_special = _LazyModule("scipy.special")
     torch = _LazyModule("torch")
     transformers = _LazyModule("transformers")

@@ -29,7 +29,8 @@ from tests.support.run_results import (
 )
 from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.commands.export import export as export_command
-from videotune.commands.sample import SampleOptions, open_sampler, render
+from videotune.commands.sample import open_sampler, render
+from videotune.commands.sample_options import SampleOptions
 from videotune.config.resolve import parse
 from videotune.distributed import DistributedContext
 from videotune.errors import DONE, VideotuneError

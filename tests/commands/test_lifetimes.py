@@ -13,7 +13,7 @@ import torch
 from tests.support.command_line import Patch, sample, train
 from tests.support.run_processes import Work
 from tests.support.run_results import of_kind
-from videotune.commands.sample import SampleOptions
+from videotune.commands.sample_options import SampleOptions
 from videotune.errors import DONE, DoesNotFit
 from videotune.job.overrides import Overrides
 from videotune.models.base import DiffusersModel

@@ -23,7 +23,7 @@ from tests.support.run_results import (
     steps_of,
     warnings_of,
 )
-from videotune.commands.sample import SampleOptions
+from videotune.commands.sample_options import SampleOptions
 from videotune.config.sections import Lora
 from videotune.data.decode import decode
 from videotune.data.probe import probe

@@ -41,7 +41,8 @@ from tests.support.run_results import (
 )
 from videotune.commands import train as train_command
 from videotune.commands.export import exported
-from videotune.commands.sample import SampleOptions, open_sampler
+from videotune.commands.sample import open_sampler
+from videotune.commands.sample_options import SampleOptions
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import digest, read_json
 from videotune.job.overrides import Overrides

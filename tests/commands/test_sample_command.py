@@ -27,7 +27,8 @@ from tests.support.command_line import run as shell
 from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import of_kind
 from videotune.commands.compare import is_drawn
-from videotune.commands.sample import SampleOptions, named_by
+from videotune.commands.sample import named_by
+from videotune.commands.sample_options import SampleOptions
 from videotune.data.decode import decode
 from videotune.data.probe import probe
 from videotune.data.video_writer import read_video

@@ -17,7 +17,7 @@ from tests.support.command_line import Bases, export, sample, train
 from tests.support.run_processes import Finished, Work, resume
 from tests.support.run_results import of_kind, state, steps_of
 from videotune.adapters.layers import LiveText, add_rows
-from videotune.commands.sample import SampleOptions
+from videotune.commands.sample_options import SampleOptions
 from videotune.config.sections import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json

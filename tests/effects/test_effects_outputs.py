@@ -24,7 +24,8 @@ from tests.support.trainers import (
     text_of,
     trainer_of,
 )
-from videotune.commands.sample import SampleOptions, open_sampler, render
+from videotune.commands.sample import open_sampler, render
+from videotune.commands.sample_options import SampleOptions
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.latent_cache.batches import make_step_batch

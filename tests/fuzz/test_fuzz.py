@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from tests.support.command_line import train
 from tests.support.damaged_files import COUNT, try_each
 from tests.support.run_parts import open_run
-from videotune.commands.sample import SampleOptions, open_sampler
+from videotune.commands.sample import open_sampler
+from videotune.commands.sample_options import SampleOptions
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
 from videotune.exporter.adapter_export import read_adapter, read_parts

@@ -13,7 +13,7 @@ from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import QUIET, Lab
 from tests.support.command_line import cache, sample, train
-from videotune.commands.sample import SampleOptions
+from videotune.commands.sample_options import SampleOptions
 from videotune.errors import DONE
 from videotune.models.base import DiffusersModel
 

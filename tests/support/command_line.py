@@ -12,7 +12,7 @@ import pytest
 from videotune.cli.main import app
 from videotune.cli.train import show_training
 from videotune.commands import train as training
-from videotune.commands.sample import SampleOptions
+from videotune.commands.sample_options import SampleOptions
 from videotune.job.overrides import Overrides
 from videotune.trainer.resume import Resume
 

@@ -51,16 +51,17 @@ def sample(
     """Generate videos with a run, with a LoRA or embedding file, or with only a base
     model.
     """
+    from videotune.commands.sample_options import (
+        SampleOptions,
+        folder_of,
+        open_source,
+    )
     from videotune.job.overrides import Overrides, check_settings
 
     check_settings(Overrides(sets=tuple(sets or ())))
-    doing("loading the model")
-    from videotune.commands.sample import sample as generate
-
-    paths = generate(
+    options = SampleOptions(
         run=run,
         prompts=prompts or (),
-        out=out,
         seed=seed,
         step=step,
         base=base,
@@ -70,7 +71,13 @@ def sample(
         strength=strength,
         sets=sets or (),
     )
-    for path in paths:
+    source = open_source(options)
+    folder = folder_of(options, out)
+
+    doing("loading the model")
+    from videotune.commands.sample import write_samples
+
+    for path in write_samples(source, folder):
         console.out(path)
 
 
@@ -87,6 +94,9 @@ def compare(
     offline: Offline = False,
 ) -> None:
     """Generate one prompt with one seed at the base model and at every checkpoint."""
+    from videotune.commands.sample_options import refuse_compare
+
+    prompt = refuse_compare(run, prompt, seed, image)
     doing("loading the model")
     from videotune.commands.compare import compare as compare_checkpoints
 

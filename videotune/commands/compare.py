@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from videotune.commands.sample import SampleOptions, open_sampler, render, shape_of
+from videotune.commands.sample import open_sampler, render, shape_of
+from videotune.commands.sample_options import SampleOptions, refuse_compare
 from videotune.console import bar, echo
 from videotune.data.video_writer import (
     read_video,
@@ -23,7 +24,6 @@ from videotune.job import overrides
 from videotune.reporter.build import write_report
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, complete_checkpoints
-from videotune.runs.journal import History
 from videotune.runs.schemas import read_record
 from videotune.sampling.pipeline import SampleSettings
 from videotune.validation.selection import sample_settings
@@ -65,14 +65,9 @@ def compare(
         VideotuneError: if there is no checkpoint, or no prompt.
     """
     run = Path(run)
+    prompt = refuse_compare(run, prompt, seed, image)
     settings, seed = draw_settings(run, seed)
     checkpoints = complete_checkpoints(run)
-    if not checkpoints:
-        raise VideotuneError(
-            f"{run} has no checkpoint yet, so there is nothing to compare. Train it further first"
-        )
-    if prompt is None:
-        prompt = _prompt_of_preview(run)
     folder = out or run / "compare"
     if out is not None:
         run_dir.refuse_samples_in_data(run, out)
@@ -103,15 +98,6 @@ def compare(
     if out is None:
         written.append(write_report(run))
     return written
-
-
-def _prompt_of_preview(run: Path) -> str:
-    previews = History(run).of_kind("sample")
-    if not previews:
-        raise VideotuneError(
-            f"no prompt given, and {run} has no preview to take one from; pass --prompt TEXT"
-        )
-    return str(previews[0]["prompt"])
 
 
 def draw_settings(run: Path, seed: int | None) -> tuple[SampleSettings, int]:

@@ -18,7 +18,8 @@ import torch
 from videotune.commands.check import CheckResult, check
 from videotune.commands.export import exported
 from videotune.commands.plan import PlanResult, plan
-from videotune.commands.sample import SampleOptions, open_sampler, render
+from videotune.commands.sample import open_sampler, render
+from videotune.commands.sample_options import SampleOptions
 from videotune.commands.train import TrainResult, train
 from videotune.console import bar, echo
 from videotune.data.video_writer import write_sheet

@@ -14,7 +14,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from videotune.adapters import adapter_types, layers, lora
-from videotune.config.load import merge, parse_sets
+from videotune.commands.sample_options import (
+    SampleOptions,
+    SampleSource,
+    folder_of,
+    open_source,
+)
 from videotune.config.schema import Config
 from videotune.console import bar, echo
 from videotune.data.decode import decode as decode_frames
@@ -24,13 +29,11 @@ from videotune.data.probe import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_adapter, read_embedding
-from videotune.job import experts, overrides
+from videotune.job import experts
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
-from videotune.runs import run_dir
-from videotune.runs.checkpoint import pick
 from videotune.runs.schemas import read_record
 from videotune.sampling.picture_faults import FAULTS
 from videotune.sampling.picture_measure import measure_picture
@@ -40,37 +43,6 @@ from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.trainable import attach
 from videotune.types import ClipShape, LatentDistribution
 from videotune.validation.selection import sample_settings
-
-LONGEST = 10_000
-"""Letters of a prompt, at most. No model reads a tenth of them."""
-
-_NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
-
-
-@dataclass(frozen=True)
-class SampleOptions:
-    """What to draw, from a run or from a base model."""
-
-    prompts: Sequence[str]
-    seed: int | None = None
-    """The first seed. None: the config's."""
-    run: Path | None = None
-    step: int | None = None
-    """Checkpoint of the run.
-
-    None: the newest; 0: only its base model, drawn as the run draws.
-    """
-    base: str | None = None
-    loras: Sequence[Path] = ()
-    """LoRA files for the base model, one for each expert."""
-    strength: float = 1.0
-    """Strength of the adapter."""
-    sets: Sequence[str] = ()
-    """``KEY=VALUE`` settings."""
-    images: Sequence[Path] = ()
-    """First frames, one for all prompts or one each."""
-    embeddings: Sequence[Path] = ()
-    """Files of new tokens for the base model."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +82,6 @@ def sample(
 
     The other arguments are those of ``SampleOptions``.
     """
-    if out is None:
-        out = "samples" if run is None else Path(run) / run_dir.SAMPLED
     options = SampleOptions(
         prompts=prompts,
         seed=seed,
@@ -124,18 +94,24 @@ def sample(
         images=images,
         embeddings=embeddings,
     )
-    if options.run is not None:
-        run_dir.refuse_samples_in_data(options.run, Path(out))
-    sampler = open_sampler(options)
+    folder = folder_of(options, None if out is None else Path(out))
+    return write_samples(open_source(options), folder)
+
+
+def write_samples(source: SampleSource, folder: Path) -> list[Path]:
+    """Write an mp4 for each prompt of checked options into a folder."""
+    options = source.options
+    prompts = options.prompts
+    sampler = make_sampler(source)
     # only now: a refused command leaves no folder
-    Path(out).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
     seeds = [sampler.seed + index for index in range(len(prompts))]
-    videos = render(sampler, prompts, seeds, images)
+    videos = render(sampler, prompts, seeds, options.images)
     paths = []
     for prompt, prompt_seed, video in zip(prompts, seeds, videos, strict=True):
         name = named_by(file_name(sampler.step, prompt, prompt_seed), prompt)
-        path = Path(out) / f"{adapter_name(options)}{name}"
+        path = folder / f"{adapter_name(options)}{name}"
         write_video(path, video, sampler.settings.shape.fps)
         picture = measure_picture(video, sampler.family.spec.rules)
         if picture["fault"] is not None:
@@ -145,31 +121,20 @@ def sample(
 
 
 def open_sampler(options: SampleOptions) -> Sampler:
-    """Open what the options name. A denoiser is loaded when its first step comes.
+    """Open what the options name; see ``open_source`` and ``make_sampler``."""
+    return make_sampler(open_source(options))
 
-    Raises VideotuneError if neither a run nor a base model is named, and for files and
-    images that do not fit it.
+
+def make_sampler(source: SampleSource) -> Sampler:
+    """Open the model of checked options. A denoiser is loaded when its first step comes.
+
+    Raises VideotuneError for files that do not fit the model.
     """
-    refuse(options)
-    settings: dict[str, Any] = {"base_model_name": options.base}
-    if options.run:
-        settings = run_dir.run_settings(options.run)
-    settings = overrides.absolute_paths(merge(settings, parse_sets(options.sets)))
-    resolved, spec, base = overrides.reopened(settings)
-    config = resolved.config
-    refuse_images(options, spec)
-    lora_files = by_expert(options.loras, spec)
-
-    family = build.open_models(spec, base, config)
-    checkpoint = None
-    if options.run is not None and options.step != 0:
-        checkpoint = pick(options.run, options.step)
-    is_adapter = config.training_method == "LORA"
-    if checkpoint and options.strength != 1.0 and not is_adapter:
-        raise VideotuneError(
-            "--strength: it is for an adapter, and a fine-tuned model has none"
-        )
-
+    options = source.options
+    config = source.config
+    spec = source.spec
+    checkpoint = source.checkpoint
+    family = build.open_models(spec, source.base, config)
     embeddings = [read_embedding(family, path) for path in options.embeddings]
     for path, (token, _) in zip(options.embeddings, embeddings, strict=True):
         echo(f"{path.name} is called {token} in prompts")
@@ -178,7 +143,7 @@ def open_sampler(options: SampleOptions) -> Sampler:
         family=family,
         config=config,
         options=options,
-        lora_files=lora_files,
+        lora_files=source.lora_files,
         embeddings=embeddings,
         weights=checkpoint.result() if checkpoint else {},
         has_checkpoint=checkpoint is not None,
@@ -260,82 +225,6 @@ class _SampleLoader:
         return text_encoders.put_text(
             self.family, self.config, tensors, str(self.options.run)
         )
-
-
-def refuse(options: SampleOptions) -> None:
-    """Raise VideotuneError for options that do not say what to draw, or with what."""
-    if not options.prompts:
-        raise VideotuneError(
-            "no prompt given; pass --prompt TEXT, as often as you like"
-        )
-    for prompt in options.prompts:
-        if _NOT_TEXT.search(prompt) or len(prompt) > LONGEST:
-            raise VideotuneError(
-                f"--prompt {prompt[:40]!r} … has {len(prompt):,} letters, or some that are not text. "
-                f"At most {LONGEST:,} are read"
-            )
-    if options.seed is not None and not 0 <= options.seed < 2**63:
-        raise VideotuneError(
-            f"--seed: {str(options.seed)[:40]} is not a number from 0 to 2^63 - 1"
-        )
-    if (options.run is None) == (options.base is None):
-        raise VideotuneError(
-            "sample needs a RUN folder, or --base MODEL with or without --lora FILE; pass one of them"
-        )
-    has_files = bool(options.loras or options.embeddings)
-    if (options.run and has_files) or (options.base and options.step is not None):
-        raise VideotuneError(
-            "--lora and --embedding need --base, and --step a RUN: a run has its own weights"
-        )
-    for path in options.loras:
-        if not path.is_file():
-            raise VideotuneError(f"--lora: no such file: {path}")
-
-
-def refuse_images(options: SampleOptions, spec: ModelSpec) -> None:
-    """Raise VideotuneError if the model takes no image, needs one, or the images are
-    not one for each prompt.
-    """
-    if options.images and spec.first_frame is None:
-        raise VideotuneError(
-            f"--image: {spec.title} takes no image; it generates only from text"
-        )
-    if not options.images and spec.image_conditioning == "concat":
-        raise VideotuneError(
-            f"no image given; {spec.title} continues one: pass --image FILE, for each prompt or for all"
-        )
-    if len(options.images) not in (0, 1, len(options.prompts)):
-        raise VideotuneError(
-            f"--image: pass one for all {len(options.prompts)} prompts, or one for each"
-        )
-
-
-def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
-    """Return the LoRA file of each expert.
-
-    With two experts, the file names contain their names.
-
-    Raises VideotuneError if a file belongs to no expert.
-    """
-    names = [expert.name for expert in spec.experts]
-    if len(names) == 1:
-        if len(files) > 1:
-            raise VideotuneError(
-                f"--lora: {spec.title} has one denoiser and takes one file, not {len(files)}"
-            )
-        return dict(zip(names, files, strict=False))
-
-    by_name: dict[str, Path] = {}
-    for path in files:
-        stem = f"_{path.stem.lower()}_".replace("-", "_")
-        matches = [name for name in names if f"_{name}_" in stem]
-        if len(matches) != 1 or matches[0] in by_name:
-            raise VideotuneError(
-                f"--lora {path}: {spec.title} has the experts {' and '.join(names)}, with a file each, whose name "
-                f"says whose it is, such as name_{names[0]}_noise.safetensors"
-            )
-        by_name[matches[0]] = path
-    return by_name
 
 
 def named_by(name: str, prompt: str) -> str:

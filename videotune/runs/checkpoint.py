@@ -6,22 +6,26 @@ and, in the order of its rows, the files that hold some of them and the first ro
 each. A tensor that is not sharded is in one file only.
 """
 
+from __future__ import annotations
+
 import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from videotune.errors import VideotuneError
 from videotune.files import hash_file, is_left_behind, read_json, sync_folder
-from videotune.memory.sharding import Shard
+from videotune.lazy import safetensors_torch, torch
 from videotune.runs.schemas import FileEntry, read_record
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from videotune.memory.sharding import Shard
 
 MARKER = "COMPLETE"
 
@@ -100,7 +104,7 @@ class Checkpoint:
         try:
             self.verify(part, share)
             if (self.folder / name).is_file():
-                return cut(load_file(self.folder / name), rows or {})
+                return cut(safetensors_torch.load_file(self.folder / name), rows or {})
             return merge_shards(self.folder, part, rows or {})
         except VideotuneError:
             raise
@@ -191,7 +195,9 @@ def merge_shards(
     """
     index = read_json(folder / f"{part}.index.json")
     # The files are mapped: what is not used is not read.
-    files = {file: load_file(folder / file) for file in index["files"]}
+    files = {}
+    for file in index["files"]:
+        files[file] = safetensors_torch.load_file(folder / file)
 
     merged: dict[str, Tensor] = {}
     for name, entry in index["tensors"].items():
