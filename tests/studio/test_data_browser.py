@@ -362,3 +362,29 @@ def test_nothing_scrolls_sideways(page: Any, width: int) -> None:
     assert page.evaluate(
         "document.querySelector('#player').scrollWidth <= document.querySelector('#player').clientWidth"
     )
+
+
+def test_the_player_says_what_becomes_of_its_clip(
+    page: Any, home: projects.Project
+) -> None:
+    checked(page)
+    tile(page, "clips/bird.mp4").locator(".clip-open").click()
+    badge = page.locator("#player-state .badge")
+    badge.filter(has_text="needs a caption").wait_for()
+    page.locator("#player-text").fill("a bird that flies")
+    page.keyboard.press("Control+s")
+    page.locator("#player-title").click()
+    badge.filter(has_text="new").wait_for()
+    badge.filter(has_text="used").wait_for()
+    assert violations(page) == []
+
+    # what is damaged can be removed where it is seen
+    page.locator("#player [data-close]").click()
+    tile(page, "clips/damaged.mp4").locator(".clip-open").click()
+    badge.filter(has_text="cannot be used").wait_for()
+    page.locator("#player [data-act=bin]").click()
+    page.locator("#player-title", has_text="dog.mp4").wait_for()
+    assert not (home.folder / "clips/damaged.mp4").exists()
+    page.locator("#player [data-act=held-out]").click()
+    badge.filter(has_text="for validation").wait_for()
+    assert (home.folder / "held-out/dog.mp4").is_file()

@@ -9,7 +9,15 @@ import pytest
 
 from tests.support.clips import write_clip
 from tests.support.job_folders import ended_job
-from videotune.studio import clips, form, gpu, plan_server, projects, setup_page
+from videotune.studio import (
+    clip_words,
+    clips,
+    form,
+    gpu,
+    plan_server,
+    projects,
+    setup_page,
+)
 
 HX = {"HX-Request": "true"}
 SETUP = "/p/cats/setup"
@@ -223,7 +231,7 @@ def test_a_warning_of_most_clips_is_said_once(tmp_path: Path) -> None:
 )
 def test_each_warning_has_a_button(line: str, action: str) -> None:
     row = {**clips.UNKNOWN, "warned": [line]}
-    assert clips.remedies(row) == [action]
+    assert clip_words.clip_actions(row) == [action]
 
 
 def test_arrows_of_the_player_go_through_the_filter(

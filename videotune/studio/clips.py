@@ -34,17 +34,6 @@ CLIP_REASONS = frozenset(
 )
 """Reasons to skip a file of which there may be no picture."""
 
-REMEDY_PATTERNS = (
-    (re.compile(r"cuts? inside the windows"), "cut"),
-    (re.compile(r"of it is (black|frozen)|looks nearly the same as"), "bin"),
-    (re.compile(r"the caption|placeholder|caption "), "write"),
-    (
-        re.compile(r"interlaced|stereoscopic|spherical|of the file follows|damaged"),
-        "bin",
-    ),
-)
-"""What a user can do about a warning: the action of a button by the warning's words."""
-
 TOKENS_PER_WORD = 1.3
 """Rough number of text-encoder tokens per word of a caption."""
 
@@ -98,6 +87,9 @@ class SharedWarning:
 
     names: tuple[str, ...]
     """The clips that have it."""
+
+    paths: tuple[str, ...] = ()
+    """Those of them that are in the project, by their paths within it."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +221,8 @@ def _take_shared_warnings(rows: Mapping[str, ClipRow]) -> tuple[SharedWarning, .
         if len(entries) < max(SHARED_FEWEST, SHARED_PART * len(rows)):
             continue
         names = tuple(row["name"] for row, _ in entries)
-        shared.append(SharedWarning(entries[0][1], names))
+        paths = tuple(row["path"] for row, _ in entries if row.get("part"))
+        shared.append(SharedWarning(entries[0][1], names, paths))
         for row, line in entries:
             row["warned"] = [other for other in row["warned"] if other != line]
     return tuple(shared)
@@ -313,19 +306,15 @@ def needs_caption(row: ClipRow) -> bool:
     return bool(row["part"]) and not row["caption"] and not is_unusable
 
 
-def remedies(row: ClipRow) -> list[str]:
-    """Return the actions that would mend what a clip is warned of, each once."""
-    actions = []
-    for line in (*row["warned"], *row["hints"]):
-        for pattern, action in REMEDY_PATTERNS:
-            if pattern.search(line):
-                actions.append(action)
-                break
-    if row["long"]:
-        actions.append("cut")
-    if row["state"] == "skipped" and row["reason"] not in CAPTION_REASONS:
-        actions.append("bin")
-    return list(dict.fromkeys(actions))
+def state_of(row: ClipRow) -> str:
+    """Return the state of a clip as the filter, the cards and the counts name it: used,
+    held out, without (a caption), unusable or new.
+    """
+    if row["state"] in ("used", "held out"):
+        return str(row["state"])
+    if needs_caption(row) or row["reason"] in ("missing_caption", "empty_caption"):
+        return "without"
+    return "unusable" if row["state"] == "skipped" else "new"
 
 
 def neighbours(project: Project, path: str, query: Mapping[str, str]) -> dict[str, str]:
@@ -482,9 +471,7 @@ def _has_state(row: ClipRow, state: str) -> bool:
         return bool(row.get("warned"))
     if state == "without":
         return needs_caption(row)
-    if state == "unusable":
-        return row["state"] == "skipped" and row["reason"] not in CAPTION_REASONS
-    return state in ("", row["state"])
+    return state in ("", row["state"], state_of(row))
 
 
 def _has_text(row: ClipRow, text: str) -> bool:

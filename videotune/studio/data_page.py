@@ -10,12 +10,14 @@ from starlette.concurrency import run_in_threadpool
 
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
+from videotune.data.images import IMAGE_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.reporter.read import mapping
 from videotune.studio import (
     auto_caption,
     captions_edit,
+    clip_words,
     clips,
     downloads,
     header,
@@ -57,6 +59,17 @@ NO_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="16" height="10"/>'
 KINDS = ("check", "caption", "split", "sheet")
 """Kinds of jobs that this page starts."""
 
+CLIP_WORDS = {
+    "states": clip_words.STATES,
+    "state_words": clip_words.state_words,
+    "clip_actions": clip_words.clip_actions,
+    "clip_settings": clip_words.clip_settings,
+    "remedy_of": clip_words.remedy_of,
+    "no_remedy": clip_words.NO_REMEDY,
+    "stills": IMAGE_SUFFIXES,
+}
+"""What the templates of this page say about clips."""
+
 HUB_DATASET = re.compile(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?")
 
 routes = APIRouter(prefix="/p/{project}")
@@ -86,7 +99,8 @@ def state(page: PageContext) -> str:
         rows=rows,
         uncaptioned=[row for row in rows if clips.needs_caption(row)],
         shared=clips.table(project).shared,
-        caption_reasons=clips.CAPTION_REASONS,
+        counts=clip_words.count_states(rows),
+        **CLIP_WORDS,
         undo=captions_edit.latest_change(project),
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
         draft=projects.draft(project),
@@ -146,7 +160,7 @@ def _tiles(page: PageContext, first: int = 0, count: int = CHUNK) -> dict[str, A
         "more": end if end < len(rows) else 0,
         "found": len(rows),
         "first": first,
-        "remedies": clips.remedies,
+        **CLIP_WORDS,
         "no_picture": clips.CLIP_REASONS,
     }
 
@@ -166,7 +180,14 @@ def clip(page: CurrentPage, path: str) -> Response:
     changes = captions_edit.history(project, row["name"])
     others = clips.neighbours(project, path, page.query)
     return fragment(
-        render("data_clip", context=page, row=row, changes=changes, others=others)
+        render(
+            "data_clip",
+            context=page,
+            row=row,
+            changes=changes,
+            others=others,
+            **CLIP_WORDS,
+        )
     )
 
 

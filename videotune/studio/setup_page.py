@@ -24,6 +24,7 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.reporter.curves import COLOURS
 from videotune.studio import (
+    clip_words,
     clips,
     gpu,
     header,
@@ -147,6 +148,7 @@ def plan(page: PageContext) -> str:
         runs_anywhere=model_choices.runs_anywhere(project.preset),
         here=notes_on_this_computer(project),
         remedies=remedies,
+        remedy_of=clip_words.remedy_of,
         duration=duration,
         colours=COLOURS,
     )
@@ -183,11 +185,7 @@ def _unusable_clips(project: Project) -> list[clips.ClipRow]:
         return []
     skips_captions = draft(project).get("missing_caption") not in (None, "error")
     rows = clips.table(project).rows.values()
-    unusable = [
-        row
-        for row in rows
-        if row["state"] == "skipped" and row["reason"] not in clips.CAPTION_REASONS
-    ]
+    unusable = [row for row in rows if clips.state_of(row) == "unusable"]
     if skips_captions:
         return unusable
     return unusable + [row for row in rows if clips.needs_caption(row)]

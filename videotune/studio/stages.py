@@ -106,18 +106,12 @@ def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
         return Stage("clips", "open", "no clips yet", "data", "Add clips")
 
     text = counted(len(rows), "clip") if rows else counted(len(sources), "dataset")
-    unusable = [row for row in rows if _is_unusable(row)]
+    unusable = [row for row in rows if clips.state_of(row) == "unusable"]
     if unusable and not project.facts.get("allow_skips"):
         text += f", {len(unusable)} cannot be used"
         action = f"Mend or leave out {counted(len(unusable), 'clip')}"
         return Stage("clips", "blocked", text, "data", action, clips="unusable")
     return Stage("clips", "done", text, "data")
-
-
-def _is_unusable(row: ClipRow) -> bool:
-    """Return whether a clip is skipped for another reason than a missing caption."""
-    is_without_caption = row["reason"] in clips.CAPTION_REASONS
-    return row["state"] == "skipped" and not is_without_caption
 
 
 def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:

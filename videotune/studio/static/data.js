@@ -36,7 +36,7 @@ document.addEventListener("DOMContentLoaded", () => {
   let version = $("data-version")?.dataset.version;
   document.addEventListener("vt:region", () => {
     const now = $("data-version")?.dataset.version;
-    if (now !== version) { version = now; refresh(); }
+    if (now !== version) { version = now; refresh(); renewState(); }
   });
   document.addEventListener("htmx:afterSettle", marks);
   tiles.addEventListener("error", (event) => { if (event.target.matches("img")) event.target.classList.add("none"); }, true);
@@ -164,7 +164,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // --- buttons of tiles and of the selection ---------------------------------------------------------------------------
   document.addEventListener("click", async (event) => {
-    const act = event.target.closest("[data-act]"), tile = event.target.closest(".clip"), view = event.target.closest("[data-view]");
+    const act = event.target.closest("[data-act]"), tile = event.target.closest(".clip,#player-state"), view = event.target.closest("[data-view]");
     if (event.target.closest("[data-all]")) { all = true; marks(); }
     if (event.target.closest("[data-clear]")) unpick();
     if (act) {
@@ -173,9 +173,12 @@ document.addEventListener("DOMContentLoaded", () => {
       const answer = await vt.post(`${base}/move`, words);
       if (answer.ok && !tile) unpick();
       if (answer.ok && tile) { picked.delete(tile.dataset.path); marks(); }
+      if (answer.ok && tile?.id === "player-state") leavePlace(tile.dataset.path, act.dataset.act);
     }
+    const select = event.target.closest("[data-select]");
+    if (select) { all = false; picked.clear(); for (const path of JSON.parse(select.dataset.select)) picked.add(path); marks(); $("picked").scrollIntoView({ block: "nearest" }); }
     if (event.target.closest("[data-cut]")) vt.post(`${base}/cut`, { path: tile.dataset.path });
-    if (event.target.closest("[data-write]")) tile.querySelector(".caption").focus();
+    if (event.target.closest("[data-write]")) (tile.querySelector(".caption") || $("player-text")).focus();
     if (view) {
       const writing = view.closest("#without") !== null;
       shown = writing ? { q: "", state: "without" } : query();
@@ -212,6 +215,22 @@ document.addEventListener("DOMContentLoaded", () => {
       film.play().catch(() => {});
     }
     if (sound) { const got = await vt.ask(sound.dataset.sound); if (got.ok && sound.isConnected) sound.innerHTML = await got.text(); }
+  }
+  // what the player says about the clip that it shows: after a change of the caption, and after a check
+  async function renewState() {
+    if (!$("player").open || !showing) return;
+    const path = showing, answer = await vt.ask(`${base}/clip?${new URLSearchParams({ path, ...shown })}`);
+    if (!answer.ok) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html"), state = page.getElementById("player-state"), place = $("player-state");
+    if (path === showing && state && place && place.innerHTML !== state.innerHTML) Idiomorph.morph(place, state.innerHTML, { morphStyle: "innerHTML" });
+  }
+  document.addEventListener("vt:save", ({ detail }) => { if (detail.state === "saved" && detail.name === `caption ${showing}`) renewState(); });
+  // the clip that the player shows was moved: show it at its new place, or the next one
+  function leavePlace(path, to) {
+    const next = [...document.querySelectorAll("#player [data-step-clip]:enabled")].at(-1)?.dataset.stepClip;
+    if (to !== "bin") open(to + path.slice(path.indexOf("/")));
+    else if (next) open(next);
+    else { $("player-body").replaceChildren(); $("player").close(); }
   }
   $("player").addEventListener("close", () => { if ($("player-text")) save($("player-text")); $("player-body").replaceChildren(); tiles.querySelector(`[data-view="${CSS.escape(showing)}"]`)?.focus(); });
   function frame(step) {

@@ -195,6 +195,13 @@
     if (event.dataTransfer.files.length) { event.preventDefault(); theirs(event.dataTransfer.files); }
   });
   try { $("preset-fits").checked = localStorage.getItem("vt-only-fits") === "1"; } catch { /* not kept */ }
+  // a link to a field opens its group
+  function showField() {
+    const field = location.hash.startsWith("#f-") && $(decodeURIComponent(location.hash.slice(1))), group = field && field.closest("details.keys");
+    if (group) group.open = true;
+    if (field) { field.scrollIntoView({ block: "center" }); field.focus(); }
+  }
+  addEventListener("hashchange", showField); showField();
   if (location.hash === "#presets") $("presets").showModal();
   presets(); ready();
 })();

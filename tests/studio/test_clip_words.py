@@ -1,0 +1,172 @@
+"""The names of the states of clips, and the remedy of each warning."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.job_folders import ended_job
+from videotune.config.schema import leaves
+from videotune.files import write_json
+from videotune.studio import clip_words, clips, projects
+from videotune.studio.clips import UNKNOWN
+
+DATA = "/p/cats/data"
+
+CHECKED: dict[str, Any] = {
+    "used": True, "held_out": False, "reason": None, "detail": None, "source_seconds": 2.0,
+    "source_fps": 12.0, "source_frames": 24, "width": 48, "height": 32, "shape": "9x32x48",
+    "windows": 1, "spans": [[0.0, 1.0]], "warnings": [], "notes": [], "captions": ["a cat"],
+    "kind": "train",
+}  # fmt: skip
+
+
+@pytest.fixture
+def cats(tmp_path: Path) -> projects.Project:
+    """Four clips: one used, one damaged, one without a caption, one of another code."""
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    for name in "abcd":
+        (project.folder / f"clips/{name}.mp4").write_bytes(
+            b"\0\0\0\x20ftypisom" + name.encode()
+        )
+        if name != "c":
+            (project.folder / f"clips/{name}.txt").write_bytes(
+                b"a cat\n" if name != "d" else b"\xff\xfe\xfa"
+            )
+    return project
+
+
+def check(
+    project: projects.Project, rows: dict[str, dict[str, Any]], notes: list[str]
+) -> None:
+    listed = [
+        CHECKED | {"path": str(project.folder / f"clips/{name}.mp4")} | row
+        for name, row in rows.items()
+    ]
+    folder = ended_job(project, "check", 0, started=time.time() + 60)
+    write_json(folder / "out", {"clips": listed, "notes": notes, "blockers": []})
+
+
+def skipped(reason: str) -> dict[str, Any]:
+    return {"used": False, "reason": reason, "detail": "why", "captions": []}
+
+
+def text_of(html: str, pattern: str) -> list[str]:
+    return [
+        re.sub(r"<[^>]+>", "", match) for match in re.findall(pattern, html, re.DOTALL)
+    ]
+
+
+def test_cards_filter_player_and_counts_share_their_words(
+    client: Any, cats: projects.Project
+) -> None:
+    rows = {
+        "a": {},
+        "b": skipped("decode_error"),
+        "c": skipped("missing_caption"),
+        "d": skipped("undecodable_caption"),
+    }
+    check(cats, rows, [])
+    page = client.get(DATA).text
+    options = text_of(page, r"<option value=\"[^\"]*\"[^>]*>[^<]+</option>")
+    counts = text_of(page, r'<a class="badge[^>]*>[^<]+</a>')
+    assert sorted(counts) == ["1 needs a caption", "1 used", "2 cannot be used"]
+    cards = text_of(page, r'<span class="clip-marks"><span[^>]*>[^<]+</span>')
+    assert sorted(cards) == [
+        "cannot be used",
+        "cannot be used",
+        "needs a caption",
+        "used",
+    ]
+    for name in "abcd":
+        player = client.get(f"{DATA}/clip", params={"path": f"clips/{name}.mp4"}).text
+        (badge,) = text_of(player, r'<span class="badge [^>]*>[^<]+</span>')
+        assert badge in cards
+        assert badge.capitalize() in options
+        state = clips.state_of(clips.table(cats).rows[f"clips/{name}.mp4"])
+        shown = client.get(f"{DATA}/tiles", params={"state": state}).text
+        assert f'data-path="clips/{name}.mp4"' in shown
+
+
+def test_the_player_of_a_damaged_clip_removes_it(
+    client: Any, cats: projects.Project
+) -> None:
+    check(
+        cats,
+        {"a": {}, "b": skipped("decode_error"), "d": skipped("undecodable_caption")},
+        [],
+    )
+    player = client.get(f"{DATA}/clip", params={"path": "clips/b.mp4"}).text
+    assert 'data-act="bin"' in player
+    assert "data-cut" not in player, "what cannot be read cannot be cut"
+    usable = client.get(f"{DATA}/clip", params={"path": "clips/a.mp4"}).text
+    assert all(
+        button in usable
+        for button in ('data-act="bin"', 'data-act="held-out"', "data-cut")
+    )
+    text = client.get(f"{DATA}/clip", params={"path": "clips/d.mp4"}).text
+    assert "data-write" in text
+
+
+WARNINGS = {
+    "3 frame rates are mixed: 24 fps (2), 30 fps (1); all are sampled at 16 fps, at their true speed": "setting",
+    "most clips are slower than the 24 fps of training: frames are repeated, so motion keeps its speed": "setting",
+    "40% of the frames repeat the one before: 8 fps is slower than the 24 fps of training": "setting",
+    "distorted: 64x48 becomes 32x32": "setting",
+    "black borders fill 30% of the frame: 64x48 in 64x64": "setting",
+    "no clip is long enough for 81 frames: the longest window has 41": "setting",
+    "no window has 81 frames: they take 5 s, and only 3 s of a clip are used (max_duration)": "setting",
+    "frames 18 becomes 17": "setting",
+    "1.20 of 8.00 s are beyond max_duration 6": "setting",
+    '30 of 40 windows of videos are single frames, since frames has 1: each frame of a clip is one': "setting",
+    "2 cuts inside the windows (at 1.00, 2.00 s): `videotune dataset split` makes a clip of each scene": "cut",
+    "95% of it is frozen: the picture does not change": "bin",
+    "looks nearly the same as b.mp4": "bin",
+    "interlaced: each frame shows two moments": "bin",
+    "stereoscopic: each frame has a picture for each eye, and both are trained": "bin",
+    "spherical (360°): the whole projection is trained": "bin",
+    "30% of the file follows the end of its video and is not used": "bin",
+    "its pictures have another shape from 2.00 s on, where the clip is ended": "bin",
+    "the frames are damaged from 2.00 s on; no window reaches them": "bin",
+    "transparency is ignored: hidden pixels become visible": "bin",
+    "40 images a/1 to 40 are numbered without a gap and all 64x64": "bin",
+    '3 of 4 clips have the same caption ("a cat"); describe what each one shows': "captions",
+    "2 captions have several lines (such as that of a.mp4); each line is a variant": "captions",
+    "the caption tells a sequence (\"then\"); describe what is seen instead": "write",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", WARNINGS)
+def test_every_warning_has_its_remedy(line: str) -> None:
+    remedy = clip_words.remedy_of(line)
+    assert remedy is not None
+    assert remedy.action == WARNINGS[line]
+    assert (remedy.action == "setting") == bool(remedy.setting)
+    if remedy.setting:
+        assert remedy.setting in leaves()
+
+
+def test_a_warning_of_the_set_stands_beside_its_button(
+    client: Any, cats: projects.Project
+) -> None:
+    mixed = next(iter(WARNINGS))
+    frozen = {"warnings": ["95% of it is frozen: the picture does not change"]}
+    check(
+        cats,
+        {"a": frozen, "b": frozen, "c": frozen, "d": {}},
+        [mixed, "repeats by folder names: a 2"],
+    )
+    page = client.get(DATA).text
+    (notes,) = re.findall(r'<details id="data-notes">.*?</details>', page, re.DOTALL)
+    assert 'href="/p/cats/setup#f-video_config.target_fps"' in notes
+    assert clip_words.NO_REMEDY in notes, "what needs nothing says so"
+    (shared,) = re.findall(r'id="shared-1">.*?<details', page, re.DOTALL)
+    assert "clips/a.mp4" in shared.split("data-select=")[1]
+
+
+def test_a_clip_in_another_folder_says_no_more_than_is_known() -> None:
+    row = UNKNOWN | {"state": "skipped", "reason": "missing_caption", "caption": ""}
+    assert clips.state_of(row) == "without"
+    assert clips.state_of(UNKNOWN | {"caption": "x"}) == "new"
