@@ -34,7 +34,8 @@ from videotune.commands.sample_options import SampleOptions
 from videotune.config.resolve import parse
 from videotune.distributed import DistributedContext
 from videotune.errors import DONE, VideotuneError
-from videotune.exporter.lora_tools import Target, convert
+from videotune.exporter.lora_target import Target
+from videotune.exporter.lora_tools import convert
 from videotune.files import read_json
 from videotune.job.overrides import Overrides
 from videotune.planner.plan import bytes_a_parameter

@@ -17,7 +17,8 @@ from videotune.adapters.lora import ADAPTER
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_adapter, read_parts
 from videotune.exporter.lora_inspect import inspect
-from videotune.exporter.lora_tools import Target, convert, merge
+from videotune.exporter.lora_target import Target
+from videotune.exporter.lora_tools import convert, merge
 
 Tensors = dict[str, torch.Tensor]
 MODULE = "transformer.blocks.0.attn1.to_k"

@@ -19,8 +19,8 @@ from tests.support.adapters import read_back
 from tests.support.command_line import Bases, run
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_extract import extract
-from videotune.exporter.lora_tools import Target, convert, merge, resize
-from videotune.exporter.lora_write import FORM_KINDS
+from videotune.exporter.lora_target import FORM_KINDS, Target
+from videotune.exporter.lora_tools import convert, merge, resize
 
 Open = Callable[..., Any]
 

@@ -30,7 +30,8 @@ from videotune.console import print_json
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.base_detection import candidate_bases
 from videotune.exporter.lora_inspect import inspect, summary_lines
-from videotune.exporter.lora_tools import Target, convert
+from videotune.exporter.lora_target import Target
+from videotune.exporter.lora_tools import convert
 from videotune.files import read_json
 from videotune.interop.autopsy import build_autopsy
 from videotune.interop.foreign_config import read_foreign_config

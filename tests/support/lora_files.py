@@ -13,7 +13,7 @@ from videotune.adapters.effect import change
 from videotune.adapters.lora import matching
 from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import modules_by_path
-from videotune.exporter.lora_tools import Target
+from videotune.exporter.lora_target import Target
 
 FAMILIES = ("wan", "cogvideox", "ltx_video", "hunyuan_video", "hidream")
 RANK = 4

@@ -13,6 +13,13 @@ from videotune.cli.options import Arg, AsJson, Offline, Opt
 from videotune.console import doing, print_json, print_table, tell
 from videotune.console import out as say
 from videotune.errors import VideotuneError
+from videotune.exporter.lora_target import (
+    Target,
+    adapter_path,
+    refuse_missing,
+    refuse_weights,
+)
+from videotune.text import counted
 
 lora_app = typer.Typer(
     help="LoRA files of any program: inspect, convert, merge, resize, extract",
@@ -79,7 +86,8 @@ def lora_inspect(
     """Show a LoRA file's base, form, ranks, scales and health, and how programs read
     it.
     """
-    doing(f"reading {file}")
+    refuse_missing(file)
+    doing(f"reading {adapter_path(file)}")
     from videotune.commands.lora import inspect, summary_lines
 
     report = inspect(file, against)
@@ -163,10 +171,11 @@ def lora_convert(
     offline: Offline = False,
 ) -> None:
     """Write a LoRA in another program's form, and read it back: ΔW is the same to 1e-6."""
-    doing(f"reading {file}")
-    from videotune.commands.lora import Target, convert
-
     target = Target(out, to, base, family, overwrite)
+    target.check(file)
+    doing(f"reading {adapter_path(file)}")
+    from videotune.commands.lora import convert
+
     say("\n".join(convert(file, target)))
 
 
@@ -185,10 +194,12 @@ def lora_merge(
     """Write the sum of several LoRAs as one: exact, or with --rank the nearest of that
     rank.
     """
-    doing(f"reading {len(files)} files")
-    from videotune.commands.lora import Target, merge
-
     target = Target(out, to, base, family, overwrite)
+    target.check(*files)
+    refuse_weights(files, weights or ())
+    doing(f"reading {counted(len(files), 'file')}")
+    from videotune.commands.lora import merge
+
     say("\n".join(merge(files, weights or (), rank, target)))
 
 
@@ -209,14 +220,15 @@ def lora_resize(
     bounds = [bound for bound in (rank, energy, error) if bound is not None]
     if len(bounds) != 1:
         raise VideotuneError("lora resize takes one of --rank, --energy and --error")
-    doing(f"reading {file}")
-    from videotune.commands.lora import Target, resize
+    target = Target(out, to, base, family, overwrite)
+    target.check(file)
+    doing(f"reading {adapter_path(file)}")
+    from videotune.commands.lora import resize
 
     relative_error = error or 0.0
     if energy is not None:
         relative_error = (1 - energy) ** 0.5
 
-    target = Target(out, to, base, family, overwrite)
     say("\n".join(resize(file, rank, relative_error, target)))
 
 
@@ -232,8 +244,9 @@ def lora_extract(
     offline: Offline = False,
 ) -> None:
     """Write a fine-tuned model's changes as a LoRA, and report what a LoRA cannot hold."""
-    doing(f"reading {folder}")
-    from videotune.commands.lora import Target, extract
-
     target = Target(out, to, base, None, overwrite)
+    target.check(folder)
+    doing(f"reading {folder}")
+    from videotune.commands.lora import extract
+
     say("\n".join(extract(folder, base, rank, expert, target)))

@@ -2,10 +2,9 @@
 
 from videotune.exporter.lora_extract import extract
 from videotune.exporter.lora_inspect import inspect, summary_lines
-from videotune.exporter.lora_tools import Target, convert, merge, resize
+from videotune.exporter.lora_tools import convert, merge, resize
 
 __all__ = [
-    "Target",
     "convert",
     "extract",
     "inspect",

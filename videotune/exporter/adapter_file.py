@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from videotune.bounds import ADAPTER_BYTES, require_file
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import PEFT_CONFIG_KEY, digest_of
+from videotune.exporter.lora_target import adapter_path as adapter_path
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, parse_object, read_config, some
 
@@ -22,36 +23,6 @@ READABLE_FORMS = (
 """The forms of an adapter file that are read."""
 
 _MODULE_NAME = re.compile(r"[\w.]+")
-_STANDARD_NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
-_PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
-
-
-def adapter_path(path: Path) -> Path:
-    """Return an adapter's file: the path, or the one safetensors file in a folder.
-
-    PEFT and diffusers save an adapter as a folder.
-
-    Raises:
-        VideotuneError: if there is not exactly one file, or its format can run code
-            when read.
-    """
-    if path.is_dir():
-        names = sorted(file.name for file in path.glob("*.safetensors"))
-        visible_names = [name for name in names if not name.startswith(".")]
-        standard_names = [name for name in visible_names if name in _STANDARD_NAMES]
-        candidates = standard_names or visible_names
-        if len(candidates) != 1:
-            raise VideotuneError(
-                f"{path} holds {len(candidates)} safetensors files, and must hold one adapter:"
-                " name the file"
-            )
-        return path / candidates[0]
-
-    if path.suffix in _PICKLE_SUFFIXES:
-        raise VideotuneError(
-            f"{path} can run code when it is read, so it is not read; convert it to safetensors"
-        )
-    return path
 
 
 def refuse_large_file(path: Path) -> None:

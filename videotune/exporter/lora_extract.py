@@ -13,7 +13,8 @@ from videotune.errors import VideotuneError
 from videotune.exporter import lora_factors
 from videotune.exporter.adapter_modules import AdapterModule
 from videotune.exporter.base_detection import Base, candidate_bases
-from videotune.exporter.lora_tools import Target, lora_module, save_adapter
+from videotune.exporter.lora_target import Target
+from videotune.exporter.lora_tools import lora_module, save_adapter
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import place
 from videotune.models.model_files import headers, some, weight_files

@@ -5,9 +5,7 @@ file, matches the intended update to 1e-6.
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from videotune.exporter.base_detection import Base, detect_expert, open_adapter
 from videotune.exporter.formats import TOLERANCE, verification_error, write_verified
 from videotune.exporter.lora_factors import Factors
 from videotune.exporter.lora_inspect import open_modules
+from videotune.exporter.lora_target import Target, refuse_weights
 from videotune.exporter.lora_write import Modules, kind_of_modules, write_form
 from videotune.files import whole_folder, write_json
 
@@ -44,46 +43,6 @@ TENSOR_FACTS = ("digest", "use", "alpha", "rank", "variant")
 ZERO_SUM = 1e-12
 """A sum with at most this share of its summands' norms is the rounding error of zero.
 """
-
-
-@dataclass(frozen=True)
-class Target:
-    """The file or folder that a result is written to."""
-
-    path: Path
-
-    form: str = "diffusers"
-    """A key of ``lora_write.FORM_KINDS``."""
-
-    base: str | None = None
-    """The base model of the sources, if they do not name it."""
-
-    family: str | None = None
-    """The family of the sources, if they do not name it."""
-
-    overwrite: bool = False
-
-    def check(self, *sources: Path) -> None:
-        """Raise VideotuneError if the path is taken or does not go with the form."""
-        fault = self._fault(sources)
-        if fault:
-            raise VideotuneError(f"--out {self.path} {fault}; give another name")
-
-    def _fault(self, sources: Sequence[Path]) -> str:
-        exists = self.path.exists()
-        if self.form == "peft":
-            if exists and not (self.path / "adapter_config.json").is_file():
-                return "is not a PEFT folder, so it is not replaced"
-        elif self.path.suffix != ".safetensors" or self.path.is_dir():
-            return "must be a file with the ending .safetensors"
-
-        # Path.resolve raises RuntimeError for a link to itself.
-        real_sources = [os.path.realpath(source) for source in sources]
-        if os.path.realpath(self.path) in real_sources:
-            return "is one of the sources"
-        if exists and not self.overwrite:
-            return "already exists; --overwrite replaces it"
-        return ""
 
 
 def convert(path: Path, target: Target) -> list[str]:
@@ -162,13 +121,7 @@ def combine_adapters(
         VideotuneError: for other kinds of adapter, whose update is not a product of two
             factors.
     """
-    are_finite = all(math.isfinite(weight) for weight in weights)
-    if len(weights) not in (0, 1, len(paths)) or not are_finite:
-        listed_weights = ", ".join(map(str, weights))
-        raise VideotuneError(
-            f"--weight: {listed_weights} for {len(paths)} files; give one finite number per"
-            " file, or one for all"
-        )
+    refuse_weights(paths, weights)
     target.check(*paths)
 
     first_file, base, first_modules = open_modules(paths[0], target.base, target.family)

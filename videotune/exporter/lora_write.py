@@ -26,17 +26,9 @@ from videotune.exporter.formats import (
     refuse_format,
     refuse_overflow,
 )
+from videotune.exporter.lora_target import FORM_KINDS, refuse_form
 from videotune.exporter.read_scale import alpha_rank, paths_by_name
 from videotune.models.base import DiffusersModel
-
-FORM_KINDS = {
-    "diffusers": ("LORA", "DORA"),
-    "comfyui": ("LORA", "LOHA", "LOKR"),
-    "kohya": ("LORA", "LOHA", "LOKR"),
-    "original": ("LORA", "LOHA", "LOKR"),
-    "peft": ("LORA", "DORA", "LOHA", "LOKR", "OFT"),
-}
-"""The forms that are written, and the kinds of adapter that each can hold."""
 
 PREFIXES = {"diffusers": "transformer.", "peft": "base_model.model."}
 """The prefix of module names in the forms that use diffusers' names."""
@@ -157,8 +149,7 @@ def write_form(
         VideotuneError: for a form that this kind or this family does not have.
     """
     kind = kind_of_modules(modules)
-    if form not in FORM_KINDS:
-        raise VideotuneError(f"--to {form}: unknown")
+    refuse_form(form)
     if kind not in FORM_KINDS[form]:
         # The authors' names and kohya's have the limits of ComfyUI.
         reason_form = form if form in PREFIXES else "comfyui"
