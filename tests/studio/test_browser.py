@@ -53,7 +53,9 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     page.locator("#files").set_input_files([str(path) for path in sent])
     page.locator("#sent-refused li").filter(has_text="notes.mp4").wait_for()
     assert "its content is text" in page.locator("#sent-refused").inner_text()
-    tile(page, "broken.mp4").locator(".badge").filter(has_text="cannot be used").wait_for()
+    tile(page, "broken.mp4").locator(".badge").filter(
+        has_text="cannot be used"
+    ).wait_for()
     assert re.search(
         "cannot be read|damaged|no video",
         tile(page, "broken.mp4").locator(".clip-why").first.inner_text(),

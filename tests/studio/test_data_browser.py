@@ -140,7 +140,7 @@ def test_the_large_player_steps_by_frames_and_shows_all(page: Any) -> None:
     moved = page.evaluate("document.querySelector('#player-film').currentTime") - before
     assert moved == pytest.approx(1 / 12, abs=0.01)
     assert violations(page) == []
-    page.locator("[data-way='1']").click()
+    page.locator("[data-direction='1']").click()
     page.locator("#player-title", has_text="damaged.mp4").wait_for()
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0

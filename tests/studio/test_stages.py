@@ -1,4 +1,4 @@
-"""The way of a project: each page shows the same stages and the same next step."""
+"""The path of a project: each page shows the same stages and the same next step."""
 
 import os
 import re
@@ -104,16 +104,16 @@ def test_a_run_that_has_ended_offers_its_result(
     assert stages_of(cats)["run"].state == "open"
 
 
-def test_all_pages_show_the_same_way(client: Any, cats: Project) -> None:
+def test_all_pages_show_the_same_path(client: Any, cats: Project) -> None:
     shown = set()
     for page in PAGES:
         text = client.get(f"/p/cats/{page}").text
-        way = re.search(r'<nav class="way".*?</nav>', text, re.DOTALL)
-        assert way is not None, page
-        shown.add(way[0])
+        path = re.search(r'<nav class="path".*?</nav>', text, re.DOTALL)
+        assert path is not None, page
+        shown.add(path[0])
     assert len(shown) == 1
     assert "Add clips" in shown.pop()
-    assert 'class="way"' not in client.get("/").text
+    assert 'class="path"' not in client.get("/").text
 
 
 def test_a_damaged_project_still_has_its_pages(client: Any, cats: Project) -> None:

@@ -1,4 +1,4 @@
-"""The way of a project from clips to a result: what is done, what stands in the way,
+"""The path of a project from clips to a result: what is done, what stands in the way,
 and the one next step. All pages and ``videotune status`` show the same.
 """
 
@@ -42,7 +42,7 @@ CHANGE_TOLERANCE = 1.0
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the way."""
+    """A part of the path."""
 
     name: str
     """Clips, captions, model, plan, run or result."""
@@ -253,7 +253,7 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
 
 
 def path(page: PageContext) -> str:
-    """Render the way of the open project; nothing on pages of no project."""
+    """Render the path of the open project; nothing on pages of no project."""
     if page.project is None or page.project.damage:
         return ""
     try:

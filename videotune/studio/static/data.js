@@ -243,13 +243,13 @@ document.addEventListener("DOMContentLoaded", () => {
   $("player").addEventListener("click", (event) => {
     const step = event.target.closest("[data-frame]"), other = event.target.closest("[data-step-clip]");
     if (step) frame(Number(step.dataset.frame));
-    if (other) stepTo(Number(other.dataset.way), false);
+    if (other) stepTo(Number(other.dataset.direction), false);
   });
-  function stepTo(way, writing) {
-    const button = document.querySelector(`[data-step-clip][data-way="${way}"]`), field = $("player-text");
+  function stepTo(direction, writing) {
+    const button = document.querySelector(`[data-step-clip][data-direction="${direction}"]`), field = $("player-text");
     if (field && !undecided(field)) save(field);
     if (button && !button.disabled) open(button.dataset.stepClip, writing);
-    else if (field && writing) vt.toast(way > 0 ? "This is the last clip." : "This is the first clip.");
+    else if (field && writing) vt.toast(direction > 0 ? "This is the last clip." : "This is the first clip.");
   }
   $("player").addEventListener("keydown", (event) => {
     const writing = event.target.id === "player-text";
