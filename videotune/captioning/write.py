@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from videotune.bounds import ANSWER_SECONDS
 from videotune.captioning.backends import Captioner, local_model, read_frames, server
@@ -53,6 +54,22 @@ class CaptionOptions:
     max_words: int = 100
     overwrite: bool = False
     dry_run: bool = False
+
+    def check(self) -> None:
+        """Raise VideotuneError if the server's address is none of HTTP, or a prompt of
+        the user's own is empty.
+        """
+        if self.endpoint is not None:
+            address = urlsplit(self.endpoint)
+            if address.scheme not in ("http", "https") or not address.netloc:
+                raise VideotuneError(
+                    f"--endpoint: {self.endpoint[:80]!r} is not the address of a server. "
+                    "Give one such as http://localhost:8000/v1"
+                )
+        if self.prompt is not None and not self.prompt.strip():
+            raise VideotuneError(
+                "--prompt: it is empty. Write what to ask the model, or leave it out"
+            )
 
 
 @dataclass

@@ -75,6 +75,9 @@ def cache(
             )
         return
 
+    from videotune.job.overrides import check_files
+
+    check_files(overrides)
     doing("opening the clips")
     from videotune.commands.cache import cache as encode_cache
 
@@ -133,6 +136,9 @@ def cache_verify(folder: CacheFolder) -> None:
 @takes_config
 def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     """Remove the entries that a run with these options would not read."""
+    from videotune.job.overrides import check_files
+
+    check_files(overrides)
     doing("opening the clips")
     from videotune.commands.cache import prune_cache
 

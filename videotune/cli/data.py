@@ -398,7 +398,6 @@ def caption(
     as_json: AsJson = False,
 ) -> None:
     """Let a vision-language model write the captions that clips lack."""
-    doing("reading the clips")
     from videotune.commands.caption import CaptionOptions
     from videotune.commands.caption import caption as caption_clips
 
@@ -416,6 +415,8 @@ def caption(
         overwrite=overwrite,
         dry_run=dry_run,
     )
+    options.check()
+    doing("reading the clips")
     result = caption_clips(overrides, options=options)
     answer(as_json, vars(result), lambda _: show_captions(result, dry_run=dry_run))
     raise typer.Exit(result.exit_code)

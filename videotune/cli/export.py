@@ -41,6 +41,9 @@ def export(
     offline: Offline = False,
 ) -> dict[str, Any]:
     """Write a run's weights for diffusers, ComfyUI or PEFT, and read each file back."""
+    from videotune.commands.export_options import check_export
+
+    check_export(run, formats or (), step=step, merge=merge, dtype=dtype)
     console.doing("reading the checkpoint")
     from videotune.commands.export import export as write_exports
 

@@ -33,6 +33,14 @@ def _set_offline(is_offline: bool) -> bool:
     return is_offline
 
 
+def _checked_skips(allow_skips: str | None) -> str | None:
+    """Refuse what is neither a number nor "all", before any clip is read."""
+    from videotune.job.overrides import check_allow_skips
+
+    check_allow_skips(allow_skips)
+    return allow_skips
+
+
 Preset = Annotated[
     str | None,
     Opt("--preset", help="a preset by name; `videotune presets list` shows them"),
@@ -60,7 +68,11 @@ BaseOption = Annotated[
 Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repeated")]
 Skips = Annotated[
     str | None,
-    Opt("--allow-skips", help="continue although N (or all) clips are skipped"),
+    Opt(
+        "--allow-skips",
+        callback=_checked_skips,
+        help="continue although N (or all) clips are skipped",
+    ),
 ]
 CacheFolder = Annotated[
     Path, Arg(help="a cache folder, or the dataset folder that holds one")

@@ -60,13 +60,18 @@ def plan(
 
     Exit code 2: no fit.
     """
-    doing("reading the noise levels" if timesteps else "measuring memory")
-    from videotune.commands.plan import noise_levels
-    from videotune.commands.plan import plan as plan_run
-
     if timesteps:
-        answer(as_json, noise_levels(overrides), show_noise_levels)
+        show_timesteps(overrides, as_json=as_json)
         return
+
+    from videotune.job.overrides import check_files
+    from videotune.planner.gpus import find_card
+
+    check_files(overrides)
+    if card is not None:
+        find_card(card)  # raises for an unknown card
+    doing("measuring memory")
+    from videotune.commands.plan import plan as plan_run
 
     result = plan_run(
         overrides,
@@ -77,6 +82,14 @@ def plan(
     )
     answer(as_json, result.plan, lambda _: show_plan(result, verbose=verbose))
     raise typer.Exit(result.exit_code)
+
+
+def show_timesteps(overrides: Overrides, *, as_json: bool) -> None:
+    """Print the trained noise levels."""
+    doing("reading the noise levels")
+    from videotune.commands.plan import noise_levels
+
+    answer(as_json, noise_levels(overrides), show_noise_levels)
 
 
 def show_plan(result: PlanResult, *, verbose: bool = False) -> None:

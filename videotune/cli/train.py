@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune._version import BEGUN
 from videotune.cli.options import Arg, Data, Offline, Opt, Sets, Skips, takes_config
-from videotune.console import bar, clock, doing, echo, exactly
+from videotune.console import bar, clock, doing, echo, exactly, quiet
 from videotune.errors import VideotuneError
 from videotune.text import memory_size
 
@@ -80,9 +80,33 @@ def train(
         sets.append(f"push_to={json.dumps(push)}")
     overrides = replace(overrides, sets=(*overrides.sets, *sets))
     if not resume:
+        _refuse_early(overrides, out)
         return _train(overrides, out, None, allow_skips)
+    _refuse_no_run(out, step)
     options = (step, override, allow_data_change, replan)
     return _train(overrides, out, options, allow_skips)
+
+
+def _refuse_early(overrides: Overrides, run: Path) -> None:
+    """Refuse a new run for its folder or a missing file before torch is imported."""
+    from videotune.job.overrides import check_files
+    from videotune.runs.run_dir import refuse_run
+
+    if not quiet():  # of several processes only the first one writes there
+        refuse_run(run)
+    check_files(overrides)
+
+
+def _refuse_no_run(run: Path, step: int | None) -> None:
+    """Refuse to resume a folder without a run, or without the checkpoint of ``--from``,
+    before torch is imported.
+    """
+    from videotune.runs.checkpoint import pick
+    from videotune.runs.run_dir import read_run_config
+
+    read_run_config(run)
+    if step:  # 0 is the beginning, which needs no checkpoint
+        pick(run, step)
 
 
 def resume(
@@ -105,6 +129,7 @@ def resume(
     begun = read_begun(run)
     if begun is not None:
         return _begin_again(begun, overrides, run)
+    _refuse_no_run(run, step)
     now = status(run)
     is_complete = now["steps"] is not None and now["step"] >= now["steps"]
     goes_back = step is not None or bool(sets) or data is not None

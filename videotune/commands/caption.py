@@ -31,6 +31,7 @@ def caption(
     A run that was stopped continues when it is started again. Raises VideotuneError if
     captions cannot be text files, or if no clip can get one.
     """
+    options.check()
     all_overrides = to_overrides(config, overrides)
     root = Path(all_overrides.data or "").expanduser().absolute()
     if not all_overrides.data or not root.is_dir():

@@ -6,7 +6,8 @@ Each file is read back.
 from collections.abc import Sequence
 from pathlib import Path
 
-from videotune.config import resolve, schema, validators
+from videotune.commands.export_options import check_export
+from videotune.config import resolve, validators
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.job import overrides
@@ -38,9 +39,11 @@ def export(
         dtype: of the exported weights, in place of the config's ``output_dtype``.
 
     Raises:
-        VideotuneError: if there is nothing to merge, or --merge is used with a format.
+        VideotuneError: as ``check_export`` does, and for a format that the model does
+            not have.
     """
     run = Path(run)
+    check_export(run, formats, step=step, merge=merge, dtype=dtype)
     resolved, spec, base = overrides.reopened(run_dir.run_settings(run))
     checkpoint = pick(run, step)
     family = build.open_models(spec, base, resolved.config)
@@ -48,8 +51,6 @@ def export(
         output_dtype = resolve.parse({"output_dtype": dtype}).output_dtype
         resolved = resolved.with_planned({"output_dtype": output_dtype})
         validators.refuse_what_does_not_apply(resolved.config, spec)
-    if merge:
-        refuse_merge(resolved.config, formats, dtype)
 
     exports = export_run(
         run,
@@ -63,30 +64,6 @@ def export(
     )
     write_report(run)
     return list(exports)
-
-
-def refuse_merge(
-    config: schema.Config, formats: Sequence[str], dtype: str | None
-) -> None:
-    """Raise VideotuneError if a run has no adapter, or --merge is used with a format or
-    dtype.
-    """
-    if config.training_method == "EMBEDDING":
-        raise VideotuneError(
-            "--merge: new tokens are not an adapter and cannot be merged"
-        )
-    if config.training_method == "FINE_TUNE":
-        raise VideotuneError(
-            "--merge: a fine-tuned model has no adapter; its export is complete already"
-        )
-    if dtype is not None:
-        raise VideotuneError(
-            "--merge: it keeps the dtypes of the base's files. Leave --dtype out"
-        )
-    if formats:
-        raise VideotuneError(
-            "--merge: it writes a folder in diffusers layout. Leave --format out"
-        )
 
 
 def exported(run: Path, format: str) -> Path:

@@ -22,6 +22,17 @@ CLIP_FOLDERS = ("videos", "images")
 """Folders whose clips have their captions in a sibling folder ``captions``."""
 
 
+def refuse_no_folder(root: Path) -> None:
+    """Raise VideotuneError if a dataset is neither a folder nor a file, such as an
+    archive.
+    """
+    if not root.is_dir() and not root.is_file():
+        fault = "is not a folder" if root.exists() else "does not exist"
+        raise VideotuneError(
+            f"The dataset folder {root} {fault}. Give the folder of the clips."
+        )
+
+
 def read_folder(
     root: Path, within: Path | None = None
 ) -> tuple[list[ClipFile], list[str]]:
@@ -49,11 +60,7 @@ def read_folder(
             f"The dataset folder {root} is a file. Give the folder of the clips, or split a "
             f"long video into clips: videotune dataset split {root} --out FOLDER"
         )
-    if not root.is_dir():
-        fault = "is not a folder" if root.exists() else "does not exist"
-        raise VideotuneError(
-            f"The dataset folder {root} {fault}. Give the folder of the clips."
-        )
+    refuse_no_folder(root)
 
     folder = _DatasetFolder(root, within or root)
     clips = folder.clips()

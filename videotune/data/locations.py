@@ -60,7 +60,7 @@ def open_location(
     local_path = Path(path).expanduser()
     if local_path.is_file() and type_of_file(local_path) in ARCHIVES:
         return _open_archive(local_path, cache, progress)
-    if not local_path.exists() and _may_be_hub_id(path):
+    if not local_path.exists() and may_be_hub_id(path):
         return _open_hub(path, cache, progress)
 
     files, notes = read_folder(local_path)
@@ -179,7 +179,14 @@ def _no_clips_message(repo: str, repo_files: Sequence[str]) -> str:
     )
 
 
-def _may_be_hub_id(path: str) -> bool:
+def is_local(path: str) -> bool:
+    """Return whether a dataset's path can only be meant as a file or folder."""
+    if path.startswith("hf://"):
+        return False
+    return Path(path).expanduser().exists() or not may_be_hub_id(path)
+
+
+def may_be_hub_id(path: str) -> bool:
     """Return whether a path that does not exist can be meant as the user/name of a
     dataset.
     """

@@ -21,6 +21,8 @@ from videotune.config.load import (
 )
 from videotune.config.resolve import Resolved, check_values, resolve
 from videotune.config.schema import Config
+from videotune.data.layouts import refuse_no_folder
+from videotune.data.locations import is_local
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import (
@@ -73,11 +75,7 @@ def to_overrides(
     Raises:
         VideotuneError: if ``allow_skips`` is neither a number nor "all".
     """
-    if allow_skips not in (None, "all") and not allow_skips.isdecimal():
-        raise VideotuneError(
-            f"--allow-skips: {allow_skips!r} is neither a number nor all"
-        )
-
+    check_allow_skips(allow_skips)
     if isinstance(config, Overrides):
         overrides = config
     else:
@@ -87,6 +85,14 @@ def to_overrides(
     if allow_skips is None or "missing_caption" in user_keys(overrides):
         return overrides
     return replace(overrides, sets=(*overrides.sets, "missing_caption=skip"))
+
+
+def check_allow_skips(allow_skips: str | None) -> None:
+    """Raise VideotuneError if ``allow_skips`` is neither a number nor "all"."""
+    if allow_skips not in (None, "all") and not allow_skips.isdecimal():
+        raise VideotuneError(
+            f"--allow-skips: {allow_skips!r} is neither a number nor all"
+        )
 
 
 def user_keys(overrides: Overrides) -> dict[str, Any]:
@@ -147,6 +153,34 @@ def check_settings(overrides: Overrides) -> None:
             value out of its bounds.
     """
     check_values(preset_keys(overrides), user_keys(overrides))
+
+
+def check_files(overrides: Overrides) -> None:
+    """Check that a model is named, and that the named folders exist, before
+    anything heavy is imported.
+
+    Raises:
+        VideotuneError: if the clips or the weights to start from do not exist, and if neither a family nor a base model is given.
+    """
+    keys = merge(preset_keys(overrides), user_keys(overrides))
+    refuse_no_model(keys)
+    for dataset in keys.get("datasets") or ():
+        path = dataset.get("path") if isinstance(dataset, Mapping) else None
+        if isinstance(path, str) and is_local(path):
+            refuse_no_folder(expand_user(path))
+
+    start = keys.get("init_from")
+    if isinstance(start, str) and not Path(start).exists():
+        raise VideotuneError(f"init_from: no such file or folder: {start}")
+
+
+def refuse_no_model(keys: Mapping[str, Any]) -> None:
+    """Raise VideotuneError if a config names neither a family nor a base model."""
+    if not keys.get("base_model_name") and keys.get("family") is None:
+        raise VideotuneError(
+            "no model given; pass --preset NAME (see `videotune presets list`), --config FILE, or "
+            "--set base_model_name=…"
+        )
 
 
 def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -343,13 +377,9 @@ def resolve_config(
                 f"{key}: takes text, not {shortened(repr(merged[key]))}"
             )
 
+    refuse_no_model(merged)
     base = _base(merged, planning=planning) if merged.get("base_model_name") else None
     family = merged.get("family")
-    if base is None and family is None:
-        raise VideotuneError(
-            "no model given; pass --preset NAME (see `videotune presets list`), --config FILE, or "
-            "--set base_model_name=…"
-        )
     spec = spec_for(family, base)
     resolved = resolve(user, preset, spec)
     files = own_files(resolved.config, spec)

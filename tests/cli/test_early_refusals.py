@@ -1,0 +1,110 @@
+"""What can be refused from arguments and small files is refused before anything slow
+begins.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+
+from videotune.errors import FAILED
+
+PROGRAM = """
+import sys
+from videotune.cli.main import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+REFUSED: dict[str, Sequence[str]] = {
+    "sample without a prompt": ["sample", "RUN"],
+    "sample without a run": ["sample", "--prompt", "x"],
+    "sample of no run": ["sample", "nosuch", "--prompt", "x"],
+    "sample of a missing LoRA": [
+        *("sample", "--base", "asset:toy", "--prompt", "x", "--lora", "no.safetensors"),
+    ],
+    "sample of a missing image": [
+        *("sample", "--base", "asset:toy", "--prompt", "x", "--image", "no.png"),
+    ],
+    "compare of no run": ["compare", "nosuch"],
+    "plan for a card that does not exist": [
+        *("plan", "CLIPS", "--preset", "toy", "--card", "rtx 49990"),
+    ],
+    "plan with a wrong number of skips": [
+        *("plan", "CLIPS", "--preset", "toy", "--allow-skips", "many"),
+    ],
+    "plan without a model": ["plan", "CLIPS"],
+    "plan of no folder": ["plan", "./nosuch", "--preset", "toy"],
+    "cache of no folder": ["cache", "./nosuch", "--preset", "toy"],
+    "cache without a model": ["cache", "CLIPS"],
+    "train of no folder": ["train", "./nosuch", "--preset", "toy", "--out", "new"],
+    "train into a folder that is taken": [
+        *("train", "CLIPS", "--preset", "toy", "--out", "RUN"),
+    ],
+    "train from weights that do not exist": [
+        *("train", "CLIPS", "--preset", "toy", "--out", "new", "--init-from", "no"),
+    ],
+    "train with a wrong number of skips": [
+        *("train", "CLIPS", "--preset", "toy", "--out", "new", "--allow-skips", "-1"),
+    ],
+    "resume of no run": ["resume", "nosuch"],
+    "export of no run": ["export", "nosuch"],
+    "inspect of no file": ["lora", "inspect", "nosuch"],
+    "inspect of a run's folder": ["lora", "inspect", "RUN"],
+    "conversion to an unknown form": [
+        *("lora", "convert", "FILE", "--to", "nosuch", "--out", "b.safetensors"),
+    ],
+    "conversion into a file that exists": [
+        *("lora", "convert", "FILE", "--to", "kohya", "--out", "FILE"),
+    ],
+    "merge with too many weights": [
+        *("lora", "merge", "FILE", "--out", "b.safetensors"),
+        *("--weight", "1", "--weight", "2"),
+    ],
+    "extraction from no model": [
+        *("lora", "extract", "nosuch", "--base", "asset:toy", "--rank", "4"),
+        *("--out", "b.safetensors"),
+    ],
+    "captions by what is no server": [
+        *("caption", "CLIPS", "--model", "m", "--endpoint", "localhost"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with clips, a LoRA file and what a run leaves of itself."""
+    root = tmp_path_factory.mktemp("early")
+    (root / "clips").mkdir()
+    (root / "clips" / "a.mp4").write_bytes(b"never read")
+    (root / "run" / "export").mkdir(parents=True)
+    (root / "run" / "config.json").write_text("{}")
+    (root / "run" / "journal.jsonl").write_text("")
+    save_file({}, root / "run" / "export" / "run-step-1.safetensors")
+    save_file({}, root / "a.safetensors")
+    return root
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_in_the_arguments_is_refused_before_torch_is_imported(
+    name: str, folder: Path
+) -> None:
+    paths = {"CLIPS": "clips", "RUN": "run", "FILE": "a.safetensors"}
+    words = [paths.get(word, word) for word in REFUSED[name]]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == FAILED, done.stderr
+    assert done.stdout.strip() == "False", "torch is not imported yet"
+    assert done.stderr.startswith("videotune: "), "no work was announced"
+    assert len(done.stderr.splitlines()) == 1
+    assert not (folder / "new").exists()
