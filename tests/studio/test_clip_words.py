@@ -170,3 +170,5 @@ def test_a_clip_in_another_folder_says_no_more_than_is_known() -> None:
     row = UNKNOWN | {"state": "skipped", "reason": "missing_caption", "caption": ""}
     assert clips.state_of(row) == "without"
     assert clips.state_of(UNKNOWN | {"caption": "x"}) == "new"
+    written = row | {"state": "new", "part": "clips", "caption": "a cat"}
+    assert clips.state_of(written) == "new", "its caption was written since"

@@ -16,6 +16,7 @@ from videotune.errors import DONE, VideotuneError
 from videotune.studio import (
     data_page,
     downloads,
+    folders_page,
     header,
     live,
     model_choices,
@@ -222,6 +223,7 @@ def _add_pages(app: FastAPI) -> None:
 
     app.include_router(downloads.routes)
     app.include_router(series.routes)
+    app.include_router(folders_page.routes)
     app.include_router(model_choices.routes)
     app.include_router(live.router(regions_by_page))
 

@@ -312,9 +312,12 @@ def state_of(row: ClipRow) -> str:
     """
     if row["state"] in ("used", "held out"):
         return str(row["state"])
-    if needs_caption(row) or row["reason"] in ("missing_caption", "empty_caption"):
+    if needs_caption(row):
         return "without"
-    return "unusable" if row["state"] == "skipped" else "new"
+    if row["state"] != "skipped":
+        return "new"
+    is_without_caption = row["reason"] in ("missing_caption", "empty_caption")
+    return "without" if is_without_caption else "unusable"
 
 
 def neighbours(project: Project, path: str, query: Mapping[str, str]) -> dict[str, str]:

@@ -30,6 +30,16 @@ WIDGET_KINDS: dict[Any, WidgetKind] = {
 """The control of each plain type; all other types are typed in as JSON."""
 
 
+PATH_KEYS: dict[str, Literal["folder", "file"]] = {
+    "base_model_name": "folder",
+    "base_parts": "folder",
+    "init_from": "file",
+    "prior_preservation": "folder",
+    "sample_metrics.encoder": "folder",
+    "transformer.file": "file",
+}
+"""The keys that take a path, and what it leads to; "file" also takes a folder."""
+
 FAR = 10
 """A value that is so many times the usual one is noted."""
 

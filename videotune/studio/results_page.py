@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse
 from videotune.errors import VideotuneError
 from videotune.files import disk_usage, write_json
 from videotune.queue import jobs
+from videotune.queue.entries import QueueEntry
 from videotune.reporter.build import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping, points
@@ -194,22 +195,7 @@ def tries(page: PageContext) -> str:
     name = selected_run(page)
     project = page.current_project
 
-    rows = []
-    damaged = []
-    if name:
-        entries = queue_page.shown_entries(page.root, project, name)
-        entry_by_name = {entry.name: entry for entry in entries}
-        records = sorted(
-            (project.folder / "tries" / name).glob("*/try.json"), reverse=True
-        )
-        for path in records[:MAX_TRIES]:
-            try:
-                record = mapping(read_record(path, Try, "remove it"))
-            except VideotuneError as error:
-                damaged.append(str(error))
-                continue
-            rows.append((path.parent, record, entry_by_name.get(record["entry"])))
-
+    rows, damaged = _read_tries(page, name) if name else ([], [])
     return render(
         "results_tries",
         project=project,
@@ -220,7 +206,50 @@ def tries(page: PageContext) -> str:
     )
 
 
+TriedPrompt = tuple[Path, Any, QueueEntry | None]
+"""Folder of a try, its record, and its entry of the queue."""
+
+
+def _read_tries(page: PageContext, name: str) -> tuple[list[TriedPrompt], list[str]]:
+    """Return the tries of a run, newest first, and the messages of damaged ones."""
+    project = page.current_project
+    entries = queue_page.shown_entries(page.root, project, name)
+    entry_by_name = {entry.name: entry for entry in entries}
+    folder = project.folder / "tries" / name
+
+    rows: list[TriedPrompt] = []
+    damaged = []
+    for path in sorted(folder.glob("*/try.json"), reverse=True)[:MAX_TRIES]:
+        try:
+            record = mapping(read_record(path, Try, "remove it"))
+        except VideotuneError as error:
+            damaged.append(str(error))
+            continue
+        rows.append((path.parent, record, entry_by_name.get(record["entry"])))
+    return rows, damaged
+
+
+def trying(page: PageContext) -> str:
+    """Render what becomes of the newest tried prompt, for below its button."""
+    name = selected_run(page)
+    if not name:
+        return ""
+
+    rows, _ = _read_tries(page, name)
+    return render("results_trying", project=page.current_project, rows=rows[:1])
+
+
+def exporting(page: PageContext) -> str:
+    """Render what becomes of the newest export, for below its button."""
+    name = selected_run(page)
+    if not name:
+        return ""
+    return render("results_exporting", export=_output_jobs(page, name)["export"])
+
+
 REGIONS: Regions = {
+    "trying": trying,
+    "exporting": exporting,
     "result": result,
     "summary": summary,
     "tries": tries,
@@ -233,6 +262,7 @@ def show(page: CurrentPage) -> Response:
     """Show the page."""
     name = selected_run(page)
     data: dict[str, Any] = {"run": name, "runs": train_page.run_names(page)}
+    data |= train_page.comparable_runs(page)
     if name:
         data |= _dialog_data(page)
     return page_response(page, "results", header.REGIONS | REGIONS, "Results", **data)

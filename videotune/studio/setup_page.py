@@ -36,6 +36,7 @@ from videotune.studio import (
 )
 from videotune.studio.auto_caption import HUB_MODEL
 from videotune.studio.form import (
+    PATH_KEYS,
     fields,
     format_value,
     inactive_reasons,
@@ -67,7 +68,6 @@ from videotune.studio.web import (
     render,
     reply,
 )
-from videotune.text import duration
 
 routes = APIRouter()
 
@@ -79,6 +79,9 @@ CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".sh")
 
 MAX_CONFIG_BYTES = 20_000_000
 """Size limit of an uploaded config."""
+
+MEMORY_COLOURS = 7
+"""Parts of a card's memory that the bar tells apart."""
 
 PRESET_REMEDY = "fix it, or remove it"
 
@@ -149,9 +152,24 @@ def plan(page: PageContext) -> str:
         here=notes_on_this_computer(project),
         remedies=remedies,
         remedy_of=clip_words.remedy_of,
-        duration=duration,
+        memory_parts=memory_parts,
         colours=COLOURS,
     )
+
+
+def memory_parts(sizes: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return the parts of a card's memory, the largest first; the smallest are one part
+    where there are more than the bar has colours.
+    """
+    parts = [(name, size) for name, size in sizes.items() if size]
+    parts.sort(key=lambda part: -part[1])
+    if len(parts) <= MEMORY_COLOURS:
+        return parts
+
+    shown = parts[: MEMORY_COLOURS - 1]
+    others = parts[MEMORY_COLOURS - 1 :]
+    total = sum(size for _, size in others)
+    return [*shown, (f"{len(others)} others", total)]
 
 
 def notes_on_this_computer(project: Project) -> list[str]:
@@ -214,6 +232,7 @@ def settings(page: PageContext) -> str:
         card=model_choices.chosen_card(project.facts),
         fields={field.key: field for field in fields()},
         shown=format_value,
+        path_keys=PATH_KEYS,
     )
 
 

@@ -1,6 +1,7 @@
 """The page Train: the state of a run, its previews and curves, and the actions on it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,6 +42,7 @@ from videotune.studio.web import (
     render,
     reply,
 )
+from videotune.text import counted
 
 routes = APIRouter()
 
@@ -265,8 +267,68 @@ def previews_part(page: PageContext) -> str:
     step.
     """
     name = selected_run(page)
-    rows = preview_rows(page.current_project, name) if name else []
-    return render("previews_data", rows=rows)
+    if not name:
+        return render("previews_data", name="", rows=[])
+
+    run, _, _, code = run_state(page, name)
+    return render(
+        "previews_data",
+        project=page.current_project,
+        name=name,
+        rows=preview_rows(page.current_project, name),
+        outlook=preview_outlook(run, is_busy=code in BUSY_STATUSES),
+    )
+
+
+@dataclass(frozen=True)
+class PreviewOutlook:
+    """What the place of the previews says before the first one."""
+
+    title: str
+    text: str
+
+    setting: str = ""
+    """The setting that decides it."""
+
+
+def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
+    """Return what will appear in the place of the previews, and when."""
+    interval = run.setting("sample_after")
+    if interval == 0:
+        text = "“Sample after” is 0. Another number draws them every so many steps."
+        return PreviewOutlook("This run draws no previews", text, "sample_after")
+    if run.config and run.setting("samples") in (0, [], ""):
+        text = "It has no prompt. Write one on the page Setup for the next run."
+        return PreviewOutlook("This run draws no previews", text, "samples")
+    if not is_busy:
+        text = "It ended before the first one. Resume it, and they appear here."
+        return PreviewOutlook("No preview was drawn", text)
+
+    text = "A video of each prompt by the base model, before step 1"
+    if isinstance(interval, int):
+        text += f"; then a new one every {counted(interval, 'step')}"
+    return PreviewOutlook("Previews appear here", f"{text}.")
+
+
+def runs_with(page: PageContext, *patterns: str) -> list[str]:
+    """Return the runs that have a file of one of these patterns, newest first."""
+    project = page.current_project
+    names = []
+    for name in run_names(page):
+        folder = run_folder(project, name)
+        if any(True for pattern in patterns for _ in folder.glob(pattern)):
+            names.append(name)
+    return names
+
+
+def comparable_runs(page: PageContext) -> dict[str, list[str]]:
+    """Return the runs that have something to stand beside that of another run."""
+    return {
+        "runs_with_previews": runs_with(
+            page, "samples/step-*", "branches/*/samples/step-*"
+        ),
+        "runs_with_steps": runs_with(page, "journal.jsonl"),
+    }
 
 
 def preview_rows(project: Project, name: str) -> list[dict[str, Any]]:
@@ -317,6 +379,7 @@ def show(page: CurrentPage) -> Response:
         "Train",
         run=selected_run(page),
         runs=run_names(page),
+        **comparable_runs(page),
     )
 
 

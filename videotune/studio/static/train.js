@@ -3,7 +3,7 @@
 document.addEventListener("DOMContentLoaded", () => {
   const $ = (id) => document.getElementById(id), viewer = $("viewer");
   const state = { row: "", left: "", right: null, newest: true, playing: !matchMedia("(prefers-reduced-motion: reduce)").matches };
-  let rows = [], beside = { run: "", rows: [] };
+  let rows = null, beside = { run: "", rows: [] };
   const name = (row) => `${row.branch}\n${row.prompt}\n${row.seed}`;
   const url = (path) => viewer.dataset.file + encodeURIComponent(path);
   const said = (step) => step === 0 ? "base model" : `step ${step}`;
@@ -14,10 +14,10 @@ document.addEventListener("DOMContentLoaded", () => {
     const next = JSON.parse(place.dataset.rows);
     if (JSON.stringify(next) === JSON.stringify(rows)) return;
     rows = next;
-    viewer.hidden = !rows.length; $("no-previews").hidden = Boolean(rows.length);
+    viewer.hidden = !rows.length;
     if (rows.length) { chips(); show(); matrix(); }
   }
-  const current = () => rows.find((row) => name(row) === state.row) || rows[0];
+  const current = () => (rows || []).find((row) => name(row) === state.row) || rows?.[0];
 
   function chips() {
     const group = $("viewer-prompts"), there = new Map([...group.children].map((one) => [one.dataset.row, one]));
