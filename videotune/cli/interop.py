@@ -169,6 +169,12 @@ def show_imported(result: Imported, *, every: bool = False) -> None:
         every: Print a row for each key, and every note with its source.
     """
     counts = Counter(row.verdict for row in result.rows)
+    if not names_base(result):
+        tell(
+            "The base model is not recognised: add base_model_name, or give --base DIR or"
+            " Hub id to the commands that follow.",
+            indent="  ",
+        )
     in_order = [name for name in ORDER if counts[name]]
     text = ", ".join(f"{counts[name]} {name}" for name in in_order)
     tell(f"{len(result.rows)} keys of {result.trainer}: {text}")
@@ -188,6 +194,11 @@ def show_imported(result: Imported, *, every: bool = False) -> None:
     if dropped:
         tell(f"none: {some(dropped, most=12)}")
     tell("--all: every key, what it becomes, and the source of each remark")
+
+
+def names_base(result: Imported) -> bool:
+    """Whether the config says which base model is trained."""
+    return bool({"base_model_name", "family", "preset"} & set(result.config))
 
 
 def is_lost(row: TranslatedKey) -> bool:

@@ -31,6 +31,7 @@ from videotune.exporter.read_scale import (
 from videotune.files import read_json
 from videotune.models import base_model, model_files, registry
 from videotune.models.base import DiffusersModel
+from videotune.models.other_models import other_model_of_keys, other_model_of_name
 
 LONGEST_NAME = 1000
 """Characters of the name of a base model in a header."""
@@ -70,6 +71,27 @@ def open_adapter(path: Path, *, finite: bool = True) -> AdapterFile:
             " no tensor is named like those of LoRA, LoHa, LoKr or OFT"
         )
     return AdapterFile(file, finite=finite)
+
+
+ARCHITECTURE_KEYS = (
+    "modelspec.architecture",
+    "ss_base_model_version",
+    "ss_network_module",
+    "base_model",
+)
+"""Keys of a header in which trainers name the model."""
+
+
+def other_model_of_adapter(file: AdapterFile) -> str | None:
+    """Return the model that an adapter belongs to by its tensors' names or its header,
+    if videotune does not train it.
+
+    An adapter of some models also fits the shapes of a model that is trained.
+    """
+    title = other_model_of_keys(file.tensors)
+    for key in ARCHITECTURE_KEYS:
+        title = title or other_model_of_name(file.header.get(key, ""))
+    return title
 
 
 @cache

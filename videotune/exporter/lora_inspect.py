@@ -27,6 +27,7 @@ from videotune.exporter.base_detection import (
     detect_expert,
     find_fitting_bases,
     open_adapter,
+    other_model_of_adapter,
 )
 from videotune.exporter.lora_factors import delta_norm
 from videotune.exporter.read_scale import (
@@ -36,6 +37,11 @@ from videotune.exporter.read_scale import (
 )
 from videotune.files import read_json
 from videotune.models import model_files
+from videotune.models.other_models import (
+    not_trained,
+    other_model_of_name,
+    trained_models,
+)
 
 MAX_VALUE_LENGTH = 200
 """Characters that are shown of a header value."""
@@ -68,6 +74,9 @@ def open_modules(
             f"{path} fits bases of several families; choose one with --family or --base"
         )
     if nearest_misfits and base is None:
+        title = other_model_of_adapter(file) or other_model_of_name(path.stem)
+        if title is not None:
+            raise not_trained(title, str(path))
         name, reason = next(iter(nearest_misfits.items()))
         raise VideotuneError(
             f"{path} fits no published base ({name}: {reason}); name its base model with --base"
@@ -113,6 +122,10 @@ def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
         trained_on = str(header_base.get("name"))[:MAX_VALUE_LENGTH]
     header_entries = list(file.header.items())[:MAX_ENTRIES]
 
+    title = other_model_of_adapter(file)
+    if title is None and not fits:
+        title = other_model_of_name(file.path.stem)
+
     return {
         "file": str(file.path),
         "bytes": file.path.stat().st_size,
@@ -122,6 +135,7 @@ def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
         "fits": fit_names,
         "misfits": misfit_lines[:MAX_ENTRIES] if base else [],
         "trained_on": trained_on,
+        "other_model": title,
         "expert": expert,
         "expert_by": expert_source,
         "other_tensors": sorted(other_tensors)[:MAX_ENTRIES],
@@ -334,7 +348,12 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
         form_line += ", in a PEFT folder"
     lines.append(form_line)
 
-    if facts["fits"]:
+    if facts["other_model"]:
+        lines.append(
+            f"base: {facts['other_model']}, which videotune does not train"
+            f" (trains: {trained_models()})"
+        )
+    elif facts["fits"]:
         lines.append(f"base: every module fits {model_files.some(facts['fits'])}")
     elif facts["family"] is None:
         lines.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
@@ -19,6 +19,11 @@ from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
+from videotune.models.other_models import (
+    letters_of,
+    not_trained,
+    other_model_of_name,
+)
 from videotune.types import BasePlace
 
 RETRIED_LAST = ("transformer.weight_dtype", "layer_offload_fraction", "compile")
@@ -76,33 +81,69 @@ def translate(theirs: ForeignConfig) -> Imported:
     """Translate a config; a value that videotune refuses becomes a row, not an error."""
     table = load_rules(theirs.trainer)
     folder = theirs.files[0].parent
-    config_values = _split_arguments(theirs.values, table.get("args", ()))
-    defaults = _defaults(config_values, table.get("defaults", {}))
-    values = config_values | {
-        key: default["value"] for key, default in defaults.items()
-    }
-
-    rules = {}
-    for key in values:
-        rule = defaults.get(key, {}) | _rule(table, key, values)
-        # what an absent key means is no remark on one that is there
-        if key not in config_values and "absent" in rule:
-            rule["differs"] = rule["absent"]
-        rules[key] = rule
-    base_names = [values[key] for key, rule in rules.items() if "base" in rule]
-    base = _base_model(base_names, folder)
+    ruled = _with_rules(theirs)
+    base = _base_model(ruled.base_names(), folder)
 
     rows = []
-    filled_values = _fill_placeholders(values, table.get("placeholders"))
-    for key, rule in rules.items():
+    filled_values = _fill_placeholders(ruled.values, table.get("placeholders"))
+    for key, rule in ruled.rules.items():
         row = _translate_key(key, filled_values, rule, base, folder)
-        row = replace(row, theirs=values[key])
-        rows.append(replace(row, given=key in config_values))
+        row = replace(row, theirs=ruled.values[key])
+        rows.append(replace(row, given=key in ruled.given))
     for key, path in theirs.missing:
         rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
 
     config, final_rows = _accept(_with_valid_frames(rows, base), base)
     return Imported(theirs.trainer, config, final_rows)
+
+
+def refuse_other_model(theirs: ForeignConfig) -> None:
+    """Raise NotTrained if a config is of a model that videotune does not train.
+
+    A name without a folder or an ending, such as a model's type, counts before paths,
+    whose folders have names of the user's.
+    """
+    texts = [str(name) for name in _with_rules(theirs).base_names() if name]
+    types = [text for text in texts if not re.search(r"[/\\]|\.[a-z]+$", text)]
+    for group in (types, texts):
+        if _known_base(" ".join(group)):
+            return
+        for text in group:
+            title = other_model_of_name(text)
+            if title is not None:
+                raise not_trained(title, text)
+
+
+class _RuledConfig(NamedTuple):
+    """A config of another trainer with the rule for each of its keys."""
+
+    given: Mapping[str, Any]
+    """The values of the config."""
+
+    values: Mapping[str, Any]
+    """Those, and the trainer's defaults."""
+
+    rules: Mapping[str, dict[str, Any]]
+
+    def base_names(self) -> list[Any]:
+        """Return the values that may name the base model."""
+        return [self.values[key] for key, rule in self.rules.items() if "base" in rule]
+
+
+def _with_rules(theirs: ForeignConfig) -> _RuledConfig:
+    table = load_rules(theirs.trainer)
+    given = _split_arguments(theirs.values, table.get("args", ()))
+    defaults = _defaults(given, table.get("defaults", {}))
+    values = given | {key: default["value"] for key, default in defaults.items()}
+
+    rules = {}
+    for key in values:
+        rule = defaults.get(key, {}) | _rule(table, key, values)
+        # what an absent key means is no remark on one that is there
+        if key not in given and "absent" in rule:
+            rule["differs"] = rule["absent"]
+        rules[key] = rule
+    return _RuledConfig(given, values, rules)
 
 
 def _split_arguments(
@@ -336,8 +377,12 @@ def _base_model(names: list[Any], folder: Path) -> dict[str, str]:
         if isinstance(name, str) and os.path.isfile(folder / name / "model_index.json"):
             return {"base_model_name": str((folder / name).absolute())}
 
-    joined_names = " ".join(str(name) for name in names).lower()
-    text = re.sub(r"[-_ /\\]", "", joined_names)
+    return _known_base(" ".join(str(name) for name in names))
+
+
+def _known_base(text: str) -> dict[str, str]:
+    """Return videotune's keys for the base model that a text names; {} if none."""
+    text = re.sub(r"[/\\]", "", letters_of(text))
     for base in load_rules("bases")["bases"]:
         has_all = all(part in text for part in base["words"])
         has_excluded = any(part in text for part in base.get("not", ()))

@@ -48,6 +48,12 @@ class DiffusersModel(Checkpoint):
     so the mapping may load it then.
     """
 
+    series: ClassVar[str]
+    """What people call all checkpoints of the family together.
+
+    If it is not set, the title of ``spec``.
+    """
+
     variants: ClassVar[tuple[str, ...]]
     """The kinds of checkpoint that ``tiny`` writes, the usual one first."""
 
@@ -103,6 +109,8 @@ class DiffusersModel(Checkpoint):
         """
         if "spec" not in vars(cls):
             return
+        if "series" not in vars(cls):
+            cls.series = cls.spec.title
         name = cls.spec.name
         existing = FAMILIES.setdefault(name, cls)
         if (existing.__module__, existing.__qualname__) != (

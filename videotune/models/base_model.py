@@ -21,6 +21,12 @@ from videotune.models import model_files
 from videotune.models.base import FAMILIES, DiffusersModel
 from videotune.models.hub import fetch, verify
 from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
+from videotune.models.other_models import (
+    not_trained,
+    other_model_of_keys,
+    other_model_of_name,
+    other_model_of_pipeline,
+)
 from videotune.models.part_check import check_part
 from videotune.models.registry import find, names
 from videotune.models.single_file import kind_of
@@ -187,11 +193,15 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) ->
     require_file(folder, "base_model_name")
     if folder.is_dir():
         if not (folder / "model_index.json").is_file():
+            title = other_model_of_name(str(folder))
+            if title is not None:
+                raise not_trained(title, f"base_model_name: {folder}")
             raise VideotuneError(
                 f"base_model_name: {folder} is not in diffusers layout: it has no model_index.json"
             )
         return folder
     if folder.is_file():
+        _refuse_other_file(folder)
         remedy = "set base_parts to a folder or Hub id in diffusers layout, which gives the other parts"
         raise VideotuneError(
             f"base_model_name: {folder} is a file of weights: {remedy}"
@@ -199,6 +209,16 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) ->
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
         raise NotHere(f"base_model_name: no such folder: {name}")
     return fetch(name, weights=weights, own=tuple(files), echo=echo)
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raise NotTrained for a file of weights of a model that is not trained."""
+    title = None
+    if path.suffix == ".safetensors":
+        title = other_model_of_keys(model_files.headers([path]))
+    title = title or other_model_of_name(str(path))
+    if title is not None:
+        raise not_trained(title, f"base_model_name: {path}")
 
 
 def part_files(
@@ -235,7 +255,11 @@ def part_files(
             raise VideotuneError(
                 f"{key}: {path.name} is given for two experts: give a file for each"
             )
-        kind = kind_of(model_files.headers([path]), spec.name)
+        keys = model_files.headers([path])
+        title = other_model_of_keys(keys)
+        if title is not None:
+            raise not_trained(title, f"{key}: {path}")
+        kind = kind_of(keys, spec.name)
         if kind:
             raise VideotuneError(
                 f"{key}: {path} is {kind}, not the transformer of a {spec.title}"
@@ -315,9 +339,8 @@ def of_base(folder: Path) -> type[DiffusersModel]:
         family = FAMILIES[family_name]
         if pipeline in family.spec.aliases:
             return family
-    raise VideotuneError(
-        f"{folder}: no family reads a {pipeline}. Families: {', '.join(family_names)}."
-    )
+    title = other_model_of_pipeline(str(pipeline)) or f"the model of a {pipeline}"
+    raise not_trained(title, str(folder))
 
 
 def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:

@@ -60,6 +60,7 @@ OFS = 2.0
 class CogVideoX(DiffusersModel):
     """A CogVideoX checkpoint."""
 
+    series = "CogVideoX"
     spec = ModelSpec(
         name="cogvideox",
         aliases=(

@@ -67,6 +67,7 @@ class HiDream(DiffusersModel):
     captions.
     """
 
+    series = "HiDream-I1"
     spec = ModelSpec(
         name="hidream",
         aliases=(

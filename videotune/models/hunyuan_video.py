@@ -231,6 +231,7 @@ DOUBLE_ATTENTION = (
 class HunyuanVideo(DiffusersModel):
     """A HunyuanVideo checkpoint."""
 
+    series = "HunyuanVideo 1.0"
     spec = ModelSpec(
         name="hunyuan_video",
         aliases=(

@@ -74,6 +74,7 @@ class LTXVideo(DiffusersModel):
 
     # The spec's shift is that of 2560 tokens, half way between the two of
     # ``shift_by_tokens``.
+    series = "LTX-Video 0.9"
     spec = ModelSpec(
         name="ltx_video",
         aliases=(

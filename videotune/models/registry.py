@@ -7,6 +7,7 @@ points of the group ``videotune.models``.
 import difflib
 
 from videotune.errors import VideotuneError, did_you_mean
+from videotune.models import other_models
 from videotune.models.base import FAMILIES, DiffusersModel
 from videotune.models.discovery import import_families
 
@@ -32,6 +33,9 @@ def find(name: str) -> type[DiffusersModel]:
         if wanted == family_name or wanted in aliases:
             return family
 
+    title = other_models.other_model_of_name(name)
+    if title is not None:
+        raise other_models.not_trained(title, "family")
     nearest = difflib.get_close_matches(wanted, family_names, n=1, cutoff=0.4)
     raise VideotuneError(
         f"there is no family {name!r}{did_you_mean(nearest)}  "

@@ -59,6 +59,7 @@ TINY_TRANSFORMER = {
 class Wan(DiffusersModel):
     """A Wan checkpoint."""
 
+    series = "Wan 2.1 and 2.2"
     spec = ModelSpec(
         name="wan",
         aliases=(
