@@ -2,11 +2,15 @@
 config file would say.
 """
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+from markupsafe import escape
 
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
-from videotune.studio import form
+from videotune.studio import form, projects
 
 
 def test_every_key_of_the_config_has_a_field() -> None:
@@ -46,3 +50,29 @@ def test_what_is_typed_is_what_a_config_file_would_say(
 def test_what_cannot_be_is_refused_in_words(key: str, typed: str, words: str) -> None:
     with pytest.raises(VideotuneError, match=words):
         form.set_key({}, key, typed, "toy")
+
+
+def test_main_fields_are_explained_in_plain_words(client: Any, tmp_path: Path) -> None:
+    """What it does, when to change it, what it costs: of the fields that are used most."""
+    plain = projects.texts()["plain"]
+    keys = {field.key for field in form.fields()}
+    assert set(plain) <= keys
+    front = {"steps", "learning_rate", "lora.rank", "resolution", "video_config.frames"}
+    assert front <= set(plain)
+    for lines in plain.values():
+        assert len(lines) == 3
+        assert all(line[0].isupper() and line.endswith(".") for line in lines)
+
+    projects.create(tmp_path, "Cats", preset="toy")
+    page = client.get("/p/cats/setup").text
+    for does, when, costs in plain.values():
+        assert all(str(escape(line)) in page for line in (when, costs))
+        assert str(escape(does)) in page
+
+
+def test_every_path_of_the_form_can_be_chosen(client: Any, tmp_path: Path) -> None:
+    assert set(form.PATH_KEYS) <= {field.key for field in form.fields()}
+    projects.create(tmp_path, "Cats", preset="toy")
+    page = client.get("/p/cats/setup").text
+    for key in form.PATH_KEYS:
+        assert f'data-browse="f-{key}"' in page

@@ -18,6 +18,7 @@ from videotune.studio import (
     projects,
     setup_page,
 )
+from videotune.text import duration
 
 HX = {"HX-Request": "true"}
 SETUP = "/p/cats/setup"
@@ -183,6 +184,30 @@ def test_the_reason_belongs_to_the_value_that_it_explains(
     options = text.split('id="sweep-key-0"')[1].split("</select>")[0]
     assert options.index(">Learning rate<") < options.index("All others")
     assert ">video_config" not in options
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"), [(1.7, duration(1.7 * 3600)), (0.01, "under 1 min")]
+)
+def test_the_plan_and_the_list_of_models_name_the_same_time(
+    client: Any,
+    cats: projects.Project,
+    answer: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    hours: float,
+    said: str,
+) -> None:
+    projects.update(cats, vram=24.0)
+    answer.update({"plan": PLAN | {"hours": hours}, "current": True})
+    listed = {
+        "card": "a card of 24 GB",
+        "total": 1,
+        "presets": {"toy": {"fits": True, "hours": hours}},
+    }
+    monkeypatch.setattr(plan_server, "read_answer", lambda out: listed)
+    text = client.get(SETUP).text
+    assert f">{said}</b>" in text.split('id="r-plan"')[1].split("plan-toggle")[0]
+    assert f">{said}</b>" in text.split('id="r-gallery"')[1]
 
 
 def test_hours_are_stopped_and_keep_what_is_there(

@@ -244,7 +244,17 @@ def exporting(page: PageContext) -> str:
     name = selected_run(page)
     if not name:
         return ""
-    return render("results_exporting", export=_output_jobs(page, name)["export"])
+
+    project = page.current_project
+    entries = queue_page.shown_entries(page.root, project, name)
+    is_waiting = any(
+        entry.kind == "export" and entry.state == "waiting" for entry in entries
+    )
+    return render(
+        "results_exporting",
+        export=_output_jobs(page, name)["export"],
+        is_waiting=is_waiting,
+    )
 
 
 REGIONS: Regions = {

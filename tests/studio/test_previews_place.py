@@ -1,0 +1,107 @@
+"""The place of the previews before the first one, what can be compared, and what becomes
+of a tried prompt.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.clips import write_clip
+from tests.support.reports import full_run, write_file
+from videotune.queue import entries as queued
+from videotune.studio import projects, queue_page
+
+CATS = "/p/cats"
+
+
+@pytest.fixture
+def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
+    """A project with two runs with previews, and one without."""
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    for name in ("run-1", "run-2", "bare"):
+        run = project.folder / "runs" / name
+        full_run(run)
+        write_file(run, "config.json", {"steps": 120, "settings": {"sample_after": 60}})
+    bare = project.folder / "runs/bare"
+    shutil.rmtree(bare / "samples")
+    (bare / "samples").mkdir()
+    return project
+
+
+def test_only_runs_with_previews_are_offered(
+    client: Any, cats: projects.Project
+) -> None:
+    for page in ("train", "results"):
+        text = client.get(f"{CATS}/{page}", params={"run": "run-1"}).text
+        assert "<option>run-2</option>" in text
+        assert "<option>bare</option>" not in text
+    (cats.folder / "runs/bare/journal.jsonl").unlink()
+    text = client.get(f"{CATS}/train", params={"run": "run-1"}).text
+    assert 'value="run-2"' in text
+    assert 'value="bare"' not in text, "a run without a step has no curve"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "link"),
+    [
+        ({"sample_after": 0}, "draws no previews", "#f-sample_after"),
+        ({"sample_after": 60, "samples": 0}, "draws no previews", "#f-samples"),
+        ({"sample_after": 60, "samples": ["a cat"]}, "No preview was drawn", ""),
+    ],
+)
+def test_the_place_says_why_it_is_empty(
+    client: Any, cats: projects.Project, settings: dict[str, Any], said: str, link: str
+) -> None:
+    write_file(
+        cats.folder / "runs/bare", "config.json", {"steps": 120, "settings": settings}
+    )
+    text = client.get(f"{CATS}/train", params={"run": "bare"}).text
+    place = text.split('id="no-previews"')[1].split("</div>")[0]
+    assert said in place
+    assert (link in place) if link else ("<a" not in place)
+    assert (
+        'id="no-previews"'
+        not in client.get(f"{CATS}/train", params={"run": "run-1"}).text
+    )
+
+
+def test_a_run_that_waits_says_what_will_appear(
+    client: Any, cats: projects.Project
+) -> None:
+    write_clip(cats.folder / "clips/a.mp4", np.full((12, 32, 48, 3), 90, np.uint8), 12)
+    (cats.folder / "clips/a.txt").write_text("a disc\n")
+    queue_page.queue_run(cats.folder.parent, cats, "waits")
+    text = client.get(f"{CATS}/train", params={"run": "waits"}).text
+    assert "before step 1" in text.split('id="no-previews"')[1]
+
+
+def test_a_tried_prompt_is_followed_below_its_button(
+    client: Any, cats: projects.Project
+) -> None:
+    posted = {"run": "run-1", "prompt": "a cat on a roof"}
+    assert client.post(f"{CATS}/run/draw", data=posted).status_code == 204
+    text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
+    place = text.split('id="r-trying"')[1].split("</section>")[0]
+    (folder,) = (cats.folder / "tries/run-1").iterdir()
+    assert "Waits for the card" in place
+    assert f'href="#try-{folder.name}"' in place
+    assert f'id="try-{folder.name}"' in text, "the link leads to its tile"
+    (folder / "video.mp4").write_bytes(b"")
+    text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
+    assert "See the video" in text.split('id="r-trying"')[1].split("</section>")[0]
+
+
+def test_an_export_is_followed_below_its_button(
+    client: Any, cats: projects.Project
+) -> None:
+    posted = {"run": "run-1", "format": "comfyui"}
+    assert client.post(f"{CATS}/run/export", data=posted).status_code == 204
+    assert len(queued.entries(queue_page.queue_folder(cats.folder.parent))) == 1
+    text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
+    assert (
+        "Waits for the card" in text.split('id="r-exporting"')[1].split("</section>")[0]
+    )
