@@ -21,9 +21,15 @@ def plain(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def counted(value: float | None, thing: str) -> str:
-    """Return '1 clip', '2 clips'."""
-    return f"{plain(value)} {thing}{'' if value == 1 else 's'}"
+def counted(value: float | None, thing: str, plural: str | None = None) -> str:
+    """Return '1 clip', '2 clips'; ``plural`` if it is not with an s."""
+    many = f"{thing}s" if plural is None else plural
+    return f"{plain(value)} {thing if value == 1 else many}"
+
+
+def counted_are(value: int, thing: str, *, plural: str | None = None) -> str:
+    """Return '1 clip is', '2 clips are'."""
+    return f"{counted(value, thing, plural)} {'is' if value == 1 else 'are'}"
 
 
 def memory_size(count: float) -> str:
@@ -79,11 +85,35 @@ def shape_words(shape: str) -> str:
     return size if frames == "1" else f"{size}, {frames} frames"
 
 
+REASON_WORDS = {
+    "unreadable": "cannot be read",
+    "empty": "empty file",
+    "missing_file": "file is missing",
+    "missing_caption": "no caption",
+    "empty_caption": "its caption is empty",
+    "undecodable_caption": "its caption is not UTF-8 text",
+    "not_a_video": "not a video",
+    "no_video_stream": "no video in the file",
+    "one_frame": "only one frame",
+    "decode_error": "damaged",
+    "too_short": "too short",
+    "duplicate": "a copy of another clip",
+}
+"""Why a clip is skipped, by the code in the account of the clips."""
+
+
+def reason_words(reason: object) -> str:
+    """Return in words why a clip is skipped; a code that is not known stays as it is."""
+    return REASON_WORDS.get(str(reason), str(reason).replace("_", " "))
+
+
 def state_words(clip: Mapping[str, Any]) -> str:
     """Return the state of a clip of the account in two or three words."""
     if clip["used"]:
         return "used (regularization)" if clip["kind"] == "regularization" else "used"
-    return "held out" if clip["held_out"] else f"skipped: {clip['reason']}"
+    return (
+        "held out" if clip["held_out"] else f"skipped: {reason_words(clip['reason'])}"
+    )
 
 
 def short_path(path: str, roots: Sequence[Path]) -> str:

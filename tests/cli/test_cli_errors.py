@@ -371,7 +371,7 @@ def test_code_2_where_a_clip_is_skipped_and_0_where_that_is_allowed(
     assert (account["found"], account["used"], account["skipped"]) == (3, 2, 1)
     for command in ("plan", "cache"):
         answer = videotune(command, "--data", spoilt, *small(model))
-        assert (answer.code, "c.mp4: not_a_video" in answer.sentence) == (2, True)
+        assert (answer.code, "c.mp4: not a video" in answer.sentence) == (2, True)
     assert (
         videotune("plan", "--data", spoilt, *small(model), "--allow-skips", "1").code
         == 0

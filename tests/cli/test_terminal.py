@@ -11,9 +11,16 @@ from tests.support.command_line import Patch, Printed, run
 from videotune import console
 from videotune.commands import doctor
 from videotune.config.load import preset_names
+from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.formats import refuse_format
-from videotune.text import memory_size
+from videotune.text import (
+    counted,
+    counted_are,
+    memory_size,
+    reason_words,
+    state_words,
+)
 
 LONG = "launcher.num_cpu_threads_per_process_of_the_whole_machine"
 
@@ -175,3 +182,20 @@ def test_doctor_ends_with_what_a_machine_without_a_card_trains(
     assert "This machine has no card" in " ".join(lines[-3:])
     assert max(map(len, lines)) <= 80
     assert printed.err == "looking at packages and devices …\n"
+
+
+def test_a_count_of_one_is_singular() -> None:
+    assert [counted(n, "clip") for n in (0, 1, 2)] == ["0 clips", "1 clip", "2 clips"]
+    assert counted(1, "entry", "entries") == "1 entry"
+    assert counted(1200, "entry", "entries") == "1,200 entries"
+    are = [counted_are(n, "entry", plural="entries") for n in (1, 3)]
+    assert are == ["1 entry is", "3 entries are"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_reason_of_a_skipped_clip_is_said_in_words(reason: str) -> None:
+    words = reason_words(reason)
+    assert words != reason
+    assert "_" not in words
+    clip = {"used": False, "held_out": False, "reason": reason}
+    assert state_words(clip) == f"skipped: {words}"

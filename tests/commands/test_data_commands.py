@@ -422,7 +422,7 @@ def test_pruning_removes_what_the_settings_do_not_need_and_only_with_yes(
     assert prune_cache(small) == DONE
     printed = capsys.readouterr().out
     assert "would remove 3 entries" in printed
-    assert "11 entries would stay. --yes removes them" in printed
+    assert "leave 11 entries. --yes removes them" in printed
     assert f"text of {old!r}" in printed
     assert len(LatentCache(clips / ".videotune-cache").entries()) == 14
     assert prune_cache(small, yes=True) == DONE

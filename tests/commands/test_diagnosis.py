@@ -12,6 +12,7 @@ from tests.support.command_line import Printed, train
 from tests.support.command_line import run as shell
 from tests.support.reports import sample
 from tests.support.run_processes import Work
+from videotune.cli.doctor import show_problems
 from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.reporter.diagnosis import findings
@@ -213,7 +214,7 @@ def test_doctor_of_an_interrupted_run_says_first_how_to_continue(
 def test_a_window_in_every_broken_step_is_named(tmp_path: Path) -> None:
     bad = [step(n, skipped=True, window_ids=["same", f"other{n}"]) for n in (3, 9)]
     (one,) = findings(read_run(write(tmp_path / "run", [*bad, *GOOD])))
-    assert "2 steps, the first 3" in one.found
+    assert "applied: 2, the first is step 3" in one.found
     assert one.found.endswith("in all of them: same.")
 
 
@@ -284,3 +285,18 @@ def test_samples_that_were_faulty_before_training_get_another_remedy(
     )
     assert "sample.steps" in finding.do
     assert "learning_rate" not in finding.do
+
+
+def test_doctor_prints_each_heading_once(tmp_path: Path, capsys: Printed) -> None:
+    clips = [
+        clip(path="/data/a.mp4", warnings=["black from 1.00 s on"]),
+        clip(path="/data/b.mp4", used=False, reason="missing_caption"),
+    ]
+    folder = write(tmp_path / "run", GOOD, clips=clips)
+    account = json.loads((folder / "check.json").read_text()) | {"skipped": 1}
+    (folder / "check.json").write_text(json.dumps(account))
+    show_problems(findings(read_run(folder)))
+    printed = capsys.readouterr().out
+    assert printed.count("Poor quality: clips and captions") == 1
+    assert printed.count("  found: ") == printed.count("  do: ") == 2
+    assert "skipped: 1 clip\n" in printed

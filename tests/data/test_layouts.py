@@ -123,7 +123,7 @@ NOTES = [
     (
         "a.mp4 a.txt b.mp4 b.txt",
         (("a.mp4", "from the row"),),
-        [".txt files of 1 clips", "since metadata.jsonl"],
+        [".txt files of 1 clip (", "since metadata.jsonl"],
     ),
     (
         "Clip.mp4",
@@ -133,7 +133,7 @@ NOTES = [
     (
         "a.mp4 a.txt a.jpg",
         (),
-        ["1 images have the name of a video next to them (a.jpg)"],
+        ["1 image with the name of a video next to it (a.jpg)"],
     ),
     ("a.mp4 more.zip", (), ["1 archives are not unpacked", "(more.zip)"]),
 ]
@@ -430,7 +430,7 @@ def test_a_hub_dataset_is_found_offline(hub: Path, tmp_path: Path, path: str) ->
     ]
     assert len(notes) == 2
     assert notes[0] == f"{path} is hf://datasets/user/clips@{COMMIT}"
-    assert "1 clips of test folders (test/b.mp4)" in notes[1]
+    assert "1 clip is in test folders (test/b.mp4)" in notes[1]
 
 
 def test_other_hub_datasets_offline(hub: Path, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
         },
         reports.clip("/clips/mine/b.mp4", used=False, held_out=True, views=None)
         | {"kind": "train", "captions": [""]},
-        reports.clip("/clips/mine/c.mp4", used=False, reason="no_caption")
+        reports.clip("/clips/mine/c.mp4", used=False, reason="missing_caption")
         | {"kind": "train", "captions": []},
     ]
     counts = {
@@ -199,7 +199,7 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
         "img"
     ] * 6
     said = reports.visible_text(made[made.index("<main") :])
-    states = ("used (regularization)", "(empty caption)", "skipped: no_caption")
+    states = ("used (regularization)", "(empty caption)", "skipped: no caption")
     for sentence in (reports.EVIL, "12.5 times by the end", *states):
         assert sentence in said
     assert [said.count(note) for note in ("of the job", "of both", "/clips/mine")] == [

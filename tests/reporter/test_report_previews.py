@@ -318,7 +318,7 @@ def test_every_clip_is_accounted_for(run: Path) -> None:
     order = (
         "5 found = 3 used + 1 held out + 1 skipped.",
         "64x64, 17 frames 4 80",
-        "short.mp4 skipped too_short 64x64, 17 frames, 16 fps 3 frames at 16 fps; 5 are needed",
+        "short.mp4 skipped too short 64x64, 17 frames, 16 fps 3 frames at 16 fps; 5 are needed",
         "42% 60 42 % of its frames repeat the one before <b>",
         "held back.mp4 held out",
         "two windows.mov used 64x64, 17 frames, 29.97 fps 2 windows of 64x64, 17 frames 0.19 s 120",

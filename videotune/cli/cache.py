@@ -22,7 +22,7 @@ from videotune.cli.options import (
 )
 from videotune.console import doing, out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
-from videotune.text import counted
+from videotune.text import counted, counted_are
 
 if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
@@ -83,7 +83,7 @@ def cache(
 
     result = encode_cache(overrides, allow_skips=allow_skips)
     if not quiet():
-        out(f"{result.windows} windows are cached in {result.folder}")
+        out(f"{counted_are(result.windows, 'window')} cached in {result.folder}")
 
 
 @cache_app.command("ls")
@@ -97,7 +97,7 @@ def cache_ls(
     from videotune.commands.cache import list_cache
 
     store, rows = list_cache(folder)
-    total = f"{len(rows)} entries, {size(sum(row['bytes'] for row in rows))}"
+    total = f"{entries(len(rows))}, {size(sum(row['bytes'] for row in rows))}"
 
     if as_json:
         print(json.dumps({"folder": str(store.folder), "entries": rows}, indent=2))
@@ -125,11 +125,11 @@ def cache_verify(folder: CacheFolder) -> None:
         out(f"{row.file}: {row.kind} of {row.of[:80]!r} {row.why}")
     if damaged:
         out(
-            f"{len(damaged)} of {count} entries are damaged and were dropped; "
+            f"damaged and dropped: {len(damaged)} of {entries(count)}; "
             f"the next run encodes them again"
         )
         raise typer.Exit(SKIPPED)
-    out(f"all {count} entries in {store.folder} are as they were written")
+    out(f"{entries(count)} in {store.folder}: as written, none damaged")
 
 
 @cache_app.command("prune")
@@ -151,19 +151,22 @@ def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     for file in pruned.files[:LISTED]:
         out(f"{file}: no entry")
 
-    freed = f"{len(pruned.entries)} entries of {size(pruned.entry_bytes)}"
+    freed = f"{entries(len(pruned.entries))} of {size(pruned.entry_bytes)}"
     if pruned.files:
-        freed += f" and {len(pruned.files)} other files of {size(pruned.file_bytes)}"
+        freed += f" and {counted(len(pruned.files), 'other file')} of {size(pruned.file_bytes)}"
     if yes:
-        out(f"removed {freed}; {pruned.kept} entries stay in {store.folder}")
+        out(f"removed {freed}; {entries(pruned.kept)} left in {store.folder}")
     elif pruned.entries or pruned.files:
         out(
-            f"would remove {freed}; {pruned.kept} entries would stay. --yes removes them"
+            f"would remove {freed} and leave {entries(pruned.kept)}. --yes removes them"
         )
     else:
-        out(
-            f"nothing to remove: all {pruned.kept} entries in {store.folder} are needed"
-        )
+        out(f"nothing to remove: {entries(pruned.kept)} in {store.folder}, all needed")
+
+
+def entries(count: int) -> str:
+    """Return '1 entry', '2 entries'."""
+    return counted(count, "entry", "entries")
 
 
 def entry_cells(row: dict[str, Any]) -> list[str | None]:
@@ -190,17 +193,17 @@ def encoder_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
         groups.setdefault((row["kind"], row["encoder"] or ""), []).append(row)
 
     lines = []
-    for (kind, encoder), entries in groups.items():
+    for (kind, encoder), group in groups.items():
         if kind == "latents":
             encoder_name = "VAE"
-            clips = counted(len({row["clip"] for row in entries}), "clip")
-            count = f"{counted(len(entries), 'window')} of {clips}"
+            clips = counted(len({row["clip"] for row in group}), "clip")
+            count = f"{counted(len(group), 'window')} of {clips}"
         else:
             encoder_name = "text encoder"
-            count = counted(len(entries), "caption")
-        times = [row["made"] for row in entries if row["made"]]
+            count = counted(len(group), "caption")
+        times = [row["made"] for row in group if row["made"]]
         last = max(times, default="")[:16].replace("T", " ")
-        parts = [count, size(sum(row["bytes"] for row in entries)), last]
+        parts = [count, size(sum(row["bytes"] for row in group)), last]
         text = ", ".join(part for part in parts if part)
         lines.append(f"{encoder_name} {encoder[:8]}: {text}")
     return lines

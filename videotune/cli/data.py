@@ -23,7 +23,14 @@ from videotune.cli.options import (
 from videotune.console import answer, bar, doing, echo, out, print_table, tell, width
 from videotune.console import out as say
 from videotune.errors import DONE, SKIPPED
-from videotune.text import counted, shape_words, short_path, state_words
+from videotune.text import (
+    counted,
+    counted_are,
+    reason_words,
+    shape_words,
+    short_path,
+    state_words,
+)
 
 if TYPE_CHECKING:
     from videotune.captioning.write import CaptionResult
@@ -132,7 +139,7 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
         refuse_skips(result.job, allow_skips)
         return DONE
     elif skipped:
-        clips = "1 clip is" if skipped == 1 else f"{skipped} clips are"
+        clips = counted_are(skipped, "clip")
         echo(
             f"{clips} skipped (exit code 2), so a training does not start. "
             f"--allow-skips {skipped} starts it without"
@@ -145,7 +152,7 @@ def _echo_other_skips(result: CheckResult) -> None:
     reasons = [reason for _, reason, _ in result.job.library.skipped]
     others = [reason for reason in reasons if not reason.endswith("_caption")]
     if others:
-        clips = "1 clip is" if len(others) == 1 else f"{len(others)} clips are"
+        clips = counted_are(len(others), "clip")
         echo(
             f"{clips} skipped for another reason: mend or remove, "
             f"or add --allow-skips {len(others)}"
@@ -240,7 +247,9 @@ def show_details(
 
     sums = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
     shapes = counted(len(job.shapes), "bucket")
-    tell(f"{sums.format_map(account)};  {len(job.library.windows)} windows in {shapes}")
+    tell(
+        f"{sums.format_map(account)};  {counted(len(job.library.windows), 'window')} in {shapes}"
+    )
     for note in dict.fromkeys((*job.notes, *account["notes"])):
         tell(f"note: {note}")
 
@@ -261,7 +270,7 @@ def show_clips(job: Job, clips: Sequence[Mapping[str, Any]], *, every: bool) -> 
     for row in listed:
         cells.append([row[column] for column in columns])
     numbers = [i for i, column in enumerate(columns) if column in NUMBERS]
-    title = f"clips, with their views at {job.steps} steps"
+    title = f"clips, with their views at {counted(job.steps, 'step')}"
     print_table(title, columns, cells, right=numbers)
     if width() < WIDE:  # a column of notes would be a few letters wide
         print_notes({row["clip"]: row["notes"] for row in rows if row["notes"]})
@@ -324,7 +333,11 @@ def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
         frames_used = f"{clip['frames']} ({clip['frames_cut']} cut)"
     notes = [*clip["warnings"], *clip["notes"]]
     if clip["detail"]:
-        notes.insert(0, clip["detail"])
+        detail = clip["detail"]
+        for root in job.library.roots:
+            detail = detail.replace(f"{root}/", "")
+        reason = reason_words(clip["reason"])
+        notes.insert(0, f"{reason}: {detail}" if clip["reason"] else detail)
 
     state = state_words(clip)
     return {
@@ -479,7 +492,7 @@ def dataset_split(
     broken = sum(file.problem is not None for file in files)
     if broken:
         echo(
-            f"{broken} files could not be split (exit code 2); the table has the reasons"
+            f"{counted_are(broken, 'file')} not split (exit code 2); the table has the reasons"
         )
         raise typer.Exit(SKIPPED)
 

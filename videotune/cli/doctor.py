@@ -1,9 +1,11 @@
 """``videotune doctor``."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +15,9 @@ from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.pages import docs_page
 from videotune.planner.gpus import measured_file
 from videotune.text import memory_size
+
+if TYPE_CHECKING:
+    from videotune.reporter.diagnosis import Finding
 
 COLUMNS = ("what", "found", "note")
 
@@ -73,7 +78,7 @@ def show_machine(as_json: bool) -> None:
     rows, missing = machine_doctor.machine()
 
     def show(table: Sequence[Mapping[str, str]]) -> None:
-        print_table("doctor", COLUMNS, [list(row.values()) for row in table])
+        print_table("this machine", COLUMNS, [list(row.values()) for row in table])
         if not missing:
             print_table("devices", machine_doctor.COLUMNS, machine_doctor.devices())
             tell("Never: taken from torch's documentation, and not tried on a device.")
@@ -101,14 +106,24 @@ def diagnose_run(run: Path, *, as_json: bool, repair_journal: bool) -> None:
     tell(f"{run}: {summary}")
     if status(run)["state"] not in GOING:
         tell(f"To continue it: videotune resume {run}")
-    for problem in problems:
-        out(f"\n{problem.line}")
-        tell(f"  found: {problem.found}", indent="         ")
-        tell(f"  do:    {problem.do}", indent="         ")
+    show_problems(problems)
     if problems:
         out(f"\nExplained in {docs_page('troubleshooting', 'findings-of-doctor')}")
     else:
         out("its files show no problem")
+
+
+def show_problems(problems: Sequence[Finding]) -> None:
+    """Print each heading once, with what was found and what to do."""
+    by_heading: dict[str, list[Finding]] = {}
+    for problem in problems:
+        by_heading.setdefault(problem.line, []).append(problem)
+
+    for heading, same_heading in by_heading.items():
+        out(f"\n{heading}")
+        for problem in same_heading:
+            tell(f"  found: {problem.found}", indent="         ")
+            tell(f"  do:    {problem.do}", indent="         ")
 
 
 def measure_gpu(as_json: bool) -> None:

@@ -7,6 +7,7 @@ from videotune import console
 from videotune.cli.options import Arg, Offline, Opt
 from videotune.console import exactly, size
 from videotune.files import write_text
+from videotune.text import counted
 
 Formats = Annotated[
     list[str] | None,
@@ -54,7 +55,7 @@ def export(
         error = exactly(item.max_error)
         console.out(
             f"{item.format}: {item.path}  "
-            f"({item.modules} parts, read back by {item.reader}: {error})"
+            f"({counted(item.modules, 'part')}, read back by {item.reader}: {error})"
         )
     return {"exports": [item.to_json(run) for item in exports]}
 

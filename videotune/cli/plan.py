@@ -172,7 +172,7 @@ def show_details(result: PlanResult) -> None:
 def show_model(model: str, facts: Mapping[str, Any]) -> None:
     """Print the model and the number of steps."""
     samples = counted(facts["effective_batch"], "sample")
-    tell(f"{model}: {facts['steps']} steps of {samples}")
+    tell(f"{model}: {counted(facts['steps'], 'step')} of {samples}")
 
 
 def show_buckets(facts: Mapping[str, Any]) -> None:
@@ -214,7 +214,8 @@ def show_views(views: Mapping[str, Any]) -> None:
     tell(f"  {views['advice']}", indent="    ")
     if views["steps_for"]:
         steps = [
-            f"{count} in {steps} steps" for count, steps in views["steps_for"].items()
+            f"{count} in {counted(steps, 'step')}"
+            for count, steps in views["steps_for"].items()
         ]
         tell(
             f"  views of the window that is shown most: {', '.join(steps)}",
@@ -234,7 +235,8 @@ def show_parameters(result: PlanResult) -> None:
     else:
         name = config.lora.variant
     tell(
-        f"{name}: {adapter['parameters']:,} parameters in {adapter['modules']} modules"
+        f"{name}: {counted(adapter['parameters'], 'parameter')} in "
+        f"{counted(adapter['modules'], 'module')}"
     )
 
     if not is_full or config.transformer.layers is not None:
@@ -259,7 +261,7 @@ def show_experts(experts: Mapping[str, Any], steps: int) -> None:
 
     if all(expert["steps"] for expert in experts["each"]):
         out(
-            f"one expert is in memory at a time, for {experts['period']} steps in a row"
+            f"one expert is in memory at a time, for {counted(experts['period'], 'step')} in a row"
         )
 
 
@@ -276,7 +278,7 @@ def show_disk(disk: Mapping[str, Any], cache: str) -> None:
     if "checkpoints" in disk:
         checkpoint = size(disk["checkpoint_bytes"])
         run = size(disk["run_bytes"])
-        line += f"; {disk['checkpoints']} checkpoints of {checkpoint}, with the export {run}"
+        line += f"; {counted(disk['checkpoints'], 'checkpoint')} of {checkpoint}, with the export {run}"
     tell(line + free_text(disk))
 
 
@@ -389,13 +391,14 @@ def overhead_text(overhead: Mapping[str, Any]) -> str:
     readings = overhead["readings"]
     if readings:
         windows = readings["held_out_windows"] + readings["training_windows"]
-        validations = f"{readings['count']} validations of {windows} windows"
+        validations = f"{counted(readings['count'], 'validation')} of {counted(windows, 'window')}"
         parts.append(f"{validations} {readings['share']:.1%}")
 
     previews = overhead["previews"]
     if previews:
-        videos = f"{previews['count']} × {previews['prompts']} previews"
-        steps = f"{previews['steps']} denoising steps"
+        prompts = counted(previews["prompts"], "preview")
+        videos = f"{previews['count']} × {prompts}"
+        steps = counted(previews["steps"], "denoising step")
         parts.append(f"{videos} of {steps} {previews['share']:.1%}")
 
     probes = overhead["probes"]

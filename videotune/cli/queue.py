@@ -14,6 +14,7 @@ from videotune.console import answer, echo, print_table
 from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.queue import entries, worker
+from videotune.text import counted
 
 if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
@@ -146,7 +147,7 @@ def sweep(
     from videotune.queue.sweep import plan_sweep, run_sweep
 
     names = plan_sweep(out, overrides, vary, allow_skips)
-    echo(f"{len(names)} runs in {out}")
+    echo(f"{counted(len(names), 'run')} in {out}")
     if no_run:
         return {}
 

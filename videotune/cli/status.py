@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune.cli.options import Arg
 from videotune.console import clock, print_table
+from videotune.text import counted
 
 if TYPE_CHECKING:
     from videotune.commands.status import DatasetOverview, RunOverview
@@ -76,7 +77,7 @@ def _show_dataset(dataset: DatasetOverview) -> None:
     damaged = (
         f", {dataset.unreadable} that cannot be read" if dataset.unreadable else ""
     )
-    print(f"{dataset.folder}: {dataset.clips} clips, {captions}{damaged}")
+    print(f"{dataset.folder}: {counted(dataset.clips, 'clip')}, {captions}{damaged}")
     print(f"next: {dataset.next_command}")
 
 

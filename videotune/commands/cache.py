@@ -17,6 +17,7 @@ from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, verify
 from videotune.latent_cache.store import LOCK, OLD_MANIFEST, LatentCache
+from videotune.text import counted_are
 from videotune.trainer.build import open_models
 from videotune.trainer.cache_filling import fill_distributed
 from videotune.validation.callbacks import cache_items_of
@@ -118,7 +119,8 @@ def prune_cache(
     store = open_store(job.cache)
     if job.library.skipped:
         echo(
-            f"note: {len(job.library.skipped)} clips are skipped, so their entries count as not needed"
+            f"note: {counted_are(len(job.library.skipped), 'clip')} skipped, whose entries "
+            "count as not needed"
         )
 
     family = open_models(job.spec, job.base, job.config)

@@ -15,10 +15,14 @@ from videotune.data.frame_counts import (
 )
 from videotune.data.frame_sampling import FrameSampling
 from videotune.model_spec import VideoRules
+from videotune.text import counted_are
 from videotune.types import Clip
 
 REPEATS_LIMIT = 0.2
 """Share of repeated frames above which a clip has a warning."""
+
+REPEATS = "of the frames repeat the one before"
+"""What a warning says of repeated frames."""
 
 JITTER_LIMIT = 0.1
 """Share of uneven frame intervals above which a clip counts as one of variable frame
@@ -199,9 +203,7 @@ def _add_time_hints(
         cause = f"{info.fps:.4g} fps is slower than the {fps:.4g} fps of training"
         if first_window.sampling == "hold":
             cause = "the clip is shorter than a window"
-        warnings.append(
-            f"{sampling.repeats_share:.0%} of the frames repeat the one before: {cause}"
-        )
+        warnings.append(f"{sampling.repeats_share:.0%} {REPEATS}: {cause}")
 
     # In single frames nothing plays too fast.
     if info.fps > 3 * fps and first_window.shape.frames > 1:
@@ -231,8 +233,8 @@ def _add_time_hints(
 
     if info.unusable:
         notes.append(
-            f"{info.unusable} frames cannot be decoded, since frames to which they refer "
-            "are missing, and are left out"
+            f"{counted_are(info.unusable, 'frame')} left out: a frame that it refers to is "
+            "missing"
         )
     if info.restarts:
         notes.append(

@@ -155,12 +155,21 @@ def _frame_rate_notes(videos: Sequence[Candidate], fps: float) -> list[str]:
             f"all are sampled at {fps:g} fps, at their true speed"
         )
 
-    if rates and median(candidate.media.fps for candidate in videos) < 0.8 * fps:
-        notes.append(
-            f"most clips are slower than the {fps:g} fps of training: frames are repeated, so motion "
-            "keeps its speed and is less smooth"
-        )
+    if rates:
+        usual = median(candidate.media.fps for candidate in videos)
+        if usual < 0.8 * fps:
+            notes.append(_slow_note(usual, fps))
     return notes
+
+
+def _slow_note(usual: float, fps: float) -> str:
+    """Return the note on clips that are mostly slower than the training, with what helps."""
+    return (
+        f"most clips are slower than the {fps:g} fps of training: frames are repeated, so motion "
+        f"keeps its speed and is less smooth. Use clips of {fps:g} fps if you have them; or "
+        f"--set video_config.target_fps={usual:.4g} trains each frame once, and the model "
+        f"then plays motion {fps / usual:.3g} times as fast"
+    )
 
 
 def _caption_line_notes(candidates: Sequence[Candidate]) -> list[str]:

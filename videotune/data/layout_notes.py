@@ -13,6 +13,7 @@ from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.metadata_files import MetadataRow
 from videotune.data.probe import VIDEO_SUFFIXES
 from videotune.files import read_json
+from videotune.text import counted, counted_are
 
 UNREAD_SUFFIXES = tuple(read_json(Path(__file__).with_name("unread.json")))
 """Suffixes of pictures and videos that are not clips; a note reports them as ignored.
@@ -55,7 +56,7 @@ class LayoutNotes:
 
         metadata_files = {str(clip.metadata_row).rpartition(":")[0] for clip in doubles}
         return [
-            f"the .txt files of {len(doubles)} clips ({doubles[0].caption_file}) are not used, "
+            f"the .txt files of {counted(len(doubles), 'clip')} ({doubles[0].caption_file}) are not used, "
             f"since {' and '.join(sorted(metadata_files))} has their captions"
         ]
 
@@ -77,9 +78,9 @@ class LayoutNotes:
         if not thumbnails:
             return []
         return [
-            f"{len(thumbnails)} images have the name of a video next to them "
-            f"({self._relative(thumbnails[0])}); they are clips too: move them elsewhere "
-            "if they are thumbnails"
+            f"{counted(len(thumbnails), 'image')} with the name of a video next to it "
+            f"({self._relative(thumbnails[0])}): used as clips too; move thumbnails "
+            "elsewhere"
         ]
 
     def _misspelling_notes(self) -> list[str]:
@@ -116,7 +117,8 @@ class LayoutNotes:
             f"{suffix} ({count})" for suffix, count in suffix_counts.most_common()
         )
         return [
-            f"{len(unread_files)} files look like media and are not read: {suffixes}"
+            f"{counted_are(len(unread_files), 'file')} not read, though named like media: "
+            f"{suffixes}"
         ]
 
     def _orphan_caption_notes(self) -> list[str]:

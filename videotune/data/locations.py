@@ -17,6 +17,7 @@ from videotune.data.metadata_files import METADATA_NAMES
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
+from videotune.text import counted_are
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>.+))?")
 _OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "eval")
@@ -139,8 +140,8 @@ def _repo_notes(
     test_clips = [file for file in clips if file.split("/")[0] in _OTHER_SPLITS]
     if test_clips:
         notes.append(
-            f"{repo}: {len(test_clips)} clips of test folders ({test_clips[0]}) "
-            "are used like all others"
+            f"{repo}: {counted_are(len(test_clips), 'clip')} in test folders ({test_clips[0]}) "
+            "and used like all others"
         )
     return notes
 

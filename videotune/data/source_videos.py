@@ -181,7 +181,7 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
             f" ({clip_count} clips: some are cuts of one video, by their names or their "
             "pictures)"
         )
-    return note
+    return f"{note}. Add clips, or put some into a dataset of kind validation"
 
 
 def _sources_by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:

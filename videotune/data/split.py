@@ -28,6 +28,7 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.probe import VIDEO_SUFFIXES, probe
 from videotune.data.scene_encoding import encode_scene
 from videotune.errors import VideotuneError
+from videotune.text import counted
 
 JOURNAL = ".videotune-split.jsonl"
 """File in the output folder that records how each video was split, so that a stopped
@@ -231,7 +232,7 @@ def _check_overwriting(
             unknown_files += video.output_files()
     if unknown_files:
         raise VideotuneError(
-            f"{len(unknown_files)} files already exist (such as {unknown_files[0]}). "
+            f"the new files would replace {counted(len(unknown_files), 'file')}, such as {unknown_files[0]}. "
             "Give an empty folder, or replace them with --overwrite."
         )
 

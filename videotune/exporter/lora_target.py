@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.errors import VideotuneError
-from videotune.text import some
+from videotune.text import counted, some
 
 FORM_KINDS = {
     "diffusers": ("LORA", "DORA"),
@@ -87,7 +87,7 @@ def refuse_weights(paths: Sequence[Path], weights: Sequence[float]) -> None:
     are_finite = all(math.isfinite(weight) for weight in weights)
     if len(weights) not in (0, 1, len(paths)) or not are_finite:
         listed_weights = ", ".join(map(str, weights))
-        files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
+        files = counted(len(paths), "file")
         raise VideotuneError(
             f"--weight: {listed_weights} for {files}; give one finite number per"
             " file, or one for all"

@@ -25,6 +25,7 @@ from videotune.exporter.lora_inspect import open_modules
 from videotune.exporter.lora_target import Target, refuse_weights
 from videotune.exporter.lora_write import Modules, kind_of_modules, write_form
 from videotune.files import whole_folder, write_json
+from videotune.text import counted
 
 STALE_HEADER_KEYS = (
     "lora_adapter_metadata",
@@ -287,10 +288,13 @@ def save_adapter(
             )
 
     error = exactly(exported.max_error)
-    lines = [f"{target.path}: {len(modules)} modules, read back: ΔW {error}", *notes]
+    lines = [
+        f"{target.path}: {counted(len(modules), 'module')}, read back: ΔW {error}",
+        *notes,
+    ]
     if output.folded:
         lines.append(
-            f"alpha / rank is multiplied into the factors of {output.folded} modules,"
+            f"alpha / rank is multiplied into the factors of {counted(output.folded, 'module')},"
             " because the form cannot store it"
         )
     return lines

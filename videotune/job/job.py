@@ -31,6 +31,7 @@ from videotune.job.notes import (
 from videotune.latent_cache.exposure import Exposure, exposure
 from videotune.latent_cache.sampler import Schedule, steps_per_epoch, times_seen
 from videotune.model_spec import ModelSpec
+from videotune.text import counted_are, reason_words
 from videotune.types import BasePlace, ClipShape, Window
 
 
@@ -278,7 +279,7 @@ def _scan(
         else:
             reason = "none can be used:"
         skipped = "".join(
-            f"\n  {path}: {code}: {detail}"
+            f"\n  {path}: {reason_words(code)}: {detail}"
             for path, code, detail in library.skipped[:10]
         )
         raise DoesNotFit(f"no clip can be trained on; {reason}{skipped}")
@@ -427,13 +428,13 @@ def refuse_skips(job: Job, allow: str | None) -> None:
     if not skipped or is_allowed:
         without_caption = sum(reason.endswith("_caption") for _, reason, _ in skipped)
         if without_caption:
-            echo(
-                f"note: {len(skipped)} clips are left out, {without_caption} of them without a usable caption"
-            )
+            clips = counted_are(len(skipped), "clip")
+            echo(f"note: {clips} left out, {without_caption} without a usable caption")
         return
 
     listed = "".join(
-        f"\n  {path}: {reason}: {detail}" for path, reason, detail in skipped[:10]
+        f"\n  {path}: {reason_words(reason)}: {detail}"
+        for path, reason, detail in skipped[:10]
     )
     if len(skipped) > 10:
         listed += f"\n  … and {len(skipped) - 10} more"

@@ -11,6 +11,7 @@ from videotune.data.dataset import Library
 from videotune.latent_cache.exposure import exposure
 from videotune.latent_cache.sampler import Schedule, times_seen
 from videotune.model_spec import ModelSpec
+from videotune.text import counted_are
 from videotune.types import ClipShape, Window
 
 
@@ -62,8 +63,10 @@ def epoch_notes(
         )
     unseen = training.count(0)
     if unseen:
-        clips = "1 training clip is" if unseen == 1 else f"{unseen} training clips are"
-        notes.append(f"{clips} never shown: {steps} steps are too few")
+        clips = counted_are(unseen, "training clip")
+        notes.append(
+            f"{clips} never shown: {counted_are(steps, 'step')} too few. Set more steps"
+        )
     return notes
 
 

@@ -38,6 +38,7 @@ from videotune.latent_cache.entry import (
     read_entry,
     read_tensors,
 )
+from videotune.text import counted, counted_are
 from videotune.types import ClipShape
 
 LOCK = "lock"
@@ -92,8 +93,8 @@ class LatentCache:
             )
         elif unknown_files:
             self.notes.append(
-                f"{len(unknown_files)} files in the cache {folder} are not entries of it, "
-                f"such as {min(unknown_files)}; pruning removes them"
+                f"{counted(len(unknown_files), 'file')} in the cache {folder} without an entry, "
+                f"such as {min(unknown_files)}; videotune cache prune removes it"
             )
 
     def _files(self) -> Iterator[tuple[str, str]]:
@@ -303,7 +304,8 @@ class LatentCache:
             self._unusable.add(name)
         if unusable:
             self.notes.append(
-                f"{unusable} entries of the cache are damaged or not of this model, and are encoded again"
+                f"{counted_are(unusable, 'entry', plural='entries')} damaged or not of this model: "
+                "encoded again"
             )
 
     def get(self, kind: str, key: str) -> dict[str, Tensor]:

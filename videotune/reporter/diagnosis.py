@@ -13,12 +13,13 @@ from typing import Any
 
 from videotune.config.load import flatten
 from videotune.config.resolve import parse
+from videotune.data.clip_accounts import REPEATS
 from videotune.files import read_json
 from videotune.reporter.read import Run, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
 from videotune.sampling.picture_faults import remark_at
-from videotune.text import value_text
+from videotune.text import counted, value_text
 from videotune.trainer import throughput
 from videotune.validation.overfitting import OVERFITTING, judge
 
@@ -191,7 +192,8 @@ def _overfitting(run: Run) -> Iterator[Finding]:
     views = (run.plan or {}).get("views", {})
     per_window = views.get("per_window", {})
     if per_window.get("band") in ("high", "risky"):
-        yield _finding("views", most=per_window["max"], advice=views.get("advice"))
+        times = counted(per_window["max"], "time")
+        yield _finding("views", most=times, advice=views.get("advice"))
 
 
 def _slow(run: Run) -> Iterator[Finding]:
@@ -260,22 +262,43 @@ def _clips(run: Run) -> Iterator[Finding]:
         yield _finding(
             "rates",
             count=len(repeating),
-            clips=len(clips),
+            clips=counted(len(clips), "clip"),
             slowest=slowest,
             wanted=wanted_fps,
         )
-    flagged = [clip for clip in clips if clip.get("warnings")]
+    yield from _flagged_clips(run, clips)
+    skipped = account.get("skipped", 0)
+    if skipped:
+        yield _finding(
+            "skipped", count=counted(skipped, "clip"), data=_check_argument(run)
+        )
+
+
+def _flagged_clips(run: Run, clips: Sequence[Any]) -> Iterator[Finding]:
+    """Find remarks on clips, but those that the finding of the frame rates has."""
+    flagged = []
+    for clip in clips:
+        others = [text for text in clip.get("warnings") or () if REPEATS not in text]
+        if others:
+            flagged.append((clip["path"], others[0]))
     if flagged:
+        path, warning = flagged[0]
+        data = _check_argument(run)
+        name = path.removeprefix(f"{data}/")
         yield _finding(
             "remarks",
             count=len(flagged),
-            clips=len(clips),
-            path=flagged[0]["path"],
-            warning=flagged[0]["warnings"][0],
+            clips=counted(len(clips), "clip"),
+            path=name,
+            warning=warning,
+            data=data,
         )
-    skipped = account.get("skipped", 0)
-    if skipped:
-        yield _finding("skipped", count=skipped)
+
+
+def _check_argument(run: Run) -> str:
+    """Return the clips of a run, as ``check`` takes them."""
+    datasets = parse(run.config["settings"]).datasets if run.config else []
+    return datasets[0].path if len(datasets) == 1 else "CLIPS"
 
 
 def _clipped(run: Run) -> Iterator[Finding]:

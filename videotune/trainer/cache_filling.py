@@ -24,6 +24,7 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.models.base import DiffusersModel
+from videotune.text import counted, counted_are
 from videotune.trainer.text_encoders import live_text
 from videotune.types import DETERMINISTIC_VARIANT, Window
 
@@ -119,8 +120,8 @@ def fill_distributed(
         store = LatentCache(job.cache, keep_bytes)
         took = clock(time.monotonic() - begun)
         echo(
-            f"encoded {len(todo.captions)} captions and {len(todo.samples)} windows into {job.cache} "
-            f"with {len(members)} processes in {took}"
+            f"encoded {items_text(todo)} into {job.cache} "
+            f"with {counted(len(members), 'process', 'processes')} in {took}"
         )
         fill_cache(job, family, store, reads, tell=tell)
     dist.barrier()
@@ -260,14 +261,17 @@ def _fill_with_progress(
 def _print_encoded(
     store: LatentCache, todo: CacheItems, *, seconds: float, waited: float
 ) -> None:
-    message = (
-        f"encoded {len(todo.captions)} captions and {len(todo.samples)} windows "
-        f"into {store.folder} in {clock(seconds)}"
-    )
+    message = f"encoded {items_text(todo)} into {store.folder} in {clock(seconds)}"
     share_waited = waited / seconds
     if seconds > SLOW_DECODING_SECONDS and share_waited > SLOW_DECODING_SHARE:
         message += f"; {share_waited:.0%} of it waiting for frames: more dataloader_threads would help"
     echo(message)
+
+
+def items_text(items: CacheItems) -> str:
+    """Return how many captions and windows there are."""
+    captions = counted(len(items.captions), "caption")
+    return f"{captions} and {counted(len(items.samples), 'window')}"
 
 
 def missing_entries(
@@ -283,8 +287,8 @@ def echo_truncated(job: Job, cut: Sequence[str]) -> None:
     if not cut:
         return
     echo(
-        f"warning: {len(cut)} captions are longer than the {job.spec.text_tokens} tokens "
-        f"that {job.spec.title} reads and are cut;"
+        f"warning: {counted_are(len(cut), 'caption')} cut: longer than the "
+        f"{job.spec.text_tokens} tokens that {job.spec.title} reads. Shorten them;"
     )
     echo(f"  the first begins {cut[0][:60]!r}")
 

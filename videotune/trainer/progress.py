@@ -14,6 +14,7 @@ from videotune.job.job import Job
 from videotune.latent_cache.sampler import bucket_of, steps_per_bucket
 from videotune.runs.run_dir import read_run_config, versions
 from videotune.runs.trackers import TrackedRun, Trackers, without_paths
+from videotune.text import counted, counted_are
 from videotune.trainer.expert_pool import shares
 from videotune.trainer.saving import flush_or_wait
 from videotune.trainer.step_record import LOSS, StepRecord
@@ -58,7 +59,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
             f"experts: {steps_by_expert} of the steps, {expert_schedule.run_length} in a row"
         )
     if trainer.first > job.steps:
-        echo(f"all {job.steps} steps are done already: exporting again")
+        echo(f"{counted_are(job.steps, 'step')} done already: exporting again")
         return
 
     if job.config.deterministic:
@@ -66,8 +67,10 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
             "deterministic: kernels that give the same bits every time are used; the journal shows what a step takes "
             "with them"
         )
+    trained = counted(parameters, "parameter")
+    modules = counted(_count_modules(trainer), "module")
     echo(
-        f"training {parameters:,} parameters in {_count_modules(trainer)} modules on {_describe_devices(trainer)}, "
+        f"training {trained} in {modules} on {_describe_devices(trainer)}, "
         f"into {trainer.run}"
     )
 

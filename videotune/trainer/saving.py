@@ -31,7 +31,8 @@ from videotune.runs.checkpoint import (
 from videotune.runs.checkpoint_writer import save_checkpoint
 from videotune.runs.journal import readings_of
 from videotune.runs.run_dir import poll_control
-from videotune.trainer.optimizers import optimizer_state
+from videotune.text import counted
+from videotune.trainer.optimizer_state import names_with_state, optimizer_state
 from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
 
 T = TypeVar("T")
@@ -245,7 +246,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
 
 def _state_of(trainer: Trainer, parts: CheckpointParts) -> dict[str, Any]:
     """Return the content of a checkpoint's state.json."""
-    with_state = {key.rpartition(".")[0] for key in parts["optimizer"]}
+    with_state = names_with_state(parts["optimizer"])
     without_state = [name for name in trainer.parameters if name not in with_state]
     if trainer.rows:
         all_names: list[str] = []
@@ -476,7 +477,7 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
         )
     if free < disk["run_bytes"]:
         echo(
-            f"warning: {disk['checkpoints']} checkpoints and the export need {size(disk['run_bytes'])}, "
+            f"warning: {counted(disk['checkpoints'], 'checkpoint')} and the export need {size(disk['run_bytes'])}, "
             f"and {size(free)} are free in {existing_folder}: set save_keep, or a larger save_every. "
             "While the disk is full, the run waits."
         )
