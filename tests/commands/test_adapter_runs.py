@@ -31,6 +31,7 @@ from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.commands.export import export as export_command
 from videotune.commands.sample import open_sampler, render
 from videotune.commands.sample_options import SampleOptions
+from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.resolve import parse
 from videotune.distributed import DistributedContext
 from videotune.errors import DONE, VideotuneError
@@ -95,7 +96,8 @@ def test_the_plan_knows_how_large_a_checkpoint_gets(
         parse(read_json(run / "config.json")["settings"]),
     )
     planned = plan["disk"]["checkpoint_bytes"]
-    assert planned == bytes_a_parameter(config) * plan["adapter"]["parameters"]
+    each = OPTIMIZERS[config.optimizer.name].state_bytes
+    assert planned == bytes_a_parameter(config, each) * plan["adapter"]["parameters"]
     assert 0.9 * there <= planned <= 1.25 * there
 
 

@@ -29,6 +29,14 @@ CASES: dict[str, tuple[Facts, Facts]] = {
         Facts(config_of(lora__variant="LOHA")),
         Facts(config_of(lora__variant="DORA")),
     ),
+    "optimizer.args": (
+        Facts(config_of(optimizer="ADAMW")),
+        Facts(config_of(optimizer="torch.optim:SGD")),
+    ),
+    "optimizer.beta1": (
+        Facts(config_of(optimizer="torch.optim:SGD")),
+        Facts(config_of(optimizer="ADAMW")),
+    ),
     "embedding.vectors": (
         Facts(config_of()),
         Facts(config_of(training_method="EMBEDDING", transformer__train=False)),

@@ -29,7 +29,8 @@ from videotune.rng import generator_for
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.run_dir import read_run_config
 from videotune.trainer.init_from import read_adapter
-from videotune.trainer.optimizers import optimizer_state, parts_of
+from videotune.trainer.optimizer_state import optimizer_state
+from videotune.trainer.optimizers import parts_of
 from videotune.trainer.resume import with_overrides
 from videotune.trainer.saving import Saving, save
 

@@ -44,7 +44,7 @@ from videotune.planner import settings
 from videotune.planner.gpus import Card
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer import attention, loop
-from videotune.trainer.optimizers import optimizer_state
+from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.saving import save
 from videotune.trainer.trainer import Trainer
 

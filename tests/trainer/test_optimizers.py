@@ -12,13 +12,8 @@ from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.runs.checkpoint_writer import write_tensors
-from videotune.trainer.optimizers import (
-    AnyOptimizer,
-    load_optimizer_state,
-    make_optimizer,
-    optimizer_state,
-    step_if_finite,
-)
+from videotune.trainer.optimizer_state import load_optimizer_state, optimizer_state
+from videotune.trainer.optimizers import AnyOptimizer, make_optimizer, step_if_finite
 
 NAMES = [name for name in OPTIMIZERS if name != "PAGED_ADAMW_8BIT"]
 GOOD, BAD = torch.tensor(True), torch.tensor(False)

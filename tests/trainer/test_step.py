@@ -41,11 +41,8 @@ from videotune.trainer.low_precision import (
     update_rounded,
 )
 from videotune.trainer.lr_schedule import LRSchedule, lr_at
-from videotune.trainer.optimizers import (
-    clip_grad_norm,
-    make_optimizer,
-    optimizer_state,
-)
+from videotune.trainer.optimizer_state import optimizer_state
+from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
 from videotune.trainer.step import StepSettings, TrainableState, train_step
 from videotune.trainer.step_record import Clock, StepRecord, loss_by_noise_level
 from videotune.types import Batch, Conditioning

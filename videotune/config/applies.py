@@ -9,6 +9,8 @@ may well have left it.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from videotune.config.optimizer_classes import is_class
+from videotune.config.optimizers import NUMBERS_OF_NAMES
 from videotune.config.schema import Config, leaves
 
 
@@ -135,6 +137,20 @@ FREE_KEYS_OF_LORA = ("lora.learning_rate_ratio", "lora.modules")
 """Keys of the adapter that have a condition of their own."""
 
 TABLE = (
+    Condition(
+        keys=("optimizer.args",),
+        when="optimizer.name is a class",
+        holds=lambda facts: is_class(facts.config.optimizer.name),
+        otherwise="it is for an optimizer that is named by its class, such as torch.optim:AdamW",
+        is_refused=True,
+    ),
+    Condition(
+        keys=tuple(f"optimizer.{key}" for key in NUMBERS_OF_NAMES),
+        when="optimizer.name is in capitals",
+        holds=lambda facts: not is_class(facts.config.optimizer.name),
+        otherwise="an optimizer that is named by its class has its numbers in optimizer.args",
+        is_refused=True,
+    ),
     Condition(
         keys=_section("lora", but=FREE_KEYS_OF_LORA),
         when="training_method is LORA",

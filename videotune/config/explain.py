@@ -41,6 +41,8 @@ def kinds(annotation: Any) -> Iterator[str]:
             yield from kinds(inner)
     elif origin is Literal:
         yield ", ".join(_quoted(value) for value in get_args(annotation))
+    elif origin is dict:
+        yield "object"
     elif origin is list:
         yield f"list of {' or '.join(kinds(get_args(annotation)[0]))}"
     elif annotation is not type(None):
@@ -84,9 +86,9 @@ def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema()
     properties = schema["properties"]
     # These sections may be given as one value.
-    optimizer_names = list(get_args(leaves()["optimizer.name"].annotation))
+    name = schema["$defs"]["Optimizer"]["properties"]["name"]
     properties["optimizer"] = {
-        "anyOf": [properties["optimizer"], {"enum": optimizer_names}]
+        "anyOf": [properties["optimizer"], *name["anyOf"]],
     }
     properties["ema"] = {"anyOf": [properties["ema"], {"type": "number"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -411,11 +411,15 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
+OPEN_KEYS = frozenset(("optimizer.args",))
+"""Keys whose value is an object with any names."""
+
+
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turn a nested dict into one by dotted names. Lists are values."""
     flat: dict[str, Any] = {}
     for name, inner in value.items():
-        if isinstance(inner, Mapping):
+        if isinstance(inner, Mapping) and f"{prefix}{name}" not in OPEN_KEYS:
             flat |= flatten(inner, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = inner

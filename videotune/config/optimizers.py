@@ -4,16 +4,30 @@ library.
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from videotune.config.data_schema import Section
 from videotune.config.fields import fatal, override, word
+from videotune.config.installed import refuse_what_is_not_installed
+from videotune.config.optimizer_classes import (
+    CLASS_NAME,
+    class_named,
+    failing_parts,
+    is_class,
+    is_imported,
+    nearest_class,
+    table,
+    usable_classes,
+)
+from videotune.config.suggestions import nearest_value
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
@@ -194,15 +208,159 @@ OPTIMIZERS = {
     "SCHEDULE_FREE": OptimizerKind(_schedule_free, 8),
 }
 
-OptimizerName = Annotated[Literal[*OPTIMIZERS], BeforeValidator(word)]  # type: ignore[valid-type]
+
+def _of_class(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """Those of the class that the name says, one a group, as it finds its own rate or
+    forms means over all of a group.
+    """
+    optimizer_class = load_class(settings.name)
+    entry = table().get(settings.name, {})
+    arguments = {}
+    for key, value in settings.args.items():
+        arguments[key] = tuple(value) if isinstance(value, list) else value
+
+    optimizers: list[torch.optim.Optimizer] = []
+    for row in _by_shape(rows, entry.get("flag")):
+        try:
+            with redirect_stdout(io.StringIO()):
+                optimizers.append(optimizer_class([row], lr=row["lr"], **arguments))
+        except Exception as error:  # whatever a class of a library raises
+            reason = " ".join(str(error).split())[:200]
+            raise VideotuneError(
+                f"optimizer: {settings.name} cannot be built with args {settings.args}: {type(error).__name__}: {reason}. "
+                "Correct optimizer.args, or choose another optimizer"
+            ) from error
+    return optimizers
+
+
+def _by_shape(rows: Rows, flag: str | None) -> Rows:
+    """Return the groups; where a class wants a flag at groups of matrices, those apart
+    from all others.
+    """
+    if flag is None:
+        return rows
+    split_rows: Rows = []
+    for row in rows:
+        for is_matrix in (True, False):
+            parameters = [
+                parameter
+                for parameter in row["params"]
+                if (parameter.ndim >= 2) is is_matrix
+            ]
+            if parameters:
+                split_rows.append(row | {"params": parameters, flag: is_matrix})
+    return split_rows
+
+
+def load_class(name: str) -> type[Any]:
+    """Import the class of an optimizer.
+
+    Raises:
+        VideotuneError: if the module is not that of an installed package, or has no
+            such class.
+    """
+    module_name, _, class_name = name.partition(":")
+    if is_imported(name):
+        refuse_what_is_not_installed(module_name, "optimizer.name")
+    import torch
+
+    try:
+        optimizer_class = getattr(
+            importlib.import_module(module_name), class_name, None
+        )
+    except ImportError as error:
+        raise VideotuneError(
+            f"optimizer.name: {module_name} cannot be imported: {error}. Install the package that it is of"
+        ) from error
+    if not isinstance(optimizer_class, type) or not issubclass(
+        optimizer_class, torch.optim.Optimizer
+    ):
+        raise VideotuneError(
+            f"optimizer.name: {module_name} has no optimizer {class_name!r}: a class derived from torch.optim.Optimizer"
+        )
+    return optimizer_class
+
+
+def kind_of(name: str) -> OptimizerKind:
+    """Return what a config must know of an optimizer.
+
+    The bytes of a class are measured (``trainer/optimizer_bytes.py``).
+    """
+    if not is_class(name):
+        return OPTIMIZERS[name]
+    rate = table().get(name, {}).get("rate")
+    return OptimizerKind(_of_class, 0, betas=False, learning_rate=rate)
+
+
+NUMBERS_OF_NAMES = ("beta1", "beta2", "weight_decay")
+"""Keys of the optimizers of the table; a class has its own in ``args``."""
+
+
+def finds_its_rate(name: str) -> bool:
+    """Return whether an optimizer multiplies the rate by one that it finds."""
+    return kind_of(name).learning_rate is not None
+
+
+def updates_apart(name: str) -> bool:
+    """Return whether each tensor may have an optimizer of its own."""
+    is_listed = not is_imported(name)
+    return name != "PRODIGY" and is_listed and not any(failing_parts(name, ("apart",)))
+
+
+def optimizer_named(text: str) -> str | None:
+    """Return an optimizer's name as it is written, or None if there is no such one."""
+    letters = text.upper().replace("_", "")
+    for name in OPTIMIZERS:
+        if name.replace("_", "") == letters:
+            return name
+    return class_named(text)
+
+
+def _name(value: Any) -> Any:
+    """Return an optimizer's name as it is written."""
+    if not isinstance(value, str):
+        raise PydanticKnownError("string_type")
+    name = optimizer_named(value)
+    if name is not None:
+        return name
+
+    hint = nearest_value(value, list(OPTIMIZERS)) or nearest_class(value)
+    names = ", ".join(OPTIMIZERS)
+    raise PydanticCustomError(
+        "optimizer_name",
+        "{text}",
+        {
+            "text": f"{value[:80]!r} is not one of {names}, and no class of torch.optim, pytorch_optimizer or "
+            f"bitsandbytes{hint or '; a class of another package is named module:Class'}"
+        },
+    )
+
+
+OptimizerName = Annotated[
+    str,
+    BeforeValidator(_name),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": [*OPTIMIZERS, *usable_classes()]},
+                {"type": "string", "pattern": f"^{CLASS_NAME.pattern}$"},
+            ]
+        }
+    ),
+]
 
 
 class Optimizer(Section):
     """How gradients become updates."""
 
     name: OptimizerName = fatal("ADAMW")
-    """torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, Adafactor,
-    Prodigy, CAME, schedule-free AdamW
+    """ADAMW, ADAMW_8BIT, PAGED_ADAMW_8BIT, ADAFACTOR, PRODIGY, LION, LION_8BIT, MUON,
+    CAME, SCHEDULE_FREE; or a class of torch.optim, pytorch_optimizer or bitsandbytes,
+    such as pytorch_optimizer:Lamb
+    """
+    args: dict[str, Any] = fatal({})
+    """of a class: arguments by name, such as {"betas": [0.9, 0.95]}; its own defaults
+    for all others
     """
     beta1: float = override(0.9, ge=0, lt=1)
     """beta1 of Adam (decay of the gradient's mean); MUON: its momentum"""

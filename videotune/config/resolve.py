@@ -14,7 +14,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from videotune.config.load import MOST_TOLD, flatten, merge, shortened
-from videotune.config.optimizers import OPTIMIZERS
+from videotune.config.optimizer_classes import is_class
+from videotune.config.optimizers import (
+    NUMBERS_OF_NAMES,
+    finds_its_rate,
+    kind_of,
+    optimizer_named,
+)
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_value
 from videotune.config.validators import refuse_what_does_not_apply
@@ -80,11 +86,10 @@ def method_defaults(merged: Mapping[str, Any]) -> dict[str, Any]:
         }
 
     optimizer = merged.get("optimizer")
-    kind = None
     if isinstance(optimizer, Mapping):
-        kind = OPTIMIZERS.get(str(optimizer.get("name", "")).upper())
-    if kind is not None and kind.learning_rate is not None:
-        return {**defaults, "learning_rate": kind.learning_rate}
+        name = optimizer_named(str(optimizer.get("name", "")))
+        if name is not None and finds_its_rate(name):
+            return {**defaults, "learning_rate": kind_of(name).learning_rate}
     return defaults
 
 
@@ -111,6 +116,10 @@ def resolve(
         preset = merge(preset, {"video_config": {"frames": None}})
     if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in user_keys:
         preset = merge(preset, {"lora": {"alpha": None}})
+    # Its numbers for AdamW are no arguments of a class.
+    if is_class(str(user_keys.get("optimizer.name", ""))):
+        unset = set(NUMBERS_OF_NAMES) - {key[10:] for key in user_keys}
+        preset = merge(preset, {"optimizer": dict.fromkeys(unset)})
 
     layers: dict[str, dict[str, Any]] = {}
     family = family_defaults(spec) if spec else {}
@@ -197,6 +206,8 @@ def _explain(finding: Any) -> str:
     """Return one of pydantic's findings in words."""
     key = _key_of(finding)
     value = shortened(repr(finding["input"]))
+    if finding["type"] == "optimizer_name":
+        return f"{key}: {finding['msg']}"
     if finding["type"] == "literal_error":
         expected = str(finding["ctx"]["expected"])
         allowed = re.findall("'([^']*)'", expected)

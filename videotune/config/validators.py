@@ -6,7 +6,14 @@ from typing import Any
 
 from videotune.config.applies import Facts, unused
 from videotune.config.fields import ROUNDED
-from videotune.config.optimizers import OPTIMIZERS
+from videotune.config.optimizer_classes import (
+    NEEDED_FOR_ALL,
+    argument_faults,
+    failing_parts,
+    has_own_arguments,
+    is_class,
+)
+from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
 from videotune.config.schema import Config, leaves
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
@@ -105,27 +112,66 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
     with.
     """
     settings = config.optimizer
-    fields = type(settings).model_fields
-    for key in ("beta1", "beta2"):
-        is_set = getattr(settings, key) != fields[key].default
-        if is_set and not OPTIMIZERS[settings.name].betas:
-            yield f"optimizer.{key}: {settings.name} keeps no such mean. Leave it out"
-
+    if is_class(settings.name):
+        yield from _with_a_class(config)
+    else:
+        yield from _with_a_name(config)
     if config.learning_rate_min > config.learning_rate:
         yield (
             f"learning_rate_min: {config.learning_rate_min:g} is above learning_rate {config.learning_rate:g}, the peak. "
             "Set a lower one"
         )
-    if settings.name == "PRODIGY":
-        yield from _with_prodigy(config)
+    if finds_its_rate(settings.name):
+        yield from _with_found_rate(config)
     if settings.name == "SCHEDULE_FREE":
         yield from _with_schedule_free(config)
     yield from _with_rounding(config)
     yield from _with_step_in_backward(config)
 
 
-def _with_prodigy(config: Config) -> Iterator[str]:
+def _with_a_name(config: Config) -> Iterator[str]:
+    """Yield faults of the numbers of an optimizer of the table."""
+    settings = config.optimizer
+    fields = type(settings).model_fields
+    for key in ("beta1", "beta2"):
+        is_set = getattr(settings, key) != fields[key].default
+        if is_set and not OPTIMIZERS[settings.name].betas:
+            yield f"optimizer.{key}: {settings.name} keeps no such mean. Leave it out"
+
+
+def _with_a_class(config: Config) -> Iterator[str]:
+    """Yield faults of an optimizer that is named by its class.
+
+    What cannot be known without importing it is tried when a run begins.
+    """
+    settings = config.optimizer
+    name = settings.name
+    yield from argument_faults(name, settings.args)
+
+    if not has_own_arguments(name, settings.args):
+        for reason in failing_parts(name, NEEDED_FOR_ALL):
+            yield f"optimizer.name: {name} cannot train here: {reason}. Choose another optimizer"
+    for reason in failing_parts(name, parts_needed(config)):
+        yield (
+            f"optimizer.name: {name} cannot do what this training needs: {reason}. Choose another optimizer, or leave out "
+            "FINE_TUNE, DORA, step_in_backward and STOCHASTIC_ROUNDING"
+        )
+
+
+def parts_needed(config: Config) -> tuple[str, ...]:
+    """Return the parts of the optimizers' contract that only some trainings need."""
+    settings = config.optimizer
+    parts = []
+    if config.training_method == "FINE_TUNE" or config.lora.variant == "DORA":
+        parts.append("vectors")
+    if settings.step_in_backward or settings.masters == "STOCHASTIC_ROUNDING":
+        parts.append("apart")
+    return tuple(parts)
+
+
+def _with_found_rate(config: Config) -> Iterator[str]:
     """Yield faults of rates that are meant for another optimizer."""
+    name = config.optimizer.name
     rates = {
         "learning_rate": config.learning_rate,
         "learning_rate_low": config.learning_rate_low,
@@ -136,7 +182,7 @@ def _with_prodigy(config: Config) -> Iterator[str]:
         if rate is None or rate >= LEAST_OF_PRODIGY:
             continue
         yield (
-            f"{key}: PRODIGY multiplies it with the rate that it finds, and {rate:g} is a rate "
+            f"{key}: {name} multiplies it with the rate that it finds, and {rate:g} is a rate "
             f"for other optimizers (a preset may have set it). Set {key}=1"
         )
 

@@ -1,6 +1,7 @@
 """Describe a step that did not fit into memory, and settings that need less."""
 
 from videotune.config import fields, schema, validators
+from videotune.config.optimizers import updates_apart
 from videotune.errors import DoesNotFit
 from videotune.memory.accelerator import overlaps
 from videotune.trainer.saving import rescue_message, save_what_is_good
@@ -134,7 +135,7 @@ def _full_training_remedies(config: schema.Config) -> list[str]:
         return []
     optimizer = config.optimizer
     lines = []
-    if not optimizer.step_in_backward and optimizer.name != "PRODIGY":
+    if not optimizer.step_in_backward and updates_apart(optimizer.name):
         lines.append(
             "--resume --override --set optimizer.step_in_backward=true: "
             "gradients go as they come; each tensor is then clipped by itself"

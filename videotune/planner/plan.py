@@ -9,15 +9,17 @@ from typing import Any
 import torch
 
 from videotune.adapters import adapter_types, layers
-from videotune.config import optimizers, schema
+from videotune.config import schema
 from videotune.data.dataset import totals
 from videotune.exporter.formats import check_formats
 from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.latent_cache import exposure, sampler
 from videotune.models.registry import find
+from videotune.planner.step_spec import state_bytes_per_number
 from videotune.trainer.build import make_objective, what_trains
 from videotune.trainer.expert_pool import make_expert_schedule
+from videotune.trainer.optimizer_contract import refuse_what_fails
 from videotune.trainer.text_encoders import text_size
 from videotune.validation.callbacks import cache_items_of
 from videotune.validation.overhead import overhead
@@ -31,6 +33,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         targets: Numbers of views for which the plan has the steps.
     """
     config = job.config
+    refuse_what_fails(config)
     adapter = adapter_size(job)
     views = job.exposure(job.steps).to_json(config.learning_rate)
     return {
@@ -146,7 +149,10 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
         "text_bytes_at_most": 4 * text_numbers * len(reads.captions),
     }
     if adapter is not None:
-        checkpoint = bytes_a_parameter(job.config) * adapter["parameters"]
+        assert job.base is not None
+        family = find(spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
+        state = state_bytes_per_number(family, spec, job.config)
+        checkpoint = round(bytes_a_parameter(job.config, state) * adapter["parameters"])
         checkpoints = checkpoints_at_most(job.config, job.steps)
         sizes["checkpoint_bytes"] = checkpoint
         sizes["checkpoints"] = checkpoints
@@ -173,13 +179,12 @@ def experts_of(job: Job) -> dict[str, Any] | None:
     return {"period": expert_schedule.run_length, "each": each}
 
 
-def bytes_a_parameter(config: schema.Config) -> int:
+def bytes_a_parameter(config: schema.Config, state: float) -> float:
     """Return the bytes of a checkpoint for each trained number.
 
-    They are those of the number, of the optimizer's state, and of its average.
+    They are those of the number, of the optimizer's ``state``, and of its average.
     """
     weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
-    state = optimizers.OPTIMIZERS[config.optimizer.name].state_bytes
     has_average = (
         config.ema.decay is not None or config.optimizer.name == "SCHEDULE_FREE"
     )

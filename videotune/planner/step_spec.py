@@ -6,6 +6,7 @@ calculates from it what each choice of settings needs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -15,15 +16,18 @@ import torch
 
 from videotune._version import __version__
 from videotune.config import optimizers, schema
+from videotune.config.optimizer_classes import is_class
 from videotune.files import Count, Number, checked, digest, write_json
 from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.memory.device_buffers import SLOTS
 from videotune.model_spec import ModelSpec
+from videotune.models.base import DiffusersModel
 from videotune.models.registry import find
 from videotune.planner.ledger import CountsByPart, Reading, plus
 from videotune.planner.measure import FEW, KEPT, MORE, PASSES, FakeRun, weight_bytes
-from videotune.trainer.build import DTYPES, weights_of
+from videotune.trainer.build import DTYPES, weights_of, what_trains
+from videotune.trainer.optimizer_bytes import state_bytes
 from videotune.trainer.text_encoders import text_size
 from videotune.types import ClipShape
 from videotune.validation.selection import preview_settings
@@ -183,6 +187,7 @@ class PlanInputs:
             "ema": config.ema.model_dump(mode="json"),
             "optimizer": [
                 config.optimizer.name,
+                config.optimizer.args,
                 config.optimizer.masters,
                 config.optimizer.step_in_backward,
             ],
@@ -281,7 +286,6 @@ def read_step_spec(inputs: PlanInputs) -> StepSpec:
         one_sample[mode] = run.deep_step(shape, 1, mode)
         two_samples[mode] = run.deep_step(shape, 2, mode)
 
-    optimizer = optimizers.OPTIMIZERS[config.optimizer.name]
     spec = StepSpec(
         one_sample=one_sample,
         two_samples=two_samples,
@@ -290,11 +294,29 @@ def read_step_spec(inputs: PlanInputs) -> StepSpec:
         kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
         work=read_work(run, inputs),
         other_phases=read_other_phases(run, inputs),
-        optimizer_share=optimizer.state_bytes
+        optimizer_share=state_bytes_per_number(run.family, inputs.spec, config)
         / optimizers.OPTIMIZERS["ADAMW"].state_bytes,
         experts=len(trained(inputs.spec, config)) if config.transformer.train else 1,
     )
     return with_text_encoder(spec, run) if config.text_in_step else spec
+
+
+def state_bytes_per_number(
+    family: DiffusersModel, spec: ModelSpec, config: schema.Config
+) -> float:
+    """Return the optimizer's bytes of state for each number that trains.
+
+    A class may keep more for some shapes than for others, so its bytes are those of the
+    shapes of the whole denoiser; those of text encoders are taken for the same.
+    """
+    settings = config.optimizer
+    if not is_class(settings.name):
+        return optimizers.OPTIMIZERS[settings.name].state_bytes
+    shapes: list[tuple[int, ...]] = [(config.embedding.vectors, spec.text_width)]
+    if config.transformer.train:
+        parameters = what_trains(family.skeleton(), spec, config)
+        shapes = [tuple(parameter.shape) for parameter in parameters.values()]
+    return state_bytes(settings, shapes) / sum(map(math.prod, shapes))
 
 
 def with_text_encoder(spec: StepSpec, run: FakeRun) -> StepSpec:

@@ -1,14 +1,17 @@
 """Optimizers from libraries: built, stepped and clipped as one."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from videotune.adapters.layers import Parameters
-from videotune.config.optimizers import OPTIMIZERS, Optimizer
+from videotune.config.optimizer_classes import is_class
+from videotune.config.optimizers import Optimizer, kind_of
+
+CONTRACT_RATE = 1e-3
+"""The rate with which a class is built where none is given."""
 
 
 class OptimizerList:
@@ -34,6 +37,13 @@ class OptimizerList:
             part.zero_grad(set_to_none)
 
 
+class ClassOptimizers(OptimizerList):
+    """Optimizers of a class that the config names, one a group or a parameter.
+
+    All their numbers are saved, since what a class counts in its groups is not known.
+    """
+
+
 AnyOptimizer = torch.optim.Optimizer | OptimizerList
 
 
@@ -47,6 +57,7 @@ def make_optimizer(
     settings: Optimizer,
     *,
     apart: bool = False,
+    rates: Mapping[str, float] | None = None,
 ) -> AnyOptimizer:
     """Build the optimizer that the settings name (``config/optimizers.py``).
 
@@ -55,24 +66,41 @@ def make_optimizer(
         settings: the optimizer's settings.
         apart: give each parameter an optimizer of its own, so that it can be updated
             separately.
+        rates: the peak rate of each group, for a class that reads it when it is built.
 
     Raises:
-        VideotuneError: if the optimizer does not support the device.
+        VideotuneError: if the optimizer does not support the device, or refuses its
+            arguments.
     """
-    build = OPTIMIZERS[settings.name].build
+    build = kind_of(settings.name).build
     param_groups: list[dict[str, Any]] = [
         {"params": list(parameters), "name": name}
         for name, parameters in groups.items()
     ]
-    if not apart:
-        parts = build(param_groups, settings)
-        return parts[0] if len(parts) == 1 else OptimizerList(parts)
+    if is_class(settings.name):
+        for group in param_groups:
+            group["lr"] = (rates or {}).get(group["name"], CONTRACT_RATE)
+    if apart:
+        param_groups = _one_each(param_groups)
 
-    single_parts: list[torch.optim.Optimizer] = []
+    if is_class(settings.name):
+        return ClassOptimizers(build(param_groups, settings))
+    if apart:
+        single_parts: list[torch.optim.Optimizer] = []
+        for group in param_groups:
+            single_parts += build([group], settings)
+        return OptimizerList(single_parts)
+    parts = build(param_groups, settings)
+    return parts[0] if len(parts) == 1 else OptimizerList(parts)
+
+
+def _one_each(param_groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a group for each parameter."""
+    singles = []
     for group in param_groups:
         for parameter in group["params"]:
-            single_parts += build([group | {"params": [parameter]}], settings)
-    return OptimizerList(single_parts)
+            singles.append(group | {"params": [parameter]})
+    return singles
 
 
 def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
@@ -84,7 +112,7 @@ def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
     """
     unfused = []
     for part in parts_of(optimizer):
-        is_fused = part.defaults.get("fused") and grads_finite.device.type != "mps"
+        is_fused = _reads_flag(part) and grads_finite.device.type != "mps"
         if is_fused and _is_on(grads_finite.device, part):
             part.found_inf = (~grads_finite).float()  # type: ignore[attr-defined]
             part.step()
@@ -94,6 +122,14 @@ def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
     if unfused and bool(grads_finite):
         for part in unfused:
             part.step()
+
+
+def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer's kernel reads on the device that a step is not
+    taken.
+    """
+    is_fused = bool(optimizer.defaults.get("fused"))
+    return is_fused and getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def _is_on(device: torch.device, optimizer: torch.optim.Optimizer) -> bool:
@@ -163,121 +199,3 @@ def _norm(gradients: list[Tensor]) -> Tensor:
         return nn.utils.get_total_norm(gradients)
     # A norm that is summed in bf16 is a few percent off.
     return torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm()
-
-
-GROUP = "@"
-"""Prefix of the last part of a saved name if the value belongs to a parameter group,
-which its first parameter names.
-"""
-
-COUNTED = frozenset(
-    ("d", "d_max", "d_numerator", "d_denom", "d_hat", "k", "lr_max", "weight_sum")
-)
-"""What optimizers count in their groups: Prodigy its estimate of the distance,
-schedule-free AdamW its weights' sum.
-"""
-
-
-def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Tensor]:
-    """Return the optimizer's state as flat tensors ``{parameter}.{key}``.
-
-    An int becomes ``{key}#``, int64, and a float ``{key}~``, float64. Of a group's own
-    numbers those that updates change (``COUNTED``) are kept as ``{its first
-    parameter}.@{key}``. Raises ValueError for any other type.
-    """
-    states: dict[int, dict[str, Any]] = {}
-    for part in parts_of(optimizer):
-        states.update((id(parameter), state) for parameter, state in part.state.items())
-
-    flat: dict[str, Tensor] = {}
-    for name, parameter in names.items():
-        for key, value in states.get(id(parameter), {}).items():
-            flat |= _flat(f"{name}.{key}", value)
-
-    names_by_id = {id(parameter): name for name, parameter in names.items()}
-    for group in optimizer.param_groups:
-        first = names_by_id.get(id(group["params"][0]))
-        has_been_updated = bool(group.get("k"))
-        if first is not None and has_been_updated:
-            for key in sorted(COUNTED & set(group)):
-                flat |= _flat(f"{first}.{GROUP}{key}", group[key])
-    return flat
-
-
-def _flat(name: str, value: Any) -> dict[str, Tensor]:
-    if isinstance(value, Tensor):
-        return {name: value}
-    if isinstance(value, int):
-        return {f"{name}#": torch.tensor(value, dtype=torch.int64)}
-    if isinstance(value, float):
-        return {f"{name}~": torch.tensor(value, dtype=torch.float64)}
-    raise ValueError(
-        f"optimizer state {name} is a {type(value).__name__}: it cannot be saved exactly"
-    )
-
-
-def _unflat(key: str, value: Tensor, device: torch.device) -> int | float | Tensor:
-    if key.endswith("#"):
-        return int(value)
-    if key.endswith("~"):
-        return float(value)
-    return value.to(device)
-
-
-def load_optimizer_state(
-    optimizer: AnyOptimizer,
-    names: Parameters,
-    state: Mapping[str, Tensor],
-    without: Collection[str] = (),
-) -> None:
-    """Restore an optimizer's state bit for bit, on each parameter's device.
-
-    Args:
-        optimizer: a new optimizer over the same parameters.
-        names: the parameters by name.
-        state: what ``optimizer_state`` returned.
-        without: the parameters that had no state.
-
-    Raises:
-        ValueError: if another parameter has no state, or a state has no parameter.
-    """
-    groups: dict[int, dict[str, Any]] = {}
-    owners: dict[int, torch.optim.Optimizer] = {}
-    for part in parts_of(optimizer):
-        for group in part.param_groups:
-            groups[id(group["params"][0])] = group
-            owners.update((id(parameter), part) for parameter in group["params"])
-
-    state_of: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for full_key, tensor in state.items():
-        name, _, key = full_key.rpartition(".")
-        if name not in state_of:
-            raise ValueError(f"optimizer state of no parameter: {full_key}")
-        value = _unflat(key, tensor, names[name].device)
-        if key.startswith(GROUP):
-            groups[id(names[name])][key.strip(f"{GROUP}#~")] = value
-        else:
-            state_of[name][key.rstrip("#~")] = value
-
-    for name, parameter in names.items():
-        if not state_of[name] and name not in without:
-            raise ValueError(f"no optimizer state for {name}")
-        if state_of[name] and name in without:
-            raise ValueError(f"optimizer state for {name}, which had none")
-        if state_of[name]:
-            owner = owners[id(parameter)]
-            owner.state[parameter] = _paged(owner, parameter, state_of[name])
-
-
-def _paged(
-    owner: Any, parameter: nn.Parameter, state: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the same state, with what a paging optimizer pages in its unified memory
-    again.
-    """
-    if not getattr(owner, "is_paged", False):
-        return state
-    for key in {"state1", "state2"} & set(state):
-        buffer = owner.get_state_buffer(parameter, dtype=state[key].dtype)
-        state[key] = buffer.copy_(state[key])
-    return state

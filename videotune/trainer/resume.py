@@ -40,7 +40,8 @@ from videotune.runs.rollback import (
 from videotune.runs.schemas import read_record
 from videotune.runs.step_sums import regularization
 from videotune.trainer.data_change import describe_change
-from videotune.trainer.optimizers import load_optimizer_state
+from videotune.trainer.optimizer_contract import refuse_what_fails
+from videotune.trainer.optimizer_state import load_optimizer_state
 from videotune.trainer.saving import rescue_message, write_saved
 from videotune.trainer.trainer import Trainer
 
@@ -100,6 +101,7 @@ def open_run(
     if resume is None:
         run_dir.refuse_run(run)
         resolved, spec, base = resolve_config(overrides)
+        refuse_what_fails(resolved.config)
         run_dir.refuse_out_in_data(
             run, [dataset.path for dataset in resolved.config.datasets]
         )
@@ -117,6 +119,7 @@ def open_run(
     # 2. What differs in the settings and around them.
     resolved, spec, base, setting_changes = with_overrides(overrides, run_config)
     check_changes(setting_changes, run, resume.override)
+    refuse_what_fails(resolved.config)
     other_changes = changed_around(run, run_config, base, resume.override)
     changes = [*map(str, setting_changes), *other_changes]
     for change in changes:

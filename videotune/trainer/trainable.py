@@ -88,6 +88,7 @@ def make_trainable(
         optimized,
         settings,
         apart=rounds_stochastically or settings.step_in_backward,
+        rates={name: lr_schedules[name].learning_rate for name in optimized},
     )
 
     has_master_copies = masters.apart

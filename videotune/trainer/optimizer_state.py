@@ -1,0 +1,280 @@
+"""The state of optimizers as flat tensors by name, and back, bit for bit."""
+
+import json
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from videotune.adapters.layers import Parameters
+from videotune.trainer.optimizers import AnyOptimizer, ClassOptimizers, parts_of
+
+GROUP = "@"
+"""Prefix of the last part of a saved name if the value belongs to a parameter group,
+which its first parameter names.
+"""
+
+SHARED = "@@"
+"""The same of a value of the state that belongs to no parameter."""
+
+NESTED = "%"
+"""Ends the name of a nested value: of its description, and with a number of each of its
+tensors.
+"""
+
+COUNTED = frozenset(
+    ("d", "d_max", "d_numerator", "d_denom", "d_hat", "k", "lr_max", "weight_sum")
+)
+"""What optimizers count in their groups: Prodigy its estimate of the distance,
+schedule-free AdamW its weights' sum.
+"""
+
+SET_BY_RUN = frozenset(("params", "name", "lr"))
+"""Keys of a group that the run sets."""
+
+MOST_NESTED = 1 << 20
+"""Bytes of the description of a nested value, at most."""
+
+
+def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Tensor]:
+    """Return the optimizer's state as flat tensors ``{parameter}.{key}``.
+
+    An int becomes ``{key}#``, int64, a float ``{key}~``, float64, and a bool ``{key}?``.
+    Of a group's own numbers those that updates change (``COUNTED``) are kept as ``{its
+    first parameter}.@{key}``; of an optimizer that a config names by its class all of
+    them, and what it keeps for no parameter as ``.@@{key}``. Lists, dicts and texts of
+    such an optimizer become ``{key}%``, with their tensors beside. Raises ValueError
+    for any other type.
+    """
+    states: dict[int, dict[str, Any]] = {}
+    for part in parts_of(optimizer):
+        for owner, state in part.state.items():
+            if isinstance(owner, Tensor):
+                states[id(owner)] = state
+
+    flat: dict[str, Tensor] = {}
+    for name, parameter in names.items():
+        for key, value in states.get(id(parameter), {}).items():
+            flat |= _flat(f"{name}.{key}", value)
+
+    names_by_id = {id(parameter): name for name, parameter in names.items()}
+    if isinstance(optimizer, ClassOptimizers):
+        return flat | _own_state(optimizer, names_by_id)
+
+    for group in optimizer.param_groups:
+        first = names_by_id.get(id(group["params"][0]))
+        has_been_updated = bool(group.get("k"))
+        if first is not None and has_been_updated:
+            for key in sorted(COUNTED & set(group)):
+                flat |= _flat(f"{first}.{GROUP}{key}", group[key])
+    return flat
+
+
+def names_with_state(flat: Iterable[str]) -> set[str]:
+    """Return the parameters that have a state of their own in flat tensors."""
+    pairs = [full_key.rpartition(".") for full_key in flat]
+    return {name for name, _, key in pairs if not key.startswith(GROUP)}
+
+
+def _own_state(
+    optimizer: ClassOptimizers, names_by_id: Mapping[int, str]
+) -> dict[str, Tensor]:
+    """Return what optimizers keep beside the state of each parameter."""
+    flat: dict[str, Tensor] = {}
+    for part in optimizer.parts:
+        first = names_by_id.get(id(part.param_groups[0]["params"][0]))
+        if first is None:
+            continue
+        for group in part.param_groups:
+            owner = names_by_id[id(group["params"][0])]
+            for key in sorted(set(group) - SET_BY_RUN):
+                if _can_change(group[key]):
+                    flat |= _flat(f"{owner}.{GROUP}{key}", group[key])
+        for owner_or_key, state in part.state.items():
+            if not isinstance(owner_or_key, Tensor):
+                flat |= _flat(f"{first}.{SHARED}{owner_or_key}", state)
+    return flat
+
+
+def _can_change(value: Any) -> bool:
+    """Return whether a value of a group may be one that updates change."""
+    return isinstance(value, int | float | Tensor | list | deque | dict)
+
+
+def _flat(name: str, value: Any) -> dict[str, Tensor]:
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise ValueError(f"optimizer state {name} is sparse: it cannot be saved")
+        return {name: value}
+    if isinstance(value, bool):
+        return {f"{name}?": torch.tensor(value)}
+    if isinstance(value, int):
+        return {f"{name}#": torch.tensor(value, dtype=torch.int64)}
+    if isinstance(value, float):
+        return {f"{name}~": torch.tensor(value, dtype=torch.float64)}
+    if value is None or isinstance(value, str | list | tuple | dict | deque):
+        return _flat_nested(name, value)
+    raise ValueError(
+        f"optimizer state {name} is a {type(value).__name__}: it cannot be saved exactly"
+    )
+
+
+def _flat_nested(name: str, value: Any) -> dict[str, Tensor]:
+    """Return a nested value as the bytes of its description in JSON, and its tensors."""
+    tensors: list[Tensor] = []
+    text = json.dumps(_described(name, value, tensors))
+    flat = {f"{name}{NESTED}": torch.tensor(list(text.encode()), dtype=torch.uint8)}
+    for index, tensor in enumerate(tensors):
+        flat[f"{name}{NESTED}{index}"] = tensor
+    return flat
+
+
+def _described(name: str, value: Any, tensors: list[Tensor]) -> Any:
+    """Return a value as JSON: plain ones as they are, others as [type, content]."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return ["float", value.hex()]
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return ["tensor", len(tensors) - 1]
+    if isinstance(value, dict):
+        pairs = [
+            [_described(name, key, tensors), _described(name, inner, tensors)]
+            for key, inner in value.items()
+        ]
+        return ["dict", pairs]
+    for kind in (list, tuple, deque):
+        if type(value) is kind:
+            content = [_described(name, inner, tensors) for inner in value]
+            limit = [value.maxlen] if isinstance(value, deque) else []
+            return [kind.__name__, content, *limit]
+    raise ValueError(
+        f"optimizer state {name} holds a {type(value).__name__}: it cannot be saved exactly"
+    )
+
+
+def _nested(described: Any, tensors: Mapping[int, Tensor]) -> Any:
+    """Return the value of a description. Raises ValueError if it is not one."""
+    match described:
+        case None | bool() | int() | str():
+            return described
+        case ["float", str(text)]:
+            return float.fromhex(text)
+        case ["tensor", int(index)] if index in tensors:
+            return tensors[index]
+        case ["list", list(content)]:
+            return [_nested(inner, tensors) for inner in content]
+        case ["tuple", list(content)]:
+            return tuple(_nested(inner, tensors) for inner in content)
+        case ["deque", list(content), limit]:
+            return deque((_nested(inner, tensors) for inner in content), limit)
+        case ["dict", list(pairs)]:
+            return {
+                _nested(key, tensors): _nested(inner, tensors) for key, inner in pairs
+            }
+    raise ValueError("a nested value of the optimizer's state is damaged")
+
+
+def _unflat(key: str, value: Tensor, device: torch.device) -> Any:
+    if key.endswith("#"):
+        return int(value)
+    if key.endswith("~"):
+        return float(value)
+    if key.endswith("?"):
+        return bool(value)
+    return value.to(device)
+
+
+def _joined(flat: Mapping[str, Tensor], device: torch.device) -> dict[str, Any]:
+    """Return the values of one parameter by their keys, nested ones put together."""
+    values: dict[str, Any] = {}
+    tensors: dict[str, dict[int, Tensor]] = {}
+    descriptions: dict[str, Tensor] = {}
+    for key, tensor in flat.items():
+        name, percent, index = key.rpartition(NESTED)
+        if percent and index:
+            tensors.setdefault(name, {})[int(index)] = tensor.to(device)
+        elif percent:
+            descriptions[name] = tensor
+        else:
+            values[key.rstrip("#~?")] = _unflat(key, tensor, device)
+
+    for name, tensor in descriptions.items():
+        if tensor.numel() > MOST_NESTED:
+            raise ValueError(f"optimizer state {name} is described at great length")
+        try:
+            described = json.loads(bytes(tensor.cpu().tolist()))
+            values[name] = _nested(described, tensors.get(name, {}))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"optimizer state {name} is damaged") from error
+    return values
+
+
+def load_optimizer_state(
+    optimizer: AnyOptimizer,
+    names: Parameters,
+    state: Mapping[str, Tensor],
+    without: Collection[str] = (),
+) -> None:
+    """Restore an optimizer's state bit for bit, on each parameter's device.
+
+    Args:
+        optimizer: a new optimizer over the same parameters.
+        names: the parameters by name.
+        state: what ``optimizer_state`` returned.
+        without: the parameters that had no state.
+
+    Raises:
+        ValueError: if another parameter has no state, or a state has no parameter.
+    """
+    groups: dict[int, dict[str, Any]] = {}
+    owners: dict[int, torch.optim.Optimizer] = {}
+    for part in parts_of(optimizer):
+        for group in part.param_groups:
+            groups[id(group["params"][0])] = group
+            owners.update((id(parameter), part) for parameter in group["params"])
+
+    flat_of: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+    for full_key, tensor in state.items():
+        name, _, key = full_key.rpartition(".")
+        if name not in flat_of:
+            raise ValueError(f"optimizer state of no parameter: {full_key}")
+        flat_of[name][key] = tensor
+
+    for name, parameter in names.items():
+        values: dict[str, Any] = {}
+        for key, value in _joined(flat_of[name], parameter.device).items():
+            if key.startswith(SHARED):
+                shared: dict[Any, Any] = owners[id(parameter)].state
+                shared[key.removeprefix(SHARED)] = value
+            elif key.startswith(GROUP):
+                groups[id(parameter)][key.removeprefix(GROUP)] = value
+            else:
+                values[key] = value
+
+        if not values and name not in without:
+            raise ValueError(f"no optimizer state for {name}")
+        if values and name in without:
+            raise ValueError(f"optimizer state for {name}, which had none")
+        if values:
+            owner = owners[id(parameter)]
+            owner.state[parameter] = _paged(owner, parameter, values)
+
+
+def _paged(
+    owner: Any, parameter: nn.Parameter, state: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the same state, with what a paging optimizer pages in its unified memory
+    again.
+    """
+    if not getattr(owner, "is_paged", False):
+        return state
+    for key in {"state1", "state2"} & set(state):
+        if state[key].shape != parameter.shape:
+            continue  # AdEMAMix keeps two means in one tensor, which is not paged again
+        buffer = owner.get_state_buffer(parameter, dtype=state[key].dtype)
+        state[key] = buffer.copy_(state[key])
+    return state
