@@ -41,6 +41,7 @@ VIEWS = {
     "empty results": ("/p/empty/results", ""),
     "queue": ("/queue", ""),
     "settings": ("/settings", ""),
+    "choose a folder": ("/settings", "[data-browse]"),
     "keys": ("/queue", "[data-open=shortcuts]"),
 }
 """The address of each view, and what is clicked there."""

@@ -321,7 +321,7 @@ def runs_with(page: PageContext, *patterns: str) -> list[str]:
     return names
 
 
-def comparable_runs(page: PageContext) -> dict[str, list[str]]:
+def comparable_runs(page: PageContext) -> dict[str, Any]:
     """Return the runs that have something to stand beside that of another run."""
     return {
         "runs_with_previews": runs_with(
