@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from videotune.config.optimizer_classes import is_imported
+from videotune.config.optimizers import optimizer_named
 from videotune.errors import VideotuneError
 from videotune.files import walk_json
 
@@ -74,9 +76,13 @@ class PathRule:
             )
 
     def check_config(self, keys: Any) -> None:
-        """Raise VideotuneError if any value of a config is a path that may not be named."""
+        """Raise VideotuneError if any value of a config is a path that may not be named,
+        or an optimizer whose code would be imported.
+        """
         for key, text in _texts(keys):
             self.check_path(text, key)
+        if self.is_restricted:
+            refuse_imported_optimizer(keys)
 
     def replace_paths(self, value: Any, replacement: Callable[[str], str]) -> Any:
         """Return JSON data in which each path that may not be named is replaced."""
@@ -105,6 +111,22 @@ class PathRule:
                 f"endpoint: {address[:200]} is inside the server's own network. Only a "
                 "user on the server itself can name it, or set it in the environment "
                 f"variable {CAPTION_SERVERS_VARIABLE}"
+            )
+
+
+OPTIMIZER_KEY = re.compile(r"(.+\.)?optimizer(\.name)?(\.\d+)?")
+"""Dotted keys whose text names an optimizer."""
+
+
+def refuse_imported_optimizer(keys: Any) -> None:
+    """Raise VideotuneError for an optimizer of another package than the listed ones:
+    naming it runs code of that package, which a stranger must not choose.
+    """
+    for key, text in _texts(keys):
+        if OPTIMIZER_KEY.fullmatch(key) and is_imported(optimizer_named(text) or ""):
+            raise VideotuneError(
+                f"{key}: {text[:200]!r} would run code of a package on the server. Only a user on the server itself can "
+                "name it; the classes of torch.optim, pytorch_optimizer and bitsandbytes are free to all"
             )
 
 

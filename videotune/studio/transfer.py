@@ -26,7 +26,7 @@ from videotune.files import digest, read_typed, write_json
 from videotune.runs.schemas import parse_line
 from videotune.runs.schemas import read_record as read_run_record
 from videotune.studio.form import preset_keys
-from videotune.studio.paths import PathRule
+from videotune.studio.paths import PathRule, refuse_imported_optimizer
 from videotune.studio.projects import (
     CLIPS,
     HELD_OUT,
@@ -237,6 +237,7 @@ def _imported_keys(
             keys.pop(key, None)
         parse(merge(preset_keys(preset), keys))
         rule.check_config(keys)
+        refuse_imported_optimizer(keys)
     except ValueError as error:
         notes.append(f"its settings were left out: {error}")
         return {}
@@ -300,6 +301,8 @@ def _check_run_record(name: str, path: Path) -> None:
     """Check a JSON file of a run that has a schema."""
     _check_document(path)
     value = read_run_record(path, name, partial=True)
+    if name == "config":
+        refuse_imported_optimizer(value)
     if name in ("exports", "compare"):
         for record in value:
             for key in ("path", "video", "sheet"):
