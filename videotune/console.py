@@ -23,6 +23,7 @@ from rich.text import Text
 
 from videotune.errors import printable
 from videotune.files import size_text as size  # noqa: F401  (for commands)
+from videotune.text import duration
 
 _tables: ContextVar[dict[str, list[dict[str, Any]]] | None] = ContextVar(
     "tables", default=None
@@ -322,7 +323,7 @@ class Bar:
 
         parts = [text] if isinstance(text, str) else list(text)
         if self._progress is not None:
-            left = f"{clock(seconds_left) if is_known else '-:--'} left"
+            left = f"{duration(seconds_left)} left" if is_known else ""
             if self._task is None:
                 self._task = self._progress.add_task(
                     self._title, total=total, parts=parts, left=""
@@ -338,7 +339,7 @@ class Bar:
             self._printed = now
             line = [f"{self._title}: {done}/{total}", *filter(None, parts)]
             if done < total:
-                line.append(f"{clock(seconds_left)} left")
+                line.append(f"{duration(seconds_left)} left")
             echo("  ".join(line))
 
     def close(self) -> None:
@@ -399,15 +400,6 @@ def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
         progress_bar = Bar(title, progress)
         yield progress_bar
         progress_bar.close()
-
-
-def clock(seconds: float) -> str:
-    """Return a time as 1:02:03 or 2:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02d}:{rest:02d}"
-    return f"{minutes}:{rest:02d}"
 
 
 def exactly(error: float) -> str:

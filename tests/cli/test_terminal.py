@@ -1,6 +1,7 @@
 """What the command line prints at 80 columns, and what it says where it stops."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,14 +10,18 @@ from rich.cells import cell_len
 
 from tests.support.command_line import Patch, Printed, run
 from videotune import console
+from videotune.cli.plan import views_text
 from videotune.commands import doctor
 from videotune.config.load import preset_names
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.formats import refuse_format
+from videotune.latent_cache.exposure import BANDS, band_limits
+from videotune.models.base_model import place, spec_for
 from videotune.text import (
     counted,
     counted_are,
+    duration,
     memory_size,
     reason_words,
     state_words,
@@ -116,7 +121,7 @@ def test_the_last_line_of_a_bar_leaves_no_time(
         progress.update(1, 2, ["loss 0.5"], 15.0)
         progress.update(2, 2, ["loss 0.4"], 15.0)
     first, last = capsys.readouterr().err.splitlines()
-    assert first == "training: 1/2  loss 0.5  0:15 left"
+    assert first == "training: 1/2  loss 0.5  15 s left"
     assert last == "training: 2/2  loss 0.4"
 
 
@@ -199,3 +204,39 @@ def test_every_reason_of_a_skipped_clip_is_said_in_words(reason: str) -> None:
     assert "_" not in words
     clip = {"used": False, "held_out": False, "reason": reason}
     assert state_words(clip) == f"skipped: {words}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.613, "0.613 s"),
+        (15.4, "15 s"),
+        (90, "90 s"),
+        (107, "2 min"),
+        (59 * 60, "59 min"),
+        (100 * 60, "1 h 40 min"),
+        (26 * 3600, "26 h 00 min"),
+    ],
+)
+def test_a_duration_is_in_one_unit_until_there_are_hours(
+    seconds: float, words: str
+) -> None:
+    assert duration(seconds) == words
+
+
+def test_the_band_of_views_is_said_with_its_limits() -> None:
+    limits = {name: band_limits(name) for _, name in BANDS} | {"risky": band_limits("")}
+    assert limits == {
+        "conservative": "below 10",
+        "moderate": "10 to below 50",
+        "high": "50 to below 100",
+        "risky": "100 or more",
+    }
+    text = views_text({"min": 9, "max": 10, "band": "moderate"})
+    assert text == "each window is seen 9 to 10 times (moderate: 10 to below 50)"
+
+
+def test_the_toy_has_its_own_name() -> None:
+    base = place("asset:toy")
+    assert spec_for(None, base).title == "the toy base model"
+    assert spec_for(None, replace(base, name=str(base.folder))).title == "Wan 2.1 T2V"

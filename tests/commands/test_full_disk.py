@@ -446,7 +446,7 @@ def test_at_80_columns_the_bar_says_what_matters_whole() -> None:
     }
     assert step.split("  ") == [
         "training 1234/2000",
-        "1:12:01 left",
+        "1 h 12 min left",
         "loss 1.5840",
         "0.613 s a step",
     ]

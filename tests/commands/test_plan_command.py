@@ -121,7 +121,7 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
     assert plan(settings, card="rtx 3060 12gb", verbose=True) == DONE
     printed = capsys.readouterr().out
     assert printed.startswith("it fits RTX 3060 12GB: ")
-    assert "hours" in printed.splitlines()[0]
+    assert "less than a minute" in printed.splitlines()[0]
     for text in (
         "memory of the device, calculated",
         "host memory:",
@@ -131,7 +131,7 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
     assert plan(settings, vram=1.0) == SKIPPED, "a card must have a GiB for CUDA itself"
     assert capsys.readouterr().out.startswith("it does not fit 1 GB: ")
     assert plan(settings, card="t4") == DONE
-    assert "hours" not in capsys.readouterr().out.splitlines()[0], (
+    assert "minute" not in capsys.readouterr().out.splitlines()[0], (
         "no rate is known of it"
     )
     with pytest.raises(VideotuneError, match="read from its base model"):
@@ -139,6 +139,22 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
             Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)),
             vram=8,
         )
+
+
+def test_without_a_gpu_the_plan_is_for_the_cpu(
+    overrides: Make, capsys: Printed, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(
+        "videotune.commands.plan.local_device", lambda: torch.device("cpu")
+    )
+    settings = overrides("steps=10", "batch_size=2")
+    result = plan_run(settings)
+    assert 0 < (result.cpu_seconds or 0) < 60, "ten steps of a tiny model"
+    twice = plan_run(replace(settings, sets=(*settings.sets, "steps=40")))
+    assert (twice.cpu_seconds or 0) > (result.cpu_seconds or 0)
+    assert plan_run(settings, card="rtx 3060 12gb").cpu_seconds is None
+    assert plan(settings) == DONE
+    assert capsys.readouterr().out.startswith("no GPU here, so it trains on the CPU")
 
 
 def test_without_a_card_the_plan_is_for_the_cards_of_the_preset(

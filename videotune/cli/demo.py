@@ -11,8 +11,9 @@ from videotune.cli.data import show_account
 from videotune.cli.options import Opt
 from videotune.cli.plan import show_plan
 from videotune.cli.train import show_training
-from videotune.console import clock, echo, print_table
+from videotune.console import echo, print_table
 from videotune.errors import INTERRUPTED
+from videotune.text import duration
 
 if TYPE_CHECKING:
     from videotune.commands.check import CheckResult
@@ -67,7 +68,7 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
         "before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3)
     )
 
-    seconds = clock(result["seconds"])
+    seconds = duration(result["seconds"])
     difference = result["same_frames"]["max_difference"]
     print(f"{result['clips_used']} clips, {result['steps']} steps, {seconds} in all")
     print(

@@ -9,7 +9,8 @@ import typer
 
 from videotune.cli.options import AsJson, Opt, Skips, Verbose, takes_config
 from videotune.console import answer, doing, out, print_table, size, tell
-from videotune.text import counted, memory_size, shape_words
+from videotune.latent_cache.exposure import band_limits
+from videotune.text import counted, duration, memory_size, shape_words
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
@@ -101,7 +102,7 @@ def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
     """
     facts = result.plan
     if facts["device"]:
-        tell(verdict(facts))
+        tell(verdict(facts, result.cpu_seconds))
         for remedy in facts["remedies"]:
             tell(f"  {remedy}", indent="    ")
     if verbose:
@@ -204,7 +205,8 @@ def views_text(per_window: Mapping[str, Any]) -> str:
     times = counted(most, "time")
     if least != most:
         times = f"{least} to {times}"
-    return f"each window is seen {times} ({per_window['band']})"
+    band = per_window["band"]
+    return f"each window is seen {times} ({band}: {band_limits(band)})"
 
 
 def show_views(views: Mapping[str, Any]) -> None:
@@ -292,12 +294,18 @@ def show_shortage(disk: Mapping[str, Any]) -> None:
         )
 
 
-def verdict(facts: Mapping[str, Any]) -> str:
+def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
     """Return the plan in one line: whether it fits, on which card, and how long it
     takes.
+
+    Args:
+        facts: The plan.
+        cpu_seconds: Of the steps on this machine's CPU, if the plan is for it.
     """
     device = facts["device"]
     need = memory_size(device["need_bytes"])
+    if facts["verdict"] is None and cpu_seconds is not None:
+        return cpu_verdict(facts, cpu_seconds)
     if facts["verdict"] is None:
         return f"needs {need} of device memory; does it fit: --card NAME or --vram GB"
 
@@ -320,11 +328,38 @@ def verdict(facts: Mapping[str, Any]) -> str:
         line += f", but host memory is short here: {memory}"
     if facts["hours"] is not None:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
-        step = f"{facts['seconds_a_step']:.2f} s a step"
-        line += f", about {hours:.1f} hours ({step}), {source_of_rates(device)}"
+        time = time_text(hours, facts["seconds_a_step"])
+        line += f", {time}, {source_of_rates(device)}"
     elif device["memory_from"] == "preset":
         line += "; hours: --card NAME"
     return line
+
+
+def time_text(hours: float, seconds_a_step: float) -> str:
+    """Return the time of a run with that of a step, which is left out below a
+    millisecond.
+    """
+    text = "less than a minute"
+    if hours > 1 / 60:
+        text = f"about {duration(hours * 3600)}"
+    if seconds_a_step >= 0.001:
+        text += f" ({seconds_a_step:.3g} s a step)"
+    return text
+
+
+def cpu_verdict(facts: Mapping[str, Any], seconds: float) -> str:
+    """Return the plan in one line for a machine without a GPU."""
+    need = facts["device"]["need_bytes"]
+    total = facts["host"]["total_bytes"]
+    line = f"no GPU here, so it trains on the CPU: it needs {memory_size(need)}"
+    if need > total:
+        line += f", more than this machine's memory ({memory_size(total)})"
+    else:
+        line += (
+            f" of {memory_size(total)} of memory, about {duration(seconds)} of steps"
+        )
+        line += " (calculated from this CPU's speed)"
+    return f"{line}. For a card: --card NAME or --vram GB"
 
 
 def card_name(device: Mapping[str, Any]) -> str:
@@ -366,13 +401,10 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     tell(line)
 
     if facts["hours"] is not None:
-        hours = f"{facts['hours']:.1f} hours of steps"
+        time = f"steps {time_text(facts['hours'], facts['seconds_a_step'])}"
         if facts["hours_beside"]:
-            hours += (
-                f" and about {facts['hours_beside']:.1f} of validation and previews"
-            )
-        step = f"{facts['seconds_a_step']:.2f} s a step"
-        tell(f"time: {step}, {hours}; {source_of_rates(device)}")
+            time += f", validation and previews {time_text(facts['hours_beside'], 0)}"
+        tell(f"time: {time}; {source_of_rates(device)}")
 
 
 def parts_text(parts: Mapping[str, int]) -> str:

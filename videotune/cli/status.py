@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune.cli.options import Arg
-from videotune.console import clock, print_table
-from videotune.text import counted
+from videotune.console import print_table
+from videotune.text import counted, duration
 
 if TYPE_CHECKING:
     from videotune.commands.status import DatasetOverview, RunOverview
@@ -58,7 +58,7 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
     rows = []
     for run in runs:
         steps = "?" if run.steps is None else run.steps
-        left = "" if run.seconds_left is None else clock(run.seconds_left)
+        left = "" if run.seconds_left is None else duration(run.seconds_left)
         verdict = run.verdict or "none"
         rows.append([run.run, run.state, f"{run.step} of {steps}", left, verdict])
     print_table("runs", ["run", "state", "step", "left", "verdict"], rows, right=(3,))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune._version import BEGUN
 from videotune.cli.options import Arg, Data, Offline, Opt, Sets, Skips, takes_config
-from videotune.console import bar, clock, doing, echo, exactly, quiet
+from videotune.console import bar, doing, echo, exactly, quiet
 from videotune.errors import VideotuneError
-from videotune.text import memory_size
+from videotune.text import duration, memory_size
 
 if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
@@ -220,8 +220,8 @@ def show_training(result: TrainResult) -> None:
             echo(f"{line}. Its files are written too.")
         else:
             echo(f"{line}; videotune export {result.run} --step {best['step']}")
-    training = clock(result.seconds.get("training", 0.0))
-    total = clock(sum(result.seconds.values()))
+    training = duration(result.seconds.get("training", 0.0))
+    total = duration(sum(result.seconds.values()))
     echo(f"report: {result.report}  ({training} of training, {total} in all)")
 
 

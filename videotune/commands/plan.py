@@ -24,17 +24,20 @@ from videotune.job.overrides import (
     to_overrides,
 )
 from videotune.latent_cache import exposure
+from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
+from videotune.planner.cpu_rate import measured_cpu
 from videotune.planner.fit import (
     fit,
     planned_dtype,
     requested_card,
     spare_memory,
+    step_seconds,
     to_json,
 )
 from videotune.planner.gpus import Card
 from videotune.planner.plan import make_plan
-from videotune.planner.step_spec import known_step_spec
+from videotune.planner.step_spec import known_step_spec, step_spec
 from videotune.trainer import build
 from videotune.validation.overhead import plan_overhead
 
@@ -46,6 +49,8 @@ class PlanResult:
     plan: dict[str, Any]
     """What ``plan --json`` prints."""
     job: Job
+    cpu_seconds: float | None = None
+    """Calculated seconds of the steps on this machine's CPU, if the plan is for it."""
 
     @property
     def experts(self) -> int:
@@ -109,6 +114,10 @@ def plan(
             result = fit(job, dtype, limit, known_gpu, spare=spare)
             checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
             facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
+        if limit is None and local_device().type == "cpu":
+            numbers = step_spec(job, dtype)
+            seconds = step_seconds(job, numbers, result.training, measured_cpu())
+            return PlanResult(facts, job, cpu_seconds=seconds * job.steps)
     return PlanResult(facts, job)
 
 

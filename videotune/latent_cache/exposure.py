@@ -192,6 +192,16 @@ def band(views: float) -> str:
     return "risky"
 
 
+def band_limits(name: str) -> str:
+    """Return which numbers of views are in a band, in words."""
+    lower = 0.0
+    for upper, band_name in BANDS:
+        if name == band_name:
+            return f"{lower:g} to below {upper:g}" if lower else f"below {upper:g}"
+        lower = upper
+    return f"{lower:g} or more"
+
+
 def advice(views: float, learning_rate: float) -> str:
     """Describe the band, and what a low learning rate changes."""
     text = ADVICE[band(views)]

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from videotune.config.schema import Config
 
 
+ASSET = "asset:"
+"""What the names of base models begin with that come with videotune."""
+
+
 def published(name: str) -> Path | None:
     """Return the configs of a published base model that videotune includes, or None.
 
@@ -180,9 +184,9 @@ def _network_class(folder: Path, class_name: str) -> Any:
 
 
 def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) -> Path:
-    if name.startswith("asset:"):
+    if name.startswith(ASSET):
         folder = Path(
-            str(resources.files("videotune") / "assets" / name.removeprefix("asset:"))
+            str(resources.files("videotune") / "assets" / name.removeprefix(ASSET))
         )
         if not (folder / "model_index.json").is_file():
             raise VideotuneError(
@@ -359,4 +363,8 @@ def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
         )
     model_files.check_parts(base.folder)
     with explained(f"{base.folder}: its configs are not those of a {cls.spec.title}"):
-        return cls.read_spec(base.folder)
+        spec = cls.read_spec(base.folder)
+    if base.name.startswith(ASSET):
+        # It has the shape of a family's model and is none of its checkpoints.
+        return replace(spec, title=f"the {base.name.removeprefix(ASSET)} base model")
+    return spec

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from videotune.console import bar, clock, echo
+from videotune.console import bar, echo
 from videotune.data.workers import Workers
 from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
@@ -24,7 +24,7 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.models.base import DiffusersModel
-from videotune.text import counted, counted_are
+from videotune.text import counted, counted_are, duration
 from videotune.trainer.text_encoders import live_text
 from videotune.types import DETERMINISTIC_VARIANT, Window
 
@@ -118,7 +118,7 @@ def fill_distributed(
     # What the others have written is read from the disk.
     if leads:
         store = LatentCache(job.cache, keep_bytes)
-        took = clock(time.monotonic() - begun)
+        took = duration(time.monotonic() - begun)
         echo(
             f"encoded {items_text(todo)} into {job.cache} "
             f"with {counted(len(members), 'process', 'processes')} in {took}"
@@ -261,7 +261,7 @@ def _fill_with_progress(
 def _print_encoded(
     store: LatentCache, todo: CacheItems, *, seconds: float, waited: float
 ) -> None:
-    message = f"encoded {items_text(todo)} into {store.folder} in {clock(seconds)}"
+    message = f"encoded {items_text(todo)} into {store.folder} in {duration(seconds)}"
     share_waited = waited / seconds
     if seconds > SLOW_DECODING_SECONDS and share_waited > SLOW_DECODING_SHARE:
         message += f"; {share_waited:.0%} of it waiting for frames: more dataloader_threads would help"
