@@ -84,6 +84,7 @@ KEYS = {
     "base_parts": "/models/wan",
     "transformer.file": '["/models/x.safetensors", null]',
     "sample_metrics.encoder": "/models/clip",
+    "optimizer.name": "prodigyopt:Prodigy",
 }
 
 
@@ -103,6 +104,15 @@ def test_no_sweep_names_a_file_elsewhere(
     form = {"key": ["samples"], "values": ["a cat,/etc/passwd"]}
     assert visitor.post("/p/cats/sweep", data=form).status_code == 422
     assert client.post("/p/cats/sweep", data=form).status_code == 204
+
+
+def test_no_sweep_imports_code(
+    cats: projects.Project, visitor: Any, client: Any
+) -> None:
+    """A listed class is free to all."""
+    for values, answer in (("ADAMW,prodigyopt:Prodigy", 422), ("ADAMW,Lamb", 204)):
+        form = {"key": ["optimizer.name"], "values": [values]}
+        assert visitor.post("/p/cats/sweep", data=form).status_code == answer
 
 
 @pytest.mark.parametrize("path", ["/etc", "~/clips", "../../etc", "{out}"])

@@ -388,6 +388,22 @@ def test_settings_that_may_not_be_named_stay_outside(tmp_path: Path, keys: Any) 
     assert len(imported.notes) == 1
 
 
+def test_no_imported_project_names_code_that_is_imported(tmp_path: Path) -> None:
+    """Also for the user at the computer, who did not write it."""
+    settings = RUN_CONFIG["settings"] | {"optimizer": {"name": "prodigyopt:Prodigy"}}
+    files = {
+        "config.json": {"optimizer": "prodigyopt:Prodigy"},
+        "runs/a/config.json": RUN_CONFIG | {"settings": settings},
+        "runs/b/config.json": RUN_CONFIG,
+    }
+    imported = take(tmp_path / "root", files, is_restricted=False)
+    assert projects.draft(imported.project) == {}
+    folder = imported.project.folder
+    assert not (folder / "runs" / "a" / "config.json").exists()
+    assert (folder / "runs" / "b" / "config.json").exists()
+    assert len(imported.notes) == 2
+
+
 RESERVED = ("presets", "Presets!", "bin", "CON", "nul", "LPT1")
 
 

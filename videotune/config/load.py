@@ -354,6 +354,10 @@ def parse_sets(sets: Iterable[str]) -> dict[str, Any]:
             raise VideotuneError(f"--set takes key=value, not {option!r}")
         value = _set_value(option, text)
 
+        # An optimizer's name is short for the section.
+        if key.strip() == "optimizer" and isinstance(value, str):
+            key = "optimizer.name"
+
         *sections, last = key.strip().split(".")
         if len(sections) > CONFIG_DEPTH:
             raise VideotuneError(f"--set {option[:80]}…: no key has that many sections")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from videotune.config.optimizer_classes import NEEDED_FOR_ALL, is_class
-from videotune.config.optimizers import Optimizer, kind_of
+from videotune.config.optimizers import Optimizer, kind_of, load_class
 from videotune.config.schema import Config
 from videotune.config.validators import parts_needed
 from videotune.errors import VideotuneError
@@ -118,6 +118,7 @@ def refuse_what_fails(config: Config) -> None:
     settings = config.optimizer
     if not is_class(settings.name):
         return
+    load_class(settings.name)  # says by itself what is wrong with a name
     rate = kind_of(settings.name).learning_rate or CONTRACT_RATE
     for part, reason in _failures(settings.name, json.dumps(settings.args), rate):
         if part in NEEDED_FOR_ALL or part in parts_needed(config):
@@ -153,6 +154,7 @@ IN_PLAIN_WORDS = {
     r"argument 'lr'": "it wraps another optimizer",
     r"named_parameters|attribute 'parameters'": "it needs the model itself, not its parameters",
     r"[Pp]rocess group": "it needs several processes",
+    r"train mode": "its result is an average of the weights; see SCHEDULE_FREE",
     r"dense gradients": "it is for sparse gradients",
 }
 """Reasons by what exceptions of libraries say."""
@@ -369,9 +371,7 @@ def _has_no_average(trial: Trial) -> None:
     """What it trains is what is sampled and exported."""
     for part in parts_of(trial.optimizer(trial.parameters())):
         if hasattr(part, "eval") and hasattr(part, "train"):
-            raise Fails(
-                "its result is an average of the weights, which SCHEDULE_FREE supports"
-            )
+            raise Fails("its result is an average of the weights; see SCHEDULE_FREE")
 
 
 def _works_apart(trial: Trial) -> None:
