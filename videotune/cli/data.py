@@ -23,6 +23,7 @@ from videotune.cli.options import (
 from videotune.console import answer, bar, doing, echo, out, print_table, tell, width
 from videotune.console import out as say
 from videotune.errors import DONE, SKIPPED
+from videotune.job.shown_notes import remember
 from videotune.text import (
     counted,
     counted_are,
@@ -206,6 +207,7 @@ def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None
     notes = list(dict.fromkeys((*result.job.notes, *result.account["notes"])))
     for note in notes[:NOTES]:
         tell(f"note: {note}")
+    remember(result.job.cache, notes[:NOTES])
     more = [
         "a row for each clip",
         counted(more_remarks, "small remark") if more_remarks > 0 else "",
@@ -250,8 +252,10 @@ def show_details(
     tell(
         f"{sums.format_map(account)};  {counted(len(job.library.windows), 'window')} in {shapes}"
     )
-    for note in dict.fromkeys((*job.notes, *account["notes"])):
+    notes = list(dict.fromkeys((*job.notes, *account["notes"])))
+    for note in notes:
         tell(f"note: {note}")
+    remember(job.cache, notes)
 
 
 def show_clips(job: Job, clips: Sequence[Mapping[str, Any]], *, every: bool) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from videotune.cli.options import AsJson, Opt, Skips, Verbose, takes_config
 from videotune.console import answer, doing, out, print_table, size, tell
+from videotune.job.shown_notes import remember
 from videotune.latent_cache.exposure import band_limits
 from videotune.text import counted, duration, memory_size, shape_words
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
+    from videotune.job.job import Job
     from videotune.job.overrides import Overrides
 
 ROWS = 8
@@ -137,8 +139,7 @@ def show_summary(result: PlanResult) -> None:
     else:
         tell(f"disk: {cache} of cache")
     show_shortage(disk)
-    for note in facts["notes"][:NOTES]:
-        tell(f"note: {note}")
+    show_notes(result.job, facts["notes"][:NOTES])
 
     more_notes = len(facts["notes"]) - NOTES
     more = f", {counted(more_notes, 'more note')}" if more_notes > 0 else ""
@@ -166,8 +167,14 @@ def show_details(result: PlanResult) -> None:
         tell(overhead)
     if facts["device"]:
         show_fit(facts)
-    for note in facts["notes"]:
+    show_notes(result.job, facts["notes"])
+
+
+def show_notes(job: Job, notes: Sequence[str]) -> None:
+    """Print notes, which a training then does not repeat."""
+    for note in notes:
         tell(f"note: {note}")
+    remember(job.cache, notes)
 
 
 def show_model(model: str, facts: Mapping[str, Any]) -> None:

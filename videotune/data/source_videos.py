@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from videotune.data.picture_matching import SourceClip, join_by_pictures, path_order
 from videotune.rng import key
+from videotune.text import counted
 
 SOURCES_NEEDED = 20
 """With fewer source videos nothing is held out: every clip is worth more in training.
@@ -83,7 +84,7 @@ def _notes_on_joined(groups: Iterable[dict[str, SourceClip]]) -> list[str]:
     first, second = joined[0][:2]
     name_count = sum(len(clips) for clips in joined)
     return [
-        f"{name_count} file names come from {len(joined)} source videos, by their pictures "
+        f"{counted(name_count, 'file name')} come from {counted(len(joined), 'source video')}, by their pictures "
         f"(such as {first.path.name} and {second.path.name})"
     ]
 

@@ -11,6 +11,7 @@ from videotune.console import echo
 from videotune.distributed import DistributedContext, sharded
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
+from videotune.job.shown_notes import remember, unseen
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.host_memory import keep_freed_memory
 from videotune.models.base import DiffusersModel
@@ -18,6 +19,7 @@ from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import Journal
 from videotune.runs.run_dir import begin, read_run_config
 from videotune.runs.trackers import refuse_missing
+from videotune.text import counted
 from videotune.trainer.build import dtype_name, make_objective, make_source, open_models
 from videotune.trainer.cache_filling import (
     echo_truncated_live,
@@ -71,11 +73,15 @@ def build_trainer(
     refuse_text(family, config)
 
     initial_weights = _initial_weights(config, first, family)
+    takes_part = dist.is_main or sharded(config, dist)
     for callback in callbacks:
-        callback.check(takes_part=dist.is_main or sharded(config, dist))
+        callback.check(takes_part=takes_part)
 
     # 2. Encode what the run reads.
     store = _encode(job, family, callbacks, dist, heartbeat)
+    if takes_part:
+        for callback in callbacks:
+            callback.encode(family)
 
     # 3. Load the denoisers.
     heartbeat.set("loading")
@@ -171,8 +177,15 @@ def _refuse_step_in_backward(config: Config, dist: DistributedContext) -> None:
 
 
 def _print_notes(job: Job, dist: DistributedContext) -> None:
-    for note in job.notes:
+    """Print the notes on the data that `plan` or `check` has not shown lately."""
+    new_notes = unseen(job.cache, job.notes)
+    for note in new_notes:
         echo(f"note: {note}")
+    repeated = len(job.notes) - len(new_notes)
+    if repeated:
+        echo(f"{counted(repeated, 'note')} as shown before (videotune plan --verbose)")
+    if dist.is_main:
+        remember(job.cache, new_notes)
     if job.config.sharding == "FULL" and dist.size == 1:
         echo(
             "note: sharding FULL has no effect in a single process, which holds all weights"
