@@ -116,10 +116,7 @@ def resolve(
         preset = merge(preset, {"video_config": {"frames": None}})
     if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in user_keys:
         preset = merge(preset, {"lora": {"alpha": None}})
-    # Its numbers for AdamW are no arguments of a class.
-    if is_class(str(user_keys.get("optimizer.name", ""))):
-        unset = set(NUMBERS_OF_NAMES) - {key[10:] for key in user_keys}
-        preset = merge(preset, {"optimizer": dict.fromkeys(unset)})
+    preset = _without_numbers_of_names(preset, merge(user))
 
     layers: dict[str, dict[str, Any]] = {}
     family = family_defaults(spec) if spec else {}
@@ -133,6 +130,21 @@ def resolve(
         origins |= {key: name for key in flatten(layer) if key in origins}
     refuse_what_does_not_apply(config, spec)
     return Resolved(config, origins)
+
+
+def _without_numbers_of_names(
+    preset: Mapping[str, Any], user: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Leave out a preset's numbers for AdamW where the user names a class, which has its
+    own.
+    """
+    optimizer = user.get("optimizer")
+    if not isinstance(optimizer, Mapping) or "optimizer" not in preset:
+        return preset
+    name = optimizer_named(str(optimizer.get("name") or ""))
+    if name is None or not is_class(name):
+        return preset
+    return merge(preset, {"optimizer": dict.fromkeys(NUMBERS_OF_NAMES)})
 
 
 def _with_prior(merged: dict[str, Any]) -> dict[str, Any]:

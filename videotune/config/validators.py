@@ -146,11 +146,10 @@ def _with_a_class(config: Config) -> Iterator[str]:
     """
     settings = config.optimizer
     name = settings.name
-    yield from argument_faults(name, settings.args)
-
     if not has_own_arguments(name, settings.args):
         for reason in failing_parts(name, NEEDED_FOR_ALL):
             yield f"optimizer.name: {name} cannot train here: {reason}. Choose another optimizer"
+    yield from argument_faults(name, settings.args)
     for reason in failing_parts(name, parts_needed(config)):
         yield (
             f"optimizer.name: {name} cannot do what this training needs: {reason}. Choose another optimizer, or leave out "
@@ -271,6 +270,11 @@ def _with_the_method(config: Config) -> Iterator[str]:
         )
     if method == "FINE_TUNE":
         yield from _rounded(config)
+        if any(lora.training_only for lora in config.base_loras):
+            yield (
+                "base_loras.training_only: FINE_TUNE changes the merged weights themselves, so"
+                " nothing can be left out of them later. Leave it out"
+            )
         if not (trains_transformer or trains_text):
             yield "transformer.train: nothing would train. Set it, or text_encoder.train, to true"
         return

@@ -30,7 +30,8 @@ MEASURED = (
 )
 """Matrices that are measured; each is large enough for 8 bits."""
 
-VECTOR = 4096
+VECTORS = (96, 128, 192)
+"""Lengths of vectors that are measured: few, since a preconditioner has their square."""
 
 
 def state_bytes(settings: Optimizer, shapes: Iterable[Shape]) -> int:
@@ -46,17 +47,15 @@ def state_bytes(settings: Optimizer, shapes: Iterable[Shape]) -> int:
         numbers = sum(int(np.prod(shape)) for shape in shapes)
         return round(numbers * OPTIMIZERS[settings.name].state_bytes)
 
-    weights, bytes_per_vector_number = _measured(
-        settings.name, json.dumps(settings.args)
-    )
+    matrices, vectors = _measured(settings.name, json.dumps(settings.args))
     total = 0.0
     for shape in shapes:
         if len(shape) < 2:
-            total += bytes_per_vector_number * float(np.prod(shape))
-            continue
-        rows = shape[0]
-        columns = int(np.prod(shape[1:]))
-        total += max(0.0, float(_features(rows, columns) @ weights))
+            size = float(_vector_features(int(np.prod(shape))) @ vectors)
+        else:
+            columns = int(np.prod(shape[1:]))
+            size = float(_features(shape[0], columns) @ matrices)
+        total += max(0.0, size)
     return round(total)
 
 
@@ -75,16 +74,28 @@ def _features(rows: int, columns: int) -> np.ndarray:
     )
 
 
+def _vector_features(length: int) -> np.ndarray:
+    return np.array([length, length**2, 1.0])
+
+
 @cache
-def _measured(name: str, args: str) -> tuple[np.ndarray, float]:
-    """Return the bytes for each feature of a matrix, and for a number of a vector."""
+def _measured(name: str, args: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes for each feature of a matrix, and of a vector."""
     settings = Optimizer(name=name, args=json.loads(args))
-    points = np.stack([_features(*shape) for shape in MEASURED])
-    measured = np.array([float(_bytes_of(settings, shape)) for shape in MEASURED])
-    weights, *_ = np.linalg.lstsq(points, measured, rcond=None)
-    # Without the noise of the fit, which squares of real sizes would make large
+    matrices = [_features(*shape) for shape in MEASURED]
+    vectors = [_vector_features(length) for length in VECTORS]
+    return (
+        _fitted(matrices, [_bytes_of(settings, shape) for shape in MEASURED]),
+        _fitted(vectors, [_bytes_of(settings, (length,)) for length in VECTORS]),
+    )
+
+
+def _fitted(points: Sequence[np.ndarray], measured: Sequence[int]) -> np.ndarray:
+    """Return the bytes for each feature."""
+    weights, *_ = np.linalg.lstsq(np.stack(points), np.array(measured), rcond=None)
+    # The noise of the fit would be large for the squares of real sizes.
     weights[np.abs(weights) < 1e-6] = 0.0
-    return weights, _bytes_of(settings, (VECTOR,)) / VECTOR
+    return weights
 
 
 def _bytes_of(settings: Optimizer, shape: Shape) -> int:

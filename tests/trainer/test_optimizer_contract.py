@@ -1,0 +1,455 @@
+"""Optimizers by their class: each is tried like every other, and what a class fails is
+refused with the reason.
+"""
+
+import json
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scripts import write_optimizers
+from videotune.config.optimizer_classes import (
+    NEEDED_FOR_ALL,
+    table,
+    usable_classes,
+)
+from videotune.config.optimizers import Optimizer, load_class
+from videotune.config.resolve import resolve
+from videotune.errors import VideotuneError
+from videotune.trainer import optimizer_contract
+from videotune.trainer.optimizer_bytes import state_bytes
+from videotune.trainer.optimizer_contract import failures, refuse_what_fails
+from videotune.trainer.optimizer_state import load_optimizer_state, optimizer_state
+from videotune.trainer.optimizers import make_optimizer, step_if_finite
+
+GOOD = torch.tensor(True)
+COMPILED = {"pytorch_optimizer:Kron", "pytorch_optimizer:SpectralSphere"}
+"""Classes that compile their steps, which takes seconds."""
+
+
+def settings_of(name: str, args: dict[str, Any] | None = None) -> Optimizer:
+    """Settings without the checks of the config."""
+    return Optimizer.model_construct(
+        name=name,
+        args=args or {},
+        beta1=0.9,
+        beta2=0.99,
+        weight_decay=0.01,
+    )
+
+
+def test_the_table_has_every_class_of_the_installed_libraries() -> None:
+    entries = {
+        name: write_optimizers.entry_of(name, value)
+        for name, value in write_optimizers.classes().items()
+    }
+    listed = {
+        name: {key: value for key, value in entry.items() if key != "fails"}
+        for name, entry in table().items()
+    }
+    assert entries == listed, "python scripts/write_optimizers.py"
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_every_class_does_what_the_table_says(part: int) -> None:
+    """The same contract for each: skipped steps, exact resume, rates, masters, device."""
+    names = [name for name in table() if name not in COMPILED][part::8]
+    for name in names:
+        entry = table()[name]
+        assert write_optimizers.with_fails(name, entry).get("fails", {}).keys() == (
+            entry.get("fails", {}).keys()
+        ), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(COMPILED))
+def test_classes_that_compile_do_what_the_table_says(name: str) -> None:
+    entry = table()[name]
+    fails = write_optimizers.with_fails(name, entry)["fails"]
+    assert fails.keys() == entry["fails"].keys()
+
+
+def test_most_classes_can_be_used() -> None:
+    assert len(usable_classes()) > 120
+    assert "pytorch_optimizer:Lamb" in usable_classes()
+    assert "pytorch_optimizer:SAM" not in usable_classes()
+
+
+class Broken(torch.optim.SGD):
+    """What the contract is for: each test breaks one thing."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.update(group, parameter)
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        raise NotImplementedError
+
+
+class HiddenCounter(Broken):
+    """It counts outside of its state."""
+
+    count = 0
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        self.count = self.count + 1
+        parameter -= group["lr"] * parameter.grad / self.count
+
+
+class Random(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter -= group["lr"] * torch.randn_like(parameter)
+
+
+class FixedRate(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter -= 1e-3 * parameter.grad  # type: ignore[operator]
+
+
+class FirstRate(Broken):
+    """It keeps the rate of its first step."""
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        rate = self.state[parameter].setdefault("rate", group["lr"])
+        parameter -= rate * parameter.grad
+
+
+class Still(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        pass
+
+
+class Exploding(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter /= 0 * parameter.grad  # type: ignore[operator]
+
+
+class OnDefaultDevice(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        self.state[parameter]["mean"] = torch.zeros(3)
+        parameter -= group["lr"] * parameter.grad
+
+
+class Replacing(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter.data = parameter.data - group["lr"] * parameter.grad
+
+
+class Unsaveable(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        self.state[parameter]["helper"] = object()
+        parameter -= group["lr"] * parameter.grad
+
+
+class Closure(Broken):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        return closure()
+
+
+class Together(Broken):
+    """It forms a number over all parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        parameters = self.param_groups[0]["params"]
+        total = sum(parameter.grad.norm() for parameter in parameters)
+        for parameter in parameters:
+            parameter -= self.param_groups[0]["lr"] * parameter.grad / total
+
+
+class OnlyMatrices(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        assert parameter.ndim == 2, "only matrices"
+        parameter -= group["lr"] * parameter.grad
+
+
+FAULTS = {
+    HiddenCounter: "resume",
+    Random: "resume",
+    Unsaveable: "resume",
+    FixedRate: "rates",
+    FirstRate: "rates",
+    Still: "moves",
+    Exploding: "moves",
+    OnDefaultDevice: "device",
+    Replacing: "masters",
+    Closure: "step",
+    Together: "apart",
+    OnlyMatrices: "vectors",
+}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This module's classes count as those of an installed package."""
+    monkeypatch.setattr(
+        "videotune.config.optimizers.refuse_what_is_not_installed", lambda *_: None
+    )
+    optimizer_contract._failures.cache_clear()
+
+
+@pytest.mark.parametrize("optimizer_class", FAULTS)
+def test_the_contract_finds_what_is_broken(
+    installed: None, optimizer_class: type[Broken]
+) -> None:
+    name = f"{__name__}:{optimizer_class.__name__}"
+    assert set(failures(settings_of(name))) == {FAULTS[optimizer_class]}
+
+
+def test_arguments_of_a_user_are_tried(installed: None) -> None:
+    config = resolve(
+        {"optimizer": {"name": f"{__name__}:Still", "args": {"momentum": 0.5}}},
+        {},
+        None,
+    ).config
+    with pytest.raises(VideotuneError, match="leaves a parameter where it was"):
+        refuse_what_fails(config)
+    negative = {"optimizer": {"name": "torch.optim:SGD", "args": {"momentum": -1}}}
+    with pytest.raises(VideotuneError, match="Invalid momentum"):
+        refuse_what_fails(resolve(negative, {}, None).config)
+    for name in ("torch.optim:SGD", "ADAMW"):
+        refuse_what_fails(resolve({"optimizer": name}, {}, None).config)
+
+
+def test_a_trial_leaves_the_draws_of_the_run_alone() -> None:
+    before = torch.get_rng_state()
+    failures(settings_of("pytorch_optimizer:Gravity"))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("os:PathLike", "no installed package has a module 'os'"),
+        ("no_such_package_at_all:X", "no installed package"),
+        ("numpy:ndarray", "numpy has no optimizer 'ndarray'"),
+        ("prodigyopt:Prodigal", "prodigyopt has no optimizer 'Prodigal'"),
+        ("prodigyopt.nothing:X", "cannot be imported"),
+    ],
+)
+def test_only_classes_of_installed_packages_are_imported(
+    name: str, message: str
+) -> None:
+    with pytest.raises(VideotuneError, match=message):
+        load_class(name)
+    assert load_class("prodigyopt:Prodigy").__name__ == "Prodigy"
+
+
+@pytest.mark.parametrize("module", ["stray_optimizers", "prodigyopt"])
+def test_no_file_of_the_current_folder_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """Also none that hides an installed package."""
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(VideotuneError, match="no installed package"):
+        load_class(f"{module}:Optimizer")
+    assert module not in sys.modules
+
+
+NAMES = [
+    ("Lamb", "pytorch_optimizer:Lamb"),
+    ("lamb", "pytorch_optimizer:Lamb"),
+    ("PYTORCH_OPTIMIZER:LAMB", None),
+    ("pytorch_optimizer:LAMB", "pytorch_optimizer:Lamb"),
+    ("pytorch-optimizer:Lamb", "pytorch_optimizer:Lamb"),
+    ("RAdam", "torch.optim:RAdam"),
+    ("torch:RAdam", "torch.optim:RAdam"),
+    ("bitsandbytes:lion8bit", "bitsandbytes.optim:Lion8bit"),
+    ("AdamW", "ADAMW"),
+    ("adamw8bit", "ADAMW_8BIT"),
+    ("torch.optim:AdamW", "torch.optim:AdamW"),
+    ("package.module:Class", "package.module:Class"),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), NAMES)
+def test_names_are_read_in_any_case(text: str, name: str | None) -> None:
+    settings = Optimizer(name=text)
+    assert settings.name == (name or text)
+    assert Optimizer(name=settings.name) == settings
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"name": "Lam"}, "did you mean 'pytorch_optimizer:Lamb'"),
+    ({"name": "torch.optim:AdamV"}, "did you mean 'torch.optim:Adam"),
+    ({"name": "a b:C"}, "module:Class"),
+    ({"name": "SAM"}, "wraps another optimizer"),
+    ({"name": "AdaHessian"}, "second derivatives"),
+    ({"name": "torch.optim:LBFGS"}, "closure"),
+    ({"name": "Lamb", "args": {"beta": 1}}, "no argument 'beta'; did you mean 'betas'"),
+    ({"name": "Lamb", "args": {"lr": 1}}, "no argument 'lr'"),
+    ({"name": "Lamb", "args": {"eps": "x"}}, "eps of .* takes a number, not 'x'"),
+    ({"name": "Lamb", "args": {"eps": True}}, "takes a number, not True"),
+    ({"name": "Lamb", "args": {"eps": float("nan")}}, "takes a number, not nan"),
+    ({"name": "Lamb", "args": {"betas": 0.9}}, "takes a list of numbers"),
+    ({"name": "Lamb", "args": {"adam": 1}}, "takes true or false"),
+    ({"name": "SOAP", "args": {"precondition_frequency": 0.5}}, "a whole number"),
+    ({"name": "SOAP", "args": {"data_format": "x"}}, "'channels_first' or"),
+    ({"name": "BSAM"}, "closure"),
+    ({"name": "BSAM", "args": {"rho": 1}}, "needs num_data"),
+    ({"name": "Ranger21"}, "a resumed run takes other steps"),
+    ({"name": "ADAMW", "args": {"eps": 1e-6}}, "optimizer.args: it is for"),
+    ({"name": "Lamb", "beta1": 0.5}, "optimizer.beta1: an optimizer that is named"),
+    ({"name": "Lamb", "weight_decay": 0.5}, "optimizer.weight_decay"),
+    ({"name": "AvaGrad", "step_in_backward": True}, "over all parameters together"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_read(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(VideotuneError, match=message) as error:
+        resolve({"optimizer": settings}, {}, None)
+    assert "\n" not in str(error.value)
+
+
+def test_a_class_for_matrices_trains_adapters_alone() -> None:
+    settings = {"optimizer": "torch.optim:Muon"}
+    resolve(settings, {}, None)
+    with pytest.raises(VideotuneError, match="takes matrices only"):
+        resolve(settings | {"training_method": "FINE_TUNE"}, {}, None)
+
+
+def test_the_rate_of_a_class_that_finds_its_own_is_1() -> None:
+    settings = {"optimizer": "DAdaptLion"}
+    assert resolve(settings, {}, None).config.learning_rate == 1.0
+    with pytest.raises(VideotuneError, match="Set learning_rate=1"):
+        resolve(settings, {"learning_rate": 1e-4}, None)
+    assert resolve({"optimizer": "Lamb"}, {}, None).config.learning_rate == 1e-4
+
+
+def test_numbers_of_a_preset_are_no_arguments_of_a_class() -> None:
+    preset = {"optimizer": {"weight_decay": 0.5, "beta2": 0.95}}
+    config = resolve({"optimizer": "Lamb"}, preset, None).config
+    assert config.optimizer.weight_decay == 0.01
+    assert resolve({}, preset, None).config.optimizer.weight_decay == 0.5
+
+
+class Nested(Broken):
+    """It keeps all kinds of values."""
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        state = self.state[parameter]
+        queue = state.setdefault("queue", deque(maxlen=3))
+        queue.append(parameter.grad.clone())  # type: ignore[union-attr]
+        state["pair"] = (len(queue), {"mean": torch.stack(list(queue)).mean(0)})
+        state["words"] = [None, True, "text", 0.1]
+        shared: Any = self.state
+        shared["count"] = {"steps": shared.get("count", {"steps": 0})["steps"] + 1}
+        group["seen"] = group.get("seen", 0.0) + 0.1
+        parameter -= group["lr"] * state["pair"][1]["mean"]
+
+
+def test_nested_states_are_kept_bit_for_bit(installed: None) -> None:
+    name = f"{__name__}:Nested"
+    assert failures(settings_of(name)) == {}
+    weight = nn.Parameter(torch.ones(2, 3))
+    optimizer = make_optimizer({"all": [weight]}, settings_of(name))
+    for _ in range(4):
+        weight.grad = torch.rand(2, 3)
+        step_if_finite(optimizer, GOOD)
+    flat = optimizer_state(optimizer, {"w": weight})
+    assert {"w.queue%", "w.queue%0", "w.@seen~", "w.@@count%"} <= set(flat)
+
+    second = make_optimizer({"all": [weight]}, settings_of(name))
+    load_optimizer_state(second, {"w": weight}, flat)
+    (part,) = second.parts  # type: ignore[union-attr]
+    state = part.state[weight]
+    assert isinstance(state["queue"], deque)
+    assert state["queue"].maxlen == 3
+    assert state["words"] == [None, True, "text", 0.1]
+    assert state["pair"][0] == 3
+    assert part.state["count"] == {"steps": 4}
+    assert part.param_groups[0]["seen"] == pytest.approx(0.4)
+
+
+def described(value: Any) -> Tensor:
+    return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["object", 1],
+        ["tensor", 7],
+        ["float", "x"],
+        ["dict", [1]],
+        ["dict", [[["list", []], 1]]],
+        ["deque", [], "x"],
+        {"a": 1},
+        1.5,
+    ],
+    ids=str,
+)
+def test_a_damaged_description_is_a_fault_of_the_checkpoint(value: Any) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = make_optimizer({"all": [weight]}, settings_of("torch.optim:SGD"))
+    with pytest.raises(ValueError, match=r".") as error:
+        load_optimizer_state(optimizer, {"w": weight}, {"w.queue%": described(value)})
+    assert type(error.value) is not UnicodeDecodeError
+
+
+def test_a_description_that_is_no_json_is_a_fault_too() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = make_optimizer({"all": [weight]}, settings_of("torch.optim:SGD"))
+    for tensor in (torch.tensor([300]), torch.tensor([1.5]), torch.tensor([123])):
+        with pytest.raises(ValueError, match=r"."):
+            load_optimizer_state(optimizer, {"w": weight}, {"w.queue%": tensor})
+
+
+def held_bytes(settings: Optimizer, shape: tuple[int, ...]) -> int:
+    """The bytes of the state after two steps at full size."""
+    weight = nn.Parameter(torch.full(shape, 0.1))
+    optimizer = make_optimizer({"all": [weight]}, settings)
+    for step in range(2):
+        random = torch.Generator().manual_seed(step)
+        weight.grad = torch.randn(shape, generator=random)
+        step_if_finite(optimizer, GOOD)
+    flat = optimizer_state(optimizer, {"w": weight})
+    return sum(tensor.nbytes for key, tensor in flat.items() if "@" not in key)
+
+
+def sampled() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name in (
+        "torch.optim:Adam",
+        "torch.optim:SGD",
+        "torch.optim:Adafactor",
+        "bitsandbytes.optim:Lion8bit",
+        "pytorch_optimizer:Lamb",
+        "pytorch_optimizer:SOAP",
+        "pytorch_optimizer:Shampoo",
+        "pytorch_optimizer:SM3",
+        "pytorch_optimizer:AggMo",
+        "pytorch_optimizer:AdEMAMix",
+    ):
+        yield name, {}
+    yield "torch.optim:Adam", {"amsgrad": True}
+    yield "torch.optim:SGD", {"momentum": 0.9}
+
+
+@pytest.mark.parametrize(("name", "args"), sampled(), ids=str)
+def test_the_bytes_of_a_plan_are_those_of_real_shapes(
+    name: str, args: dict[str, Any]
+) -> None:
+    """Shapes that are not measured: an adapter's two matrices, a square, a vector."""
+    settings = settings_of(name, args)
+    for shape in ((16, 640), (640, 16), (256, 256), (300,)):
+        planned = state_bytes(settings, [shape])
+        assert planned == pytest.approx(held_bytes(settings, shape), rel=0.02, abs=200)
+
+
+def test_classes_that_are_needed_for_all_are_named() -> None:
+    parts = {part for entry in table().values() for part in entry.get("fails", {})}
+    assert parts <= {*NEEDED_FOR_ALL, "apart", "vectors"}
