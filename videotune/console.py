@@ -323,7 +323,7 @@ class Bar:
 
         parts = [text] if isinstance(text, str) else list(text)
         if self._progress is not None:
-            left = f"{duration(seconds_left)} left" if is_known else ""
+            left = f"{duration(round(seconds_left))} left" if is_known else ""
             if self._task is None:
                 self._task = self._progress.add_task(
                     self._title, total=total, parts=parts, left=""
@@ -339,7 +339,7 @@ class Bar:
             self._printed = now
             line = [f"{self._title}: {done}/{total}", *filter(None, parts)]
             if done < total:
-                line.append(f"{duration(seconds_left)} left")
+                line.append(f"{duration(round(seconds_left))} left")
             echo("  ".join(line))
 
     def close(self) -> None:

@@ -10,6 +10,19 @@ from videotune.types import ClipShape
 
 ImageConditioning = Literal["none", "replace", "concat"]
 
+ASSET = "asset:"
+"""What the names of base models begin with that come with videotune."""
+
+
+def asset_title(name: str) -> str | None:
+    """Return the title of a base model that comes with videotune; None for another.
+
+    It has the shape of a family's model and is none of its checkpoints.
+    """
+    if not name.startswith(ASSET):
+        return None
+    return f"the {name.removeprefix(ASSET)} base model"
+
 
 @dataclass(frozen=True)
 class VideoRules:
@@ -134,6 +147,10 @@ class ModelSpec:
     """Whether guidance is an input of the network, so that sampling needs no second
     pass.
     """
+    schedulers: tuple[str, ...] = ()
+    """diffusers' schedulers that its pipeline samples with, its own first."""
+    rescales_guidance: bool = False
+    """Whether its pipeline takes ``guidance_rescale``."""
     padded_tokens: int | None = None
     """Tokens that a picture is padded to unless it is square.
 

@@ -44,7 +44,7 @@ def memory_size(count: float) -> str:
 def duration(seconds: float) -> str:
     """Return a time span as text: seconds, minutes, or hours and minutes."""
     if seconds < 99.5:
-        return f"{seconds:.2g} s" if seconds >= 10 else f"{seconds:.3g} s"
+        return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"

@@ -210,7 +210,7 @@ def test_every_reason_of_a_skipped_clip_is_said_in_words(reason: str) -> None:
     ("seconds", "words"),
     [
         (0.613, "0.613 s"),
-        (15.4, "15 s"),
+        (15.4, "15.4 s"),
         (90, "90 s"),
         (107, "2 min"),
         (59 * 60, "59 min"),

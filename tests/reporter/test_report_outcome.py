@@ -164,7 +164,7 @@ def test_steps_are_counted_against_those_that_the_run_has_now(tmp_path: Path) ->
     reports.write_file(tmp_path, "config.json", reports.config() | {"steps": 7})
     assert state_of(tmp_path) == (
         "done",
-        "LORA on asset:toy: 7 of 7 steps, ended: done.",
+        "LORA on the toy base model: 7 of 7 steps, ended: done.",
     )
 
 

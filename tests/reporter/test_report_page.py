@@ -29,7 +29,7 @@ def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> Non
     folded = re.findall(r'<section id="(\w+)">\s*<details>', page)
     assert folded == DETAILS, "the outcome is open, all else is folded"
     top = reports.visible_text(page[page.index("<main>") : page.index("<section")])
-    assert "LORA on asset:toy: 120 of 120 steps, ended: done." in top
+    assert "LORA on the toy base model: 120 of 120 steps, ended: done." in top
     assert "my run & more" in top
     assert "359,424" in reports.visible_text(page[page.index(">Details<") :])
     note = "16 frames are no count the model takes: 17 are used"

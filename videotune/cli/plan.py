@@ -348,7 +348,7 @@ def time_text(hours: float, seconds_a_step: float) -> str:
     """
     text = "less than a minute"
     if hours > 1 / 60:
-        text = f"about {duration(hours * 3600)}"
+        text = f"about {duration(round(hours * 3600))}"
     if seconds_a_step >= 0.001:
         text += f" ({seconds_a_step:.3g} s a step)"
     return text
@@ -362,9 +362,7 @@ def cpu_verdict(facts: Mapping[str, Any], seconds: float) -> str:
     if need > total:
         line += f", more than this machine's memory ({memory_size(total)})"
     else:
-        line += (
-            f" of {memory_size(total)} of memory, about {duration(seconds)} of steps"
-        )
+        line += f" of {memory_size(total)} of memory, about {duration(round(seconds))} of steps"
         line += " (calculated from this CPU's speed)"
     return f"{line}. For a card: --card NAME or --vram GB"
 

@@ -16,7 +16,7 @@ from videotune.bounds import require_file
 from videotune.errors import VideotuneError
 from videotune.files import digest, read_json, user_cache
 from videotune.lazy import diffusers, torch
-from videotune.model_spec import ModelSpec
+from videotune.model_spec import ASSET, ModelSpec, asset_title
 from videotune.models import model_files
 from videotune.models.base import FAMILIES, DiffusersModel
 from videotune.models.hub import fetch, verify
@@ -35,10 +35,6 @@ from videotune.types import BasePlace, LogFn
 
 if TYPE_CHECKING:
     from videotune.config.schema import Config
-
-
-ASSET = "asset:"
-"""What the names of base models begin with that come with videotune."""
 
 
 def published(name: str) -> Path | None:
@@ -364,7 +360,5 @@ def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
     model_files.check_parts(base.folder)
     with explained(f"{base.folder}: its configs are not those of a {cls.spec.title}"):
         spec = cls.read_spec(base.folder)
-    if base.name.startswith(ASSET):
-        # It has the shape of a family's model and is none of its checkpoints.
-        return replace(spec, title=f"the {base.name.removeprefix(ASSET)} base model")
-    return spec
+    title = asset_title(base.name)
+    return spec if title is None else replace(spec, title=title)

@@ -10,6 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from videotune import text
 from videotune.files import write_text
+from videotune.model_spec import asset_title
 from videotune.reporter import charts, curves, inventory, outcome, previews
 from videotune.reporter.previews import Media
 from videotune.reporter.privacy import shareable, without_machine
@@ -114,6 +115,7 @@ def summary(run: Run) -> dict[str, Any]:
         or at(run.config, "settings", "base_model_name")
         or "a base that is not named"
     )
+    base = asset_title(str(base)) or base
     method = at(run.config, "settings", "training_method") or "run"
     progress = text.counted(done, "step")
     if total is not None:

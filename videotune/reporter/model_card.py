@@ -8,6 +8,7 @@ from typing import Any
 from videotune.bounds import CONFIG_BYTES, read_limited
 from videotune.errors import VideotuneError
 from videotune.lazy import huggingface_hub as hub
+from videotune.model_spec import asset_title
 from videotune.models.registry import find
 from videotune.reporter import inventory, outcome
 from videotune.reporter.build import environment, fill
@@ -76,7 +77,7 @@ def model_card(run: Run) -> Any:
     )
     facts = {
         "name": name,
-        "base": base or family.title,
+        "base": base or _base_title(run) or family.title,
         "licence": licence,
         "d": use,
         "own": settings,
@@ -87,6 +88,10 @@ def model_card(run: Run) -> Any:
     templates = environment("videotune.reporter").overlay(autoescape=False)
     text = fill(templates, "card.md.j2", facts)
     return hub.ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
+
+
+def _base_title(run: Run) -> str | None:
+    return asset_title(str(run.setting("base_model_name")))
 
 
 def _card_data(
