@@ -58,6 +58,12 @@ KINDS = {
     "rounded by chance within backward": (*ROUNDED, "optimizer.step_in_backward=true"),
     **{kind: (f"lora.variant={kind}", *SCALED) for kind in ("DORA", "LOHA", "LOKR")},
     "OFT": ("lora.variant=OFT", *ADAPTER),
+    "class": ("optimizer=AggMo", 'optimizer.args={"betas":[0.0,0.9]}', *ADAPTER),
+    "class within backward": (
+        "optimizer=StableAdamW",
+        "optimizer.step_in_backward=true",
+        *FULL,
+    ),
     "layers": (*FULL, 'transformer.layers=["blocks.1.attn1", "norm2"]'),
 }
 
@@ -99,6 +105,17 @@ def test_the_plan_knows_how_large_a_checkpoint_gets(
     each = OPTIMIZERS[config.optimizer.name].state_bytes
     assert planned == bytes_a_parameter(config, each) * plan["adapter"]["parameters"]
     assert 0.9 * there <= planned <= 1.25 * there
+
+
+def test_the_plan_knows_the_preconditioners_of_a_class(finished: Finished) -> None:
+    """SOAP keeps the squares of both sides of each matrix."""
+    run = finished("optimizer=SOAP", "lora.rank=4", "steps=2")
+    there = sum(value.nbytes for value in state(run, 2).values())
+    plan = read_json(run / "plan.json")
+    weights = 4 * plan["adapter"]["parameters"]
+    assert there > 6 * weights
+    planned = plan["disk"]["checkpoint_bytes"]
+    assert planned == pytest.approx(there, rel=0.1)
 
 
 SETS = (

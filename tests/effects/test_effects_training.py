@@ -354,6 +354,28 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(
     }
 
 
+@pytest.mark.effect("optimizer.name", "optimizer.args")
+def test_a_class_takes_its_arguments_and_the_rate_of_each_step(lab: Lab) -> None:
+    """SGD moves by rate · gradient, with momentum by their sum; the second step has half
+    of the rate.
+    """
+    settings = {
+        "optimizer.name": "torch.optim:SGD",
+        "learning_rate": 0.01,
+        "learning_rate_scheduler": "LINEAR",
+        "max_grad_norm": 1e9,
+        "steps": 2,
+    }
+    for momentum in (0.0, 0.5):
+        knobs = settings | {"optimizer.args": {"momentum": momentum}}
+        took = take_steps(trainer_of(lab, knobs))
+        assert [line["lr"]["transformer"] for line in took.lines] == [0.01, 0.005]
+        name = next(key for key in took.gradients[0] if "lora_B" in key)
+        first, second = (gradients[name] for gradients in took.gradients)
+        expected = -0.01 * first - 0.005 * (second + momentum * first)
+        torch.testing.assert_close(took.moves[name], expected, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.effect("optimizer.name", "learning_rate")
 def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
     updates = {}

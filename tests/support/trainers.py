@@ -25,6 +25,7 @@ from videotune.latent_cache.store import LatentCache
 from videotune.trainer.build import make_objective, make_source, open_models
 from videotune.trainer.export import export_run
 from videotune.trainer.loop import train_steps
+from videotune.trainer.optimizers import parts_of
 from videotune.trainer.trainer import Trainer
 from videotune.types import LatentDistribution, Window
 
@@ -247,7 +248,8 @@ def take_steps(trainer: Trainer, count: int | None = None) -> StepsTaken:
             }
         )
 
-    handle = trainer.pool.trainable.optimizer.register_step_pre_hook(keep)
+    first = parts_of(trainer.pool.trainable.optimizer)[0]
+    handle = first.register_step_pre_hook(keep)
     with record_calls(trainer.net) as calls:
         lines = run_steps(trainer, count)
     handle.remove()
