@@ -331,6 +331,10 @@ class SampleRequest:
     """Timestep shift. None: the checkpoint's own."""
     guidance_2: float | None = None
     """Guidance of the second expert. None: as of the first."""
+    scheduler: str | None = None
+    """A scheduler's class in diffusers. None: the checkpoint's own."""
+    guidance_rescale: float = 0.0
+    """How far guidance is scaled back to the deviation of the prompt's prediction."""
     first: Tensor | None = None
     """Clean first latent frames (B,C,1,H,W), in the place of noise."""
 

@@ -16,7 +16,10 @@ FirstSeed = Annotated[
 ]
 LoraOption = Annotated[
     list[Path] | None,
-    Opt("--lora", help="a LoRA file for --base; of two experts one for each"),
+    Opt(
+        "--lora",
+        help="a LoRA file for --base, of two experts one for each; or added to a run's own",
+    ),
 ]
 Tokens = Annotated[
     list[Path] | None,
@@ -27,7 +30,11 @@ Images = Annotated[
     Opt("--image", help="the first frame; one for all prompts, or one for each"),
 ]
 Strength = Annotated[
-    float, Opt("--strength", help="strength of the adapter; 0: only the base model")
+    float | None,
+    Opt(
+        "--strength",
+        help="strength of the adapter; 0: only the base model (default: sample.strength)",
+    ),
 ]
 
 
@@ -44,7 +51,7 @@ def sample(
     loras: LoraOption = None,
     embeddings: Tokens = None,
     images: Images = None,
-    strength: Strength = 1.0,
+    strength: Strength = None,
     sets: Sets = None,
     offline: Offline = False,
 ) -> None:
@@ -91,14 +98,20 @@ def compare(
         Path | None, Opt(help="folder for the files (default: RUN/compare)")
     ] = None,
     image: Annotated[Path | None, Opt(help="the first frame")] = None,
+    sets: Sets = None,
     offline: Offline = False,
 ) -> None:
     """Generate one prompt with one seed at the base model and at every checkpoint."""
     from videotune.commands.sample_options import refuse_compare
+    from videotune.job.overrides import Overrides, check_settings
 
-    prompt = refuse_compare(run, prompt, seed, image)
+    check_settings(Overrides(sets=tuple(sets or ())))
+    prompt = refuse_compare(run, prompt, seed, image, sets or ())
     doing("loading the model")
     from videotune.commands.compare import compare as compare_checkpoints
 
-    for path in compare_checkpoints(run, prompt, seed=seed, out=out, image=image):
+    paths = compare_checkpoints(
+        run, prompt, seed=seed, out=out, image=image, sets=sets or ()
+    )
+    for path in paths:
         console.out(path)

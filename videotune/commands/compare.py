@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from videotune.commands.sample import open_sampler, render, shape_of
 from videotune.commands.sample_options import SampleOptions, refuse_compare
+from videotune.config.load import merge, parse_sets
 from videotune.console import bar, echo
 from videotune.data.video_writer import (
     read_video,
@@ -45,6 +46,7 @@ def compare(
     seed: int | None = None,
     out: Path | None = None,
     image: Path | None = None,
+    sets: Sequence[str] = (),
 ) -> list[Path]:
     """Draw a video with each checkpoint of a run.
 
@@ -56,6 +58,7 @@ def compare(
         seed: None: the run's own.
         out: the folder to write to. None: ``compare`` in the run folder.
         image: the first frame.
+        sets: ``KEY=VALUE`` settings, such as those of ``sample``.
 
     Returns:
         An mp4 with all videos side by side, a sheet as png, and the report that shows
@@ -65,8 +68,8 @@ def compare(
         VideotuneError: if there is no checkpoint, or no prompt.
     """
     run = Path(run)
-    prompt = refuse_compare(run, prompt, seed, image)
-    settings, seed = draw_settings(run, seed)
+    prompt = refuse_compare(run, prompt, seed, image, sets)
+    settings, seed = draw_settings(run, seed, sets)
     checkpoints = complete_checkpoints(run)
     folder = out or run / "compare"
     if out is not None:
@@ -85,7 +88,7 @@ def compare(
         for done, step in enumerate(todo):
             progress.update(done, len(todo), title(step))
             sampler = open_sampler(
-                SampleOptions((prompt,), seed, run, step, images=images)
+                SampleOptions((prompt,), seed, run, step, images=images, sets=sets)
             )
             frames = render(sampler, [prompt], [seed], images=images, title="")
             write_video(videos[step], frames[0], settings.shape.fps)
@@ -100,9 +103,12 @@ def compare(
     return written
 
 
-def draw_settings(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
+def draw_settings(
+    run: Path, seed: int | None, sets: Sequence[str] = ()
+) -> tuple[SampleSettings, int]:
     """Return how the run draws, and the seed: the one that is given, or the run's own."""
-    resolved, spec, _ = overrides.reopened(run_dir.run_settings(run))
+    settings = merge(run_dir.run_settings(run), parse_sets(sets))
+    resolved, spec, _ = overrides.reopened(overrides.absolute_paths(settings))
     config = resolved.config
     shape = shape_of(run, spec.rules.fps, config, spec)
     return sample_settings(

@@ -21,27 +21,25 @@ from videotune.commands.sample_options import (
     open_source,
 )
 from videotune.config.schema import Config
+from videotune.config.sections import BaseLora, LoraFile
 from videotune.console import bar, echo
-from videotune.data.decode import decode as decode_frames
-from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import snap_frames
-from videotune.data.probe import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_adapter, read_embedding
 from videotune.job import experts
-from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.runs.schemas import read_record
+from videotune.sampling.first_frames import encode_images
 from videotune.sampling.picture_faults import FAULTS
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.trainable import attach
-from videotune.types import ClipShape, LatentDistribution
+from videotune.types import ClipShape
 from videotune.validation.selection import sample_settings
 
 
@@ -74,7 +72,7 @@ def sample(
     loras: Sequence[Path] = (),
     embeddings: Sequence[Path] = (),
     images: Sequence[Path] = (),
-    strength: float = 1.0,
+    strength: float | None = None,
     sets: Sequence[str] = (),
 ) -> list[Path]:
     """Write an mp4 for each prompt into ``out``, or else into the folder ``sampled`` of
@@ -134,7 +132,8 @@ def make_sampler(source: SampleSource) -> Sampler:
     config = source.config
     spec = source.spec
     checkpoint = source.checkpoint
-    family = build.open_models(spec, source.base, config)
+    merged = config.model_copy(update={"base_loras": merged_loras(config, options)})
+    family = build.open_models(spec, source.base, merged)
     embeddings = [read_embedding(family, path) for path in options.embeddings]
     for path, (token, _) in zip(options.embeddings, embeddings, strict=True):
         echo(f"{path.name} is called {token} in prompts")
@@ -161,6 +160,24 @@ def make_sampler(source: SampleSource) -> Sampler:
         seed=config.sample.seed if options.seed is None else options.seed,
         teach=loader.teach,
     )
+
+
+def merged_loras(config: Config, options: SampleOptions) -> list[BaseLora]:
+    """Return the LoRA files to merge into the weights that a sample is drawn with.
+
+    They are those under the training, except for what only the training has; those that
+    the config adds to samples; and with a run those of --lora.
+    """
+    loras: list[LoraFile] = []
+    if config.sample.base_loras:
+        loras += [lora for lora in config.base_loras if not lora.training_only]
+    loras += config.sample.loras
+    if options.run is not None:
+        loras += [LoraFile(file=str(path)) for path in options.loras]
+    return [
+        BaseLora(file=lora.file, strength=lora.strength, expert=lora.expert)
+        for lora in loras
+    ]
 
 
 @dataclass(frozen=True)
@@ -200,17 +217,9 @@ class _SampleLoader:
             read_adapter(self.family, net, self.lora_files[expert], lora.ADAPTER)
 
         has_adapter = is_trained or expert in self.lora_files
-        if self.options.strength != 1.0 and has_adapter:
-            self._set_strength(net)
+        if self.config.sample.strength != 1.0 and has_adapter:
+            _refuse_strength(net)
         return net
-
-    def _set_strength(self, net: nn.Module) -> None:
-        kind = adapter_types.kind_of(lora.lora_parameters(net))
-        if kind in adapter_types.NOT_BY_DEGREES:
-            raise VideotuneError(
-                f"--strength: {kind} cannot be scaled. Leave it out, or use only --base"
-            )
-        net.set_adapters([lora.ADAPTER], [self.options.strength])  # type: ignore[operator]
 
     def teach(self) -> Callable[[str], str]:
         """Load what was learnt into the text encoders, and return a function that
@@ -224,6 +233,15 @@ class _SampleLoader:
         tensors = experts.of_expert(self.weights, name_prefix)
         return text_encoders.put_text(
             self.family, self.config, tensors, str(self.options.run)
+        )
+
+
+def _refuse_strength(net: nn.Module) -> None:
+    """Raise VideotuneError for a kind of adapter that has no strength but 1."""
+    kind = adapter_types.kind_of(lora.lora_parameters(net))
+    if kind in adapter_types.NOT_BY_DEGREES:
+        raise VideotuneError(
+            f"--strength: {kind} cannot be scaled. Leave it out, or use only --base"
         )
 
 
@@ -241,14 +259,16 @@ def adapter_name(options: SampleOptions) -> str:
     """
     stems = [path.stem for path in (*options.loras, *options.embeddings)]
     if options.run:
-        name = ""
+        name = "".join(f"{path.stem}-" for path in options.loras)
     elif stems:
         # Of two experts' files, what both names begin with.
         common = commonprefix(stems).rstrip("-_")  # noqa: RUF071 (file names, not paths)
         name = f"{common or stems[0]}-"
     else:
         name = "base-"
-    return name if options.strength == 1.0 else f"{name}strength-{options.strength:g}-"
+    if options.strength in (None, 1.0):
+        return name
+    return f"{name}strength-{options.strength:g}-"
 
 
 def shape_of(
@@ -308,7 +328,9 @@ def render(
 
     first_frames = None
     if images:
-        first_frames = encode_images(family, images, sampler.settings.shape)
+        shape = sampler.settings.shape
+        pictures = [(path, shape) for path in images]
+        first_frames = encode_images(family, pictures, "--image")
         if len(first_frames) != len(prompts):
             first_frames = first_frames * len(prompts)
 
@@ -328,27 +350,3 @@ def render(
             first=first_frames,
         )
     return decode(family, latents)
-
-
-def encode_images(
-    family: DiffusersModel, images: Sequence[Path], shape: ClipShape
-) -> list[LatentDistribution]:
-    """Encode images, cropped as clips are, as first frames of videos.
-
-    Raises VideotuneError for an unreadable image.
-    """
-    encoded = []
-    try:
-        for path in images:
-            try:
-                times = [0.0] * shape.frames
-                still = decode_frames(
-                    probe_image(path), times, shape.height, shape.width
-                )
-            except (ClipProblem, OSError) as problem:
-                reason = getattr(problem, "detail", None) or problem
-                raise VideotuneError(f"--image {path}: {reason}") from problem
-            encoded.append(family.encode_video(to_model(still)))
-    finally:
-        family.free("vae")
-    return encoded

@@ -39,9 +39,11 @@ class SampleOptions:
     """
     base: str | None = None
     loras: Sequence[Path] = ()
-    """LoRA files for the base model, one for each expert."""
-    strength: float = 1.0
-    """Strength of the adapter."""
+    """LoRA files for the base model, one for each expert; with a run, files that are
+    added to its own LoRA.
+    """
+    strength: float | None = None
+    """Strength of the adapter. None: the config's."""
     sets: Sequence[str] = ()
     """``KEY=VALUE`` settings."""
     images: Sequence[Path] = ()
@@ -74,16 +76,19 @@ def open_source(options: SampleOptions) -> SampleSource:
     settings: dict[str, Any] = {"base_model_name": options.base}
     if options.run:
         settings = run_dir.run_settings(options.run)
-    settings = overrides.absolute_paths(merge(settings, parse_sets(options.sets)))
+    sets = parse_sets(options.sets)
+    if options.strength is not None:
+        sets = merge(sets, {"sample": {"strength": options.strength}})
+    settings = overrides.absolute_paths(merge(settings, sets))
     resolved, spec, base = overrides.reopened(settings)
     refuse_images(options, spec)
-    lora_files = by_expert(options.loras, spec)
+    lora_files = {} if options.run else by_expert(options.loras, spec)
 
     checkpoint = None
     if options.run is not None and options.step != 0:
         checkpoint = pick(options.run, options.step)
     is_adapter = resolved.config.training_method == "LORA"
-    if checkpoint and options.strength != 1.0 and not is_adapter:
+    if checkpoint and options.strength not in (None, 1.0) and not is_adapter:
         raise VideotuneError(
             "--strength: it is for an adapter, and a fine-tuned model has none"
         )
@@ -103,7 +108,11 @@ def folder_of(options: SampleOptions, out: Path | None) -> Path:
 
 
 def refuse_compare(
-    run: Path, prompt: str | None, seed: int | None, image: Path | None
+    run: Path,
+    prompt: str | None,
+    seed: int | None,
+    image: Path | None,
+    sets: Sequence[str] = (),
 ) -> str:
     """Return the prompt of a comparison.
 
@@ -117,7 +126,7 @@ def refuse_compare(
         )
     prompt = prompt or _prompt_of_preview(run)
     images = (image,) if image else ()
-    open_source(SampleOptions((prompt,), seed, run, images=images))
+    open_source(SampleOptions((prompt,), seed, run, images=images, sets=sets))
     return prompt
 
 
@@ -150,11 +159,12 @@ def refuse(options: SampleOptions) -> None:
         raise VideotuneError(
             "sample needs a RUN folder, or --base MODEL with or without --lora FILE; pass one of them"
         )
-    has_files = bool(options.loras or options.embeddings)
-    if (options.run and has_files) or (options.base and options.step is not None):
+    if options.run and options.embeddings:
         raise VideotuneError(
-            "--lora and --embedding need --base, and --step a RUN: a run has its own weights"
+            "--embedding needs --base: a run has its own new tokens, or none"
         )
+    if options.base and options.step is not None:
+        raise VideotuneError("--step needs a RUN: a base model has no steps")
     files = {
         "--lora": options.loras,
         "--embedding": options.embeddings,

@@ -118,6 +118,8 @@ def _class_here(
 
         case "base_model_name" | "base_parts":
             return "safe", "the same bytes in another folder"
+        case "base_loras":
+            return "safe", "the same weights: their fingerprint is compared"
         case "datasets":
             return "data", ""
     return class_of(key), ""

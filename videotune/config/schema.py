@@ -24,9 +24,11 @@ from videotune.config.fields import (
 )
 from videotune.config.optimizers import Optimizer
 from videotune.config.sections import (
+    BaseLora,
     Ema,
     Embedding,
     Lora,
+    LoraFile,
     TextEncoder,
     Transformer,
     WeightDtype,
@@ -67,6 +69,14 @@ _NATIVE = Literal["_native_cudnn", "_native_efficient", "_native_flash", "_nativ
 Attention = Literal["auto", "native", _NATIVE, "flash", "_flash_3", "xformers"]
 
 
+short_file = BeforeValidator(
+    lambda value: {"file": value} if isinstance(value, str) else value
+)
+"""A path is short for a file with the usual settings."""
+
+LoraFileOrPath = Annotated[LoraFile, short_file]
+
+
 class Sample(Section):
     """How previews are sampled."""
 
@@ -93,6 +103,22 @@ class Sample(Section):
     """what guidance leads away from, instead of the empty prompt; of previews and
     `sample`
     """
+    scheduler: str | None = safe(None, pattern="^[A-Za-z0-9]+Scheduler$")
+    """diffusers' name of a scheduler that the family samples with (default: the
+    checkpoint's own)
+    """
+    guidance_rescale: float = safe(0.0, ge=0, le=1)
+    """how far guidance is scaled back to the deviation of the prompt's own prediction,
+    against glaring pictures (of families whose pipeline does it)
+    """
+    strength: float = safe(1.0, ge=-100, le=100)
+    """strength of the LoRA that trains; 0: the base model"""
+    loras: list[LoraFileOrPath] = safe([])
+    """LoRA files that previews and `sample` add, such as one for few steps; never
+    saved: a path, or {"file", "strength", "expert"}
+    """
+    base_loras: bool = safe(True)
+    """false: without the LoRA files of base_loras"""
 
 
 class Prompt(Section):
@@ -106,6 +132,12 @@ class Prompt(Section):
     shift: float | None = Field(None, gt=0)
     frames: int | None = Field(None, ge=1)
     resolution: str | None = Field(None, pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$")
+    image: str | None = Field(None, min_length=1)
+    scheduler: str | None = Field(None, pattern="^[A-Za-z0-9]+Scheduler$")
+    guidance_rescale: float | None = Field(None, ge=0, le=1)
+    strength: float | None = Field(None, ge=-100, le=100)
+    loras: list[LoraFileOrPath] | None = None
+    base_loras: bool | None = None
 
 
 class SampleMetrics(Section):
@@ -162,6 +194,10 @@ class Config(Section):
     init_from: str | None = fatal(None, min_length=1)
     """weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a
     fresh optimizer
+    """
+    base_loras: list[Annotated[BaseLora, short_file]] = checked([])
+    """LoRA files merged into the frozen weights that are trained on: a path, or
+    {"file", "strength", "expert", "training_only"}
     """
     datasets: list[Dataset] = Field(default_factory=list)
     """the folders of clips; --data DIR is a list of one"""

@@ -76,6 +76,28 @@ class Lora(Section):
         return (self.rank if self.alpha is None else self.alpha) / self.rank
 
 
+class LoraFile(Section):
+    """A LoRA that exists already, of any program."""
+
+    file: Annotated[str, Field(min_length=1)]
+    """a .safetensors file, or a folder of PEFT or diffusers"""
+    strength: float = Field(1.0, ge=-1000, le=1000)
+    """what its update is multiplied by; negative: it is taken away"""
+    expert: str | None = Field(None, pattern="^(high|low)$")
+    """of a model with two experts, the one that it belongs to (default: as its header
+    or name says)
+    """
+
+
+class BaseLora(LoraFile):
+    """A LoRA that is merged into the frozen weights while they are loaded."""
+
+    training_only: bool = False
+    """the result is used without it: previews, samples and merged models leave it out
+    (an adapter for training a distilled base)
+    """
+
+
 class Ema(Section):
     """An average of the last steps' weights."""
 

@@ -200,7 +200,7 @@ def _refuse_large(path: Path, name: str, parts: Mapping[str, Tensor]) -> None:
 
 
 def read_modules(
-    family: DiffusersModel, net: nn.Module, file: AdapterFile
+    family: DiffusersModel, net: nn.Module, file: AdapterFile, *, quiet: bool = False
 ) -> list[AdapterModule]:
     """Read the modules of any program's adapter file.
 
@@ -210,6 +210,7 @@ def read_modules(
         family: the family of the base model.
         net: its transformer; a skeleton is enough.
         file: the adapter.
+        quiet: print no note, because it was printed when the file was read before.
 
     Raises:
         VideotuneError: with the reason, if the file cannot be read completely.
@@ -236,7 +237,7 @@ def read_modules(
     lacks_alpha = any(
         not module.alpha_source and "lora_A" in module.parts for module in modules
     )
-    if lacks_alpha and "videotune" not in file.header:
+    if lacks_alpha and "videotune" not in file.header and not quiet:
         note(
             f"note: {file.path.name} does not say its alpha; alpha = rank is assumed (scale 1)"
         )
@@ -309,11 +310,11 @@ def fused_shape(net: nn.Module, paths: tuple[str, ...]) -> tuple[int, int]:
 
 
 def modules_by_path(
-    family: DiffusersModel, net: nn.Module, file: AdapterFile
+    family: DiffusersModel, net: nn.Module, file: AdapterFile, *, quiet: bool = False
 ) -> dict[str, AdapterModule]:
     """Read a file's modules by their paths in diffusers; fused modules are split."""
     modules = {}
-    for module in read_modules(family, net, file):
+    for module in read_modules(family, net, file, quiet=quiet):
         for part in split_module(net, module):
             modules[part.paths[0]] = part
     return modules

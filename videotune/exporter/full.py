@@ -6,8 +6,9 @@ It is a fine-tuned model, or the base model with an adapter merged into its weig
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from videotune.exporter.formats import (
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models import loading, model_files, single_file
 from videotune.models.base import DiffusersModel
+from videotune.models.weight_changes import Change, WeightChanges
 
 StateDict = Mapping[str, Tensor]
 """Weights by their names."""
@@ -73,7 +75,9 @@ def export_full(
     with model_folder(base, folder, changed_parts, facts) as temporary_folder:
         if state:
             model: Any = family.skeleton(expert)
-            weights = cast_weights(model, dtype, state, base / part)
+            weights = cast_weights(
+                model, dtype, state, base / part, family.weight_changes.get(part)
+            )
             refuse_overflow(state, {name: weights[name] for name in state}, dtype)
             model.load_state_dict(weights, assign=True)
             with system_errors(folder):
@@ -168,15 +172,19 @@ def write_text_encoder(
 
 
 def cast_weights(
-    model: Any, dtype: torch.dtype, state: StateDict, base: Path
+    model: Any,
+    dtype: torch.dtype,
+    state: StateDict,
+    base: Path,
+    changes: WeightChanges | None = None,
 ) -> dict[str, Tensor]:
     """Return a model's weights in the dtypes that they are used in.
 
     Buffers, such as a table of positions, and untrained weights come from the base's
-    files.
+    files, with their ``changes``.
     """
     model_class = type(model)
-    weights = _untrained_weights(model, state, base) | dict(state)
+    weights = _untrained_weights(model, state, base, changes) | dict(state)
     cast = {}
     for name in model.state_dict():
         weight_dtype = loading.dtype_of(name, model_class, dtype)
@@ -184,10 +192,15 @@ def cast_weights(
     return cast
 
 
-def _untrained_weights(model: Any, state: StateDict, base: Path) -> dict[str, Tensor]:
+def _untrained_weights(
+    model: Any, state: StateDict, base: Path, changes: WeightChanges | None
+) -> dict[str, Tensor]:
     """Read the base's weights and buffers that are not in ``state``."""
     weights = {}
-    for tensors in loading.read_states(type(model), base, model):
+    states: Iterable[dict[str, Tensor]] = loading.read_states(type(model), base, model)
+    if changes is not None:
+        states = changes.apply(states, torch.device("cpu"))
+    for tensors in states:
         for name, value in tensors.items():
             if name not in state:
                 weights[name] = value
@@ -217,6 +230,7 @@ def export_merged(
     base: Path,
     folder: Path,
     facts: Mapping[str, Any],
+    changes: Mapping[str, WeightChanges] | None = None,
 ) -> Exported:
     """Write the base model with adapters merged into its weights, and read it back.
 
@@ -230,12 +244,14 @@ def export_merged(
         base: the base model's folder.
         folder: the folder to write.
         facts: written to ``videotune.json``.
+        changes: of the base's weights before the adapters, by part.
 
     Raises:
         VideotuneError: for NaN, for modules that the base lacks, and if a weight reads
             back differently.
     """
     check_finite("adapter", *adapters.values())
+    changes = changes or {}
 
     part_states = {
         family.spec.part_of(expert): state for expert, state in adapters.items()
@@ -251,8 +267,7 @@ def export_merged(
                 net=net,
                 dtype=family.dtype,
                 base=base / part,
-                state=part_states[part],
-                scale=scale,
+                new_weight=_merging(part_states[part], scale, changes.get(part)),
                 folder=temporary_folder / part,
             )
 
@@ -266,33 +281,57 @@ def export_merged(
     )
 
 
-def _merge_part(
-    net: Any, dtype: Any, base: Path, state: StateDict, scale: float, folder: Path
-) -> int:
-    """Write a part of the model with its adapter merged; return the changed weights'
-    count.
-    """
-    modules = {
+NewWeight = Mapping[str, Callable[[Tensor], Tensor]]
+"""What a base's weight becomes, in float64 on the CPU, by the weight's name."""
+
+
+def _merging(
+    state: StateDict, scale: float, changes: WeightChanges | None
+) -> NewWeight:
+    """Return what becomes of each weight that an adapter or a change applies to."""
+    before: Mapping[str, Change] = {} if changes is None else changes.read()
+    adapters = {
         f"{path}.weight": parts
         for path, parts in adapter_types.by_module(state).items()
     }
+
+    def merged(weight: Tensor, name: str) -> Tensor:
+        weight = weight.double()
+        if name in before:
+            weight = before[name](weight)
+        if name in adapters:
+            weight = effect.new_weight(weight, adapters[name], scale)
+        return weight
+
+    return {
+        name: partial(merged, name=name)
+        for name in dict.fromkeys([*before, *adapters])
+    }
+
+
+def _merge_part(
+    net: Any, dtype: Any, base: Path, new_weight: NewWeight, folder: Path
+) -> int:
+    """Write a part of the model with merged weights; return the changed weights'
+    count.
+    """
     weight_files = model_files.weight_files(base)
     sources = loading.check_part(type(net), base, net)
-    missing = sorted(set(modules) - set(sources))
+    missing = sorted(set(new_weight) - set(sources))
     if missing:
         raise VideotuneError(
             f"{base} has no weight called {missing[0]}: the adapter was made for another model"
         )
 
     if not single_file.in_diffusers_layout(sources):
-        _merge_converted(net, dtype, sources, modules, scale, folder)
-        return len(modules)
+        _merge_converted(net, dtype, sources, new_weight, folder)
+        return len(new_weight)
 
     folder.mkdir(parents=True)
     for entry in sorted(base.iterdir()):
         if not entry.is_file() or entry.name.startswith("."):
             continue
-        is_changed = entry in weight_files and not set(modules).isdisjoint(
+        is_changed = entry in weight_files and not set(new_weight).isdisjoint(
             model_files.headers([entry])
         )
         source = os.path.realpath(entry)
@@ -302,16 +341,15 @@ def _merge_part(
         else:
             link_or_copy(source, target)
     for file in weight_files:
-        _merge_file(file, modules, scale, folder / file.name)
-    return len(modules)
+        _merge_file(file, new_weight, folder / file.name)
+    return len(new_weight)
 
 
 def _merge_converted(
     net: Any,
     dtype: Any,
     sources: Any,
-    modules: Mapping[str, StateDict],
-    scale: float,
+    new_weight: NewWeight,
     folder: Path,
 ) -> None:
     """Merge a part whose file has another layout: all weights are saved again by
@@ -322,8 +360,8 @@ def _merge_converted(
     weights = {}
     for name, value in single_file.tensors(sources):
         weight = value
-        if name in modules:
-            weight = effect.new_weight(value, modules[name], scale)
+        if name in new_weight:
+            weight = new_weight[name](value)
         is_fp8 = sources[name].stored.dtype in single_file.FP8
         weight_dtype = (
             loading.dtype_of(name, type(net), dtype) if is_fp8 else value.dtype
@@ -337,12 +375,10 @@ def _merge_converted(
     check_same(weights, iter_tensors(folder), folder)
 
 
-def _merge_file(
-    base: Path, modules: Mapping[str, StateDict], scale: float, target: Path
-) -> None:
+def _merge_file(base: Path, new_weight: NewWeight, target: Path) -> None:
     """Overwrite the changed weights in a copy of a file and read them back."""
     spans = model_files.spans_of(base)
-    names = [name for name in modules if name in spans]
+    names = [name for name in new_weight if name in spans]
     if not names:
         return
 
@@ -350,7 +386,7 @@ def _merge_file(
     with safe_open(base, "pt") as base_file, target.open("r+b") as merged_file:
         for name in names:
             base_weight = base_file.get_tensor(name)
-            exact_weight = effect.new_weight(base_weight, modules[name], scale)
+            exact_weight = new_weight[name](base_weight)
             weight = exact_weight.to(base_weight.dtype).contiguous()
             if not bool(weight.isfinite().all()):
                 raise VideotuneError(

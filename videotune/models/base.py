@@ -26,6 +26,7 @@ from videotune.models.pipelines import (
     in_tiles,
     load_scheduler,
     network_stand_in,
+    replace_scheduler,
 )
 from videotune.models.tiny import build_pipeline
 from videotune.types import Conditioning, LatentDistribution
@@ -468,6 +469,12 @@ class DiffusersModel(Checkpoint):
             "output_type": "latent",
             "return_dict": False,
         }
+        if request.guidance_rescale:
+            usual["guidance_rescale"] = request.guidance_rescale
+        if request.scheduler is not None:
+            replace_scheduler(
+                pipe, request.scheduler, self.spec.prediction, usual["generator"]
+            )
         accepted = signature(pipe.__call__).parameters
         if "num_frames" in accepted:
             usual["num_frames"] = shape.frames

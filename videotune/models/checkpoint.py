@@ -24,6 +24,7 @@ from videotune.types import PLAIN_WEIGHTS, TextPart
 if TYPE_CHECKING:
     from torch import nn
 
+    from videotune.models.weight_changes import WeightChanges
     from videotune.types import FillFn, LogFn, WeightDtypes
 
 OLD_CLIP_END = 2
@@ -92,6 +93,9 @@ class Checkpoint:
         self.config = read_config(folder / "transformer" / "config.json")
         self.vae_lock = RLock()
         self._loaded: dict[str, Any] = {}
+
+        self.weight_changes: Mapping[str, WeightChanges] = {}
+        """Changes of denoisers, by their part, made whenever one is loaded."""
 
         self.stream_text: LogFn | None = None
         """If set, text encoders that load from now on keep the weights of their blocks
@@ -184,8 +188,8 @@ class Checkpoint:
         device: torch.device | None = None,
         fill: FillFn = None,
     ) -> nn.Module:
-        """Load the transformer, frozen; modules that diffusers keeps in float32 stay in
-        it.
+        """Load the transformer, frozen, with its ``weight_changes``; modules that
+        diffusers keeps in float32 stay in it.
 
         Args:
             expert: name of the expert. None: the first.
@@ -193,15 +197,17 @@ class Checkpoint:
             fill: puts tensors in the place of the parameters instead of reading
                 weights.
         """
+        part = self.spec.part_of(expert)
         net = load_model(
             getattr(diffusers, self.transformer_class),
-            self.folder / self.spec.part_of(expert),
+            self.folder / part,
             self.dtype,
             self.device,
             packed=self.weights.transformer,
             blocks=self.spec.blocks,
             stay=device,
             fill=fill,
+            changes=self.weight_changes.get(part),
         )
         if self.device.type == "cpu" and fill is None:
             cpu_threads.fit_to_model(sum(each.numel() for each in net.parameters()))
@@ -227,6 +233,8 @@ class Checkpoint:
         for expert in self.spec.experts:
             part = self.spec.part_of(expert.name)
             prints[part] = fingerprint(self.folder / part)
+            if part in self.weight_changes:
+                prints[part] += f"+{self.weight_changes[part].digest}"
         return prints
 
     def pipeline_class(self) -> Any:

@@ -113,6 +113,17 @@ class CogVideoX(DiffusersModel):
         },
         sample_shape=(49, 480, 720),
         keeps_variance=True,
+        schedulers=(
+            "CogVideoXDDIMScheduler",
+            "CogVideoXDPMScheduler",
+            "DDIMScheduler",
+            "DDPMScheduler",
+            "DPMSolverMultistepScheduler",
+            "EulerDiscreteScheduler",
+            "EulerAncestralDiscreteScheduler",
+            "LCMScheduler",
+            "UniPCMultistepScheduler",
+        ),
     )
     tiny_parts = {
         "_class_name": "CogVideoXPipeline",

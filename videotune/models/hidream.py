@@ -116,6 +116,11 @@ class HiDream(DiffusersModel):
         keeps_variance=True,
         text_numbers=16779264,
         padded_tokens=4096,
+        schedulers=(
+            "UniPCMultistepScheduler",
+            "FlowMatchEulerDiscreteScheduler",
+            "FlowMatchLCMScheduler",
+        ),
     )
     tiny_parts = {
         "_class_name": "HiDreamImagePipeline",

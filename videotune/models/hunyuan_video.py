@@ -289,6 +289,11 @@ class HunyuanVideo(DiffusersModel):
                 ),
             )
         },
+        schedulers=(
+            "FlowMatchEulerDiscreteScheduler",
+            "FlowMatchLCMScheduler",
+            "UniPCMultistepScheduler",
+        ),
     )
     tiny_parts = {
         "_class_name": "HunyuanVideoPipeline",

@@ -7,7 +7,7 @@ the path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from videotune.memory.quantization import QuantizedLinear
+    from videotune.models.weight_changes import WeightChanges
 
 PROBES = ("a red circle moves left", "a blue square moves up")
 """Two captions that a tokenizer with a vocabulary reads as different tokens."""
@@ -155,6 +156,7 @@ def load_model(
     stay: torch.device | None = None,
     fill: FillFn = None,
     stream: LogFn | None = None,
+    changes: WeightChanges | None = None,
 ) -> nn.Module:
     """Load a part of a base model by its class in diffusers or transformers, frozen.
 
@@ -177,6 +179,8 @@ def load_model(
             instead of reading files.
         stream: streams the blocks of a text encoder from the host; gets a line if that
             fails.
+        changes: changes of a diffusers network's weights, made before they are rounded
+            to ``dtype`` or packed. None: no changes.
 
     Raises:
         VideotuneError: if weights and config do not belong to the same model.
@@ -187,7 +191,9 @@ def load_model(
             _pack(cls, net, blocks, packed, dtype)
         fill(net)
     elif hasattr(cls, "load_config"):
-        net = _load_network(cls, folder, dtype, device, packed, blocks, stay or device)
+        net = _load_network(
+            cls, folder, dtype, device, packed, blocks, stay or device, changes
+        )
     else:
         net = _load_text_encoder(cls, folder, dtype, device, packed, stream)
     return net.eval().requires_grad_(False)
@@ -222,10 +228,13 @@ def _load_network(
     packed: str | None,
     blocks: Sequence[str],
     stay: torch.device,
+    changes: WeightChanges | None,
 ) -> nn.Module:
     net = to_fill(cls, folder, dtype)
     loaded = dict[str, "Tensor"]()
-    states = read_states(cls, folder, net, echo=note)
+    states: Iterable[dict[str, Tensor]] = read_states(cls, folder, net, echo=note)
+    if changes is not None:
+        states = changes.apply(states, device)
     layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
     for state in states:
         paths = [path for path in layers if f"{path}.weight" in state]

@@ -128,6 +128,12 @@ class LTXVideo(DiffusersModel):
         image_conditioning="replace",
         first_frame=0.1,
         sample_shape=(161, 512, 704),
+        schedulers=(
+            "FlowMatchEulerDiscreteScheduler",
+            "FlowMatchLCMScheduler",
+            "UniPCMultistepScheduler",
+        ),
+        rescales_guidance=True,
         keeps_variance=True,
         shift_by_tokens=(1024.0, 0.95, 4096.0, 2.05),
     )
@@ -259,10 +265,12 @@ class LTXVideo(DiffusersModel):
             version = "0.9.5+"
             text_tokens = NEWER_TOKENS
             licence = LICENCE if size == "13B" else f"OpenRAIL-M or {LICENCE}"
+            schedulers = cls.spec.schedulers[:1]  # it passes a timestep for each token
         else:
             version = "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
             text_tokens = cls.spec.text_tokens
             licence = cls.spec.licence
+            schedulers = cls.spec.schedulers
 
         spatial = _stride(vae, "spatial", 4)
         temporal = _stride(vae, "temporal", 1)
@@ -281,6 +289,7 @@ class LTXVideo(DiffusersModel):
             text_tokens=text_tokens,
             text_width=net["caption_channels"],
             licence=licence,
+            schedulers=schedulers,
             shift_by_tokens=_shifts(scheduler),
         )
 

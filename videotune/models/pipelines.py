@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +139,33 @@ def load_scheduler(folder: Path, shift: float | None = None, **settings: Any) ->
         config |= {key: shift} | settings
     with loading.explained(f"{config_path} is not a valid config of {name}"):
         return cls.from_config(config)
+
+
+def replace_scheduler(
+    pipe: Any, name: str, prediction: str, generators: Sequence[torch.Generator]
+) -> None:
+    """Give a pipeline another scheduler of diffusers, with the schedule of its own.
+
+    Args:
+        pipe: the pipeline.
+        name: class of the scheduler.
+        prediction: what the network predicts, see ``ModelSpec.prediction``.
+        generators: draw the noise of schedulers that add some at each step.
+    """
+    cls: Any = getattr(diffusers, name)
+    settings = dict(pipe.scheduler.config)
+    if prediction == "flow":
+        # Schedulers for flow matching and for both kinds name the shift differently.
+        shift = settings.get("flow_shift", settings.get("shift", 1.0))
+        settings |= {"flow_shift": shift, "shift": shift, "use_flow_sigmas": True}
+        settings["prediction_type"] = "flow_prediction"
+    accepted = signature(cls.__init__).parameters
+    scheduler = cls.from_config(
+        {key: value for key, value in settings.items() if key in accepted}
+    )
+    if "generator" in signature(scheduler.step).parameters:
+        scheduler.step = partial(scheduler.step, generator=list(generators))
+    pipe.scheduler = scheduler
 
 
 def join_encoders(

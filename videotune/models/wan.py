@@ -100,6 +100,14 @@ class Wan(DiffusersModel):
         sample_steps=30,
         sample_guidance=5.0,
         licence="Apache-2.0",
+        schedulers=(
+            "UniPCMultistepScheduler",
+            "FlowMatchEulerDiscreteScheduler",
+            "FlowMatchHeunDiscreteScheduler",
+            "FlowMatchLCMScheduler",
+            "DPMSolverMultistepScheduler",
+            "DPMSolverSinglestepScheduler",
+        ),
     )
     variants = ("t2v", "i2v", "ti2v", "t2v-a14b", "i2v-a14b")
     transformer_class = "WanTransformer3DModel"

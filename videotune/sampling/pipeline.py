@@ -8,13 +8,14 @@ passes and freed afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
 
+from videotune.adapters.side_update import UpdatesByExpert, at_strength
 from videotune.files import digest
 from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, LatentDistribution, SampleRequest
@@ -48,6 +49,21 @@ class SampleSettings:
     negative: str = ""
     """The negative prompt."""
 
+    scheduler: str | None = None
+    """A scheduler's class in diffusers; None: the checkpoint's own."""
+
+    guidance_rescale: float = 0.0
+    """How far guidance is scaled back to the deviation of the prompt's prediction."""
+
+    strength: float = 1.0
+    """Strength of the adapter that trains."""
+
+    loras: tuple[tuple[str, float, str | None], ...] = ()
+    """(file, strength, expert) of LoRA files that are added."""
+
+    base_loras: bool = True
+    """False: without the LoRA files under the training."""
+
 
 def draw(
     family: DiffusersModel,
@@ -56,8 +72,9 @@ def draw(
     text: Callable[[str], Mapping[str, Tensor]],
     samples: Sequence[tuple[str, int]],
     on_done: Callable[[int], object] | None = None,
-    first: Sequence[LatentDistribution] | None = None,
+    first: Sequence[LatentDistribution | None] | None = None,
     isolated: bool = False,
+    updates: UpdatesByExpert | None = None,
 ) -> list[Tensor]:
     """Generate the latents of samples.
 
@@ -68,16 +85,24 @@ def draw(
         text: returns the cached states of a prompt.
         samples: (prompt, seed) of each.
         on_done: called with the number of finished samples.
-        first: for each sample the clip or image whose first frame it is conditioned on.
+        first: for each sample the clip or image whose first frame it is conditioned on,
+            or None.
         isolated: whether the networks' frames are isolated now; they are again
             afterwards.
+        updates: added to the networks' linear modules meanwhile, by expert.
 
     Returns:
         Latents (C, F, H, W) of each sample.
     """
     latents: list[Tensor] = []
-    isolate = not settings.temporal_attention
-    eval_nets = _EvalNetworks(family, nets, isolated=isolated, isolate=isolate)
+    eval_nets = _EvalNetworks(
+        family,
+        nets,
+        isolated=isolated,
+        isolate=not settings.temporal_attention,
+        updates=updates or {},
+        strength=settings.strength,
+    )
     with torch.no_grad(), closing(eval_nets):
         for index, (prompt, seed) in enumerate(samples):
             image = first[index] if first else None
@@ -98,6 +123,8 @@ def draw(
                 (seed,),
                 settings.shift,
                 settings.guidance_2,
+                settings.scheduler,
+                settings.guidance_rescale,
                 first_latent,
             )
             batch = family.sample(eval_nets, conditioning, unconditional, request)
@@ -117,6 +144,8 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
         nets: network of each expert.
         isolated: whether the networks' frames are isolated outside this mapping.
         isolate: whether they are inside.
+        updates: added to the networks' linear modules inside.
+        strength: of the networks' adapter inside.
     """
 
     def __init__(
@@ -126,13 +155,18 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
         *,
         isolated: bool,
         isolate: bool,
+        updates: UpdatesByExpert,
+        strength: float,
     ) -> None:
         self.family = family
         self.nets = nets
         self.isolated = isolated
         self.isolate = isolate
+        self.updates = updates
+        self.strength = strength
         self._changed: list[tuple[ref[nn.Module], bool]] = []
         """Networks that were looked up, and whether they were in training mode."""
+        self._undo = ExitStack()
 
     def __getitem__(self, name: str) -> nn.Module:
         net = self.nets[name]
@@ -141,6 +175,9 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
             net.eval()
             if self.isolate != self.isolated:
                 self.family.isolate_frames(net, self.isolate)
+            self._undo.enter_context(at_strength(net, self.strength))
+            for update in self.updates.get(name, ()):
+                self._undo.enter_context(update.added_to(net))
         return net
 
     def __iter__(self) -> Iterator[str]:
@@ -151,6 +188,7 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
 
     def close(self) -> None:
         """Restore the networks that are still in memory."""
+        self._undo.close()
         for reference, was_training in self._changed:
             net = reference()
             if net is None:

@@ -23,11 +23,12 @@ FLAGS = {
     "g": ("guidance", float),
     "fs": ("shift", float),
     "n": ("negative", str),
+    "i": ("image", str),
 }
 """Options of musubi-tuner (docs/sampling_during_training.md) and our keys."""
 
-FIRST_FRAME_FLAGS = ("i", "ei")
-"""musubi-tuner's options for an image to start from."""
+LAST_FRAME_FLAG = "ei"
+"""musubi-tuner's option for an image to end with."""
 
 
 def resolve_prompts(value: Any) -> Any:
@@ -100,8 +101,8 @@ def _parse_option(option: str, location: str) -> tuple[str, Any]:
     flag, _, text = option.strip().partition(" ")
     if flag not in FLAGS:
         note = ""
-        if flag in FIRST_FRAME_FLAGS:
-            note = " (a preview begins with the first frame of a clip by itself)"
+        if flag == LAST_FRAME_FLAG:
+            note = " (no model here is given a last frame)"
         flags = " ".join(f"--{known_flag}" for known_flag in FLAGS)
         raise VideotuneError(
             f"{location}: --{flag} is not an option of a prompt{note}. Use one of: {flags}."

@@ -15,6 +15,7 @@ from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
+from videotune.exporter.base_loras import merge_into_base
 from videotune.job.job import Job
 from videotune.latent_cache.batches import BatchSource, assemble
 from videotune.latent_cache.encode import encode_sample
@@ -88,6 +89,7 @@ def open_models(
     family = find(spec.name)(folder, device, DTYPES[dtype], weights)
     if config.text_encoder.convention == "authors":
         family.spec = family.with_authors_text(family.spec)
+    merge_into_base(family, config.base_loras)
     return family
 
 

@@ -20,6 +20,7 @@ from videotune.exporter.formats import (
     configured_formats,
     has_no_effect,
 )
+from videotune.exporter.base_loras import weight_changes
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
 from videotune.job.experts import of_expert, prefix, trained
@@ -118,10 +119,14 @@ def _export_merged(
 ) -> Exported:
     """Write the base model with the adapters of all experts in its weights."""
     spec = family.spec
-    adapters = {
-        expert: of_expert(state, prefix(spec, expert))
-        for expert in trained(spec, config)
-    }
+    kept = [lora for lora in config.base_loras if not lora.training_only]
+    changes = weight_changes(family, kept)
+    adapters: dict[str, Mapping[str, Tensor]] = {}
+    for expert in (expert.name for expert in spec.experts):
+        if expert in trained(spec, config):
+            adapters[expert] = of_expert(state, prefix(spec, expert))
+        elif spec.part_of(expert) in changes:
+            adapters[expert] = {}
     metadata = dict(facts)
     if len(spec.experts) > 1:
         metadata["expert"] = list(adapters)
@@ -133,6 +138,7 @@ def _export_merged(
         _base(config, spec),
         path.with_name(f"{path.name}-merged"),
         metadata,
+        changes,
     )
 
 
@@ -241,6 +247,15 @@ def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
     file_names = [Path(file).name for file in files if file]
     if file_names:
         facts["transformer_file"] = file_names
+    if config.base_loras:
+        facts["base_loras"] = [
+            {
+                "file": Path(lora.file).name,
+                "strength": lora.strength,
+                "training_only": lora.training_only,
+            }
+            for lora in config.base_loras
+        ]
 
     facts |= {
         "data": run_config["data"],
@@ -278,6 +293,23 @@ def _use_of_whole_model(family: DiffusersModel) -> str:
     return f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)"
 
 
+def _load_loras(config: Config, option: str) -> str:
+    """Return the code that loads a LoRA after those that it was trained on top of."""
+    below = [lora for lora in config.base_loras if not lora.training_only]
+    if not below:
+        return f"pipe.load_lora_weights(THIS_FILE{option})"
+
+    names = [f"base_{index}" for index in range(len(below))]
+    lines = [
+        f"pipe.load_lora_weights({Path(lora.file).name!r}, adapter_name={name!r})"
+        for name, lora in zip(names, below, strict=True)
+    ]
+    lines.append(f"pipe.load_lora_weights(THIS_FILE, adapter_name='new'{option})")
+    strengths = [*(lora.strength for lora in below), 1.0]
+    lines.append(f"pipe.set_adapters({[*names, 'new']}, {strengths})")
+    return "; ".join(lines)
+
+
 def _use(
     family: DiffusersModel, config: Config, expert: str | None, format: str, base: str
 ) -> dict[str, Any]:
@@ -308,7 +340,7 @@ def _use(
         alpha = "baked into lora_B"
         is_second = expert != family.spec.experts[0].name
         option = ", load_into_transformer_2=True" if is_second else ""
-        use = f"{load_base}pipe.load_lora_weights(THIS_FILE{option})"
+        use = f"{load_base}{_load_loras(config, option)}"
     elif format == "comfyui":
         use = "a LoRA loader of ComfyUI, for the model alone"
     else:

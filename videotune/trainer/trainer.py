@@ -237,6 +237,11 @@ class Callback:
             takes_part: whether this process will run it.
         """
 
+    def encode(self, family: DiffusersModel) -> None:
+        """Encode what it needs and the cache does not have, before a denoiser is
+        loaded.
+        """
+
     def before(self, trainer: Trainer) -> None:
         """Do work that belongs before the first step, or to the step of a checkpoint,
         left by a killed process.

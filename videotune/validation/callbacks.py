@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from videotune.console import echo
 from videotune.data.video_writer import write_video
+from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.encode import CacheItems
+from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
 from videotune.runs.stop_signals import Interrupted
+from videotune.sampling.first_frames import encode_images, read_image
 from videotune.sampling.picture_faults import remark_at
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, file_name
@@ -19,7 +23,7 @@ from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.saving import Saving, best_step, save
 from videotune.trainer.step import encode_live_text
 from videotune.trainer.trainer import Callback, Trainer, due
-from videotune.types import Batch, Window
+from videotune.types import Batch, ClipShape, LatentDistribution, Window
 from videotune.validation import selection
 from videotune.validation.decoding import SamplingCallback, broadcast_from_main
 from videotune.validation.overfitting import (
@@ -242,6 +246,7 @@ class Previews(SamplingCallback):
         self.every = job.config.sample_after or 0
         self._job = job
         self._prompts = selection.preview_prompts(job)
+        self._images: dict[tuple[str, ClipShape], LatentDistribution] = {}
 
     def prompts(self) -> Sequence[str]:
         """Return the prompts and negative prompts, each once."""
@@ -253,9 +258,45 @@ class Previews(SamplingCallback):
         return [text for text in dict.fromkeys(texts) if text]
 
     def check(self, takes_part: bool) -> None:
-        """Raise VideotuneError if the model cannot sample a preview's shape."""
-        if self.every:
-            selection.preview_requests(self._job)
+        """Raise VideotuneError if the model cannot sample a preview as it is asked for."""
+        if not self.every:
+            return
+        takes_image = self._job.spec.image_conditioning != "none"
+        for request in selection.preview_requests(self._job):
+            if request.image is None:
+                continue
+            if not takes_image:
+                raise VideotuneError(
+                    f"samples: image: {self._job.spec.title} takes no image; it samples only from text"
+                )
+            read_image(Path(request.image), request.settings.shape, "samples: image")
+
+    def encode(self, family: DiffusersModel) -> None:
+        """Encode the images that previews begin with."""
+        if not self.every:
+            return
+        pictures = [
+            (request.image, request.settings.shape)
+            for request in selection.preview_requests(self._job)
+            if request.image is not None
+        ]
+        if not pictures:
+            return
+        paths = [(Path(image), shape) for image, shape in pictures]
+        encoded = encode_images(family, paths, "samples: image")
+        self._images = dict(zip(pictures, encoded, strict=True))
+
+    def _first_frame(
+        self,
+        trainer: Trainer,
+        request: PreviewRequest,
+        windows: Mapping[PreviewRequest, Window],
+    ) -> LatentDistribution | None:
+        """Return what the first frame of a preview is taken from, or None."""
+        if request.image is not None:
+            return self._images[request.image, request.settings.shape]
+        window = windows.get(request)
+        return None if window is None else trainer.source.plain(window)
 
     def windows(self) -> Sequence[Window]:
         """Return the windows whose first frame a preview is conditioned on."""
@@ -295,10 +336,11 @@ class Previews(SamplingCallback):
             for settings, requests in by_settings.items():
                 started = time.perf_counter()
                 samples = [(request.prompt, request.seed) for request in requests]
-                windows = []
-                if first_frames:
-                    windows = [first_frames[request] for request in requests]
-                videos = self.frames(trainer, step, settings, samples, windows)
+                first = [
+                    self._first_frame(trainer, request, first_frames)
+                    for request in requests
+                ]
+                videos = self.frames(trainer, step, settings, samples, first)
 
                 # Only the main process has videos.
                 seconds = (time.perf_counter() - started) / max(1, len(videos))

@@ -8,13 +8,15 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from videotune.config.sections import LoraFile
 from videotune.console import bar, echo
 from videotune.distributed import RankMismatch
+from videotune.exporter.base_loras import preview_updates
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.runs.stop_signals import Interrupted
 from videotune.sampling.pipeline import SampleSettings, decode, draw
 from videotune.trainer.trainer import Callback, Trainer
-from videotune.types import Window
+from videotune.types import LatentDistribution
 
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ class SamplingCallback(Callback):
         step: int,
         settings: SampleSettings,
         samples: PromptSeeds,
-        first: Sequence[Window],
+        first: Sequence[LatentDistribution | None],
     ) -> list[np.ndarray]:
         """Generate samples. All processes that share the network's weights take part.
 
@@ -95,12 +97,22 @@ class SamplingCallback(Callback):
             step: the step, for the progress bar.
             settings: settings of all samples.
             samples: (prompt, seed) of each.
-            first: for each the window whose first frame it is conditioned on, or
-                nothing.
+            first: for each the clip or image whose first frame it is conditioned on, or
+                None. Empty: none is.
 
         Returns:
             uint8 frames (T, H, W, 3) of each sample; empty on all but the main process.
         """
+        config = trainer.job.config
+        updates = preview_updates(
+            trainer.family,
+            config.base_loras,
+            [
+                LoraFile(file=file, strength=strength, expert=expert)
+                for file, strength, expert in settings.loras
+            ],
+            with_base_loras=settings.base_loras,
+        )
         progress_bar = bar(f"{self.title} at step {step}")
         # In this order, the weights are restored even if the sampling is interrupted.
         with (
@@ -116,8 +128,9 @@ class SamplingCallback(Callback):
                 cache(trainer.states),
                 samples,
                 on_done=lambda done: progress.update(done, len(samples)),
-                first=[trainer.source.plain(window) for window in first],
-                isolated=not trainer.job.config.video_config.use_temporal_attention,
+                first=first,
+                isolated=not config.video_config.use_temporal_attention,
+                updates=updates,
             )
         if not trainer.dist.is_main:
             return []

@@ -139,7 +139,8 @@ class SampleMetricsCallback(SamplingCallback):
         samples = [(plan.prompts[index], seed) for index, seed in plan.pairs]
         first = []
         if plan.first:
-            first = [plan.first[index] for index, _ in plan.pairs]
+            windows = [plan.first[index] for index, _ in plan.pairs]
+            first = [trainer.source.plain(window) for window in windows]
         return self.frames(trainer, step, plan.settings, samples, first)
 
     def _reason_to_skip(self, trainer: Trainer, step: int) -> str | None:

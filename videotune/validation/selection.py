@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from videotune.adapters.adapter_types import NOT_BY_DEGREES
 from videotune.config.schema import Config, Prompt
 from videotune.data.buckets import is_valid_size, size_rule
 from videotune.data.frame_counts import frame_rule, snap_frames, valid_at_least
@@ -101,6 +102,8 @@ class PreviewRequest:
     prompt: str
     seed: int
     settings: SampleSettings
+    image: str | None = None
+    """The file of its first frame. None: of a clip, or none."""
 
 
 def preview_prompts(job: Job) -> list[Prompt]:
@@ -134,7 +137,11 @@ def preview_requests(job: Job) -> list[PreviewRequest]:
 
     for key, prompt in zip(preview_keys(job), preview_prompts(job), strict=True):
         text, seed = key
-        overrides = prompt.model_dump(exclude_none=True, exclude={"prompt"})
+        overrides = {
+            name: getattr(prompt, name)
+            for name in prompt.model_fields_set - {"prompt", "image"}
+            if getattr(prompt, name) is not None
+        }
         prompt_sample = sample.model_copy(update=overrides)
         config = job.config.model_copy(update={"sample": prompt_sample})
         if key in requests:
@@ -143,7 +150,7 @@ def preview_requests(job: Job) -> list[PreviewRequest]:
                 "Give one of them another seed."
             )
         settings = sample_settings(config, job.spec, default_shape)
-        requests[key] = PreviewRequest(text, seed, settings)
+        requests[key] = PreviewRequest(text, seed, settings, prompt.image)
     return list(requests.values())
 
 
@@ -185,6 +192,7 @@ def preview_first_frames(job: Job) -> dict[PreviewRequest, Window]:
     return {
         request: _first_window(job, request, index)
         for index, request in enumerate(preview_requests(job))
+        if request.image is None
     }
 
 
@@ -270,7 +278,45 @@ def sample_settings(
     settings = settings_at(config, spec, shape, sample.steps or spec.sample_steps)
     if sample.negative:
         _refuse_unused_negative(spec, settings)
-    return replace(settings, negative=sample.negative)
+    _refuse_unused_sampling(config, spec)
+    return replace(
+        settings,
+        negative=sample.negative,
+        scheduler=sample.scheduler,
+        guidance_rescale=sample.guidance_rescale,
+        strength=sample.strength,
+        loras=tuple((lora.file, lora.strength, lora.expert) for lora in sample.loras),
+        base_loras=sample.base_loras,
+    )
+
+
+def _refuse_unused_sampling(config: Config, spec: ModelSpec) -> None:
+    """Raise VideotuneError for keys of ``sample`` that the family or the method does
+    not have.
+    """
+    sample = config.sample
+    if sample.scheduler is not None and sample.scheduler not in spec.schedulers:
+        raise VideotuneError(
+            f"sample.scheduler: {spec.title} does not sample with {sample.scheduler}. "
+            f"Choose one of {', '.join(spec.schedulers)}"
+        )
+    if sample.guidance_rescale and not spec.rescales_guidance:
+        raise VideotuneError(
+            f"sample.guidance_rescale: the pipeline of {spec.title} has none. Leave it out"
+        )
+
+    if sample.strength != 1.0 and config.training_method != "LORA":
+        raise VideotuneError(
+            f"sample.strength: {config.training_method} trains no LoRA. Leave it out"
+        )
+    if sample.strength != 1.0 and config.lora.variant in NOT_BY_DEGREES:
+        raise VideotuneError(
+            f"sample.strength: {config.lora.variant} has no strength but 1. Leave it out"
+        )
+    if not sample.base_loras and not config.base_loras:
+        raise VideotuneError(
+            "sample.base_loras: the run has no base_loras to leave out. Remove the key"
+        )
 
 
 def _refuse_unused_negative(spec: ModelSpec, settings: SampleSettings) -> None:

@@ -1,0 +1,299 @@
+"""LoRA files that are merged into the frozen weights while these are loaded.
+
+Besides the two factors of each module, files of distilled models hold whole differences
+of weights (``NAME.diff``) and of biases (``NAME.diff_b``); both are merged.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from videotune.adapters import effect
+from videotune.adapters.adapter_types import NOT_BY_DEGREES
+from videotune.adapters.side_update import SideUpdate
+from videotune.bounds import require_file
+from videotune.config.sections import BaseLora, LoraFile
+from videotune.errors import VideotuneError
+from videotune.exporter.adapter_file import AdapterFile, adapter_path
+from videotune.exporter.adapter_modules import (
+    AdapterModule,
+    group_by_module,
+    kind_of_parts,
+    modules_by_path,
+)
+from videotune.exporter.base_detection import detect_expert, other_model_of_adapter
+from videotune.exporter.read_scale import name_prefix
+from videotune.files import digest, hash_path
+from videotune.models.base import DiffusersModel
+from videotune.models.model_files import note
+from videotune.models.other_models import not_trained
+from videotune.models.weight_changes import Change, WeightChanges
+
+_DIFFERENCE = re.compile(r"(.+)\.(diff|diff_b)")
+_PARAMETER = {"diff": "weight", "diff_b": "bias"}
+
+
+def merge_into_base(family: DiffusersModel, loras: Sequence[BaseLora]) -> None:
+    """Let a family load its denoisers with LoRA files merged into them.
+
+    Every file is opened and compared with the model now; its factors are read again
+    whenever a denoiser is loaded, and take no memory meanwhile.
+
+    Raises VideotuneError for a file that cannot be merged.
+    """
+    family.weight_changes = weight_changes(family, loras)
+
+
+def weight_changes(
+    family: DiffusersModel, loras: Sequence[BaseLora]
+) -> dict[str, WeightChanges]:
+    """Return the changes that LoRA files make, by the part of the model."""
+    loras_of: dict[str, list[LoraFile]] = {}
+    for lora in loras:
+        path = check_lora_file(family, lora)
+        expert = expert_of(family, lora)
+        read_lora_file(family, expert, path, quiet=False)
+        loras_of.setdefault(expert, []).append(lora)
+
+    changes = {}
+    for expert, expert_loras in loras_of.items():
+        contents = [
+            [hash_path(adapter_path(Path(lora.file).expanduser())), lora.strength]
+            for lora in expert_loras
+        ]
+        changes[family.spec.part_of(expert)] = WeightChanges(
+            digest=digest(contents)[:16],
+            read=partial(_changes, family, expert, tuple(expert_loras)),
+        )
+    return changes
+
+
+def check_lora_file(
+    family: DiffusersModel, lora: LoraFile, key: str = "base_loras"
+) -> Path:
+    """Return the path of a LoRA that exists already.
+
+    Raises VideotuneError if there is none, or it is of a model that is not trained, or
+    cannot have its strength.
+    """
+    path = Path(lora.file).expanduser()
+    require_file(path, key)
+    if not path.exists():
+        raise VideotuneError(f"{key}: no such file or folder: {path}")
+    if lora.strength == 0:
+        raise VideotuneError(
+            f"{key}: {path.name} has strength 0, so it does nothing. Leave it out"
+        )
+
+    file = AdapterFile(path)
+    title = other_model_of_adapter(file)
+    if title is not None:
+        raise not_trained(title, f"{key}: {path}")
+    modules, _ = group_by_module(file)
+    kinds = {kind_of_parts(parts) for parts in modules.values()}
+    fixed_kinds = [kind for kind in NOT_BY_DEGREES if kind in kinds]
+    if fixed_kinds and lora.strength != 1:
+        raise VideotuneError(
+            f"{key}: {path.name} is {fixed_kinds[0]}, which has no strength but 1"
+        )
+    return path
+
+
+def expert_of(family: DiffusersModel, lora: LoraFile, key: str = "base_loras") -> str:
+    """Return the name of the expert that a LoRA belongs to.
+
+    Raises VideotuneError if the model has two and nothing says which, or does not have
+    the one that is named.
+    """
+    names = [expert.name for expert in family.spec.experts]
+    path = Path(lora.file).expanduser()
+    if len(names) == 1:
+        if lora.expert is not None:
+            raise VideotuneError(
+                f"{key}: {family.spec.title} has one denoiser, not two experts. Leave expert out"
+            )
+        return names[0]
+
+    expert: str | None = lora.expert
+    if expert is None:
+        expert, _ = detect_expert(AdapterFile(path))
+    if expert not in names:
+        raise VideotuneError(
+            f"{key}: {path.name} does not say whether it is of the expert {names[0]} or"
+            f" {names[1]}. Set expert beside file"
+        )
+    return str(expert)
+
+
+def read_lora_file(
+    family: DiffusersModel, expert: str, path: Path, *, quiet: bool = True
+) -> tuple[dict[str, AdapterModule], dict[str, Tensor]]:
+    """Read a LoRA file; unless ``quiet``, with a note on what had to be assumed.
+
+    Returns:
+        Its modules by their paths in diffusers, and the differences of whole parameters
+        by their names in diffusers.
+
+    Raises:
+        VideotuneError: if the file is not an adapter of this model.
+    """
+    file = AdapterFile(path)
+    net = family.skeleton(expert)
+    _, other_tensors = group_by_module(file)
+    names = parameter_names(family, net)
+
+    differences = {}
+    for key, value in other_tensors.items():
+        match = _DIFFERENCE.fullmatch(key)
+        if match is None:
+            continue
+        module_name = match[1][len(name_prefix(match[1])) :]
+        name = names.get(_flat(f"{module_name}.{_PARAMETER[match[2]]}"))
+        if name is None:
+            raise VideotuneError(
+                f"{path} is not a LoRA of {family.spec.title}: it has {key}, and the model"
+                f" has no {module_name}"
+            )
+        if net.get_parameter(name).shape != value.shape:
+            raise VideotuneError(
+                f"{path} was made for another base: {key} differs in size"
+            )
+        differences[name] = value
+
+    for key in list(file.tensors):
+        if key in other_tensors and _DIFFERENCE.fullmatch(key):
+            del file.tensors[key]
+    return modules_by_path(family, net, file, quiet=quiet), differences
+
+
+def parameter_names(family: DiffusersModel, net: nn.Module) -> dict[str, str]:
+    """Return diffusers' name of each parameter by its names in files, flattened."""
+    names = {}
+    for name, _ in net.named_parameters():
+        module, _, last = name.rpartition(".")
+        authors_name = family.original(name) or name
+        for other in (authors_name, f"{family.to_comfyui_name(module)}.{last}", name):
+            # One of several rows of the authors' parameter has no name of its own.
+            if "#" not in other:
+                names[_flat(other)] = name
+    return names
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _changes(
+    family: DiffusersModel, expert: str, loras: Sequence[LoraFile]
+) -> Mapping[str, Change]:
+    """Return the changes of an expert's weights by all files, in their order."""
+    steps: dict[str, list[Change]] = {}
+    for lora in loras:
+        path = Path(lora.file).expanduser()
+        modules, differences = read_lora_file(family, expert, path)
+        for module_path, module in modules.items():
+            merge = partial(_merged, module=module, strength=lora.strength)
+            steps.setdefault(f"{module_path}.weight", []).append(merge)
+        for name, difference in differences.items():
+            add = partial(_added, difference=difference, strength=lora.strength)
+            steps.setdefault(name, []).append(add)
+    return {name: partial(_in_turn, changes=changes) for name, changes in steps.items()}
+
+
+def _in_turn(weight: Tensor, changes: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    for change in changes:
+        weight = change(weight)
+    return weight
+
+
+def _added(weight: Tensor, difference: Tensor, strength: float) -> Tensor:
+    return weight + strength * difference.to(weight)
+
+
+def _merged(weight: Tensor, module: AdapterModule, strength: float) -> Tensor:
+    scale = module.scale * strength
+    if set(module.parts) == {"lora_A", "lora_B"}:
+        factor_b = module.parts["lora_B"].to(weight)
+        factor_a = module.parts["lora_A"].to(weight)
+        return weight.addmm(factor_b, factor_a, alpha=scale)
+    return effect.new_weight(weight, module.parts, scale).to(weight)
+
+
+def side_update(
+    family: DiffusersModel, lora: LoraFile, key: str, *, removed: bool = False
+) -> tuple[str, SideUpdate]:
+    """Return the expert of a LoRA file, and its update for the network's outputs.
+
+    A note is printed about differences of weights other than linear ones, which cannot
+    be added to outputs.
+
+    Args:
+        family: the model.
+        lora: the file.
+        key: the key that names it, for errors.
+        removed: the update is taken away.
+
+    Raises:
+        VideotuneError: for a file that is not a LoRA of this model, and for adapters of
+            other kinds.
+    """
+    path = check_lora_file(family, lora, key)
+    expert = expert_of(family, lora, key)
+    modules, differences = read_lora_file(family, expert, path)
+    strength = -lora.strength if removed else lora.strength
+
+    factors = {}
+    for module_path, module in modules.items():
+        if set(module.parts) != {"lora_A", "lora_B"}:
+            raise VideotuneError(
+                f"{key}: {path.name} is no plain LoRA, and only such can be added or taken"
+                " away while previews are drawn"
+            )
+        scaled = module.parts["lora_B"].float() * (module.scale * strength)
+        factors[module_path] = (module.parts["lora_A"].float(), scaled)
+
+    net = family.skeleton(expert)
+    biases = {}
+    left_out = []
+    for name, difference in differences.items():
+        module_path, _, last = name.rpartition(".")
+        if last == "bias" and isinstance(net.get_submodule(module_path), nn.Linear):
+            biases[module_path] = difference.float() * strength
+        else:
+            left_out.append(name)
+    if left_out:
+        note(
+            f"note: {path.name}: previews leave out {len(left_out)} differences of other"
+            f" weights, such as {left_out[0]}"
+        )
+    return expert, SideUpdate(factors, biases)
+
+
+def preview_updates(
+    family: DiffusersModel,
+    base_loras: Sequence[BaseLora],
+    loras: Sequence[LoraFile],
+    *,
+    with_base_loras: bool,
+) -> dict[str, list[SideUpdate]]:
+    """Return what is added to the networks of a run while a preview is drawn, by expert.
+
+    Args:
+        family: the model, with ``base_loras`` merged into it.
+        base_loras: the LoRA files under the training.
+        loras: the LoRA files that only previews have.
+        with_base_loras: False: none of ``base_loras`` is left; True: only those of
+            ``training_only`` are taken away.
+    """
+    updates: dict[str, list[SideUpdate]] = {}
+    for lora in loras:
+        expert, update = side_update(family, lora, "sample.loras")
+        updates.setdefault(expert, []).append(update)
+    for base_lora in base_loras:
+        if base_lora.training_only or not with_base_loras:
+            expert, update = side_update(family, base_lora, "base_loras", removed=True)
+            updates.setdefault(expert, []).append(update)
+    return updates
