@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.dripping_server import dripping
 from tests.support.http_server import Handler, serving
 from videotune.studio import auto_caption, captions_edit, projects
 
@@ -83,7 +84,7 @@ class Listing(Handler):
         (404, "", "", False, "error 404"),
         (302, "", "", False, "error 302"),
         (200, "[" * 20_000, "", False, "does not answer as such a server"),
-        (200, "x" * 2_000_000, "", False, "too large"),
+        (200, "x" * 2_000_000, "", False, "larger than 1.0 MB"),
     ],
 )
 def test_a_server_is_tested(
@@ -101,6 +102,21 @@ def test_a_server_is_tested(
         ).json()
     assert answer["good"] is good
     assert said in answer["said"]
+
+
+@pytest.mark.parametrize("where", ["headers", "body", "silent"])
+def test_a_server_that_never_ends_its_answer_is_given_up(
+    client: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(auto_caption, "TEST_SECONDS", 0.3)
+    begun = time.monotonic()
+    with dripping(where) as address:
+        answer = client.post(
+            f"{DATA}/test-server", data={"endpoint": f"{address}/v1", "model": ""}
+        ).json()
+    assert time.monotonic() - begun < 5
+    assert answer["good"] is False
+    assert "does not answer as such a server" in answer["said"]
 
 
 def test_a_server_inside_the_network_is_not_tested_for_a_visitor(

@@ -5,17 +5,16 @@ job that writes.
 import importlib.util
 import os
 import re
-import time
-import urllib.error
-import urllib.request
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 from fastapi import APIRouter, Response
 
 from videotune.errors import VideotuneError
 from videotune.files import checked, read_json
+from videotune.http_limits import AnswerLimits
 from videotune.studio import captions_edit, projects
 from videotune.studio.projects import CLIPS
 from videotune.studio.web import CurrentPage, PageContext, PostedForm, json_reply, reply
@@ -125,14 +124,11 @@ def _reaches_hub() -> bool:
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true"):
         return False
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    request = urllib.request.Request(address, method="HEAD")
     try:
-        with _opener().open(request, timeout=TEST_SECONDS):
-            return True
-    except urllib.error.HTTPError:
-        return True  # it answers
-    except (OSError, ValueError):
+        _get(address, "HEAD")
+    except (httpx.HTTPError, httpx.InvalidURL, VideotuneError):
         return False
+    return True
 
 
 @routes.post("/data/test-server")
@@ -158,18 +154,17 @@ def _models_of_server(page: PageContext, endpoint: str) -> tuple[list[str], str]
     if not endpoint:
         return [], "Type the address of the server first."
     page.path_rule.check_server(endpoint)
-    request = urllib.request.Request(f"{endpoint.rstrip('/')}/models")
     try:
-        with _opener().open(request, timeout=TEST_SECONDS) as answer:
-            content = _read_within(answer, TEST_SECONDS)
-        listed = checked(dict[str, Any], content).get("data")
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
+        answer = _get(f"{endpoint.rstrip('/')}/models")
+        if answer.status_code in (401, 403):
             return [], ""  # it wants the key, which only the job sends
-        return [], f"It answers with error {error.code}. Most addresses end in /v1."
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        return [], f"It does not answer as such a server: {str(reason)[:120]}."
+        if answer.status_code != 200:
+            code = answer.status_code
+            return [], f"It answers with error {code}. Most addresses end in /v1."
+        listed = checked(dict[str, Any], answer.content).get("data")
+    except (httpx.HTTPError, httpx.InvalidURL, VideotuneError, ValueError) as error:
+        reason = str(error) or type(error).__name__
+        return [], f"It does not answer as such a server: {reason[:120]}."
 
     names = []
     for row in listed if isinstance(listed, list) else []:
@@ -178,23 +173,16 @@ def _models_of_server(page: PageContext, endpoint: str) -> tuple[list[str], str]
     return names[:MAX_MODELS], ""
 
 
-def _read_within(answer: Any, seconds: float) -> str:
-    """Read an answer; ValueError if it is too large or too slow."""
-    deadline = time.monotonic() + seconds
-    content = b""
-    while chunk := answer.read1(65536):
-        content += chunk
-        if len(content) > MAX_LIST_BYTES or time.monotonic() > deadline:
-            raise ValueError("its answer is too large or too slow")
-    return content.decode(errors="replace")
+def _get(address: str, method: str = "GET") -> Any:
+    """Ask a server; its answer is bounded in seconds and bytes.
 
+    A redirect is not followed: it could lead into a network that only this computer
+    reaches.
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead into a network that only this computer reaches."""
-
-    def redirect_request(self, *arguments: Any, **keywords: Any) -> None:
-        return None
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_NoRedirects)
+    Raises:
+        httpx.HTTPError, httpx.InvalidURL, VideotuneError: if there is no answer within
+            the bounds.
+    """
+    limits = AnswerLimits(TEST_SECONDS, MAX_LIST_BYTES)
+    with httpx.Client(follow_redirects=False) as client, limits.attached(client):
+        return client.request(method, address)
