@@ -88,7 +88,7 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(
         "0.200",
     ):
         assert words in printed
-    assert "42 clips, 300 steps, 2:03 in all" in printed
+    assert "42 clips, 300 steps, 2 min in all" in printed
     assert "report:   demo/run/report.html" in printed
     assert len(printed.splitlines()) < 20
 

@@ -16,9 +16,10 @@ from urllib.parse import unquote
 import av
 import numpy as np
 import pytest
+from PIL import ImageFont
 
 from tests.support import reports
-from videotune.data.video_writer import write_video
+from videotune.data.video_writer import CUT_MARK, FONT_SIZE, fitting_lines, write_video
 from videotune.reporter import previews
 
 RED, BLUE, GREEN = (200, 30, 30), (30, 30, 200), (30, 180, 30)
@@ -489,3 +490,16 @@ def test_the_file_of_the_recommended_step_is_loaded_if_it_was_exported(
         said = reports.part(reports.report(tmp_path), "use")
         assert f"load_lora_weights('export/x-step-{loaded}.safetensors')" in said
         assert said.count("load_lora_weights") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["W" * 60, "a kitten in the garden " * 9, "Ж" * 90, "name.mp4\nused, 64x64", ""],
+)
+def test_no_text_of_a_sheet_is_behind_its_pictures(text: str) -> None:
+    font = ImageFont.load_default(FONT_SIZE)
+    lines = fitting_lines(text, 352, most_lines=99)
+    assert all(font.getlength(line) <= 352 for line in lines)
+    assert "".join("".join(lines).split()) == "".join(text.split()), "nothing is lost"
+    cut = fitting_lines("one\ntwo\nthree", 352, most_lines=2)
+    assert cut == ["one", CUT_MARK]

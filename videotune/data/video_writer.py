@@ -5,6 +5,7 @@ The same frames give the same bytes, so files that differ show different videos.
 """
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -157,6 +158,49 @@ def side_by_side(
     return sheets
 
 
+FONT_SIZE = 13
+"""Size of the letters of a sheet's texts, in pixels."""
+
+LINE_HEIGHT = 17
+"""Height of a line of such a text."""
+
+CUT_MARK = "…"
+"""The end of a text that is longer than there is room."""
+
+
+def fitting_lines(text: str, width: int, most_lines: int) -> list[str]:
+    """Return a text in lines that are no wider than some pixels.
+
+    Args:
+        text: the text; a line break in it stays one.
+        width: in pixels, of a line.
+        most_lines: lines, at most; the last one is a mark if there are more.
+    """
+    from PIL import ImageFont
+
+    font = ImageFont.load_default(FONT_SIZE)
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        line = ""
+        for word in re.findall(r"\S+|\s+", paragraph):
+            if font.getlength(line + word) <= width:
+                line += word
+                continue
+            if line.strip():
+                lines.append(line.rstrip())
+            line = ""
+            for letter in word.lstrip():  # a word may be wider than a line
+                if font.getlength(line + letter) > width:
+                    lines.append(line)
+                    line = ""
+                line += letter
+        lines.append(line.rstrip())
+
+    if len(lines) > most_lines:
+        return [*lines[: most_lines - 1], CUT_MARK]
+    return lines
+
+
 def write_sheet(
     path: Path, rows: Sequence[tuple[str, Sequence[NDArray[Any]]]], label: int
 ) -> None:
@@ -177,12 +221,14 @@ def write_sheet(
     size = (label + widest_row, len(rows) * row_height + GAP)
     sheet = Image.new("RGB", size, "#1c1e21")
     draw = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(13)
+    font = ImageFont.load_default(FONT_SIZE)
+    most_lines = max(1, row_height // LINE_HEIGHT)
 
     for row, (text, frames) in enumerate(rows):
         top = GAP + row * row_height
         left = label
-        draw.multiline_text((GAP, top), text, fill="#e8e8e4", font=font)
+        lines = fitting_lines(text, label - 2 * GAP, most_lines)
+        draw.multiline_text((GAP, top), "\n".join(lines), fill="#e8e8e4", font=font)
         for frame in frames:
             sheet.paste(Image.fromarray(frame), (left, top))
             left += frame.shape[1] + GAP

@@ -21,7 +21,13 @@ from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
 from videotune.job.job import Job
 from videotune.reporter.build import contact_sheet_page
-from videotune.text import counted, shape_words, short_path, state_words
+from videotune.text import (
+    counted,
+    reason_words,
+    shape_words,
+    short_path,
+    state_words,
+)
 from videotune.types import DETERMINISTIC_VARIANT, Clip, Window
 
 THUMB_HEIGHT = 160
@@ -32,9 +38,6 @@ ROWS = 20
 
 LABEL_WIDTH = 360
 """Width of the text beside the pictures, in pixels."""
-
-LABEL_COLUMNS = 48
-"""Characters on a line of the text."""
 
 LABEL_LINES = 9
 """Lines of text that fit beside a clip's pictures."""
@@ -96,7 +99,7 @@ def _sheet_rows(
     account_rows = {row["path"]: row for row in account["clips"]}
     for clip, frames in shots(job, job.library.clips):
         if isinstance(frames, file_checks.ClipProblem):
-            failed[clip.path] = f"{frames.reason}: {frames.detail}"
+            failed[clip.path] = f"{reason_words(frames.reason)}: {frames.detail}"
             continue
         images = [_thumbnail(frame) for frame in frames]
         pictures[clip.path] = [
@@ -220,11 +223,11 @@ def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
     if caption:
         facts.append(f'"{textwrap.shorten(caption, 130, placeholder=" …")}"')
 
-    lines = []
-    for fact in (*facts, *row["warnings"][:2]):
-        lines.extend(textwrap.wrap(fact, LABEL_COLUMNS))
+    lines = video_writer.fitting_lines(
+        "\n".join((*facts, *row["warnings"])), LABEL_WIDTH - 2 * video_writer.GAP, 1000
+    )
     if len(lines) > LABEL_LINES:
-        lines = [*lines[: LABEL_LINES - 1], "…"]
+        lines = [*lines[: LABEL_LINES - 1], "… (all of it is in index.html)"]
     return "\n".join(lines)
 
 
