@@ -13,7 +13,7 @@ from videotune.cli.interop import ORDER
 from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
-from videotune.config.suggestions import others
+from videotune.config.suggestions import flat_leaves, others
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig, read_foreign_config
 from videotune.interop.translate import (
@@ -399,3 +399,151 @@ def test_placeholders_and_options_of_prompts() -> None:
     ]
     assert found.config["sample"]["negative"] == "no ohwx"
     assert row(found, process + "sample.prompts").theirs == prompts
+
+
+OPTIMIZERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "musubi",
+        {
+            "optimizer_type": "bitsandbytes.optim.AdEMAMix8bit",
+            "optimizer_args": ["betas=0.9,0.99,0.999", "weight_decay=0.1"],
+        },
+        {
+            "name": "bitsandbytes.optim:AdEMAMix8bit",
+            "args": {"betas": [0.9, 0.99, 0.999], "weight_decay": 0.1},
+        },
+    ),
+    (
+        "musubi",
+        {"optimizer_type": "prodigyopt.Prodigy", "optimizer_args": "weight_decay=0.1"},
+        {"name": "PRODIGY", "weight_decay": 0.1},
+    ),
+    (
+        "kohya",
+        {"optimizer_type": "RAdam", "optimizer_args": ["eps=1e-6", "foreach=False"]},
+        {"name": "torch.optim:RAdam", "args": {"eps": 1e-6, "foreach": False}},
+    ),
+    (
+        "diffusion-pipe",
+        {
+            "optimizer": {
+                "type": "StableAdamW",
+                "lr": 1e-4,
+                "betas": [0.8, 0.9],
+            }
+        },
+        {"name": "ADAMW", "beta1": 0.8, "beta2": 0.9},
+    ),
+    (
+        "diffusion-pipe",
+        {"optimizer": {"type": "Lamb", "lr": 1e-4, "betas": [0.8, 0.9], "eps": 1e-7}},
+        {
+            "name": "pytorch_optimizer:Lamb",
+            "args": {"betas": [0.8, 0.9], "eps": 1e-7},
+        },
+    ),
+    (
+        "onetrainer",
+        {
+            "optimizer": {
+                "optimizer": "DADAPT_LION",
+                "beta1": 0.9,
+                "beta2": 0.95,
+                "weight_decay": 0.1,
+                "d0": 1e-5,
+                "log_every": 0,
+            },
+            "learning_rate": 1.0,
+        },
+        {
+            "name": "pytorch_optimizer:DAdaptLion",
+            "args": {"betas": [0.9, 0.95], "weight_decay": 0.1, "d0": 1e-5},
+        },
+    ),
+    (
+        "simpletuner",
+        {"optimizer": "bnb-lion8bit-paged"},
+        {"name": "bitsandbytes.optim:PagedLion8bit"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("trainer", "keys", "ours"), OPTIMIZERS)
+def test_an_optimizer_becomes_its_class_with_its_arguments(
+    trainer: str, keys: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    values = flat_leaves(keys)
+    found = translate(ForeignConfig(trainer, values, (CONFIGS / "x",), ()))
+    assert found.config["optimizer"] == ours
+
+
+SCHEDULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "musubi",
+        {
+            "lr_scheduler": "cosine_with_min_lr",
+            "lr_scheduler_min_lr_ratio": 0.1,
+            "learning_rate": 2e-4,
+        },
+        {"learning_rate_scheduler": "COSINE", "learning_rate_min": 2e-5},
+    ),
+    (
+        "musubi",
+        {"lr_scheduler": "warmup_stable_decay", "lr_decay_steps": 50},
+        {"learning_rate_scheduler": "WSD", "learning_rate_decay_steps": 50},
+    ),
+    (
+        "musubi",
+        {"lr_scheduler": "warmup_stable_decay", "lr_decay_steps": 0.25},
+        {"learning_rate_scheduler": "WSD"},
+    ),
+    (
+        "musubi",
+        {"lr_scheduler": "inverse_sqrt", "lr_scheduler_timescale": 40},
+        {"learning_rate_scheduler": "INVERSE_SQRT", "learning_rate_timescale": 40},
+    ),
+    (
+        "onetrainer",
+        {
+            "learning_rate_scheduler": "REX",
+            "learning_rate_min_factor": 0.5,
+            "learning_rate": 1e-3,
+        },
+        {"learning_rate_scheduler": "REX", "learning_rate_min": 5e-4},
+    ),
+    (
+        "onetrainer",
+        {"learning_rate_scheduler": "CONSTANT", "learning_rate_min_factor": 0.5},
+        {"learning_rate_scheduler": "CONSTANT"},
+    ),
+    (
+        "ai-toolkit",
+        {
+            "config": {
+                "process": [
+                    {
+                        "train": {
+                            "lr_scheduler": "cosine",
+                            "lr_scheduler_params": {"eta_min": 1e-6},
+                        }
+                    }
+                ]
+            }
+        },
+        {"learning_rate_scheduler": "COSINE", "learning_rate_min": 1e-6},
+    ),
+]
+
+
+@pytest.mark.parametrize(("trainer", "keys", "ours"), SCHEDULES)
+def test_a_schedule_keeps_its_floor_and_its_lengths(
+    trainer: str, keys: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    values = flat_leaves(keys)
+    found = translate(ForeignConfig(trainer, values, (CONFIGS / "x",), ()))
+    kept = {
+        key: value
+        for key, value in found.config.items()
+        if key.startswith("learning_rate_")
+    }
+    assert kept == pytest.approx(ours)

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config import suggestions
+from videotune.config.installed import refuse_what_is_not_installed
+from videotune.config.optimizer_classes import is_imported
+from videotune.config.optimizers import OPTIMIZERS, optimizer_named
 from videotune.interop.command_files import parse_scalar
 from videotune.sampling.prompts import FLAGS, parse_prompt
 
@@ -137,6 +140,44 @@ def _enum_value(value: Any, _: Path) -> Any:
     return suggestions.others()["values"].get(name, name)
 
 
+def _optimizer(value: Any, folder: Path) -> str:
+    """Convert an optimizer's name, or its class as "module.Class".
+
+    A name that means nothing stays, so that the config says what it may be.
+    """
+    text = str(value).strip()
+    known_name = _enum_value(KNOWN_CLASSES.get(text, text), folder)
+    if known_name in OPTIMIZERS:
+        return str(known_name)
+    if "." in text and ":" not in text:
+        module, _, class_name = text.rpartition(".")
+        text = f"{module}:{class_name}"
+    name = optimizer_named(text.replace("_", "")) or optimizer_named(text) or text
+    if is_imported(name):
+        refuse_what_is_not_installed(name.partition(":")[0], "optimizer.name")
+    return name
+
+
+KNOWN_CLASSES = {
+    "prodigyopt.Prodigy": "PRODIGY",
+    "schedulefree.AdamWScheduleFree": "SCHEDULE_FREE",
+    "came_pytorch.CAME": "CAME",
+    "transformers.Adafactor": "ADAFACTOR",
+    "transformers.optimization.Adafactor": "ADAFACTOR",
+}
+"""Classes that videotune has by a name of its own."""
+
+
+def _class_of_pytorch_optimizer(value: Any, _: Path) -> str:
+    return f"pytorch_optimizer:{str(value).strip()}"
+
+
+def _share_of_rate(value: Any, _: Path) -> float:
+    """Convert [a share, the peak rate] to a rate."""
+    share, rate = value
+    return float(share) * float(rate)
+
+
 CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     None: _as_is,
     "size": _size,
@@ -156,5 +197,8 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "numbers": _numbers,
     "most": _largest,
     "word": _enum_value,
+    "optimizer": _optimizer,
+    "class of pytorch_optimizer": _class_of_pytorch_optimizer,
+    "share of rate": _share_of_rate,
 }
 """Names in the rules -> functions of a value and the config's folder."""

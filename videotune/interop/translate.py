@@ -17,6 +17,7 @@ from videotune.files import read_json
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
+from videotune.interop.optimizer_arguments import with_arguments
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
 from videotune.models.other_models import (
@@ -90,6 +91,7 @@ def translate(theirs: ForeignConfig) -> Imported:
         row = _translate_key(key, filled_values, rule, base, folder)
         row = replace(row, theirs=ruled.values[key])
         rows.append(replace(row, given=key in ruled.given))
+    rows = with_arguments(rows, table.get("optimizer arguments", ()))
     for key, path in theirs.missing:
         rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
 
