@@ -7,15 +7,18 @@ The table is videotune/config/optimizer_classes.json, the page docs/optimizers.m
 import inspect
 import json
 import sys
+import textwrap
 import types
 import typing
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from videotune.config import optimizer_classes
+from videotune.config.optimizer_classes import NEEDED_FOR_ALL
 from videotune.config.optimizers import Optimizer
 from videotune.trainer.optimizer_contract import failures
 from videotune.trainer.optimizers import CONTRACT_RATE
@@ -153,12 +156,100 @@ def new_table() -> dict[str, dict[str, Any]]:
     return {name: with_fails(name, entry) for name, entry in entries.items()}
 
 
+HEAD = """\
+# Optimizers by class
+
+`optimizer.name` takes the names of the table in [Training](train.md), or a class: of torch.optim, pytorch_optimizer or
+bitsandbytes, or `module:Class` of any other installed package.
+`optimizer.args` are its arguments; all others keep the class's own defaults:
+
+```yaml
+optimizer: {name: "pytorch_optimizer:Lamb", args: {betas: [0.9, 0.95], weight_decay: 0.02}}
+```
+
+The case of listed classes does not matter. Without a module a class is looked up among the names in capitals, then in
+torch.optim, pytorch_optimizer and bitsandbytes: `optimizer=lamb`. Names and types of arguments are checked when the
+config is read, values when a run or a plan begins. The rate is `learning_rate`, whose default suits AdamW: another
+class may need another one. Where a class has a default rate of 0.5 or more ("rate 1" below), it multiplies one that it
+finds, and the default of `learning_rate` is 1.
+
+Each class was tried by the same contract on tiny parameters (`videotune/trainer/optimizer_contract.py`). A step whose
+gradient is not finite changes nothing. A run that is saved and resumed takes the same steps bit for bit. Groups have
+rates of their own, and a rate may change with each step. Weights are updated in place in float32. The state is on the
+weights' device. A step needs one backward pass and no closure. The same contract runs with your arguments when a run
+begins, and for a class of another package. One optimizer is built for each group of parameters (LoRA+, the text encoder
+…), so what a class computes over all parameters it computes for each group.
+
+A class of another package runs the code of that package. It must be installed: no file of the current folder, or beside
+a config, is imported. In the studio only a user on the server itself can name one, and an imported project cannot.
+
+The memory of a plan is measured. The bytes of state that a class keeps for small matrices and vectors are told apart by
+what they grow with (numbers, rows, columns, their squares) and summed over the shapes that train.
+
+This page is written by `scripts/write_optimizers.py`, with the versions {versions}.
+
+## Classes that train
+
+"not apart": not with `optimizer.step_in_backward` or STOCHASTIC_ROUNDING, where each tensor has an optimizer of its own.
+"matrices": not with FINE_TUNE or DORA, which train vectors too.
+
+"""
+
+REFUSED_HEAD = """
+## Classes that do not
+
+| class | why |
+|---|---|
+"""
+
+LIMITS = """
+## Limits
+
+- The contract takes twelve steps on a CPU. What a class does first after hundreds of steps has not been seen.
+- Bytes on CUDA, and classes with kernels of their own, have not been measured there.
+- With `sharding: FULL`, FINE_TUNE takes only ADAMW or LION; weights that wait on the host only ADAMW.
+"""
+
+
+def page(entries: dict[str, dict[str, Any]]) -> str:
+    """The page: what can be used, library by library, and what cannot and why."""
+    lines = []
+    refused = []
+    for library in optimizer_classes.LIBRARIES:
+        usable = []
+        for name, entry in entries.items():
+            module, _, class_name = name.partition(":")
+            fails = entry.get("fails", {})
+            needed = [fails[part] for part in fails if part in NEEDED_FOR_ALL]
+            if module == library and needed:
+                refused.append(f"| `{name}` | {needed[0]} |")
+            elif module == library:
+                limits = [LIMITED[part] for part in fails]
+                if entry.get("rate"):
+                    limits.append("rate 1")
+                remark = f" ({', '.join(limits)})" if limits else ""
+                usable.append(f"{class_name}{remark}")
+        text = f"**{library}**: {', '.join(usable)}."
+        lines.append(textwrap.fill(text, 120, break_on_hyphens=False) + "\n")
+    versions = ", ".join(
+        f"{package} {version(package)}"
+        for package in ("torch", "pytorch_optimizer", "bitsandbytes")
+    )
+    head = HEAD.replace("{versions}", versions.replace("+cpu", ""))
+    return head + "\n".join(lines) + REFUSED_HEAD + "\n".join(refused) + "\n" + LIMITS
+
+
+LIMITED = {"apart": "not apart", "vectors": "matrices"}
+"""Parts of the contract that only some trainings need, in short."""
+
+
 def main() -> None:
     entries = new_table()
     lines = [
         f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}"
         for name, entry in entries.items()
     ]
+    PAGE.write_text(page(entries), encoding="utf-8")
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 

@@ -56,6 +56,11 @@ def test_the_table_has_every_class_of_the_installed_libraries() -> None:
     assert entries == listed, "python scripts/write_optimizers.py"
 
 
+def test_the_page_lists_what_the_table_says() -> None:
+    written = write_optimizers.PAGE.read_text(encoding="utf-8")
+    assert written == write_optimizers.page(table())
+
+
 @pytest.mark.parametrize("part", range(8))
 def test_every_class_does_what_the_table_says(part: int) -> None:
     """The same contract for each: skipped steps, exact resume, rates, masters, device."""

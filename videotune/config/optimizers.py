@@ -325,14 +325,15 @@ def _name(value: Any) -> Any:
         return name
 
     hint = nearest_value(value, list(OPTIMIZERS)) or nearest_class(value)
-    names = ", ".join(OPTIMIZERS)
+    if not hint:
+        hint = (
+            f". It takes {', '.join(OPTIMIZERS)}, a class of torch.optim, pytorch_optimizer or bitsandbytes, or "
+            "module:Class of another installed package"
+        )
     raise PydanticCustomError(
         "optimizer_name",
         "{text}",
-        {
-            "text": f"{value[:80]!r} is not one of {names}, and no class of torch.optim, pytorch_optimizer or "
-            f"bitsandbytes{hint or '; a class of another package is named module:Class'}"
-        },
+        {"text": f"there is no optimizer {value[:80]!r}{hint}"},
     )
 
 

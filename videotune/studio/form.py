@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from videotune.config.applies import Facts, unused
 from videotune.config.explain import advice, default, values
 from videotune.config.load import checked_keys, flatten, merge, read_preset, unflatten
+from videotune.config.optimizer_classes import usable_classes
+from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
 from videotune.data.buckets import parse_size
@@ -29,6 +31,9 @@ WIDGET_KINDS: dict[Any, WidgetKind] = {
 }
 """The control of each plain type; all other types are typed in as JSON."""
 
+
+SUGGESTIONS = {"optimizer.name": (*OPTIMIZERS, *usable_classes())}
+"""By key the values that are offered while the user types."""
 
 PATH_KEYS: dict[str, Literal["folder", "file"]] = {
     "base_model_name": "folder",
@@ -68,6 +73,8 @@ class Field:
 
     choices: tuple[str, ...]
     """The options of a choice."""
+    suggestions: tuple[str, ...]
+    """What may be typed, of a text that takes other values too."""
 
     low: float | None
     """The smallest value, as an HTML input takes it."""
@@ -124,6 +131,7 @@ def _field(key: str, schema_field: Any) -> Field:
         section=key.rpartition(".")[0],
         kind=kind,
         choices=choices,
+        suggestions=SUGGESTIONS.get(key, ()),
         low=bounds.get("ge", bounds.get("gt")),
         high=bounds.get("le", bounds.get("lt")),
         help=str(schema_field.description),
