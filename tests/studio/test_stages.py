@@ -72,7 +72,7 @@ def test_the_next_step_moves_on_with_what_is_done(
     answer_plan(cats, plan=PLAN | {"fits": False, "hours": 1.0})
     assert stages_of(cats)["plan"].state == "blocked"
     answer_plan(cats, plan=PLAN | {"fits": True, "hours": 1.5, "hours_beside": 0.0})
-    assert stages_of(cats)["plan"].text == "fits, 90 min"
+    assert stages_of(cats)["plan"].text == "fits, 1 h 30 min"
     assert action_of(cats) == "Start training"
 
     # a plan for other settings is no plan

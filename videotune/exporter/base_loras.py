@@ -223,18 +223,23 @@ def _merged(weight: Tensor, module: AdapterModule, strength: float) -> Tensor:
 
 
 def side_update(
-    family: DiffusersModel, lora: LoraFile, key: str, *, removed: bool = False
+    family: DiffusersModel,
+    lora: LoraFile,
+    key: str,
+    *,
+    removed: bool = False,
+    quiet: bool = False,
 ) -> tuple[str, SideUpdate]:
     """Return the expert of a LoRA file, and its update for the network's outputs.
 
-    A note is printed about differences of weights other than linear ones, which cannot
-    be added to outputs.
+    Differences of weights other than linear ones cannot be added to outputs.
 
     Args:
         family: the model.
         lora: the file.
         key: the key that names it, for errors.
         removed: the update is taken away.
+        quiet: print no note about what is assumed or left out.
 
     Raises:
         VideotuneError: for a file that is not a LoRA of this model, and for adapters of
@@ -242,7 +247,7 @@ def side_update(
     """
     path = check_lora_file(family, lora, key)
     expert = expert_of(family, lora, key)
-    modules, differences = read_lora_file(family, expert, path)
+    modules, differences = read_lora_file(family, expert, path, quiet=quiet)
     strength = -lora.strength if removed else lora.strength
 
     factors = {}
@@ -264,7 +269,7 @@ def side_update(
             biases[module_path] = difference.float() * strength
         else:
             left_out.append(name)
-    if left_out:
+    if left_out and not quiet:
         note(
             f"note: {path.name}: previews leave out {len(left_out)} differences of other"
             f" weights, such as {left_out[0]}"
@@ -278,6 +283,7 @@ def preview_updates(
     loras: Sequence[LoraFile],
     *,
     with_base_loras: bool,
+    quiet: bool = False,
 ) -> dict[str, list[SideUpdate]]:
     """Return what is added to the networks of a run while a preview is drawn, by expert.
 
@@ -287,13 +293,16 @@ def preview_updates(
         loras: the LoRA files that only previews have.
         with_base_loras: False: none of ``base_loras`` is left; True: only those of
             ``training_only`` are taken away.
+        quiet: print no note about what is assumed or left out.
     """
     updates: dict[str, list[SideUpdate]] = {}
     for lora in loras:
-        expert, update = side_update(family, lora, "sample.loras")
+        expert, update = side_update(family, lora, "sample.loras", quiet=quiet)
         updates.setdefault(expert, []).append(update)
     for base_lora in base_loras:
         if base_lora.training_only or not with_base_loras:
-            expert, update = side_update(family, base_lora, "base_loras", removed=True)
+            expert, update = side_update(
+                family, base_lora, "base_loras", removed=True, quiet=True
+            )
             updates.setdefault(expert, []).append(update)
     return updates

@@ -304,8 +304,7 @@ def _merging(
         return weight
 
     return {
-        name: partial(merged, name=name)
-        for name in dict.fromkeys([*before, *adapters])
+        name: partial(merged, name=name) for name in dict.fromkeys([*before, *adapters])
     }
 
 

@@ -14,13 +14,13 @@ from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.console import echo
 from videotune.exporter.adapter_export import export_embedding, export_lora
+from videotune.exporter.base_loras import weight_changes
 from videotune.exporter.formats import (
     PEFT_CONFIG_KEY,
     Exported,
     configured_formats,
     has_no_effect,
 )
-from videotune.exporter.base_loras import weight_changes
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
 from videotune.job.experts import of_expert, prefix, trained

@@ -75,7 +75,7 @@ def build_trainer(
     initial_weights = _initial_weights(config, first, family)
     takes_part = dist.is_main or sharded(config, dist)
     for callback in callbacks:
-        callback.check(takes_part=takes_part)
+        callback.check(family, takes_part=takes_part)
 
     # 2. Encode what the run reads.
     store = _encode(job, family, callbacks, dist, heartbeat)

@@ -230,10 +230,11 @@ class Callback:
         """Return the windows that it reads from the cache, without random frames, crop or image noise."""
         return ()
 
-    def check(self, takes_part: bool) -> None:
+    def check(self, family: DiffusersModel, *, takes_part: bool) -> None:
         """Raise VideotuneError for settings that cannot work, before any work is done.
 
         Args:
+            family: the base model, of which nothing is loaded yet.
             takes_part: whether this process will run it.
         """
 

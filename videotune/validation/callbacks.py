@@ -25,7 +25,11 @@ from videotune.trainer.step import encode_live_text
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Batch, ClipShape, LatentDistribution, Window
 from videotune.validation import selection
-from videotune.validation.decoding import SamplingCallback, broadcast_from_main
+from videotune.validation.decoding import (
+    SamplingCallback,
+    broadcast_from_main,
+    updates_of,
+)
 from videotune.validation.overfitting import (
     OVERFITTING,
     Verdict,
@@ -257,12 +261,15 @@ class Previews(SamplingCallback):
             texts.append(prompt.negative or run_negative)
         return [text for text in dict.fromkeys(texts) if text]
 
-    def check(self, takes_part: bool) -> None:
+    def check(self, family: DiffusersModel, *, takes_part: bool) -> None:
         """Raise VideotuneError if the model cannot sample a preview as it is asked for."""
         if not self.every:
             return
         takes_image = self._job.spec.image_conditioning != "none"
-        for request in selection.preview_requests(self._job):
+        requests = selection.preview_requests(self._job)
+        for settings in dict.fromkeys(request.settings for request in requests):
+            updates_of(family, self._job.config, settings)
+        for request in requests:
             if request.image is None:
                 continue
             if not takes_image:

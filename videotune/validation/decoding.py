@@ -8,11 +8,14 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from videotune.adapters.side_update import UpdatesByExpert
+from videotune.config.schema import Config
 from videotune.config.sections import LoraFile
 from videotune.console import bar, echo
 from videotune.distributed import RankMismatch
 from videotune.exporter.base_loras import preview_updates
 from videotune.memory.out_of_memory import is_out_of_memory
+from videotune.models.base import DiffusersModel
 from videotune.runs.stop_signals import Interrupted
 from videotune.sampling.pipeline import SampleSettings, decode, draw
 from videotune.trainer.trainer import Callback, Trainer
@@ -30,6 +33,31 @@ def broadcast_from_main(trainer: Trainer, value: T) -> T:
     Otherwise return the value of this process.
     """
     return trainer.dist.broadcast(value) if trainer.weights_sharded else value
+
+
+def updates_of(
+    family: DiffusersModel,
+    config: Config,
+    settings: SampleSettings,
+    *,
+    quiet: bool = False,
+) -> UpdatesByExpert:
+    """Return what the networks of a run add to their outputs in a sample.
+
+    Raises VideotuneError for a LoRA file that cannot be added or taken away. Unless
+    ``quiet``, a note says what of a file is left out.
+    """
+    loras = [
+        LoraFile(file=file, strength=strength, expert=expert)
+        for file, strength, expert in settings.loras
+    ]
+    return preview_updates(
+        family,
+        config.base_loras,
+        loras,
+        with_base_loras=settings.base_loras,
+        quiet=quiet,
+    )
 
 
 class SamplingCallback(Callback):
@@ -104,15 +132,7 @@ class SamplingCallback(Callback):
             uint8 frames (T, H, W, 3) of each sample; empty on all but the main process.
         """
         config = trainer.job.config
-        updates = preview_updates(
-            trainer.family,
-            config.base_loras,
-            [
-                LoraFile(file=file, strength=strength, expert=expert)
-                for file, strength, expert in settings.loras
-            ],
-            with_base_loras=settings.base_loras,
-        )
+        updates = updates_of(trainer.family, config, settings, quiet=True)
         progress_bar = bar(f"{self.title} at step {step}")
         # In this order, the weights are restored even if the sampling is interrupted.
         with (

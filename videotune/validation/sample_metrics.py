@@ -17,6 +17,7 @@ import numpy as np
 from videotune.data.video_writer import write_video
 from videotune.files import checked, read_json, write_json, write_whole
 from videotune.job.job import Job
+from videotune.models.base import DiffusersModel
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import file_name
 from videotune.trainer.trainer import Trainer, due
@@ -82,7 +83,7 @@ class SampleMetricsCallback(SamplingCallback):
         """Return the windows whose first frame a sample is conditioned on."""
         return self.plan.first
 
-    def check(self, takes_part: bool) -> None:
+    def check(self, family: DiffusersModel, *, takes_part: bool) -> None:
         """Load the encoder; raise VideotuneError if that fails."""
         if not takes_part:
             return
