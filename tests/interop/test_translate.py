@@ -18,10 +18,10 @@ from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig, read_foreign_config
 from videotune.interop.translate import (
     Imported,
-    TranslatedKey,
     load_rules,
     translate,
 )
+from videotune.interop.translated_key import TranslatedKey
 from videotune.models.registry import find
 
 HERE = Path(__file__).parent

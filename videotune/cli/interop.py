@@ -14,7 +14,8 @@ from videotune.console import answer, doing, echo, print_table, tell
 from videotune.text import counted, plain, shape_words, some
 
 if TYPE_CHECKING:
-    from videotune.interop.translate import Imported, TranslatedKey
+    from videotune.interop.translate import Imported
+    from videotune.interop.translated_key import TranslatedKey
 
 BUCKETS_SHOWN = 4
 

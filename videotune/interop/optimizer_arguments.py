@@ -2,20 +2,16 @@
 its class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from videotune.config import suggestions
 from videotune.config.optimizer_classes import is_class, table, takes
 from videotune.config.optimizers import NUMBERS_OF_NAMES
 from videotune.interop.conversions import CONVERSIONS
-
-if TYPE_CHECKING:
-    from videotune.interop.translate import TranslatedKey
+from videotune.interop.translated_key import TranslatedKey
 
 NAME = "optimizer.name"
 ARGUMENTS = "optimizer.args"

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
 from videotune.interop.optimizer_arguments import with_arguments
+from videotune.interop.translated_key import TranslatedKey
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
 from videotune.models.other_models import (
@@ -29,34 +30,6 @@ from videotune.types import BasePlace
 
 RETRIED_LAST = ("transformer.weight_dtype", "layer_offload_fraction", "compile")
 """Keys that are left out if they do not go with others."""
-
-
-@dataclass(frozen=True)
-class TranslatedKey:
-    """One key of the other trainer's config, and its translation."""
-
-    key: str
-
-    theirs: Any
-    """The key's value."""
-
-    verdict: str
-    """The result.
-
-    same: taken as it is; translated: taken under another name or with another value;
-        none: there is no counterpart; differs: the key does something other than its
-        name suggests; unknown: no rule knows the key; missing: a file that does not
-        exist.
-    """
-
-    ours: dict[str, Any] = field(default_factory=dict)
-    """videotune's keys and values."""
-
-    note: str = ""
-    source: str = ""
-
-    given: bool = True
-    """Whether the config has the key; False for a default of the trainer."""
 
 
 @dataclass(frozen=True)
