@@ -26,7 +26,7 @@ from videotune.trainer import optimizer_contract
 from videotune.trainer.optimizer_bytes import state_bytes
 from videotune.trainer.optimizer_contract import failures, refuse_what_fails
 from videotune.trainer.optimizer_state import load_optimizer_state, optimizer_state
-from videotune.trainer.optimizers import make_optimizer, step_if_finite
+from videotune.trainer.optimizers import make_optimizer, parts_of, step_if_finite
 
 GOOD = torch.tensor(True)
 COMPILED = {"pytorch_optimizer:Kron", "pytorch_optimizer:SpectralSphere"}
@@ -378,6 +378,23 @@ def test_nested_states_are_kept_bit_for_bit(installed: None) -> None:
     assert state["pair"][0] == 3
     assert part.state["count"] == {"steps": 4}
     assert part.param_groups[0]["seen"] == pytest.approx(0.4)
+
+
+def test_a_number_on_the_host_stays_there() -> None:
+    """torch counts steps on the host, and looks at them there."""
+    weight = nn.Parameter(torch.ones(2, device="meta"))
+    state = {"step": torch.tensor(3.0), "mean": torch.ones(2, device="meta")}
+    for name, kept in (("torch.optim:Adam", {"w.step&", "w.mean"}), ("ADAMW", None)):
+        optimizer = make_optimizer({"all": [weight]}, settings_of(name))
+        part = parts_of(optimizer)[0]
+        part.state[weight] = dict(state)
+        flat = optimizer_state(optimizer, {"w": weight})
+        names = {key for key in flat if "@" not in key}
+        assert names == (kept or {"w.step", "w.mean"})
+        load_optimizer_state(optimizer, {"w": weight}, flat)
+        device = "cpu" if kept else "meta"
+        assert part.state[weight]["step"].device.type == device
+        assert part.state[weight]["mean"].device.type == "meta"
 
 
 def described(value: Any) -> Tensor:

@@ -31,6 +31,11 @@ COUNTED = frozenset(
 schedule-free AdamW its weights' sum.
 """
 
+ON_HOST = "&"
+"""Ends the name of a number that is on the host although its parameter is not, such as
+torch's step.
+"""
+
 SET_BY_RUN = frozenset(("params", "name", "lr"))
 """Keys of a group that the run sets."""
 
@@ -54,10 +59,12 @@ def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Ten
             if isinstance(owner, Tensor):
                 states[id(owner)] = state
 
+    is_of_class = isinstance(optimizer, ClassOptimizers)
     flat: dict[str, Tensor] = {}
     for name, parameter in names.items():
         for key, value in states.get(id(parameter), {}).items():
-            flat |= _flat(f"{name}.{key}", value)
+            stays = is_of_class and _stays_on_host(value, parameter)
+            flat |= _flat(f"{name}.{key}{ON_HOST if stays else ''}", value)
 
     names_by_id = {id(parameter): name for name, parameter in names.items()}
     if isinstance(optimizer, ClassOptimizers):
@@ -76,6 +83,11 @@ def names_with_state(flat: Iterable[str]) -> set[str]:
     """Return the parameters that have a state of their own in flat tensors."""
     pairs = [full_key.rpartition(".") for full_key in flat]
     return {name for name, _, key in pairs if not key.startswith(GROUP)}
+
+
+def _stays_on_host(value: Any, parameter: Tensor) -> bool:
+    is_on_host = isinstance(value, Tensor) and value.device.type == "cpu"
+    return is_on_host and parameter.device.type != "cpu" and value.ndim == 0
 
 
 def _own_state(
@@ -185,6 +197,8 @@ def _unflat(key: str, value: Tensor, device: torch.device) -> Any:
         return float(value)
     if key.endswith("?"):
         return bool(value)
+    if key.endswith(ON_HOST):
+        return value.cpu()
     return value.to(device)
 
 
@@ -200,7 +214,7 @@ def _joined(flat: Mapping[str, Tensor], device: torch.device) -> dict[str, Any]:
         elif percent:
             descriptions[name] = tensor
         else:
-            values[key.rstrip("#~?")] = _unflat(key, tensor, device)
+            values[key.rstrip("#~?&")] = _unflat(key, tensor, device)
 
     for name, tensor in descriptions.items():
         if tensor.numel() > MOST_NESTED:
