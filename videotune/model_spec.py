@@ -148,7 +148,7 @@ class ModelSpec:
     pass.
     """
     schedulers: tuple[str, ...] = ()
-    """diffusers' schedulers that its pipeline samples with, its own first."""
+    """diffusers' schedulers that its pipeline samples with."""
     rescales_guidance: bool = False
     """Whether its pipeline takes ``guidance_rescale``."""
     padded_tokens: int | None = None

@@ -23,6 +23,7 @@ from videotune.models.checkpoint import tokenizer_of
 from videotune.models.hidream_network import make_trainable, one_frame_vae
 from videotune.models.loading import count_tokens
 from videotune.models.model_files import model_parts, read_config
+from videotune.models.pipelines import FLOW_SCHEDULERS
 from videotune.types import (
     Batch,
     ClipShape,
@@ -116,11 +117,7 @@ class HiDream(DiffusersModel):
         keeps_variance=True,
         text_numbers=16779264,
         padded_tokens=4096,
-        schedulers=(
-            "UniPCMultistepScheduler",
-            "FlowMatchEulerDiscreteScheduler",
-            "FlowMatchLCMScheduler",
-        ),
+        schedulers=FLOW_SCHEDULERS,
     )
     tiny_parts = {
         "_class_name": "HiDreamImagePipeline",

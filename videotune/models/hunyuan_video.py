@@ -20,6 +20,7 @@ from videotune.models.hunyuan_encoder import (
     save_memory,
 )
 from videotune.models.loading import read_tokenizer
+from videotune.models.pipelines import FLOW_SCHEDULERS
 from videotune.types import (
     Batch,
     ClipShape,
@@ -289,11 +290,7 @@ class HunyuanVideo(DiffusersModel):
                 ),
             )
         },
-        schedulers=(
-            "FlowMatchEulerDiscreteScheduler",
-            "FlowMatchLCMScheduler",
-            "UniPCMultistepScheduler",
-        ),
+        schedulers=FLOW_SCHEDULERS,
     )
     tiny_parts = {
         "_class_name": "HunyuanVideoPipeline",

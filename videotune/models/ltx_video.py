@@ -6,7 +6,7 @@ first frame that is fed clean. Positions in time are in seconds, so fps counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
+    FLOW_SCHEDULERS,
+    initial_latents,
     load_scheduler,
     vae_stand_in,
     without_shift_warning,
@@ -128,11 +130,7 @@ class LTXVideo(DiffusersModel):
         image_conditioning="replace",
         first_frame=0.1,
         sample_shape=(161, 512, 704),
-        schedulers=(
-            "FlowMatchEulerDiscreteScheduler",
-            "FlowMatchLCMScheduler",
-            "UniPCMultistepScheduler",
-        ),
+        schedulers=FLOW_SCHEDULERS,
         rescales_guidance=True,
         keeps_variance=True,
         shift_by_tokens=(1024.0, 0.95, 4096.0, 2.05),
@@ -265,12 +263,10 @@ class LTXVideo(DiffusersModel):
             version = "0.9.5+"
             text_tokens = NEWER_TOKENS
             licence = LICENCE if size == "13B" else f"OpenRAIL-M or {LICENCE}"
-            schedulers = cls.spec.schedulers[:1]  # it passes a timestep for each token
         else:
             version = "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
             text_tokens = cls.spec.text_tokens
             licence = cls.spec.licence
-            schedulers = cls.spec.schedulers
 
         spatial = _stride(vae, "spatial", 4)
         temporal = _stride(vae, "temporal", 1)
@@ -289,7 +285,8 @@ class LTXVideo(DiffusersModel):
             text_tokens=text_tokens,
             text_width=net["caption_channels"],
             licence=licence,
-            schedulers=schedulers,
+            # The newer pipeline passes a timestep for each token.
+            schedulers=FLOW_SCHEDULERS[:1] if newer else FLOW_SCHEDULERS,
             shift_by_tokens=_shifts(scheduler),
         )
 
@@ -508,7 +505,7 @@ class LTXVideo(DiffusersModel):
         elif first is not None:
             pipeline_class = diffusers.LTXImageToVideoPipeline
             arguments["latents"] = _tokens(
-                _initial_latents(first.float(), size, generators)
+                initial_latents(first.float(), size, generators)
             )
 
         vae = vae_stand_in(self.spec, first, self.device)
@@ -578,22 +575,3 @@ def _shifts(scheduler: Mapping[str, Any]) -> tuple[float, float, float, float]:
 def _tokens(latents: Tensor) -> Tensor:
     """Latents (B,C,F,H,W) -> tokens (B,F·H·W,C), as the transformer takes them."""
     return latents.flatten(2).transpose(1, 2)
-
-
-def _initial_latents(
-    first: Tensor, size: tuple[int, int, int], generators: Sequence[torch.Generator]
-) -> Tensor:
-    """Return the latents with which image-to-video begins.
-
-    Args:
-        first: clean first frames (B,C,1,H,W).
-        size: (F, H, W) of the result.
-        generators: one per sample; the rest is the noise that the pipeline would draw
-            from them.
-    """
-    noise = []
-    for frame, generator in zip(first, generators, strict=True):
-        # The pipeline draws the image's latents first.
-        torch.randn(frame[None].shape, generator=generator)
-        noise.append(torch.randn((1, frame.shape[0], *size), generator=generator))
-    return torch.cat([first, torch.cat(noise).to(first)[:, :, 1:]], dim=2)

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+FLOW_SCHEDULERS = (
+    "FlowMatchEulerDiscreteScheduler",
+    "FlowMatchLCMScheduler",
+    "UniPCMultistepScheduler",
+)
+"""Schedulers for flow matching that take the arguments of most pipelines."""
+
+
 def bare_pipeline(cls: Any, **parts: Any) -> Any:
     """Build a pipeline of these components; other required components are None."""
     required = [
@@ -222,3 +230,22 @@ def without_shift_warning(scheduler: Any) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def initial_latents(
+    first: Tensor, size: tuple[int, int, int], generators: Sequence[torch.Generator]
+) -> Tensor:
+    """Return the latents with which image-to-video begins.
+
+    Args:
+        first: clean first frames (B,C,1,H,W).
+        size: (F, H, W) of the result.
+        generators: one per sample; the rest is the noise that the pipeline would draw
+            from them.
+    """
+    noise = []
+    for frame, generator in zip(first, generators, strict=True):
+        # The pipeline draws the image's latents first.
+        torch.randn(frame[None].shape, generator=generator)
+        noise.append(torch.randn((1, frame.shape[0], *size), generator=generator))
+    return torch.cat([first, torch.cat(noise).to(first)[:, :, 1:]], dim=2)

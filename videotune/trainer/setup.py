@@ -73,15 +73,11 @@ def build_trainer(
     refuse_text(family, config)
 
     initial_weights = _initial_weights(config, first, family)
-    takes_part = dist.is_main or sharded(config, dist)
     for callback in callbacks:
-        callback.check(family, takes_part=takes_part)
+        callback.check(family, takes_part=_samples(config, dist))
 
     # 2. Encode what the run reads.
     store = _encode(job, family, callbacks, dist, heartbeat)
-    if takes_part:
-        for callback in callbacks:
-            callback.encode(family)
 
     # 3. Load the denoisers.
     heartbeat.set("loading")
@@ -144,13 +140,15 @@ def _encode(
     dist: DistributedContext,
     heartbeat: Heartbeat,
 ) -> LatentCache:
-    """Fill the cache with what the run and its callbacks read."""
+    """Fill the cache with what the run and its callbacks read, and let the callbacks
+    encode what it does not keep.
+    """
     windows: list[Window] = []
     for callback in callbacks:
         windows += callback.windows()
 
     heartbeat.set("encoding")
-    return fill_distributed(
+    store = fill_distributed(
         job,
         family,
         reads_of(job, _prompts(callbacks), windows),
@@ -158,6 +156,15 @@ def _encode(
         keep_bytes=CACHE_BYTES_IN_MEMORY,
         tell=heartbeat.progress,
     )
+    if _samples(job.config, dist):
+        for callback in callbacks:
+            callback.encode(family)
+    return store
+
+
+def _samples(config: Config, dist: DistributedContext) -> bool:
+    """Whether this process takes part in previews."""
+    return dist.is_main or sharded(config, dist)
 
 
 def _refuse_other_base(run: Path, fingerprints: Mapping[str, str]) -> None:
