@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import paths, projects, queue_page
 from videotune.studio.paths import PathRule
@@ -85,6 +86,8 @@ KEYS = {
     "transformer.file": '["/models/x.safetensors", null]',
     "sample_metrics.encoder": "/models/clip",
     "optimizer.name": "prodigyopt:Prodigy",
+    "base_loras": '["/models/x.safetensors"]',
+    "sample.loras": '[{"file": "/models/x.safetensors", "strength": 0.5}]',
 }
 
 
@@ -96,6 +99,24 @@ def test_no_key_of_the_form_names_a_file_elsewhere(
     assert visitor.post("/p/cats/setup/set", data=form).status_code == 422
     assert projects.draft(cats) == {}
     assert client.post("/p/cats/setup/set", data=form).status_code == 200
+
+
+def test_no_prompt_names_an_image_elsewhere(
+    tmp_path: Path, cats: projects.Project, visitor: Any
+) -> None:
+    secret = "/home/me/secret.png"
+    value = json.dumps([{"prompt": "a cat", "image": secret}])
+    answer = visitor.post("/p/cats/setup/set", data={"key": "samples", "value": value})
+    assert answer.status_code == 422
+    assert projects.draft(cats) == {}
+
+    prompts = cats.folder / "prompts.txt"
+    prompts.write_text(f"a cat --i {secret}\n")
+    for keys in ({"samples": str(prompts)}, {"settings": {"samples": str(prompts)}}):
+        with pytest.raises(VideotuneError):
+            PathRule(tmp_path, is_restricted=True).check_config(keys)
+        PathRule(tmp_path, is_restricted=False).check_config(keys)
+    PathRule(tmp_path, is_restricted=True).check_config({"samples": ["a file.txt"]})
 
 
 def test_no_sweep_names_a_file_elsewhere(

@@ -19,6 +19,7 @@ from videotune.config.optimizer_classes import is_imported
 from videotune.config.optimizers import optimizer_named
 from videotune.errors import VideotuneError
 from videotune.files import walk_json
+from videotune.sampling.prompts import ENDINGS
 
 CAPTION_SERVERS_VARIABLE = "VIDEOTUNE_STUDIO_CAPTION_SERVERS"
 """Environment variable with the addresses of servers inside the network that everybody
@@ -77,10 +78,17 @@ class PathRule:
 
     def check_config(self, keys: Any) -> None:
         """Raise VideotuneError if any value of a config is a path that may not be named,
-        or an optimizer whose code would be imported.
+        a file that names further paths, or an optimizer whose code would be imported.
         """
         for key, text in _texts(keys):
             self.check_path(text, key)
+            # Such a file could change between a check of what it names and the run.
+            is_prompts = key.rpartition(".")[2] == "samples" and text.endswith(ENDINGS)
+            if self.is_restricted and is_prompts:
+                raise VideotuneError(
+                    f"{key}: only a user on the server itself can name a file of prompts,"
+                    f" such as {text[:200]!r}. Write the prompts into the field"
+                )
         if self.is_restricted:
             refuse_imported_optimizer(keys)
 
