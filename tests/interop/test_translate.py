@@ -547,3 +547,48 @@ def test_a_schedule_keeps_its_floor_and_its_lengths(
         if key.startswith("learning_rate_")
     }
     assert kept == pytest.approx(ours)
+
+
+LORA_FILES = {
+    "two with one strength each": (
+        {"base_weights": ["a.safetensors", "b.safetensors"], "base_weights_multiplier": [1.0, 0.5]},
+        "base_loras",
+        [("a.safetensors", 1.0), ("b.safetensors", 0.5)],
+    ),
+    "one without": ({"base_weights": "a.safetensors"}, "base_loras", [("a.safetensors", 1.0)]),
+    "too few strengths": (
+        {"base_weights": ["a.safetensors", "b.safetensors"], "base_weights_multiplier": [2]},
+        "base_loras",
+        [("a.safetensors", 2.0), ("b.safetensors", 1.0)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LORA_FILES)
+def test_lora_files_under_the_training(name: str, tmp_path: Path) -> None:
+    values, key, entries = LORA_FILES[name]
+    theirs = ForeignConfig("musubi", values, (tmp_path / "x.toml",), ())
+    config = resolve(translate(theirs).config, {}, None).config
+    found = [(lora.file, lora.strength) for lora in getattr(config, key)]
+    assert found == [(str(tmp_path / file), strength) for file, strength in entries]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "assistant", "preview"),
+    [
+        ("ai-toolkit", "config.process.0.model.assistant_lora_path", "config.process.0.model.inference_lora_path"),
+        ("simpletuner", "assistant_lora_path", "validation_adapter_path"),
+    ],
+)  # fmt: skip
+def test_a_training_adapter_and_a_lora_of_previews(
+    trainer: str, assistant: str, preview: str, tmp_path: Path
+) -> None:
+    values = {assistant: "train.safetensors", preview: "fast.safetensors"}
+    theirs = ForeignConfig(trainer, values, (tmp_path / "x.yaml",), ())
+    config = resolve(translate(theirs).config, {}, None).config
+    (below,) = config.base_loras
+    assert below.training_only
+    assert below.file == str(tmp_path / "train.safetensors")
+    assert [lora.file for lora in config.sample.loras] == [
+        str(tmp_path / "fast.safetensors")
+    ]

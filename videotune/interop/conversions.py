@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,26 @@ def _weights(value: Any, folder: Path) -> str | None:
     # Path.is_file raises OSError for a name that is too long.
     is_weights = path.suffix == ".safetensors" and os.path.isfile(path)
     return str(path.absolute()) if is_weights else None
+
+
+def _lora_files(value: Any, folder: Path) -> list[dict[str, Any]]:
+    """Convert [files, strengths] of LoRA files; either may be single or missing."""
+    files, strengths = value
+    if not isinstance(files, list):
+        files = [files]
+    if not isinstance(strengths, list):
+        strengths = [strengths] * len(files)
+    entries = []
+    for file, strength in zip_longest(files, strengths[: len(files)]):
+        entry: dict[str, Any] = {"file": _path(file, folder)}
+        if strength is not None:
+            entry["strength"] = float(strength)
+        entries.append(entry)
+    return entries
+
+
+def _training_adapter(value: Any, folder: Path) -> list[dict[str, Any]]:
+    return [{"file": _path(value, folder), "training_only": True}]
 
 
 def _low_expert(value: Any, folder: Path) -> list[Any]:
@@ -187,6 +208,8 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "path": _path,
     "path or id": _path_or_id,
     "weights": _weights,
+    "LoRA files": _lora_files,
+    "training adapter": _training_adapter,
     "low expert": _low_expert,
     "high expert": _high_expert,
     "prompts": _prompts,
