@@ -177,6 +177,10 @@ REFUSED = (
     ("wan", {"optimizer.name": "PRODIGY", "learning_rate": 1.0, "training_method": "FINE_TUNE",
              "text_encoder.train": True, "text_encoder.learning_rate": 1e-4}),
     ("wan", {"datasets": [{"path": "clips", "kind": "validation", "caption_weights": [1.0]}]}),
+    ("wan", {"datasets": [{"path": "clips", "kind": "validation", "caption_shuffle": True}]}),
+    ("wan", {"datasets": [{"path": "clips", "caption_keep_tokens": 1}]}),
+    ("wan", {"datasets": [{"path": "clips", "caption_wildcards": True, "caption_separator": ";"}]}),
+    ("wan", {"datasets": [{"path": "clips", "caption_variants": 3}]}),
 )  # fmt: skip
 
 

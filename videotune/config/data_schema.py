@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from videotune.config.fields import (
+    CaptionExtension,
     DatasetKind,
     FrameCount,
     Layout,
@@ -53,6 +54,31 @@ class Dataset(Section):
     """how often each window of the dataset is shown in an epoch"""
     trigger: str | None = data(None)
     """a word added once to every caption that does not have it"""
+    caption_prefix: str | None = data(None, min_length=1, max_length=2000)
+    """text in front of every caption, after which a space is put if it lacks one"""
+    caption_suffix: str | None = data(None, min_length=1, max_length=2000)
+    """text behind every caption; a space is put between, unless it begins with one or
+    with punctuation
+    """
+    caption_extension: CaptionExtension = data(".txt")
+    """ending of the files that hold the captions, such as .caption or .tags"""
+    caption_shuffle: bool = data(False)
+    """put the tags of a caption into other orders; see caption_variants"""
+    caption_tag_dropout: Annotated[float, Field(ge=0, lt=1)] = data(0.0)
+    """share of the tags that are left out of a caption, drawn for each of its variants
+    """
+    caption_keep_tokens: int = data(0, ge=0, le=1000)
+    """caption_shuffle, caption_tag_dropout: number of first tags that stay where they
+    are
+    """
+    caption_separator: str = data(",", min_length=1, max_length=16)
+    """what is between the tags of a caption"""
+    caption_wildcards: bool = data(False)
+    """a caption's {red|blue} becomes one of the texts between the bars"""
+    caption_variants: int = data(8, ge=2, le=256)
+    """texts that caption_shuffle, caption_tag_dropout and caption_wildcards make of each
+    caption, the first without chance; each is encoded once
+    """
     caption_weights: (
         Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)] | None
     ) = data(None)
@@ -69,6 +95,15 @@ class Dataset(Section):
     """regularization: true (default): learn what the base model predicts; false: the
     clips themselves
     """
+
+    @property
+    def varies_captions(self) -> bool:
+        """Whether several texts are made of a caption."""
+        return (
+            self.caption_shuffle
+            or self.caption_tag_dropout > 0
+            or self.caption_wildcards
+        )
 
 
 class VideoConfig(Section):

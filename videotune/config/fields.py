@@ -11,6 +11,7 @@ FrameCount = Annotated[int, Field(ge=1, le=10_000)]
 DatasetKind = Literal["train", "validation", "regularization"]
 Layout = Literal["chunks", "head", "slide"]
 Resolution = int | str | list[int | str]
+CaptionExtension = Annotated[str, Field(pattern=r"^\.[A-Za-z0-9_]{1,16}$")]
 
 
 def word(value: Any) -> Any:

@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Any
 
 from videotune.config.applies import Facts, unused
+from videotune.config.data_schema import Dataset
 from videotune.config.fields import ROUNDED
 from videotune.config.optimizer_classes import (
     NEEDED_FOR_ALL,
@@ -381,8 +382,32 @@ def _of_datasets(config: Config) -> Iterator[str]:
             yield f"datasets.repeats: {does_not_use}: it is measured, never trained"
         if dataset.kind == "validation" and dataset.caption_weights is not None:
             yield f"datasets.caption_weights: {does_not_use}: it is measured with each clip's first caption"
+        yield from _of_captions(dataset)
         if dataset.kind == "validation" and dataset.loss_weight != 1.0:
             yield f"datasets.loss_weight: {does_not_use}: it is measured, never trained"
+
+
+def _of_captions(dataset: Dataset) -> Iterator[str]:
+    """Yield keys of captions that need another key, or that the dataset cannot use."""
+    if dataset.kind == "validation" and dataset.varies_captions:
+        yield (
+            "datasets.caption_shuffle, caption_tag_dropout, caption_wildcards: the validation dataset "
+            f"{dataset.path} does not use them: it is measured with each clip's first caption. Leave them out"
+        )
+
+    splits_tags = dataset.caption_shuffle or dataset.caption_tag_dropout > 0
+    fields = Dataset.model_fields
+    for key, is_used, needs in (
+        ("caption_keep_tokens", splits_tags, "caption_shuffle or caption_tag_dropout"),
+        ("caption_separator", splits_tags, "caption_shuffle or caption_tag_dropout"),
+        (
+            "caption_variants",
+            dataset.varies_captions,
+            "caption_shuffle, caption_tag_dropout or caption_wildcards",
+        ),
+    ):
+        if getattr(dataset, key) != fields[key].default and not is_used:
+            yield f"datasets.{key}: {dataset.path} does not use it without {needs}. Set that, or leave it out"
 
 
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:

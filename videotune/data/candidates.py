@@ -14,11 +14,11 @@ from typing import NamedTuple
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.buckets import Size, SizeChoices, choose_size
+from videotune.data.caption_variants import trained_captions
 from videotune.data.captions import (
     join_lines,
     read_caption_text,
     split_variants,
-    with_trigger,
 )
 from videotune.data.clip_file import ClipFile, repeats_of
 from videotune.data.content_scan import ContentScan
@@ -107,9 +107,15 @@ class Candidate:
             return self.content_id
         return digest([self.content_id, "tone-mapped", TONE_MAPPING_VERSION])
 
-    def to_clip(self) -> Clip:
-        """Build the clip of a candidate without a problem."""
+    def to_clip(self, seed: int) -> Clip:
+        """Build the clip of a candidate without a problem; the seed is the run's."""
         dataset = self.dataset
+        captions, caption_weights = trained_captions(
+            self.captions,
+            dataset,
+            seed,
+            fixed=self.held_out or dataset.kind == "validation",
+        )
         preserves_prior = (
             dataset.kind == "regularization" and dataset.prior_preservation is not False
         )
@@ -118,14 +124,12 @@ class Candidate:
             id=self.clip_id,
             path=self.path,
             source=self.source,
-            captions=tuple(
-                with_trigger(text, dataset.trigger) for text in self.captions
-            ),
+            captions=captions,
             held_out=self.held_out,
             kind=dataset.kind,
             repeats=dataset.repeats * self.repeats[1],
             loss_weight=dataset.loss_weight,
-            caption_weights=tuple(dataset.caption_weights or ()),
+            caption_weights=caption_weights,
             target="base" if preserves_prior else "clip",
             still=self.media.still,
         )

@@ -9,6 +9,12 @@ from videotune.data.captions import split_variants
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.probe import VIDEO_SUFFIXES
 
+CAPTION_SUFFIX = ".txt"
+"""Suffix of caption files, unless a dataset sets another."""
+
+CAPTION_SUFFIXES = (".txt", ".caption", ".captions", ".cap", ".tags", ".prompt")
+"""Suffixes of files that hold nothing but captions, to which a link may lead anywhere."""
+
 CLIP_SUFFIXES = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
 """Suffixes of clips in a dataset, in lower case."""
 
@@ -71,11 +77,13 @@ def repeats_of(root: Path, path: Path) -> tuple[str, int]:
     return folder, int(match[1])
 
 
-def text_files_by_name(files: Collection[str]) -> dict[str, str]:
-    """Return text files by their path with the suffix in lower case.
+def text_files_by_name(files: Collection[str], suffix: str) -> dict[str, str]:
+    """Return files with the suffix of captions by their path with the suffix as it is
+    set.
 
     NAME.TXT is a caption too; if there is NAME.txt as well, that one is used.
     """
-    text_files = sorted(path for path in files if path.lower().endswith(".txt"))
-    lower_case_last = sorted(text_files, key=lambda path: path.endswith(".txt"))
-    return {path[:-4] + ".txt": path for path in lower_case_last}
+    lower_case = suffix.lower()
+    text_files = sorted(path for path in files if path.lower().endswith(lower_case))
+    exact_case_last = sorted(text_files, key=lambda path: path.endswith(suffix))
+    return {path[: -len(suffix)] + suffix: path for path in exact_case_last}

@@ -10,7 +10,7 @@ from typing import Any
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
-from videotune.data.archives import FileProgressFn, silent
+from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent
 from videotune.data.buckets import (
     SizeChoices,
     is_valid_size,
@@ -19,7 +19,8 @@ from videotune.data.buckets import (
 )
 from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_accounts import account_of
-from videotune.data.dataset_notes import notes_on_clips
+from videotune.data.clip_file import CLIP_SUFFIXES
+from videotune.data.dataset_notes import notes_on_clips, variant_notes
 from videotune.data.file_checks import refuse_links
 from videotune.data.frame_counts import (
     planned_frames,
@@ -107,7 +108,9 @@ def scan(
         # once.
         size_choices = _size_choices(dataset, config, rules)
         video = _video_settings(dataset, config)
-        location = open_location(dataset.path, cache, progress)
+        location = open_location(
+            dataset.path, cache, progress, caption_suffix=dataset.caption_extension
+        )
         locations.append(location)
         notes += location.notes
         for file in location.files:
@@ -130,7 +133,7 @@ def scan(
     notes += index.notes
     notes += _hold_out(usable, locations, config, rules)
     notes += notes_on_clips(usable, config.video_config, rules)
-    return _build_library(candidates, locations, notes, rules)
+    return _build_library(candidates, locations, notes, rules, config.seed)
 
 
 def _size_choices(dataset: Dataset, config: Config, rules: VideoRules) -> SizeChoices:
@@ -164,6 +167,13 @@ def _check_settings(config: Config, rules: VideoRules) -> list[str]:
             raise VideotuneError(
                 f"datasets: {path} is named {count} times. "
                 "To show it more often, set its repeats."
+            )
+
+    for dataset in config.datasets:
+        if dataset.caption_extension.lower() in (*CLIP_SUFFIXES, *ARCHIVE_SUFFIXES):
+            raise VideotuneError(
+                f"datasets.caption_extension: {dataset.caption_extension} of {dataset.path} is "
+                "the ending of clips or archives. Set that of the text files, such as .txt."
             )
 
     video = config.video_config
@@ -258,6 +268,7 @@ def _build_library(
     locations: Sequence[Location],
     notes: Sequence[str],
     rules: VideoRules,
+    seed: int,
 ) -> Library:
     clips: list[Clip] = []
     windows: list[Window] = []
@@ -273,7 +284,7 @@ def _build_library(
             accounts.append(account_of(candidate, None, rules))
             continue
 
-        clip = candidate.to_clip()
+        clip = candidate.to_clip(seed)
         clips.append(clip)
         accounts.append(account_of(candidate, clip, rules))
         media[candidate.clip_id] = candidate.media
@@ -282,6 +293,7 @@ def _build_library(
         else:
             windows += candidate.sampling.windows
 
+    notes = [*notes, *variant_notes(candidates, clips)]
     return Library(
         clips=tuple(clips),
         windows=tuple(windows),

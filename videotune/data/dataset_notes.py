@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from statistics import median
 
@@ -17,6 +17,8 @@ from videotune.data.frame_counts import (
     split_by_frame_count,
 )
 from videotune.model_spec import VideoRules
+from videotune.text import counted
+from videotune.types import Clip
 
 FEWEST_NUMBERED_STILLS = 16
 """Images numbered without a gap, and equal in size, from which on a note asks whether
@@ -195,6 +197,27 @@ def _caption_line_notes(candidates: Sequence[Candidate]) -> list[str]:
     elif prose:
         note += f": {prose} of them have paragraphs, so they look like one text"
     return [note]
+
+
+def variant_notes(candidates: Iterable[Candidate], clips: Iterable[Clip]) -> list[str]:
+    """Return a note on each dataset whose captions have variants: how many texts are
+    encoded.
+    """
+    clips_by_id = {clip.id: clip for clip in clips}
+    written: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
+    for candidate in candidates:
+        dataset = candidate.dataset
+        if candidate.problem is None and dataset.varies_captions:
+            clip = clips_by_id[candidate.clip_id]
+            written.setdefault(dataset.path, set()).update(candidate.captions)
+            texts.setdefault(dataset.path, set()).update(clip.captions)
+    return [
+        f"{path}: {counted(len(captions), 'caption')} give "
+        f"{counted(len(texts[path]), 'text')} (caption_variants); each is encoded once and "
+        "cached"
+        for path, captions in written.items()
+    ]
 
 
 def _numbered_still_notes(candidates: Sequence[Candidate]) -> list[str]:

@@ -35,6 +35,9 @@ class LayoutNotes:
     prefix: str
     """Beginning of all paths, which notes leave out."""
 
+    caption_suffix: str
+    """Suffix of caption files."""
+
     def all(self) -> list[str]:
         """Return the notes in their usual order."""
         return [
@@ -157,9 +160,10 @@ class LayoutNotes:
         They are in folders called captions, or in folders in which at least half of the
         clips have a text file. Other text files are ignored.
         """
-        caption_files = text_files_by_name(self.files)
+        caption_files = text_files_by_name(self.files, self.caption_suffix)
         sibling_captions = [
-            os.path.splitext(str(clip.path))[0] + ".txt" for clip in self.clips
+            os.path.splitext(str(clip.path))[0] + self.caption_suffix
+            for clip in self.clips
         ]
         expected_captions = {str(clip.expected_caption) for clip in self.clips}
 

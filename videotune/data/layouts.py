@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from videotune.data.archives import ARCHIVE_SUFFIXES
-from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile, text_files_by_name
+from videotune.data.clip_file import (
+    CAPTION_SUFFIX,
+    CAPTION_SUFFIXES,
+    CLIP_SUFFIXES,
+    ClipFile,
+    text_files_by_name,
+)
 from videotune.data.layout_notes import UNREAD_SUFFIXES, LayoutNotes
 from videotune.data.metadata_files import METADATA_NAMES, MetadataRow, read_metadata
 from videotune.errors import VideotuneError
@@ -34,7 +40,7 @@ def refuse_no_folder(root: Path) -> None:
 
 
 def read_folder(
-    root: Path, within: Path | None = None
+    root: Path, within: Path | None = None, caption_suffix: str = CAPTION_SUFFIX
 ) -> tuple[list[ClipFile], list[str]]:
     """Find all videos and images in a folder, and those that its metadata files list.
 
@@ -46,7 +52,8 @@ def read_folder(
     Args:
         root: the dataset's folder.
         within: captions and metadata files that are links may lead out of this folder
-            only to a .txt, .csv or .jsonl; default is ``root``.
+            only to a file of the same kind; default is ``root``.
+        caption_suffix: suffix of the caption files.
 
     Returns:
         The clips in path order, and notes.
@@ -62,13 +69,15 @@ def read_folder(
         )
     refuse_no_folder(root)
 
-    folder = _DatasetFolder(root, within or root)
+    folder = _DatasetFolder(root, within or root, caption_suffix)
     clips = folder.clips()
     run_notes = [
         f"{run_folder} is ignored: it contains a training run"
         for run_folder in folder.run_folders
     ]
-    layout_notes = LayoutNotes(clips, folder.files, folder.rows, folder.prefix)
+    layout_notes = LayoutNotes(
+        clips, folder.files, folder.rows, folder.prefix, caption_suffix
+    )
     return clips, [*folder.metadata_notes, *run_notes, *layout_notes.all()]
 
 
@@ -87,8 +96,9 @@ class _DatasetFolder:
     Paths are strings, since a hundred thousand files should take only a second.
     """
 
-    def __init__(self, root: Path, within: Path) -> None:
+    def __init__(self, root: Path, within: Path, caption_suffix: str) -> None:
         self.root = root
+        self.caption_suffix = caption_suffix
         self.within = within
         self.prefix = "" if str(root) == "." else os.path.join(root, "")
         self.run_folders: list[str] = []
@@ -111,12 +121,14 @@ class _DatasetFolder:
             if os.path.basename(path) in METADATA_NAMES:
                 self._read_metadata_file(path)
 
-        self.caption_files = text_files_by_name([*self.files, *outside_captions])
+        self.caption_files = text_files_by_name(
+            [*self.files, *outside_captions], caption_suffix
+        )
         """Path of each text file, by that path with the suffix in lower case."""
 
         self.foreign_captions = self._foreign_captions(self.files | outside_captions)
-        """Targets of captions that are links out of the dataset to files that are not
-        .txt. Through such a link a hostile dataset could show the content of any file,
+        """Targets of captions that are links out of the dataset to files that are no
+        captions by their suffix. Through such a link a hostile dataset could show the content of any file,
         so they are not read.
         """
 
@@ -163,9 +175,14 @@ class _DatasetFolder:
         for path in self.caption_files.values():
             if files[path]:
                 target = self._target_outside(path)
-                if target and not target.lower().endswith(".txt"):
+                if target and not self._is_caption(target):
                     targets[path] = target
         return targets
+
+    def _is_caption(self, path: str) -> bool:
+        """Return whether a path outside of the dataset can only be that of a caption."""
+        suffix = self.caption_suffix.lower()
+        return suffix in CAPTION_SUFFIXES and path.lower().endswith(suffix)
 
     def _target_outside(self, path: str) -> str:
         """Return the target of a link if it is outside the dataset, else ""."""
@@ -268,7 +285,7 @@ class _DatasetFolder:
     def _clip(self, path: str, layout: _Layout) -> ClipFile:
         """Build a clip with its caption by the metadata file or by a text file."""
         folder, name = os.path.split(path)
-        text_name = os.path.splitext(name)[0] + ".txt"
+        text_name = os.path.splitext(name)[0] + self.caption_suffix
         expected_caption = layout.captions_folder / text_name
         text_file = self.caption_files.get(str(expected_caption))
         if not text_file:
@@ -310,7 +327,7 @@ class _DatasetFolder:
         detail = f"{expected_caption} does not exist"
         if text_file is not None:
             target = self.foreign_captions[text_file]
-            detail = f"{text_file} is a link to {target}, which is not a .txt file"
+            detail = f"{text_file} is a link to {target}, which is not a {self.caption_suffix} file"
         if layout.metadata_file:
             metadata_file = self._relative(layout.metadata_file)
             detail = f"{metadata_file} does not list it, and {detail}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent, unpack
-from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
+from videotune.data.clip_file import CAPTION_SUFFIX, CLIP_SUFFIXES, ClipFile
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import METADATA_NAMES
@@ -42,7 +42,10 @@ class Location:
 
 
 def open_location(
-    path: str, cache: Path, progress: FileProgressFn = silent
+    path: str,
+    cache: Path,
+    progress: FileProgressFn = silent,
+    caption_suffix: str = CAPTION_SUFFIX,
 ) -> Location:
     """Find the clips of a dataset, after unpacking or downloading it if needed.
 
@@ -51,26 +54,29 @@ def open_location(
             "hf://datasets/user/name@revision", or "user/name" if no such path exists.
         cache: folder into which an archive is unpacked.
         progress: called while an archive is unpacked.
+        caption_suffix: suffix of the caption files.
 
     Raises:
         VideotuneError: if the dataset does not exist or cannot be read.
     """
     if path.startswith("hf://"):
-        return _open_hub(path, cache, progress)
+        return _open_hub(path, cache, progress, caption_suffix)
 
     local_path = Path(path).expanduser()
     if local_path.is_file() and type_of_file(local_path) in ARCHIVES:
-        return _open_archive(local_path, cache, progress)
+        return _open_archive(local_path, cache, progress, caption_suffix)
     if not local_path.exists() and may_be_hub_id(path):
-        return _open_hub(path, cache, progress)
+        return _open_hub(path, cache, progress, caption_suffix)
 
-    files, notes = read_folder(local_path)
+    files, notes = read_folder(local_path, caption_suffix=caption_suffix)
     return Location(local_path, files, notes, name=local_path.absolute().name)
 
 
-def _open_archive(archive: Path, cache: Path, progress: FileProgressFn) -> Location:
+def _open_archive(
+    archive: Path, cache: Path, progress: FileProgressFn, caption_suffix: str
+) -> Location:
     folder = unpack(archive, cache, progress)
-    files, notes = read_folder(folder)
+    files, notes = read_folder(folder, caption_suffix=caption_suffix)
 
     name = archive.name
     for suffix in ARCHIVE_SUFFIXES:
@@ -80,7 +86,9 @@ def _open_archive(archive: Path, cache: Path, progress: FileProgressFn) -> Locat
     return Location(folder, files, notes, name)
 
 
-def _open_hub(path: str, cache: Path, progress: FileProgressFn) -> Location:
+def _open_hub(
+    path: str, cache: Path, progress: FileProgressFn, caption_suffix: str
+) -> Location:
     """Open a Hub dataset: its clips, or the single archive in it if it has no clips."""
     match = _HUB_ID.fullmatch(path.removeprefix("hf://datasets/"))
     if match is None:
@@ -90,7 +98,7 @@ def _open_hub(path: str, cache: Path, progress: FileProgressFn) -> Location:
         )
 
     repo = match["repo"]
-    suffixes = (*CLIP_SUFFIXES, ".txt")
+    suffixes = (*CLIP_SUFFIXES, caption_suffix)
     try:
         root = _snapshot(
             repo, match["revision"], suffixes=suffixes, names=METADATA_NAMES
@@ -107,7 +115,7 @@ def _open_hub(path: str, cache: Path, progress: FileProgressFn) -> Location:
 
     if any(file.lower().endswith(CLIP_SUFFIXES) for file in repo_files):
         # Links in snapshots/ lead to its sibling blobs/.
-        files, notes = read_folder(root, within=root.parent.parent)
+        files, notes = read_folder(root, root.parent.parent, caption_suffix)
         notes = [commit_note, *notes, *_repo_notes(repo, repo_files, archives)]
         return Location(root, files, notes, name=repo.split("/")[-1])
 
@@ -120,6 +128,7 @@ def _open_hub(path: str, cache: Path, progress: FileProgressFn) -> Location:
             commit_note=commit_note,
             cache=cache,
             progress=progress,
+            caption_suffix=caption_suffix,
         )
     raise VideotuneError(_no_clips_message(repo, repo_files))
 
@@ -155,11 +164,12 @@ def _open_hub_archive(
     commit_note: str,
     cache: Path,
     progress: FileProgressFn,
+    caption_suffix: str,
 ) -> Location:
     """Open the single archive of a Hub dataset; report captions next to it as not used."""
-    location = _open_archive(root / archive_name, cache, progress)
+    location = _open_archive(root / archive_name, cache, progress, caption_suffix)
     text_files = [
-        file for file in repo_files if file.endswith((*METADATA_NAMES, ".txt"))
+        file for file in repo_files if file.endswith((*METADATA_NAMES, caption_suffix))
     ]
     text_notes = [
         f"{repo}: {file} is not used, since the clips are in {archive_name}"

@@ -1,0 +1,134 @@
+"""The texts that a dataset's settings make of a written caption: prefix and suffix,
+shuffled and dropped tags, wildcards.
+
+Text states are cached by text, so a caption has a bounded number of variants, drawn once
+for (seed, caption, number). A resume and any number of processes draw the same.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from videotune.config.data_schema import Dataset
+from videotune.data.captions import with_trigger
+from videotune.rng import generator_for
+
+MOST_NESTING = 10
+"""Wildcards within wildcards that are resolved, in levels."""
+
+_WILDCARD = re.compile(r"\{([^{}]*)\}")
+_PUNCTUATION = ".,;:!?)"
+
+
+def trained_captions(
+    written: Sequence[str], dataset: Dataset, seed: int, *, fixed: bool
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Return the captions of a clip as the run reads them, and how often each is drawn.
+
+    Args:
+        written: captions as they are written.
+        dataset: the settings.
+        seed: the run's seed.
+        fixed: nothing is drawn, as for clips that are held out.
+
+    Returns:
+        The captions, and their weights; no weights: all alike.
+    """
+    weights = tuple(dataset.caption_weights or ())
+    if fixed or not dataset.varies_captions:
+        return tuple(_without_chance(text, dataset) for text in written), weights
+
+    used_weights = weights[: len(written)]
+    if not sum(used_weights):
+        used_weights = (1.0,) * len(written)
+
+    weight_by_text: Counter[str] = Counter()
+    for text, weight in zip(written, used_weights, strict=False):
+        for variant in variants_of(text, dataset, seed):
+            weight_by_text[variant] += weight / dataset.caption_variants  # type: ignore[assignment]
+    return tuple(weight_by_text), tuple(weight_by_text.values())
+
+
+def variants_of(text: str, dataset: Dataset, seed: int) -> list[str]:
+    """Return the variants of a written caption: the first is drawn by no chance, and
+    some may be equal.
+    """
+    variants = [_without_chance(text, dataset)]
+    for number in range(1, dataset.caption_variants):
+        generator = generator_for(seed, "caption variant", text, number)
+        variants.append(_vary(text, dataset, generator))
+    return variants
+
+
+def _without_chance(text: str, dataset: Dataset) -> str:
+    """Return a caption with the first choice of each wildcard, and all tags in order."""
+    if dataset.caption_wildcards:
+        text = _resolve_wildcards(text, None)
+    return _frame(text, dataset)
+
+
+def _vary(text: str, dataset: Dataset, generator: np.random.Generator) -> str:
+    """Draw the wildcards, the order and the dropped tags of a caption."""
+    if dataset.caption_wildcards:
+        text = _resolve_wildcards(text, generator)
+
+    if dataset.caption_shuffle or dataset.caption_tag_dropout > 0:
+        separator = dataset.caption_separator
+        tags = [tag.strip() for tag in text.split(separator)]
+        tags = [tag for tag in tags if tag]
+        first_tags = tags[: dataset.caption_keep_tokens]
+        other_tags = tags[dataset.caption_keep_tokens :]
+        if dataset.caption_shuffle:
+            order = generator.permutation(len(other_tags))
+            other_tags = [other_tags[index] for index in order]
+        numbers = generator.random(len(other_tags))
+        remaining_tags = [
+            tag
+            for tag, number in zip(other_tags, numbers, strict=True)
+            if number >= dataset.caption_tag_dropout
+        ]
+        joint = f"{separator.rstrip()} "
+        text = joint.join([*first_tags, *remaining_tags])
+    return _frame(text, dataset)
+
+
+def _resolve_wildcards(text: str, generator: np.random.Generator | None) -> str:
+    """Replace each {a|b} by one of its choices, the inner ones first; None: the first
+    choice.
+
+    Braces without a bar stay as they are.
+    """
+
+    def choose(match: re.Match[str]) -> str:
+        choices = match[1].split("|")
+        if len(choices) == 1:
+            return match[0]
+        index = 0
+        if generator is not None:
+            index = int(generator.integers(len(choices)))
+        return choices[index].strip()
+
+    for _ in range(MOST_NESTING):
+        resolved = _WILDCARD.sub(choose, text)
+        if resolved == text:
+            break
+        text = resolved
+    return text
+
+
+def _frame(text: str, dataset: Dataset) -> str:
+    """Put prefix, suffix and trigger around a caption."""
+    prefix = dataset.caption_prefix or ""
+    if prefix and text and not prefix[-1].isspace():
+        prefix += " "
+
+    suffix = dataset.caption_suffix or ""
+    if suffix and text and not suffix[0].isspace() and suffix[0] not in _PUNCTUATION:
+        suffix = f" {suffix}"
+
+    framed = text
+    if prefix or suffix:
+        framed = f"{prefix}{text}{suffix}".strip()
+    return with_trigger(framed, dataset.trigger)
