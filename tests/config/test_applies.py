@@ -92,6 +92,7 @@ CASES: dict[str, tuple[Facts, Facts]] = {
         Facts(config_of(backup_after=0.0, backup_every=5)),
     ),
     "tracker_project": (Facts(config_of()), Facts(config_of(trackers=["wandb"]))),
+    "notify_on": (Facts(config_of()), Facts(config_of(notify=["MY_PHONE"]))),
     "sample.steps": (Facts(config_of(samples=0)), Facts(config_of(samples=["a"]))),
     "sample.seed": (Facts(config_of(sample_after=0)), Facts(config_of())),
     "sample_metrics.steps": (

@@ -241,3 +241,23 @@ def test_what_is_no_server_is_refused(
     for who in (client, visitor):
         answer = who.post("/p/cats/data/auto-caption", data=form)
         assert answer.status_code == 422
+
+
+@pytest.mark.parametrize("keys", [
+    {"notify": ["json://10.0.0.1/x"]},
+    {"notify": "ntfy://topic"},
+    {"notify": ["MY_PHONE"]},
+    {"settings": {"notify": ["ntfy://(hidden)"]}, "asked": {}},
+])  # fmt: skip
+def test_a_visitor_names_no_address_for_messages(tmp_path: Path, keys: Any) -> None:
+    with pytest.raises(VideotuneError, match="only a user on the server itself"):
+        PathRule(tmp_path, is_restricted=True).check_config(keys)
+
+
+def test_no_setting_that_visitors_see_has_a_secret(tmp_path: Path) -> None:
+    rule = PathRule(tmp_path, is_restricted=False)
+    rule.check_config({"notify": ["MY_PHONE"]})
+    rule.check_config({"settings": {"notify": ["ntfy://(hidden)"]}})
+    with pytest.raises(VideotuneError, match="environment variable") as refusal:
+        rule.check_config({"notify": ["ntfy://secret-topic"]})
+    assert "secret-topic" not in str(refusal.value)

@@ -343,6 +343,7 @@ def test_no_imported_setting_says_where_files_go(
         "cache_dir": str(tmp_path / "target"),
         "datasets": [{"path": "/srv/clips"}],
         "samples": ["a cat", "../../../../etc/passwd"],
+        "notify": ["json://10.0.0.1/x"],
     }
     asked = {"output_model_destination": str(tmp_path / "target")}
     config = RUN_CONFIG | {"settings": settings, "asked": asked}
@@ -361,6 +362,7 @@ def test_no_imported_setting_says_where_files_go(
         config = read_json(project.folder / path)
         assert config["settings"]["output_model_destination"] is None
         assert config["settings"]["cache_dir"] is None
+        assert config["settings"]["notify"] == []
         assert config["asked"]["output_model_destination"] is None
         elsewhere = str(project.folder / "elsewhere")
         dataset = config["settings"]["datasets"][0]["path"]

@@ -40,6 +40,13 @@ GpuOption = Annotated[
         help="test and measure the GPU for some minutes; plan then uses its rates",
     ),
 ]
+NotifyOption = Annotated[
+    list[str] | None,
+    Opt(
+        "--notify",
+        help="send a test message: an environment variable with a URL of Apprise, or the URL; may be repeated",
+    ),
+]
 
 
 def doctor(
@@ -47,12 +54,19 @@ def doctor(
     as_json: AsJson = False,
     gpu: GpuOption = False,
     repair_journal: Repair = False,
+    notify: NotifyOption = None,
 ) -> None:
     """Show what is installed, the devices, and what is missing; or the problems of a
     run.
 
     Exit code of --gpu: 2 if a result is beyond its bound.
     """
+    if notify:
+        if gpu or repair_journal or run is not None:
+            raise VideotuneError(
+                "--notify sends a test message and does nothing else. Omit the other options"
+            )
+        send_test_messages(notify, as_json)
     if gpu and (run is not None or repair_journal):
         raise VideotuneError(
             "--gpu tests the GPU, not a run. Omit RUN and --repair-journal."
@@ -68,6 +82,35 @@ def doctor(
         diagnose_run(run, as_json=as_json, repair_journal=repair_journal)
     else:
         show_machine(as_json)
+
+
+def send_test_messages(addresses: Sequence[str], as_json: bool) -> None:
+    """Send a message to each address, print what went wrong, and exit."""
+    from videotune.config.resolve import parse
+    from videotune.runs.notification_sender import SECONDS
+    from videotune.runs.notifications import (
+        refuse_missing_library,
+        resolve_address,
+        send,
+    )
+
+    checked = parse({"notify": list(addresses)}).notify
+    refuse_missing_library()
+    resolved = [resolve_address(address) for address in checked]
+    doing("sending")
+    rows = []
+    for address in resolved:
+        text = "Messages about your runs arrive here."
+        problem = send(address, "videotune: test", text, SECONDS)
+        rows.append({"address": address.name, "problem": problem})
+
+    def show(results: Sequence[Mapping[str, str | None]]) -> None:
+        for result in results:
+            out(f"{result['address']}: {result['problem'] or 'the message was taken'}")
+
+    answer(as_json, rows, show)
+    has_failed = any(row["problem"] for row in rows)
+    raise typer.Exit(FAILED if has_failed else DONE)
 
 
 def show_machine(as_json: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.commands.publish import publish
+from videotune.config.notify_addresses import masked_list
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.distributed import DistributedContext, join
@@ -27,6 +28,7 @@ from videotune.planner.settings import chosen_for_run, peak
 from videotune.reporter import build, contact_sheet
 from videotune.runs.checkpoint import complete_checkpoints, pick
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
+from videotune.runs.notifications import Notifier, keep_addresses, open_notifier
 from videotune.runs.run_dir import BegunRun, only_process, write_begun
 from videotune.runs.stop_signals import hangup_is_termination, signals
 from videotune.trainer import saving
@@ -149,6 +151,8 @@ def train_once(
         opened = dist.main_first(
             lambda: open_run(overrides, run, resume, chosen_for_run, dist.size)
         )
+        config = opened.job.config
+        notifier = open_notifier(run, config, goes_on=resume is not None)
         if resume is None and dist.is_main:
             contact_sheet.cache_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
@@ -156,25 +160,35 @@ def train_once(
 
         # A resume trains on exactly what was allowed at the start.
         if resume is None:
-            refuse_nothing_to_learn(opened.job.config)
+            refuse_nothing_to_learn(config)
             refuse_skips(opened.job, allow_skips)
             saving.refuse_small_disk(run, plan["disk"])
 
-        with same_bits(opened.job.config.deterministic):
+        with same_bits(config.deterministic):
             if not dist.is_main:
                 return work(opened, run, resume, plan, dist, Heartbeat(run))
             with (
                 only_process(run),
+                notifier.watching(_tries_again),
                 keep_heartbeat(run, begun, goes_on=resume is not None) as heartbeat,
             ):
+                keep_addresses(run, config.notify)
                 if resume is None:
-                    asked: BegunRun = {
-                        "preset": overrides.preset,
-                        "keys": user_keys(overrides),
-                        "allow_skips": allow_skips,
-                    }
-                    write_begun(run, asked)
-                return work(opened, run, resume, plan, dist, heartbeat)
+                    write_begun(run, _asked(overrides, allow_skips))
+                return work(opened, run, resume, plan, dist, heartbeat, notifier)
+
+
+def _tries_again(error: BaseException) -> bool:
+    """Return whether ``train`` goes on by itself after an error."""
+    return isinstance(error, DeviceFull) and bool(error.remedy)
+
+
+def _asked(overrides: Overrides, allow_skips: str | None) -> BegunRun:
+    """Return what the user asked for; URLs with secrets are in a file of their own."""
+    keys = user_keys(overrides)
+    if "notify" in keys:
+        keys["notify"] = masked_list(keys["notify"])
+    return {"preset": overrides.preset, "keys": keys, "allow_skips": allow_skips}
 
 
 def work(
@@ -184,6 +198,7 @@ def work(
     plan: Mapping[str, Any],
     dist: DistributedContext,
     heartbeat: Heartbeat,
+    notifier: Notifier | None = None,
 ) -> TrainResult:
     """Do the work of one process of the run, from loading to the report."""
     callbacks = callbacks_of(opened.job)
@@ -197,6 +212,8 @@ def work(
             restore(trainer, opened, branch=resume.step is not None)
         if dist.is_main:
             announce(trainer, list(opened.changes) if resume is not None else None)
+        if notifier is not None:
+            follow(trainer, notifier)
 
         with signals(is_distributed=dist.size > 1) as trainer.signals:
             why = explained_loop(trainer)
@@ -210,6 +227,14 @@ def work(
             trainer.trackers.close()  # still open if the run failed
         trainer.journal.close()
     return result
+
+
+def follow(trainer: Trainer, notifier: Notifier) -> None:
+    """Let messages follow the journal; their failures are warnings in it."""
+    journal = trainer.journal
+    notifier.begin(journal.history.events)
+    notifier.warn = lambda text: journal.warn(journal.history.last, text)
+    journal.followers.append(notifier.line)
 
 
 def explained_loop(trainer: Trainer) -> str:

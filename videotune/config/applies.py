@@ -238,6 +238,12 @@ TABLE = (
         otherwise="trackers is empty",
     ),
     Condition(
+        keys=("notify_on",),
+        when="notify names an address",
+        holds=lambda facts: bool(facts.config.notify),
+        otherwise="notify is empty",
+    ),
+    Condition(
         keys=_section("sample"),
         when="previews are drawn (samples and sample_after are not 0)",
         holds=_draws_previews,

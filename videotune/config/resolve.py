@@ -218,6 +218,8 @@ def _explain(finding: Any) -> str:
     """Return one of pydantic's findings in words."""
     key = _key_of(finding)
     value = shortened(repr(finding["input"]))
+    if key.partition(".")[0] == "notify":  # the value may hold a password
+        return f"{key}: {finding['msg'].removeprefix('Value error, ')}"
     if finding["type"] == "optimizer_name":
         return f"{key}: {finding['msg']}"
     if finding["type"] == "literal_error":

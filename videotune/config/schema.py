@@ -22,6 +22,7 @@ from videotune.config.fields import (
     safe,
     word,
 )
+from videotune.config.notify_addresses import NotifyAddress, NotifyEvent
 from videotune.config.optimizers import Optimizer
 from videotune.config.sections import (
     BaseLora,
@@ -483,6 +484,20 @@ class Config(Section):
     push_to: str | None = safe(None, pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$", max_length=96)
     """id of a repository of the Hugging Face Hub, made private, to which the end of the
     run uploads the exports
+    """
+    notify: Annotated[list[NotifyAddress], _short(str, lambda value: [value])] = safe(
+        [], max_length=10
+    )
+    """where messages about the run go: names of environment variables that hold URLs of
+    Apprise, or such URLs
+    """
+    notify_on: Annotated[
+        list[NotifyEvent],
+        Field(min_length=1),
+        _short(str, lambda value: [value]),
+    ] = safe(["done", "failed", "stopped", "verdict"])
+    """what a message is sent for; verdict: another verdict than before, such as
+    OVERFITTING
     """
 
     @property

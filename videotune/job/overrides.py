@@ -19,6 +19,7 @@ from videotune.config.load import (
     read_preset,
     shortened,
 )
+from videotune.config.notify_addresses import WITH_SECRETS
 from videotune.config.resolve import Resolved, check_values, resolve
 from videotune.config.schema import Config
 from videotune.data.layouts import refuse_no_folder
@@ -193,9 +194,8 @@ def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, 
     if isinstance(config, Path):
         return read_config(config)
     if isinstance(config, Config):
-        return checked_keys(
-            config.model_dump(mode="json", exclude_unset=True), "config"
-        )
+        keys = config.model_dump(mode="json", exclude_unset=True, context=WITH_SECRETS)
+        return checked_keys(keys, "config")
     return checked_keys(dict(config), "config")
 
 

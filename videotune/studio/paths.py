@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from videotune.config.notify_addresses import is_masked, is_variable
 from videotune.config.optimizer_classes import is_imported
 from videotune.config.optimizers import optimizer_named
 from videotune.errors import VideotuneError
@@ -78,8 +79,10 @@ class PathRule:
 
     def check_config(self, keys: Any) -> None:
         """Raise VideotuneError if any value of a config is a path that may not be named,
-        a file that names further paths, or an optimizer whose code would be imported.
+        a file that names further paths, an optimizer whose code would be imported, or an
+        address for messages that this user may not name.
         """
+        self._check_addresses(keys)
         for key, text in _texts(keys):
             self.check_path(text, key)
             # Such a file could change between a check of what it names and the run.
@@ -91,6 +94,27 @@ class PathRule:
                 )
         if self.is_restricted:
             refuse_imported_optimizer(keys)
+
+    def _check_addresses(self, keys: Any) -> None:
+        """Raise VideotuneError for an address that messages may not go to.
+
+        Everybody who has the password sees the settings of a project, so nobody may put
+        a URL with a secret there. And a visitor's message must not reach a server that
+        only the server's own network can reach.
+        """
+        for key, text in _texts(keys):
+            if not NOTIFY_KEY.fullmatch(key):
+                continue
+            if self.is_restricted:
+                raise VideotuneError(
+                    "notify: only a user on the server itself can name addresses for "
+                    "messages. Leave it empty"
+                )
+            if not is_variable(text) and not is_masked(text):
+                raise VideotuneError(
+                    "notify: all who may open the studio can see its settings. Put the "
+                    "URL into an environment variable of the studio, and its name here"
+                )
 
     def replace_paths(self, value: Any, replacement: Callable[[str], str]) -> Any:
         """Return JSON data in which each path that may not be named is replaced."""
@@ -121,6 +145,9 @@ class PathRule:
                 f"variable {CAPTION_SERVERS_VARIABLE}"
             )
 
+
+NOTIFY_KEY = re.compile(r"(.+\.)?notify(\.\d+)?")
+"""Dotted keys of addresses for messages."""
 
 OPTIMIZER_KEY = re.compile(r"(.+\.)?optimizer(\.name)?(\.\d+)?")
 """Dotted keys whose text names an optimizer."""

@@ -441,6 +441,9 @@ class _Rewriting:
             for key in MANAGED_KEYS:
                 if key in config.get(section, {}):
                     config[section] = {**config[section], key: None}
+            if config.get(section, {}).get("notify"):
+                # Messages would go to whoever sent the project.
+                config[section] = {**config[section], "notify": []}
 
         # A run whose config was changed by hand is refused by its resume, as before.
         content = _without_digest(original)
