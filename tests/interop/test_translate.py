@@ -517,6 +517,21 @@ SCHEDULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"learning_rate_scheduler": "CONSTANT"},
     ),
     (
+        "ltx-trainer",
+        {"optimization": {"scheduler_type": "linear", "learning_rate": 2e-4}},
+        {"learning_rate_scheduler": "LINEAR", "learning_rate_min": 2e-5},
+    ),
+    (
+        "ltx-trainer",
+        {
+            "optimization": {
+                "scheduler_type": "polynomial",
+                "scheduler_params": {"power": 2.0, "eta_min": 1e-6},
+            }
+        },
+        {"learning_rate_scheduler": "POLYNOMIAL", "learning_rate_power": 2.0},
+    ),
+    (
         "ai-toolkit",
         {
             "config": {
