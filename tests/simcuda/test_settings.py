@@ -15,14 +15,16 @@ from videotune.config.optimizers import OPTIMIZERS
 from videotune.errors import DONE
 from videotune.trainer import saving
 
+CLASSES = ("torch.optim:RAdam", "pytorch_optimizer:Lamb", "pytorch_optimizer:AggMo")
 WAITS = {"host": 2, "ADAMW": 0, "PRODIGY": 65, "EMBEDDING": 3, "text encoder": 3}
 """Known waits of the host in a step: an average on the host; Prodigy's own; ids and
 mask of captions that diffusers and transformers copy and look at.
 
 An optimizer whose kernel cannot skip a step asks once whether the gradient is finite.
 """
+NAMES = (*OPTIMIZERS, *CLASSES)
 SETTINGS = {
-    **{name: (f"optimizer.name={name}", "lora.rank=512") for name in OPTIMIZERS},
+    **{name: (f"optimizer.name={name}", "lora.rank=512") for name in NAMES},
     **{place: ("ema.decay=0.9", f"ema.device={place}") for place in ("device", "host")},
     **{
         variant: (f"lora.variant={variant}", "lora.rank=4")
@@ -66,7 +68,7 @@ def test_every_setting(tmp_path: Path) -> None:
     """No error, no growth, and no wait of the host that is not known."""
     seen = on_card(stepped, tmp_path)
     wrong = {
-        name: faults(one, WAITS.get(name, int(name in OPTIMIZERS)))
+        name: faults(one, WAITS.get(name, int(name in NAMES)))
         for name, one in seen.items()
     }
     assert {name: told for name, told in wrong.items() if told} == {}
