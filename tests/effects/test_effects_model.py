@@ -117,6 +117,26 @@ def test_all_but_the_transformer_is_that_of_the_parts(
     assert {part for part in one if one[part] != two[part]} == {"text_encoder", "vae"}
 
 
+@pytest.mark.effect("text_encoder.file", "vae.file")
+def test_a_run_trains_with_the_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(lab.tmp / "user"))
+    other = Wan.tiny(lab.tmp / "other", seed=5)
+    files = {}
+    for part in ("text_encoder", "vae"):
+        (weights,) = (other / part).glob("*.safetensors")
+        files[f"{part}.file"] = str(weights)
+    knobs = {"cache_dir": str(lab.tmp / "cache")}
+    plain = trainer_of(lab, knobs)
+    trained = trainer_of(lab, knobs | files)
+    prints = plain.family.fingerprints()
+    changed = trained.family.fingerprints()
+    assert {part for part in prints if prints[part] != changed[part]} == {
+        "text_encoder",
+        "vae",
+    }
+    assert trained.family.folder != plain.family.folder
+
+
 @pytest.mark.effect("family")
 def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(
     lab: Lab,

@@ -607,3 +607,21 @@ def test_a_training_adapter_and_a_lora_of_previews(
     assert [lora.file for lora in config.sample.loras] == [
         str(tmp_path / "fast.safetensors")
     ]
+
+
+def test_files_of_text_encoders_and_vae(tmp_path: Path) -> None:
+    """Files that lie there are taken, folders and missing files are the base's."""
+    for name in ("vae.pth", "llama.safetensors", "umt5.safetensors"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    two = {"vae": "vae.pth", "text_encoder1": "llama.safetensors", "text_encoder2": "none.safetensors"}  # fmt: skip
+    one = {"vae": "folder", "t5": "umt5.safetensors"}
+    results = []
+    for values in (two, one):
+        theirs = ForeignConfig("musubi", values, (tmp_path / "x.toml",), ())
+        results.append(flatten(translate(theirs).config))
+    assert results[0]["vae.file"] == str(tmp_path / "vae.pth")
+    llama = str(tmp_path / "llama.safetensors")
+    assert results[0]["text_encoder.file"] == [llama, None]
+    assert results[1]["text_encoder.file"] == str(tmp_path / "umt5.safetensors")
+    assert "vae.file" not in results[1]

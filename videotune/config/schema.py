@@ -32,6 +32,7 @@ from videotune.config.sections import (
     LoraFile,
     TextEncoder,
     Transformer,
+    Vae,
     WeightDtype,
 )
 
@@ -264,6 +265,8 @@ class Config(Section):
     """the denoiser"""
     text_encoder: TextEncoder = Field(default_factory=TextEncoder)
     """the text encoder"""
+    vae: Vae = Field(default_factory=Vae)
+    """the VAE"""
     embedding: Embedding = Field(default_factory=Embedding)
     """new tokens"""
     optimizer: Annotated[Optimizer, _short(str, lambda name: {"name": name})] = Field(
@@ -485,6 +488,14 @@ class Config(Section):
     """id of a repository of the Hugging Face Hub, made private, to which the end of the
     run uploads the exports
     """
+    push_checkpoints_to: str | None = safe(
+        None, pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$", max_length=96
+    )
+    """id of a repository of the Hub, made private, to which each checkpoint is uploaded
+    beside the training, to resume from elsewhere
+    """
+    push_checkpoints_keep: int = safe(1, ge=1, le=100)
+    """number of newest checkpoints that stay in that repository"""
     notify: Annotated[list[NotifyAddress], _short(str, lambda value: [value])] = safe(
         [], max_length=10
     )

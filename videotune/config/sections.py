@@ -145,8 +145,21 @@ class TextEncoder(Section):
     """patterns on the paths of the weights, or of the modules, that train (default:
     all)
     """
+    file: str | list[str | None] | None = fatal(None)
+    """a file of ComfyUI's or the authors' whose weights replace the base model's
+    (.safetensors, .pth); for several encoders a list, null: the base's
+    """
     convention: Literal["diffusers", "authors"] = fatal("diffusers")
     """whose code captions are read like, where diffusers and the model's authors differ"""
+
+
+class Vae(Section):
+    """The VAE."""
+
+    file: str | None = fatal(None, min_length=1)
+    """a file of ComfyUI's or the authors' whose weights replace the base model's
+    (.safetensors, .pth)
+    """
 
 
 class Embedding(Section):

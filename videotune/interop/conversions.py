@@ -111,6 +111,21 @@ def _training_adapter(value: Any, folder: Path) -> list[dict[str, Any]]:
     return [{"file": _path(value, folder), "training_only": True}]
 
 
+def _part_file(value: Any, folder: Path) -> str | None:
+    """Convert the file of a text encoder or VAE, if it is here and of a kind that is
+    read.
+    """
+    path = folder / value
+    is_read = path.suffix in (".safetensors", ".pth", ".pt")
+    return str(path.absolute()) if is_read and os.path.isfile(path) else None
+
+
+def _part_files(value: Any, folder: Path) -> list[str | None] | None:
+    """Convert the files of two text encoders, of which one may be missing."""
+    files = [None if text is None else _part_file(text, folder) for text in value]
+    return files if any(files) else None
+
+
 def _low_expert(value: Any, folder: Path) -> list[Any]:
     """Convert the file of the expert for low noise to ``experts`` and the files of
     both.
@@ -210,6 +225,8 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "weights": _weights,
     "LoRA files": _lora_files,
     "training adapter": _training_adapter,
+    "part file": _part_file,
+    "part files": _part_files,
     "low expert": _low_expert,
     "high expert": _high_expert,
     "prompts": _prompts,

@@ -302,6 +302,8 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("base_model_name", "base_parts"), where_there),
     **dict.fromkeys(("cache_dir", "init_from", "output_model_destination"), absolute),
     **dict.fromkeys(("transformer.file", "transformer.file[]"), absolute),
+    **dict.fromkeys(("text_encoder.file", "text_encoder.file[]"), absolute),
+    "vae.file": absolute,
     **dict.fromkeys(("base_loras[]", "base_loras[].file"), absolute),
     **dict.fromkeys(("sample.loras[]", "sample.loras[].file"), absolute),
     **dict.fromkeys(("samples[].loras[]", "samples[].loras[].file"), absolute),

@@ -19,6 +19,7 @@ from videotune.lazy import diffusers, torch
 from videotune.model_spec import ASSET, ModelSpec, asset_title
 from videotune.models import model_files
 from videotune.models.base import FAMILIES, DiffusersModel
+from videotune.models.converted_parts import TRANSFORMERS_STEM, part_from_file
 from videotune.models.hub import fetch, verify
 from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
 from videotune.models.other_models import (
@@ -80,6 +81,11 @@ def place(
                 weight_files += model_files.weight_files(folder / part)
         verify(weight_files, echo)
 
+        for part, path in files.items():
+            library, _ = parts[part]
+            if library == "transformers" or part == "vae":
+                key = file_key(part)
+                files = {**files, part: part_from_file(folder, part, path, key, echo)}
         if files:
             folder = with_files(folder, files)
         check_base(folder)
@@ -111,12 +117,45 @@ def place_of(settings: Mapping[str, Any]) -> BasePlace:
 def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
     """Return the files that replace the weights of parts.
 
-    They are ``base_model_name`` if there is ``base_parts``, else ``transformer.file``.
+    Those of the transformer are ``base_model_name`` if there is ``base_parts``, else
+    ``transformer.file``.
 
     Raises:
-        VideotuneError: as ``part_files`` does, and for one file of a model with two
-            experts.
+        VideotuneError: as ``part_files`` does, for one file of a model with two
+            experts, and for a number of files that is not that of the text encoders.
     """
+    return _transformer_files(config, spec) | _other_files(config, spec)
+
+
+def file_key(part: str) -> str:
+    """Return the key of the config that names a file of a text encoder or VAE."""
+    return "vae.file" if part == "vae" else "text_encoder.file"
+
+
+def _other_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
+    """Return the files of text encoders and VAE, by part."""
+    files: dict[str, Path] = {}
+    if config.vae.file is not None:
+        files["vae"] = Path(config.vae.file).expanduser().absolute()
+
+    value = config.text_encoder.file
+    values = [value] if isinstance(value, str) else list(value or ())
+    parts = list(find(spec.name).text_encoders)
+    if values and len(values) != len(parts):
+        raise VideotuneError(
+            f"text_encoder.file: {len(values)} given; {spec.title} has {len(parts)} text"
+            f" encoders ({', '.join(parts)}; null for the base's own)"
+        )
+    for part, text in zip(parts, values, strict=False):
+        if text is not None:
+            files[part] = Path(text).expanduser().absolute()
+    for part, path in files.items():
+        if not path.is_file():
+            raise VideotuneError(f"{file_key(part)}: no such file: {path}")
+    return files
+
+
+def _transformer_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
     if config.base_parts is None:
         return part_files(config.transformer.file, spec)
     name = str(config.base_model_name)
@@ -164,7 +203,9 @@ def check_own_files(folder: Path, files: Mapping[str, Path]) -> None:
         model_files.read_config(folder / "model_index.json")
     )
     for part, path in files.items():
-        _, class_name = parts[part]
+        library, class_name = parts[part]
+        if library != "diffusers" or part == "vae":
+            continue  # they are compared when they are opened
         cls = _network_class(folder / part, class_name)
         net = to_fill(cls, folder / part, torch.float32)
         check_part(cls, folder / part, net, files=[path])
@@ -299,9 +340,16 @@ def with_files(base: Path, files: Mapping[str, Path]) -> Path:
     links = {
         entry.name: entry for entry in sorted(base.iterdir()) if entry.name not in files
     }
+    index = model_files.read_config(base / "model_index.json")
     for part, path in files.items():
+        library, _ = model_files.model_parts(index)[part]
         links[f"{part}/config.json"] = base / part / "config.json"
-        links[f"{part}/{STEMS[0]}.safetensors"] = path
+        if path.is_dir():
+            for entry in sorted(path.iterdir()):
+                links[f"{part}/{entry.name}"] = entry
+        else:
+            stem = TRANSFORMERS_STEM if library == "transformers" else STEMS[0]
+            links[f"{part}/{stem}.safetensors"] = path
     targets = {name: str(target.absolute()) for name, target in links.items()}
     folder = user_cache() / "bases" / digest(targets)
     if folder.is_dir():

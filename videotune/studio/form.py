@@ -41,7 +41,9 @@ PATH_KEYS: dict[str, Literal["folder", "file"]] = {
     "init_from": "file",
     "prior_preservation": "folder",
     "sample_metrics.encoder": "folder",
+    "text_encoder.file": "file",
     "transformer.file": "file",
+    "vae.file": "file",
 }
 """The keys that take a path, and what it leads to; "file" also takes a folder."""
 
