@@ -50,6 +50,20 @@ class ClipShape:
         return f"{self.frames}x{self.height}x{self.width}"
 
 
+@dataclass(frozen=True, order=True)
+class Pacing:
+    """How often and when the clips of a dataset are shown, beside their repeats."""
+
+    batch_size: int = 0
+    """Samples of one forward pass. 0: the run's."""
+    probability: float = 1.0
+    """Factor of how often they are shown."""
+    from_step: int = 1
+    """The first step that may show them."""
+    until_step: int = 0
+    """The last step that may show them. 0: there is none."""
+
+
 @dataclass(frozen=True)
 class Clip:
     """One file of the user's data."""
@@ -75,6 +89,9 @@ class Clip:
     """Whether it is an image."""
     caption_weights: tuple[float, ...] = ()
     """Weights of its captions, in their order. Empty: all alike."""
+    caption_dropout: float | None = None
+    """Share of its samples with the empty caption. None: the run's."""
+    pacing: Pacing = Pacing()
 
     @property
     def prior_preservation(self) -> bool:

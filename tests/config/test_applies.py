@@ -92,6 +92,10 @@ CASES: dict[str, tuple[Facts, Facts]] = {
         Facts(config_of(backup_after=0.0, backup_every=5)),
     ),
     "tracker_project": (Facts(config_of()), Facts(config_of(trackers=["wandb"]))),
+    "push_checkpoints_keep": (
+        Facts(config_of()),
+        Facts(config_of(push_checkpoints_to="user/run")),
+    ),
     "notify_on": (Facts(config_of()), Facts(config_of(notify=["MY_PHONE"]))),
     "sample.steps": (Facts(config_of(samples=0)), Facts(config_of(samples=["a"]))),
     "sample.seed": (Facts(config_of(sample_after=0)), Facts(config_of())),
@@ -182,6 +186,10 @@ REFUSED = (
     ("wan", {"datasets": [{"path": "clips", "caption_keep_tokens": 1}]}),
     ("wan", {"datasets": [{"path": "clips", "caption_wildcards": True, "caption_separator": ";"}]}),
     ("wan", {"datasets": [{"path": "clips", "caption_variants": 3}]}),
+    ("wan", {"datasets": [{"path": "clips", "from_step": 9, "until_step": 8}]}),
+    ("wan", {"datasets": [{"path": "clips", "from_step": 9}], "epochs": 2.0}),
+    ("wan", {"datasets": [{"path": "clips", "until_step": 9}], "save_every_epochs": 2.0}),
+    ("wan", {"datasets": [{"path": "clips", "kind": "validation", "probability": 0.5}]}),
 )  # fmt: skip
 
 

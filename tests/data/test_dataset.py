@@ -237,12 +237,12 @@ def test_buckets_come_largest_first(made: Path, tmp_path: Path) -> None:
     )
     library = scanned(tmp_path, video={"frames": 33, "min_frames": 1})
     found = buckets(library)
-    assert [shape.frames for shape in found] == [33, 25, 17, 1]
+    assert [key.shape.frames for key in found] == [33, 25, 17, 1]
     assert sorted(w.id for ws in found.values() for w in ws) == sorted(
         w.id for w in library.windows
     )
     assert [row["shape"] for row in to_json(library)["buckets"]] == [
-        str(shape) for shape in found
+        str(key.shape) for key in found
     ]
 
 

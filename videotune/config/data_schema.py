@@ -10,6 +10,7 @@ from videotune.config.fields import (
     FrameCount,
     Layout,
     Resolution,
+    Share,
     data,
     fatal,
     override,
@@ -52,6 +53,21 @@ class Dataset(Section):
     """train, validation (measured, never trained) or regularization"""
     repeats: int = data(1, ge=1, le=1_000_000)
     """how often each window of the dataset is shown in an epoch"""
+    probability: float = data(1.0, gt=0, le=1)
+    """how often its windows are shown beside those of other datasets; 0.5: half as often,
+    in steps of its own; times repeats
+    """
+    max_clips: int | None = data(None, ge=1, le=10**9)
+    """most clips of the dataset, chosen evenly in path order (default: all)"""
+    from_step: int = data(1, ge=1, le=10**9)
+    """the first step that trains on it"""
+    until_step: int | None = data(None, ge=1, le=10**9)
+    """the last step that trains on it (default: the last of the run)"""
+    batch_size: int | None = data(None, ge=1, le=65_536)
+    """samples of one forward pass instead of the run's batch_size, in steps of its own
+    """
+    caption_dropout: Share | None = data(None)
+    """its own share of samples with the empty caption, instead of the run's"""
     trigger: str | None = data(None)
     """a word added once to every caption that does not have it"""
     caption_prefix: str | None = data(None, min_length=1, max_length=2000)

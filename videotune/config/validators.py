@@ -19,6 +19,17 @@ from videotune.config.schema import Config, leaves
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
 
+TRAINING_KEYS = (
+    "repeats",
+    "probability",
+    "from_step",
+    "until_step",
+    "batch_size",
+    "caption_dropout",
+    "loss_weight",
+)
+"""Keys of a dataset that a validation dataset does not use."""
+
 LEAST_OF_PRODIGY = 0.01
 """A rate below this is meant for another optimizer: PRODIGY multiplies it with the rate
 that it finds.
@@ -242,8 +253,11 @@ def _with_step_in_backward(config: Config) -> Iterator[str]:
             f"{reason} (FINE_TUNE with layer_offload_fraction). "
             "Leave it out, or set layer_offload_fraction to 0"
         )
-    micro_batch_size = config.micro_batch_size or config.batch_size
-    if settings.step_in_backward and micro_batch_size < config.batch_size:
+    batch_size = max(
+        config.batch_size, *(dataset.batch_size or 0 for dataset in config.datasets), 0
+    )
+    micro_batch_size = config.micro_batch_size or batch_size
+    if settings.step_in_backward and micro_batch_size < batch_size:
         yield (
             f"{cannot_sum} the passes of micro_batch_size {config.micro_batch_size}. Set one of the two back"
         )
@@ -378,13 +392,33 @@ def _of_datasets(config: Config) -> Iterator[str]:
         does_not_use = f"the {dataset.kind} dataset {dataset.path} does not use it"
         if prior is not None and not is_regularization:
             yield f'datasets.prior_preservation: {does_not_use}; it is for kind "regularization"'
-        if dataset.kind == "validation" and dataset.repeats != 1:
-            yield f"datasets.repeats: {does_not_use}: it is measured, never trained"
+        for key in TRAINING_KEYS:
+            is_set = getattr(dataset, key) != Dataset.model_fields[key].default
+            if dataset.kind == "validation" and is_set:
+                yield f"datasets.{key}: {does_not_use}: it is measured, never trained"
         if dataset.kind == "validation" and dataset.caption_weights is not None:
             yield f"datasets.caption_weights: {does_not_use}: it is measured with each clip's first caption"
         yield from _of_captions(dataset)
-        if dataset.kind == "validation" and dataset.loss_weight != 1.0:
-            yield f"datasets.loss_weight: {does_not_use}: it is measured, never trained"
+        yield from _of_steps(dataset, config)
+
+
+def _of_steps(dataset: Dataset, config: Config) -> Iterator[str]:
+    """Yield contradictions of the steps in which a dataset is trained."""
+    until_step = dataset.until_step
+    if until_step is not None and until_step < dataset.from_step:
+        yield (
+            f"datasets.until_step: {dataset.path} ends at step {until_step}, before its from_step "
+            f"{dataset.from_step}. Set a later one"
+        )
+
+    is_limited = dataset.from_step > 1 or until_step is not None
+    for key in Config.model_fields:
+        is_in_epochs = key == "epochs" or key.endswith("_epochs")
+        if is_limited and is_in_epochs and getattr(config, key) is not None:
+            yield (
+                f"{key}: a pass over the data has no length while datasets.from_step or until_step let "
+                f"{dataset.path} come or go. Set steps instead of passes"
+            )
 
 
 def _of_captions(dataset: Dataset) -> Iterator[str]:

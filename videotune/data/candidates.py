@@ -35,7 +35,7 @@ from videotune.data.tone_mapping import TONE_MAPPING_VERSION
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.model_spec import VideoRules
-from videotune.types import Clip
+from videotune.types import Clip, Pacing
 
 
 @dataclass
@@ -130,6 +130,13 @@ class Candidate:
             repeats=dataset.repeats * self.repeats[1],
             loss_weight=dataset.loss_weight,
             caption_weights=caption_weights,
+            caption_dropout=dataset.caption_dropout,
+            pacing=Pacing(
+                batch_size=dataset.batch_size or 0,
+                probability=dataset.probability,
+                from_step=dataset.from_step,
+                until_step=dataset.until_step or 0,
+            ),
             target="base" if preserves_prior else "clip",
             still=self.media.still,
         )
@@ -172,6 +179,22 @@ class Candidate:
         self.sampling = replace(sampling, windows=tuple(windows))
 
 
+def leave_out_beyond(candidates: Sequence[Candidate], most: int) -> None:
+    """Set the problem of all but ``most`` candidates of a dataset: those that remain
+    are spread evenly over their order.
+    """
+    count = len(candidates)
+    if count <= most:
+        return
+    chosen = {number * count // most for number in range(most)}
+    for index, candidate in enumerate(candidates):
+        if index not in chosen:
+            candidate.problem = ClipProblem(
+                "not_chosen",
+                f"max_clips chose {most} of the {count} clips, evenly in their order",
+            )
+
+
 def prepare_candidates(
     candidates: Sequence[Candidate], config: Config, rules: VideoRules
 ) -> None:
@@ -210,7 +233,8 @@ def _originals_first(
     counts = Counter(candidate.content_id for candidate in candidates)
 
     def preference(candidate: Candidate) -> tuple[int, bool, int]:
-        if counts[candidate.content_id] == 1:
+        is_only_one = counts[candidate.content_id] == 1
+        if is_only_one or not candidate.content_id:
             return datasets.index(id(candidate.dataset)), False, 0
         has_caption = False
         with suppress(ClipProblem):

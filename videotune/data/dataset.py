@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
@@ -17,7 +18,7 @@ from videotune.data.buckets import (
     parse_resolution,
     visible_share,
 )
-from videotune.data.candidates import Candidate, prepare_candidates
+from videotune.data.candidates import Candidate, leave_out_beyond, prepare_candidates
 from videotune.data.clip_accounts import account_of
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.dataset_notes import notes_on_clips, variant_notes
@@ -36,7 +37,7 @@ from videotune.data.source_videos import group_by_source, hold_out
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_NAME
 from videotune.model_spec import VideoRules
-from videotune.types import Clip, ClipShape, Window
+from videotune.types import Clip, ClipShape, Pacing, Window
 
 
 @dataclass(frozen=True)
@@ -113,20 +114,16 @@ def scan(
         )
         locations.append(location)
         notes += location.notes
-        for file in location.files:
-            candidates.append(Candidate(file, dataset, location, size_choices, video))
+        found = [
+            Candidate(file, dataset, location, size_choices, video)
+            for file in location.files
+        ]
+        if dataset.max_clips is not None:
+            leave_out_beyond(found, dataset.max_clips)
+        candidates += found
 
     index = MediaIndex(index_path, progress)
-    results = index.examine(
-        [candidate.file.path for candidate in candidates],
-        roots=[location.root for location in locations],
-        until=config.video_config.max_duration,
-    )
-    for candidate, result in zip(candidates, results, strict=True):
-        candidate.content_id = result.id
-        candidate.info = result.info
-        candidate.scan = result.scan
-        candidate.problem = result.problem
+    _examine(candidates, locations, index, config.video_config.max_duration)
 
     prepare_candidates(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
@@ -134,6 +131,31 @@ def scan(
     notes += _hold_out(usable, locations, config, rules)
     notes += notes_on_clips(usable, config.video_config, rules)
     return _build_library(candidates, locations, notes, rules, config.seed)
+
+
+def _examine(
+    candidates: Sequence[Candidate],
+    locations: Sequence[Location],
+    index: MediaIndex,
+    seconds: float,
+) -> None:
+    """Set media info and content scan of the candidates, or their problem.
+
+    Clips that max_clips leaves out are not read. Of the others ``seconds`` are scanned.
+    """
+    chosen = [candidate for candidate in candidates if candidate.problem is None]
+    left_out = [candidate for candidate in candidates if candidate.problem is not None]
+    results = index.examine(
+        [candidate.file.path for candidate in chosen],
+        roots=[location.root for location in locations],
+        until=seconds,
+        unread=[candidate.file.path for candidate in left_out],
+    )
+    for candidate, result in zip(chosen, results, strict=True):
+        candidate.content_id = result.id
+        candidate.info = result.info
+        candidate.scan = result.scan
+        candidate.problem = result.problem
 
 
 def _size_choices(dataset: Dataset, config: Config, rules: VideoRules) -> SizeChoices:
@@ -311,24 +333,78 @@ def _most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
     return -shape.frames * shape.height * shape.width, shape
 
 
-def buckets(library: Library) -> dict[ClipShape, list[Window]]:
-    """Group the training windows by shape, the most expensive shape first, in path
-    order.
+class BucketKey(NamedTuple):
+    """What the windows of a bucket share."""
 
-    The windows of a dataset with repeats appear several times: a bucket lists all
-    windows, then those with a second copy, and so on.
+    first_step: int
+    """The first step of the phase in which the bucket is shown."""
+    cost: int
+    """Minus the pixels of a sample, so that the most expensive bucket is the first of
+    its phase."""
+    shape: ClipShape
+    batch_size: int
+    """Samples of a forward pass. 0: the run's."""
+    probability: float
+
+
+def buckets(library: Library) -> dict[BucketKey, list[Window]]:
+    """Group the training windows by phase, shape, batch size and probability, the most
+    expensive shape first, in path order.
+
+    A new phase begins where a dataset comes or goes. The windows of a dataset with
+    repeats appear several times: a bucket lists all windows, then those with a second
+    copy, and so on.
+
+    Raises:
+        VideotuneError: if no dataset is trained before a later one begins.
     """
-    repeats = {clip.id: clip.repeats for clip in library.clips}
-    shapes = {window.shape for window in library.windows}
-    windows_by_shape: dict[ClipShape, list[Window]] = {
-        shape: [] for shape in sorted(shapes, key=_most_expensive_first)
-    }
+    clips = {clip.id: clip for clip in library.clips}
+    trained = {window.clip_id for window in library.windows}
+    pacings = {clips[clip_id].pacing for clip_id in trained}
+    windows_by_key: dict[BucketKey, list[Window]] = {}
+    for first_step in _first_steps(pacings):
+        for copy in range(max((clip.repeats for clip in library.clips), default=1)):
+            for window in library.windows:
+                clip = clips[window.clip_id]
+                if copy < clip.repeats and is_shown(clip.pacing, first_step):
+                    key = _bucket_key(first_step, window.shape, clip.pacing)
+                    windows_by_key.setdefault(key, []).append(window)
+    return dict(sorted(windows_by_key.items()))
 
-    for copy in range(max(repeats.values(), default=1)):
-        for window in library.windows:
-            if copy < repeats[window.clip_id]:
-                windows_by_shape[window.shape].append(window)
-    return windows_by_shape
+
+def _bucket_key(first_step: int, shape: ClipShape, pacing: Pacing) -> BucketKey:
+    cost, _ = _most_expensive_first(shape)
+    return BucketKey(first_step, cost, shape, pacing.batch_size, pacing.probability)
+
+
+def is_shown(pacing: Pacing, step: int) -> bool:
+    """Return whether a step may show clips of this pacing."""
+    has_begun = pacing.from_step <= step
+    return has_begun and (not pacing.until_step or step <= pacing.until_step)
+
+
+def _first_steps(pacings: Collection[Pacing]) -> list[int]:
+    """Return the first step of each phase in which something is shown.
+
+    Raises:
+        VideotuneError: if there is a phase before the last one that shows nothing.
+    """
+    borders = {1}
+    for pacing in pacings:
+        borders.add(pacing.from_step)
+        if pacing.until_step:
+            borders.add(pacing.until_step + 1)
+
+    first_steps = sorted(borders)
+    if pacings and not any(is_shown(pacing, first_steps[-1]) for pacing in pacings):
+        first_steps.pop()
+    for step, next_step in pairwise([*first_steps, 0]):
+        if pacings and not any(is_shown(pacing, step) for pacing in pacings):
+            raise VideotuneError(
+                f"datasets.from_step: no dataset is trained from step {step} to step "
+                f"{next_step - 1}. Let one begin earlier or end later (until_step)."
+            )
+    return first_steps
 
 
 def crop_problem(library: Library, rules: VideoRules, resolution: object) -> str | None:

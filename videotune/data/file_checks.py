@@ -21,6 +21,7 @@ REASONS = (
     "undecodable_caption",
     "duplicate",
     "missing_file",
+    "not_chosen",
 )
 """Codes of the reasons for which a clip is left out, as the dataset account uses them.
 """

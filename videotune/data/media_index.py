@@ -104,7 +104,11 @@ class MediaIndex:
         self._read()
 
     def examine(
-        self, paths: Sequence[Path], roots: Sequence[Path], until: float
+        self,
+        paths: Sequence[Path],
+        roots: Sequence[Path],
+        until: float,
+        unread: Sequence[Path] = (),
     ) -> list[Examined]:
         """Return media info and content scan of each file; start workers only if
         needed.
@@ -117,6 +121,7 @@ class MediaIndex:
             roots: folders of the datasets; entries of vanished files in them are
                 dropped.
             until: seconds of each clip to scan.
+            unread: files that are not read now, and whose entries stay.
         """
         lookups = [(path, *self._look_up(path, until)) for path in paths]
         missing = [
@@ -139,7 +144,7 @@ class MediaIndex:
 
             self._progress(len(paths), len(paths), "")
             # Only now: until here the content of a moved file is known by its old path.
-            self._drop_vanished(paths, roots)
+            self._drop_vanished([*paths, *unread], roots)
         finally:
             self._write()
         return examined

@@ -7,8 +7,10 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,14 @@ from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
 from videotune.data.captions import with_token
-from videotune.data.dataset import Library, buckets, crop_problem, scan
+from videotune.data.dataset import (
+    BucketKey,
+    Library,
+    buckets,
+    crop_problem,
+    is_shown,
+    scan,
+)
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import CACHE_NAME, digest, user_cache
@@ -29,10 +38,19 @@ from videotune.job.notes import (
     warmup_note,
 )
 from videotune.latent_cache.exposure import Exposure, exposure
-from videotune.latent_cache.sampler import Schedule, steps_per_epoch, times_seen
+from videotune.latent_cache.sampler import (
+    Schedule,
+    exact,
+    phases_of,
+    shown_windows,
+    steps_per_bucket,
+    steps_per_epoch,
+    times_seen,
+    weights_of,
+)
 from videotune.model_spec import ModelSpec
 from videotune.text import counted_are, reason_words
-from videotune.types import BasePlace, ClipShape, Window
+from videotune.types import BasePlace, Clip, ClipShape, Pacing, Window
 
 
 @dataclass(frozen=True)
@@ -73,13 +91,27 @@ class Job:
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of the steps that each bucket has."""
+        if self.schedule.phases:
+            counts = steps_per_bucket(self.schedule, self.steps)
+            return tuple(count / self.steps for count in counts)
+
         epoch_steps = float(steps_per_epoch(self.schedule))
         return tuple(
-            len(bucket) / batch / epoch_steps
-            for bucket, batch in zip(
-                self.buckets, self.schedule.batch_sizes, strict=True
+            len(bucket) * float(weight) / batch / epoch_steps
+            for bucket, batch, weight in zip(
+                self.buckets,
+                self.schedule.batch_sizes,
+                weights_of(self.schedule),
+                strict=True,
             )
         )
+
+    @cached_property
+    def shapes_by_cost(self) -> tuple[ClipShape, ...]:
+        """The different shapes of the buckets, the most expensive first."""
+        shapes = dict.fromkeys(self.shapes)
+        pixels = {shape: shape.frames * shape.height * shape.width for shape in shapes}
+        return tuple(sorted(shapes, key=lambda shape: -pixels[shape]))
 
     @property
     def effective_batch(self) -> int:
@@ -113,21 +145,33 @@ class Job:
         """Return how often a training window has been shown on average, repeats
         counted.
         """
-        views_before, views_per_step = self._mean_views
-        return views_before + (step - self.past.step) * views_per_step
+        views, views_per_step = self._mean_views
+        phases = phases_of(self.schedule)
+        for phase, phase_views in zip(phases, views_per_step, strict=True):
+            steps = phase.steps_until(step) - phase.steps_until(self.past.step)
+            views += steps * phase_views
+        return views
 
     @cached_property
-    def _mean_views(self) -> tuple[float, float]:
+    def _mean_views(self) -> tuple[float, tuple[float, ...]]:
         """Mean views of a training window: until the data last changed, and for each
-        step since.
+        step of each phase.
         """
         windows = self.training_windows
         views_before = sum(self.past.views.get(window.id, 0) for window in windows)
 
-        repeats = {clip.id: clip.repeats for clip in self.library.clips}
-        entries = sum(repeats[window.clip_id] for window in windows)
-        epoch_steps = float(steps_per_epoch(self.schedule))
-        return views_before / len(windows), entries / len(windows) / epoch_steps
+        training_ids = {window.id for window in windows}
+        buckets_left = iter(self.buckets)
+        views_per_step = []
+        for phase in phases_of(self.schedule):
+            entries = 0.0
+            for weight in weights_of(phase.schedule):
+                bucket = next(buckets_left)
+                in_training = sum(window.id in training_ids for window in bucket)
+                entries += in_training * float(weight)
+            epoch_steps = float(steps_per_epoch(phase.schedule))
+            views_per_step.append(entries / len(windows) / epoch_steps)
+        return views_before / len(windows), tuple(views_per_step)
 
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:
@@ -154,13 +198,25 @@ class Job:
         """
         clips = []
         for clip in self.library.clips:
-            clips.append(json.dumps({**asdict(clip), "path": "", "source": ""}))
+            clips.append(json.dumps(_facts_of(clip)))
         windows = (*self.library.windows, *self.library.held_out_windows)
         content = {
             "clips": sorted(clips),
             "windows": [astuple(window) for window in windows],
         }
         return digest(content)
+
+
+def _facts_of(clip: Clip) -> dict[str, Any]:
+    """Return what is trained of a clip.
+
+    Runs from before a field was there have the same hash, as long as it is its default.
+    """
+    facts = {**asdict(clip), "path": "", "source": ""}
+    for name, default in (("caption_dropout", None), ("pacing", asdict(Pacing()))):
+        if facts[name] == default:
+            del facts[name]
+    return facts
 
 
 def open_job(
@@ -196,9 +252,9 @@ def open_job(
     cache = cache_folder(config)
     library = _scan(config, weighted, spec, cache, to_look=to_look)
     library, token_notes = with_new_token(library, config)
-    windows_by_shape = buckets(library)
+    windows_by_bucket = buckets(library)
     schedule, schedule_notes = make_schedule(
-        config, windows_by_shape, library, processes
+        config, windows_by_bucket, library, processes
     )
     notes = [
         *library.notes,
@@ -211,21 +267,22 @@ def open_job(
     ]
 
     epoch_steps = steps_per_epoch(schedule)
-    steps, arithmetic = total_steps(config, sum(schedule.window_counts), epoch_steps)
+    steps, arithmetic = total_steps(config, shown_windows(schedule), epoch_steps)
+    _refuse_idle_steps(library, steps)
     if arithmetic:
         notes.append(arithmetic)
     notes += warmup_note(config, steps)
     steps_between = intervals(config, epoch_steps)
     notes += _interval_notes(config, steps_between)
-    notes += epoch_notes(library, windows_by_shape, schedule, steps)
+    notes += epoch_notes(library, list(windows_by_bucket.values()), schedule, steps)
 
     return Job(
         resolved=resolved.with_planned(steps_between),
         spec=spec,
         base=base,
         library=library,
-        shapes=tuple(windows_by_shape),
-        buckets=tuple(tuple(windows) for windows in windows_by_shape.values()),
+        shapes=tuple(key.shape for key in windows_by_bucket),
+        buckets=tuple(tuple(windows) for windows in windows_by_bucket.values()),
         schedule=schedule,
         steps=steps,
         cache=cache,
@@ -311,6 +368,7 @@ def _micro_batch_notes(resolved: Resolved) -> list[str]:
         not is_users
         or micro_batch_size is None
         or micro_batch_size <= config.batch_size
+        or any(dataset.batch_size for dataset in config.datasets)
     ):
         return []
     return [
@@ -333,9 +391,20 @@ def cache_folder(config: Config) -> Path:
     return user_cache() / re.sub(r"[^A-Za-z0-9._-]+", "--", name)
 
 
+def _refuse_idle_steps(library: Library, steps: int) -> None:
+    """Raise VideotuneError if the last steps have nothing to train on."""
+    pacings = {clip.pacing for clip in library.clips if not clip.held_out}
+    if pacings and not any(is_shown(pacing, steps) for pacing in pacings):
+        last_step = max(pacing.until_step for pacing in pacings)
+        raise VideotuneError(
+            f"datasets.until_step: no dataset is trained after step {last_step}, and the run has {steps} steps. "
+            f"Set steps to {last_step}, or let a dataset go on"
+        )
+
+
 def make_schedule(
     config: Config,
-    windows_by_shape: Mapping[ClipShape, Sequence[Window]],
+    windows_by_bucket: Mapping[BucketKey, Sequence[Window]],
     library: Library,
     processes: int = 1,
 ) -> tuple[Schedule, list[str]]:
@@ -346,7 +415,7 @@ def make_schedule(
 
     Args:
         config: the settings.
-        windows_by_shape: the buckets.
+        windows_by_bucket: the buckets.
         library: the clips.
         processes: how many processes train.
     """
@@ -356,9 +425,10 @@ def make_schedule(
     video_batch = max(1, math.floor(config.batch_size * multiplier))
 
     batches = []
-    for windows in windows_by_shape.values():
+    for key, windows in windows_by_bucket.items():
         has_video = any(window.clip_id not in stills for window in windows)
         batch = video_batch if is_mixed and has_video else config.batch_size
+        batch = key.batch_size or batch
         batches.append(batch * config.gradient_accumulation_steps * processes)
 
     notes = []
@@ -367,14 +437,29 @@ def make_schedule(
             f"images and videos are mixed: a step takes {max(batches)} images or {min(batches)} videos "
             f"(video_batch_size_multiplier {multiplier:g})"
         )
-    sizes = [len(windows) for windows in windows_by_shape.values()]
+    sizes = [len(windows) for windows in windows_by_bucket.values()]
     schedule = Schedule(
         seed=config.seed,
         window_counts=tuple(sizes) or (1,),
         batch_sizes=tuple(batches) or (config.batch_size * processes,),
         shuffle=config.shuffle,
+        weights=_weights(windows_by_bucket),
+        phases=_phases(windows_by_bucket),
     )
     return schedule, notes
+
+
+def _weights(keys: Iterable[BucketKey]) -> tuple[Fraction, ...]:
+    """Return the factor of how often each bucket is shown; none if all are 1."""
+    weights = tuple(exact(key.probability) for key in keys)
+    return weights if any(weight != 1 for weight in weights) else ()
+
+
+def _phases(keys: Iterable[BucketKey]) -> tuple[tuple[int, int], ...]:
+    """Return first step and number of buckets of each phase; none if there is one."""
+    bucket_counts = Counter(key.first_step for key in keys)
+    phases = tuple(sorted(bucket_counts.items()))
+    return phases if len(phases) > 1 else ()
 
 
 def crop_blocker(job: Job) -> str | None:
@@ -423,7 +508,8 @@ def refuse_skips(job: Job, allow: str | None) -> None:
     if crop_reason is not None:
         raise DoesNotFit(crop_reason)
 
-    skipped = job.library.skipped
+    # What max_clips leaves out is not skipped against the user's will.
+    skipped = [row for row in job.library.skipped if row[1] != "not_chosen"]
     is_allowed = allow is not None and (allow == "all" or len(skipped) <= int(allow))
     if not skipped or is_allowed:
         without_caption = sum(reason.endswith("_caption") for _, reason, _ in skipped)

@@ -2,7 +2,7 @@
 that are never shown.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
@@ -12,7 +12,7 @@ from videotune.latent_cache.exposure import exposure
 from videotune.latent_cache.sampler import Schedule, times_seen
 from videotune.model_spec import ModelSpec
 from videotune.text import counted_are
-from videotune.types import ClipShape, Window
+from videotune.types import Window
 
 
 def sizes_as_read(resolved: Resolved) -> list[str]:
@@ -41,7 +41,7 @@ def _as_list(value: object) -> list[object]:
 
 def epoch_notes(
     library: Library,
-    windows_by_shape: Mapping[ClipShape, Sequence[Window]],
+    buckets: Sequence[Sequence[Window]],
     schedule: Schedule,
     steps: int,
 ) -> list[str]:
@@ -49,7 +49,7 @@ def epoch_notes(
     if not library.windows:
         return []
 
-    views = exposure(times_seen(schedule, steps), list(windows_by_shape.values())).clips
+    views = exposure(times_seen(schedule, steps), buckets).clips
     total = sum(views.values())
     training = [
         count for name, count in views.items() if name not in library.regularization

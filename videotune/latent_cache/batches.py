@@ -288,7 +288,10 @@ def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
     """
     clip = source.clips[window.clip_id]
     generator = generator_for(source.keys.seed, "caption", step, index)
-    if generator.random() < source.config.caption_dropout:
+    dropout = source.config.caption_dropout
+    if clip.caption_dropout is not None:
+        dropout = clip.caption_dropout
+    if generator.random() < dropout:
         return ""
 
     weights = clip.caption_weights[: len(clip.captions)]

@@ -26,6 +26,9 @@ rate.
 CLIP_DIGITS = 12
 """Digits of a clip's id that name it, as in windows' ids."""
 
+MOST_STEPS = 10**9
+"""Steps beyond which no number of views is looked for: datasets may end before."""
+
 LOW_RATE = 4e-5
 """At or below this learning rate, 20 to 30 views of a clip should still be safe."""
 
@@ -159,9 +162,9 @@ def most(exposure: Exposure) -> int:
 
 def steps_for(
     views: int, exposure_after: Callable[[int], Exposure], guess: float
-) -> int:
+) -> int | None:
     """Return the first step after which the most shown training window has ``views``
-    views.
+    views, or None if it never has them.
 
     Args:
         views: the views to reach.
@@ -175,6 +178,8 @@ def steps_for(
     low = 0
     high = max(1, round(views * guess) + 1)
     while reached(high) < views:
+        if high > MOST_STEPS:
+            return None
         low = high
         high = 2 * high
 

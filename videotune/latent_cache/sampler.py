@@ -7,13 +7,16 @@ that of bucket 0, the most expensive one, at t / w_0: it comes first, so that a 
 does not fit fails at once. Steps come in the order of these
 times, so every bucket is near its fair share at all times. The samples of a bucket,
 counted from the first step on, go through one permutation of its windows after the
-other.
+other. A bucket with a weight q has q n_j / b_j steps an epoch instead.
+
+If datasets come or go during the run, its steps have phases. Each phase has buckets of
+its own, which take their turns as if the run began with it.
 
 And which expert a step trains: runs of steps, dealt out by the experts' shares, also a
 pure function of the step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import floor, lcm
@@ -41,6 +44,10 @@ class Schedule:
     """Samples of a step, for each bucket."""
     shuffle: bool = True
     """False keeps each bucket's own order."""
+    weights: tuple[Fraction, ...] = ()
+    """Factor of how often each bucket has a step. Empty: 1 for all."""
+    phases: tuple[tuple[int, int], ...] = ()
+    """First step and number of buckets of each phase. Empty: one phase."""
 
     def __post_init__(self) -> None:
         if not self.window_counts or min(self.window_counts) < 1:
@@ -57,14 +64,76 @@ class Schedule:
             )
 
 
+@dataclass(frozen=True)
+class Phase:
+    """The schedule from one step to another."""
+
+    schedule: Schedule
+    """Its buckets, as if there were no others."""
+    first_step: int
+    last_step: int | None
+    """None: it does not end."""
+
+    def steps_until(self, step: int) -> int:
+        """Return how many of the steps 1 … ``step`` it has."""
+        last_step = step if self.last_step is None else min(step, self.last_step)
+        return max(0, last_step - self.first_step + 1)
+
+
+@lru_cache(maxsize=64)
+def phases_of(schedule: Schedule) -> tuple[Phase, ...]:
+    """Return the phases of a schedule, at least one."""
+    if not schedule.phases:
+        return (Phase(schedule, first_step=1, last_step=None),)
+
+    phases = []
+    first_bucket = 0
+    for number, (first_step, bucket_count) in enumerate(schedule.phases):
+        buckets = slice(first_bucket, first_bucket + bucket_count)
+        first_bucket += bucket_count
+        part = replace(
+            schedule,
+            window_counts=schedule.window_counts[buckets],
+            batch_sizes=schedule.batch_sizes[buckets],
+            weights=schedule.weights[buckets],
+            phases=(),
+        )
+        later_phases = schedule.phases[number + 1 :]
+        last_step = later_phases[0][0] - 1 if later_phases else None
+        phases.append(Phase(part, first_step, last_step))
+    return tuple(phases)
+
+
+def weights_of(schedule: Schedule) -> tuple[Fraction, ...]:
+    """Return the factor of how often each bucket has a step."""
+    return schedule.weights or (Fraction(1),) * len(schedule.window_counts)
+
+
 def steps_per_epoch(schedule: Schedule) -> Fraction:
-    """Return how many steps show every window once on average: Σ n_j / b_j."""
+    """Return how many steps show every window once on average: Σ q_j n_j / b_j.
+
+    Of a schedule in phases, those of its last phase.
+    """
+    last_phase = phases_of(schedule)[-1].schedule
     steps = Fraction(0)
-    for windows, batch in zip(
-        schedule.window_counts, schedule.batch_sizes, strict=True
+    for windows, batch, weight in zip(
+        last_phase.window_counts,
+        last_phase.batch_sizes,
+        weights_of(last_phase),
+        strict=True,
     ):
-        steps += Fraction(windows, batch)
+        steps += weight * Fraction(windows, batch)
     return steps
+
+
+def shown_windows(schedule: Schedule) -> int:
+    """Return how many windows an epoch shows, repeats and weights counted."""
+    count = Fraction(0)
+    for windows, weight in zip(
+        schedule.window_counts, weights_of(schedule), strict=True
+    ):
+        count += windows * weight
+    return round(count)
 
 
 @lru_cache(maxsize=256)
@@ -72,6 +141,13 @@ def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
     """Return how many of the steps 1 … ``steps`` each bucket has: those with the
     earliest due times, ties by bucket.
     """
+    if schedule.phases:
+        phase_counts: list[int] = []
+        for phase in phases_of(schedule):
+            phase_steps = phase.steps_until(steps)
+            phase_counts += steps_per_bucket(phase.schedule, phase_steps)
+        return tuple(phase_counts)
+
     half_intervals, time_per_step = _half_intervals(schedule)
 
     def due(bucket: int, turn: int) -> tuple[int, int]:
@@ -164,13 +240,18 @@ def _half_intervals(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
     integers, and the time of a step.
     """
     unit = lcm(*schedule.window_counts)
-    half_intervals = tuple(
-        batch * (unit // windows)
-        for windows, batch in zip(
-            schedule.window_counts, schedule.batch_sizes, strict=True
-        )
-    )
-    return half_intervals, 2 * unit / steps_per_epoch(schedule)
+    intervals = []
+    for windows, batch, weight in zip(
+        schedule.window_counts,
+        schedule.batch_sizes,
+        weights_of(schedule),
+        strict=True,
+    ):
+        intervals.append(batch * (unit // windows) / weight)
+
+    scale = lcm(*(interval.denominator for interval in intervals))
+    half_intervals = tuple(int(interval * scale) for interval in intervals)
+    return half_intervals, 2 * unit * scale / steps_per_epoch(schedule)
 
 
 @dataclass(frozen=True)

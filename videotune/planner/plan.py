@@ -97,6 +97,8 @@ def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
     steps = {}
     for views in sorted(targets):
         step = exposure.steps_for(views, job.exposure, guess)
+        if step is None:
+            continue
         # views from before a change of the data have no known step: the change is later
         steps[str(views)] = max(job.past.step, step)
     return steps

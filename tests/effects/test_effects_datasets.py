@@ -1,0 +1,225 @@
+"""What the keys of one dataset do to how often, when and how its clips are trained."""
+
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.clips import noise, write_clip
+from tests.support.trainers import Lab, job_of, run_steps, source_of, trainer_of
+from videotune.data.dataset import to_json
+from videotune.errors import VideotuneError
+from videotune.job.job import Job, refuse_skips
+from videotune.latent_cache.batches import make_step_batch
+from videotune.latent_cache.sampler import sample_indices
+
+Pair = Callable[..., Job]
+
+
+def clips(folder: Path, count: int, seed: int) -> str:
+    """A folder of so many clips of 9 frames, each with its name as its caption."""
+    for number in range(count):
+        path = folder / f"{folder.name}{number}.mp4"
+        if not path.exists():
+            write_clip(path, noise(9, 32, 32, seed=seed + number), 16)
+            path.with_suffix(".txt").write_text(path.stem, encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture
+def pair_of(lab: Lab) -> Pair:
+    """A function from the keys of the second of two datasets, of 4 and of 3 clips, to
+    their job.
+    """
+
+    def make(knobs: dict[str, Any] | None = None, **keys: Any) -> Job:
+        rows = [
+            {"path": clips(lab.tmp / "a", 4, seed=0)},
+            {"path": clips(lab.tmp / "b", 3, seed=50), **keys},
+        ]
+        return job_of(lab, {"datasets": rows, **(knobs or {})})
+
+    return make
+
+
+def shown(job: Job, steps: range) -> list[list[str]]:
+    """The names of the clips that each step shows."""
+    names = {clip.id: Path(clip.path).stem for clip in job.library.clips}
+    lines = []
+    for step in steps:
+        bucket, indices = sample_indices(job.schedule, step)
+        windows = [job.buckets[bucket][index] for index, _ in indices]
+        lines.append([names[window.clip_id] for window in windows])
+    return lines
+
+
+def views(job: Job, steps: int) -> Counter[str]:
+    """How often each clip is shown, counted step by step; the job's account agrees."""
+    counts: Counter[str] = Counter()
+    for line in shown(job, range(1, steps + 1)):
+        counts.update(line)
+    account = job.exposure(steps).clips
+    for clip in job.library.clips:
+        assert account[clip.id] == counts[Path(clip.path).stem]
+
+    mean = sum(counts.values()) / len(job.library.windows)
+    assert job.views_at(steps) == pytest.approx(mean, abs=2)
+    return counts
+
+
+@pytest.mark.effect("datasets.probability")
+def test_a_dataset_is_shown_in_proportion_to_its_probability(pair_of: Pair) -> None:
+    for probability, repeats, share in ((1.0, 1, 1.0), (0.5, 1, 0.5), (0.3, 5, 1.5)):
+        job = pair_of(probability=probability, repeats=repeats)
+        counts = views(job, 300)
+        of_a = [counts[f"a{number}"] for number in range(4)]
+        of_b = [counts[f"b{number}"] for number in range(3)]
+        assert sum(of_b) / 3 == pytest.approx(share * sum(of_a) / 4, rel=0.05)
+        assert max(of_a) - min(of_a) <= 1
+        assert max(of_b) - min(of_b) <= repeats
+
+    with pytest.raises(VideotuneError, match="probability"):
+        pair_of(probability=0)
+
+
+@pytest.mark.effect("datasets.from_step", "datasets.until_step")
+def test_a_dataset_is_trained_from_a_step_to_a_step(pair_of: Pair) -> None:
+    def steps_of_b(**keys: Any) -> list[int]:
+        job = pair_of({"steps": 40}, **keys)
+        views(job, 40)
+        lines = shown(job, range(1, 41))
+        return [step for step, line in enumerate(lines, 1) if line[0].startswith("b")]
+
+    always = steps_of_b()
+    assert always[0] < 10
+    assert always[-1] > 30
+
+    later = steps_of_b(from_step=20)
+    assert 20 <= later[0] < 25
+    assert later[-1] > 30
+    between = steps_of_b(from_step=11, until_step=20)
+    assert set(between) <= set(range(11, 21))
+    assert len(between) == pytest.approx(10 * 3 / 7, abs=1.5)
+    first = steps_of_b(until_step=8)
+    assert set(first) <= set(range(1, 9))
+    assert len(first) in (3, 4)
+
+
+def test_steps_without_a_dataset_are_refused(lab: Lab) -> None:
+    path = clips(lab.tmp / "a", 4, seed=0)
+    for keys, key in (
+        ({"from_step": 3}, "from_step"),
+        ({"until_step": 5}, "until_step"),
+        ({"from_step": 5, "until_step": 4}, "until_step"),
+    ):
+        with pytest.raises(VideotuneError, match=key):
+            job_of(lab, {"datasets": [{"path": path, **keys}], "steps": 6})
+    job = job_of(lab, {"datasets": [{"path": path, "until_step": 6}], "steps": 6})
+    assert sum(views(job, 6).values()) == 6
+    rows = [{"path": path}, {"path": clips(lab.tmp / "b", 3, 50), "from_step": 9}]
+    with pytest.raises(VideotuneError, match="epochs"):
+        job_of(lab, {"datasets": rows, "epochs": 2})
+
+
+@pytest.mark.effect("datasets.batch_size")
+def test_a_dataset_has_a_batch_size_of_its_own(lab: Lab, pair_of: Pair) -> None:
+    def sizes(**keys: Any) -> dict[str, set[int]]:
+        job = pair_of({"batch_size": 2, "gradient_accumulation_steps": 2}, **keys)
+        views(job, 30)
+        by_dataset: dict[str, set[int]] = {}
+        for line in shown(job, range(1, 31)):
+            datasets = "".join(sorted({name[0] for name in line}))
+            by_dataset.setdefault(datasets, set()).add(len(line))
+        return by_dataset
+
+    assert sizes() == {"ab": {4}, "a": {4}}
+    assert sizes(batch_size=1) == {"a": {4}, "b": {2}}
+
+    rows = [
+        {"path": clips(lab.tmp / "a", 4, seed=0)},
+        {"path": clips(lab.tmp / "b", 3, seed=50), "batch_size": 3},
+    ]
+    trainer = trainer_of(lab, {"datasets": rows, "steps": 4})
+    lines = run_steps(trainer)
+    assert {len(line["window_ids"]) for line in lines} == {1, 3}
+    passes = trainer.job.schedule.batch_sizes
+    assert sorted(passes) == [1, 3]
+
+
+@pytest.mark.effect("datasets.caption_dropout")
+def test_a_dataset_drops_its_captions_by_a_share_of_its_own(lab: Lab) -> None:
+    def share(of_b: float | None) -> dict[str, float]:
+        rows = [
+            {"path": clips(lab.tmp / "a", 4, seed=0)},
+            {"path": clips(lab.tmp / "b", 3, seed=50), "caption_dropout": of_b},
+        ]
+        source = source_of(lab, {"datasets": rows, "caption_dropout": 0.5})
+        names = {clip.id: Path(clip.path).stem for clip in source.clips.values()}
+        empty: Counter[str] = Counter()
+        total: Counter[str] = Counter()
+        for step in range(1, 301):
+            draws = source.step_draws(step)
+            for (window, _), caption in zip(draws.samples, draws.captions, strict=True):
+                name = names[window.clip_id][0]
+                assert caption in ("", names[window.clip_id])
+                total[name] += 1
+                empty[name] += not caption
+        return {name: empty[name] / total[name] for name in total}
+
+    both = share(None)
+    assert both == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.12)
+    assert share(0.0) == {"a": both["a"], "b": 0}
+    assert share(1.0) == {"a": both["a"], "b": 1}
+
+
+@pytest.mark.effect("datasets.max_clips")
+def test_at_most_so_many_clips_are_chosen_evenly(lab: Lab) -> None:
+    path = clips(lab.tmp / "many", 10, seed=0)
+
+    def used(most: int | None) -> list[str]:
+        job = job_of(lab, {"datasets": [{"path": path, "max_clips": most}]})
+        refuse_skips(job, None)
+        account = to_json(job.library)
+        assert account["found"] == 10
+        assert account["skipped"] == 10 - account["used"]
+        for clip in account["clips"]:
+            if not clip["used"]:
+                assert clip["reason"] == "not_chosen"
+                assert f"max_clips chose {most} of the 10" in clip["detail"]
+        return [Path(clip.path).stem for clip in job.library.clips]
+
+    assert len(used(None)) == len(used(10)) == len(used(99)) == 10
+    assert used(1) == ["many0"]
+    assert used(4) == ["many0", "many2", "many5", "many7"]
+    assert used(4) == used(4)
+
+
+def test_a_run_with_all_of_them_resumes_at_the_same_samples(
+    lab: Lab, pair_of: Pair
+) -> None:
+    """The schedule is a pure function of the step, whatever ran before."""
+    keys = {"probability": 0.5, "from_step": 5, "until_step": 30, "batch_size": 2}
+    whole = shown(pair_of({"steps": 40}, **keys), range(1, 41))
+    for first in (4, 5, 17, 31):
+        job = pair_of({"steps": 40}, **keys)
+        assert shown(job, range(first, 41)) == whole[first - 1 :]
+    job = pair_of({"steps": 40}, **keys)
+    views(job, 40)
+    assert sum(job.shares) == pytest.approx(1)
+    assert job.schedule.weights == (1, 1, Fraction(1, 2), 1)
+
+
+def test_data_without_these_keys_has_the_hash_that_it_had(lab: Lab) -> None:
+    """A run from before these keys resumes: its data has not changed."""
+    path = clips(lab.tmp / "a", 1, seed=0)
+    job = job_of(lab, {"datasets": [{"path": path}]})
+    rows = [{"path": path, "from_step": 1, "probability": 1.0, "batch_size": None}]
+    assert job_of(lab, {"datasets": rows}).data_digest() == job.data_digest()
+    for keys in ({"batch_size": 1}, {"until_step": 9}, {"caption_dropout": 0.1}):
+        changed = job_of(lab, {"datasets": [{"path": path, **keys}]})
+        assert changed.data_digest() != job.data_digest()
+    batch = make_step_batch(source_of(lab, {"datasets": [{"path": path}]}), 1)
+    assert batch.captions == ("a0",)
