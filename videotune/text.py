@@ -98,7 +98,6 @@ REASON_WORDS = {
     "decode_error": "damaged",
     "too_short": "too short",
     "duplicate": "a copy of another clip",
-    "not_chosen": "not among max_clips",
 }
 """Why a clip is skipped, by the code in the account of the clips."""
 

@@ -248,7 +248,7 @@ def show_details(
         )
 
     sums = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
-    shapes = counted(len(job.shapes), "bucket")
+    shapes = counted(len(job.shapes_by_cost), "bucket")
     tell(
         f"{sums.format_map(account)};  {counted(len(job.library.windows), 'window')} in {shapes}"
     )

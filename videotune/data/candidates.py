@@ -179,22 +179,6 @@ class Candidate:
         self.sampling = replace(sampling, windows=tuple(windows))
 
 
-def leave_out_beyond(candidates: Sequence[Candidate], most: int) -> None:
-    """Set the problem of all but ``most`` candidates of a dataset: those that remain
-    are spread evenly over their order.
-    """
-    count = len(candidates)
-    if count <= most:
-        return
-    chosen = {number * count // most for number in range(most)}
-    for index, candidate in enumerate(candidates):
-        if index not in chosen:
-            candidate.problem = ClipProblem(
-                "not_chosen",
-                f"max_clips chose {most} of the {count} clips, evenly in their order",
-            )
-
-
 def prepare_candidates(
     candidates: Sequence[Candidate], config: Config, rules: VideoRules
 ) -> None:
@@ -233,8 +217,7 @@ def _originals_first(
     counts = Counter(candidate.content_id for candidate in candidates)
 
     def preference(candidate: Candidate) -> tuple[int, bool, int]:
-        is_only_one = counts[candidate.content_id] == 1
-        if is_only_one or not candidate.content_id:
+        if counts[candidate.content_id] == 1:
             return datasets.index(id(candidate.dataset)), False, 0
         has_caption = False
         with suppress(ClipProblem):

@@ -18,9 +18,9 @@ from videotune.data.buckets import (
     parse_resolution,
     visible_share,
 )
-from videotune.data.candidates import Candidate, leave_out_beyond, prepare_candidates
+from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_accounts import account_of
-from videotune.data.clip_file import CLIP_SUFFIXES
+from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
 from videotune.data.dataset_notes import notes_on_clips, variant_notes
 from videotune.data.file_checks import refuse_links
 from videotune.data.frame_counts import (
@@ -101,6 +101,7 @@ def scan(
 
     candidates: list[Candidate] = []
     locations: list[Location] = []
+    unread: list[Path] = []
     for dataset in config.datasets:
         cache = Path(dataset.path) / CACHE_NAME
         if index_path is not None:
@@ -114,16 +115,25 @@ def scan(
         )
         locations.append(location)
         notes += location.notes
-        found = [
-            Candidate(file, dataset, location, size_choices, video)
-            for file in location.files
-        ]
-        if dataset.max_clips is not None:
-            leave_out_beyond(found, dataset.max_clips)
-        candidates += found
+        files, left_out = choose_evenly(location.files, dataset.max_clips)
+        for file in files:
+            candidates.append(Candidate(file, dataset, location, size_choices, video))
+        if left_out:
+            unread += [file.path for file in left_out]
+            notes.append(_left_out_note(dataset, location, left_out))
 
     index = MediaIndex(index_path, progress)
-    _examine(candidates, locations, index, config.video_config.max_duration)
+    results = index.examine(
+        [candidate.file.path for candidate in candidates],
+        roots=[location.root for location in locations],
+        until=config.video_config.max_duration,
+        unread=unread,
+    )
+    for candidate, result in zip(candidates, results, strict=True):
+        candidate.content_id = result.id
+        candidate.info = result.info
+        candidate.scan = result.scan
+        candidate.problem = result.problem
 
     prepare_candidates(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
@@ -133,29 +143,29 @@ def scan(
     return _build_library(candidates, locations, notes, rules, config.seed)
 
 
-def _examine(
-    candidates: Sequence[Candidate],
-    locations: Sequence[Location],
-    index: MediaIndex,
-    seconds: float,
-) -> None:
-    """Set media info and content scan of the candidates, or their problem.
+def choose_evenly(
+    files: Sequence[ClipFile], most: int | None
+) -> tuple[list[ClipFile], list[ClipFile]]:
+    """Return at most so many files, spread evenly over their order, and the others."""
+    count = len(files)
+    if most is None or count <= most:
+        return list(files), []
+    chosen = {number * count // most for number in range(most)}
+    left_out = [file for index, file in enumerate(files) if index not in chosen]
+    return [files[index] for index in sorted(chosen)], left_out
 
-    Clips that max_clips leaves out are not read. Of the others ``seconds`` are scanned.
-    """
-    chosen = [candidate for candidate in candidates if candidate.problem is None]
-    left_out = [candidate for candidate in candidates if candidate.problem is not None]
-    results = index.examine(
-        [candidate.file.path for candidate in chosen],
-        roots=[location.root for location in locations],
-        until=seconds,
-        unread=[candidate.file.path for candidate in left_out],
+
+def _left_out_note(
+    dataset: Dataset, location: Location, left_out: Sequence[ClipFile]
+) -> str:
+    """Return the note on the clips that max_clips leaves out; the first have names."""
+    names = [str(file.path.relative_to(location.root)) for file in left_out[:5]]
+    if len(left_out) > 5:
+        names.append("…")
+    return (
+        f"{dataset.path}: max_clips {dataset.max_clips} leaves out {len(left_out)} of "
+        f"{len(location.files)} clips, evenly over their order ({', '.join(names)})"
     )
-    for candidate, result in zip(chosen, results, strict=True):
-        candidate.content_id = result.id
-        candidate.info = result.info
-        candidate.scan = result.scan
-        candidate.problem = result.problem
 
 
 def _size_choices(dataset: Dataset, config: Config, rules: VideoRules) -> SizeChoices:

@@ -21,7 +21,6 @@ REASONS = (
     "undecodable_caption",
     "duplicate",
     "missing_file",
-    "not_chosen",
 )
 """Codes of the reasons for which a clip is left out, as the dataset account uses them.
 """

@@ -508,8 +508,7 @@ def refuse_skips(job: Job, allow: str | None) -> None:
     if crop_reason is not None:
         raise DoesNotFit(crop_reason)
 
-    # What max_clips leaves out is not skipped against the user's will.
-    skipped = [row for row in job.library.skipped if row[1] != "not_chosen"]
+    skipped = job.library.skipped
     is_allowed = allow is not None and (allow == "all" or len(skipped) <= int(allow))
     if not skipped or is_allowed:
         without_caption = sum(reason.endswith("_caption") for _, reason, _ in skipped)
