@@ -38,6 +38,7 @@ from videotune.exporter.formats import (
 )
 from videotune.exporter.full import export_merged
 from videotune.exporter.lora_write import bake_adapter
+from videotune.exporter.single_file_export import export_single_file
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
@@ -476,3 +477,62 @@ def test_files_of_both_programs_are_written_unless_the_config_says_otherwise(
     config = parse(unflatten(settings))
     assert configured_formats(config, family) == formats
     check_formats(config, family)
+
+
+@pytest.mark.parametrize("name", ["wan", "cogvideox", "ltx_video", "hunyuan_video", "hidream"])  # fmt: skip
+def test_a_fine_tuned_model_as_one_file_of_comfyui(
+    name: str, tiny_family: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Read back by videotune as a base model, and by diffusers' own converter where it
+    knows the layout at any size.
+    """
+    family = tiny_family(name)
+    config = parse(
+        unflatten({"training_method": "FINE_TUNE", "output_model_format": "comfyui"})
+    )
+    check_formats(config, family)
+    expert = family.spec.experts[0].name
+    net = family.denoiser(expert)
+    state = {key: value + 0.5 for key, value in net.named_parameters()}
+    path = tmp_path / "model.safetensors"
+    export_single_file(
+        family, expert, dict(list(state.items())[:5]), family.folder, path, {"step": 3}
+    )
+    written = load_file(path)
+    if name not in ("hidream",):
+        assert set(written) != set(net.state_dict()), "the names are the authors'"
+
+    folder = shutil.copytree(family.folder, tmp_path / "base")
+    part = folder / family.spec.part_of(expert)
+    for file in part.glob("*.safetensors*"):
+        file.unlink()
+    shutil.copy(path, part / "diffusion_pytorch_model.safetensors")
+    opened = type(family)(folder, torch.device("cpu"), torch.float32)
+    read = opened.denoiser(expert).state_dict()
+    changed = dict(list(state.items())[:5])
+    for key, value in net.state_dict().items():
+        assert torch.equal(read[key], changed.get(key, value)), key
+
+    if name in ("wan", "ltx_video"):
+        cls = type(family.skeleton(expert))
+        theirs = cls.from_single_file(
+            str(path), config=str(family.folder / part.name), local_files_only=True
+        )
+        for key, value in theirs.state_dict().items():
+            assert torch.equal(value, read[key]), key
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"output_model_format": "peft"},
+        {"output_model_format": "comfyui", "text_encoder.train": True},
+        {"output_model_format": "comfyui", "text_encoder.train": True, "transformer.train": False},
+    ],
+)  # fmt: skip
+def test_what_one_file_of_a_model_cannot_hold(
+    settings: dict[str, Any], family: Any
+) -> None:
+    config = parse(unflatten({"training_method": "FINE_TUNE"} | settings))
+    with pytest.raises(VideotuneError, match="output_model_format"):
+        check_formats(config, family)

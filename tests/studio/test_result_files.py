@@ -1,9 +1,12 @@
 """The files of a run's result: which are offered first, and their copy in ComfyUI."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.support.reports import full_run, write_file
 from videotune.errors import VideotuneError
@@ -185,3 +188,25 @@ def test_downloaded_models_are_listed_with_their_sizes(
     text = client.get("/settings").text
     assert "Wan-AI/tiny" in text
     assert str(hub) in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "folder"),
+    [
+        ({"variant": "LORA"}, "loras"),
+        ({"vectors": 4}, "embeddings"),
+        ({"step": 60}, "diffusion_models"),
+        ([], "diffusion_models"),
+        (None, "loras"),
+    ],
+)
+def test_each_kind_of_file_goes_where_comfyui_looks_for_it(
+    facts: Any, folder: str, cats: Project, loras: Path
+) -> None:
+    files = list(exported_files(cats, cats.folder / "runs" / "run-1"))
+    (file,) = (file for file in files_to_take(files, 60) if file.format == "comfyui")
+    header = {} if facts is None else {"videotune": json.dumps(facts)}
+    save_file({"x": torch.ones(1)}, file.path, metadata=header)
+    copy = copy_to_comfyui(file, cats, loras)
+    assert copy.parent == loras.parent / folder
+    assert copy.read_bytes() == file.path.read_bytes()

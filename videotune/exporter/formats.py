@@ -295,10 +295,8 @@ def check_formats(config: Config, family: DiffusersModel) -> None:
     """
     method = config.training_method
     for name in configured_formats(config, family):
-        if method == "FINE_TUNE" and name != "diffusers":
-            raise VideotuneError(
-                f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}"
-            )
+        if method == "FINE_TUNE":
+            _check_format_of_model(config, family, name)
         if method == "EMBEDDING" and name not in family.embedding_keys():
             supported = ", ".join(sorted(family.embedding_keys()))
             raise VideotuneError(
@@ -306,6 +304,23 @@ def check_formats(config: Config, family: DiffusersModel) -> None:
             )
         if method == "LORA":
             refuse_format(family, config.lora.variant, name)
+
+
+def _check_format_of_model(config: Config, family: DiffusersModel, name: str) -> None:
+    """Raise VideotuneError for a format that a fine-tuned model does not have."""
+    has_layout = family.single_file_names() is not None
+    supported = "diffusers, comfyui" if has_layout else "diffusers"
+    if name == "diffusers":
+        return
+    if name != "comfyui" or not has_layout:
+        raise VideotuneError(
+            f"output_model_format: a fine-tuned {family.spec.title} has {supported}, not {name!r}"
+        )
+    if config.text_encoder.train or not config.transformer.train:
+        raise VideotuneError(
+            "output_model_format: 'comfyui' is one file of the transformer, and a text encoder trains"
+            " too. Leave it out, or set it to diffusers"
+        )
 
 
 def configured_formats(config: Config, family: DiffusersModel) -> list[str]:

@@ -499,6 +499,14 @@ class DiffusersModel(Checkpoint):
             return None
         return rename_key(name, self.original_names)
 
+    def single_file_names(self) -> KeyRules | None:
+        """Return the names of a transformer's weights in one file that ComfyUI reads,
+        or None if no such layout is known.
+        """
+        if self.original_names is not None:
+            return self.original_names
+        return next(iter(self.file_names), None)
+
     # tiny checkpoints
 
     @classmethod

@@ -1,5 +1,6 @@
 """The files that a run has exported, and the copy of one into ComfyUI's folder."""
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ from filecmp import cmp
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from videotune.errors import VideotuneError
 from videotune.files import disk_usage, path_from
@@ -26,6 +29,9 @@ COMFYUI_VARIABLE = "VIDEOTUNE_COMFYUI"
 
 LORA_FOLDER = Path("models", "loras")
 """Folder of ComfyUI for LoRA files, below its own."""
+
+OTHER_FOLDERS = {"embedding": "embeddings", "model": "diffusion_models"}
+"""Folders of ComfyUI beside that of LoRA files, by what a file holds."""
 
 STEP_IN_NAME = re.compile(r"-step-([0-9]{1,12})(?![0-9])")
 
@@ -123,17 +129,22 @@ def comfyui_loras(setting: str | None) -> Path | None:
 
 
 def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
-    """Copy an exported file into ComfyUI's folder, and return the copy.
+    """Copy an exported file into ComfyUI's folder for such files, and return the copy.
 
     Nothing there is overwritten: a file of that name with other content gets a number.
     """
     if not file.path.is_file():
         raise VideotuneError(f"{file.path.name} is a folder: download it instead")
-    target = _free_target(file.path, loras, f"{project.name}-{file.path.stem}")
+    folder = loras
+    other_folder = OTHER_FOLDERS.get(_content_of(file.path))
+    if other_folder is not None and loras.parent.name == LORA_FOLDER.parent.name:
+        folder = loras.parent / other_folder
+        folder.mkdir(exist_ok=True)
+    target = _free_target(file.path, folder, f"{project.name}-{file.path.stem}")
     if target.exists():
         return target
 
-    part = loras / f".{target.name}.{token_hex(4)}"
+    part = folder / f".{target.name}.{token_hex(4)}"
     try:
         shutil.copyfile(file.path, part)
         os.replace(part, target)
@@ -141,6 +152,20 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
         with suppress(OSError):
             part.unlink()
     return target
+
+
+def _content_of(path: Path) -> str:
+    """Return what videotune's own header says of an exported file: "lora", "embedding",
+    "model", or "" if it has no header.
+    """
+    try:
+        with safe_open(path, "np") as file:
+            facts = mapping(json.loads((file.metadata() or {})["videotune"]))
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return ""
+    if "variant" in facts:
+        return "lora"
+    return "embedding" if "vectors" in facts else "model"
 
 
 def _free_target(source: Path, folder: Path, stem: str) -> Path:

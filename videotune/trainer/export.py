@@ -22,6 +22,7 @@ from videotune.exporter.formats import (
     has_no_effect,
 )
 from videotune.exporter.full import export_full, export_merged
+from videotune.exporter.single_file_export import export_single_file
 from videotune.files import hash_path, write_json
 from videotune.job.experts import of_expert, prefix, trained
 from videotune.model_spec import ModelSpec
@@ -181,6 +182,12 @@ def _export_expert(
         denoiser, text = by_part(family, tensors)
         network = expert or family.spec.experts[0].name
         base = _base(config, family.spec)
+        if format == "comfyui":
+            path = path.with_name(f"{path.name}.safetensors")
+            metadata["use"] = "ComfyUI/models/diffusion_models, for Load Diffusion Model"
+            return export_single_file(
+                family, network, denoiser, base, path, metadata, dtype
+            )
         return export_full(family, network, denoiser, base, path, metadata, text, dtype)
 
     path = path.with_name(f"{path.name}.safetensors")
