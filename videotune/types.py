@@ -125,6 +125,8 @@ class Window:
     """Whether neighbouring frames may change places."""
     resize: str = "center"
     """How a frame gets its size: "center" or "random" crop, "pad" or "stretch"."""
+    flip: bool = False
+    """Whether every second variant is mirrored, left to right."""
 
     @property
     def id(self) -> str:
@@ -138,6 +140,7 @@ class Window:
         """Whether two views of it can show different pixels."""
         return (
             self.swaps
+            or self.flip
             or self.sampling in ("start", "frames")
             or self.resize == "random"
         )
@@ -162,6 +165,8 @@ class FrameSample:
     """Position of a crop within the room that it has, (down, right), each in [0, 1]:
     (0.5, 0.5) is the centre.
     """
+    flipped: bool = False
+    """Whether the frames are mirrored, left to right."""
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.support.clips import noise, write_clip
-from tests.support.trainers import Lab, job_of, run_steps, source_of, trainer_of
+from tests.support.trainers import Lab, job_of, pixels, run_steps, source_of, trainer_of
 from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
 from videotune.job.job import Job, refuse_skips
 from videotune.latent_cache.batches import make_step_batch
 from videotune.latent_cache.sampler import sample_indices
+from videotune.latent_cache.store import LatentCache
 
 Pair = Callable[..., Job]
 
@@ -221,3 +224,81 @@ def test_data_without_these_keys_has_the_hash_that_it_had(lab: Lab) -> None:
         assert changed.data_digest() != job.data_digest()
     batch = make_step_batch(source_of(lab, {"datasets": [{"path": path}]}), 1)
     assert batch.captions == ("a0",)
+
+
+@pytest.mark.effect("datasets.flip")
+def test_every_second_view_is_mirrored_unless_the_caption_forbids_it(lab: Lab) -> None:
+    folder = Path(clips(lab.tmp / "f", 3, seed=0))
+    (folder / "f1.txt").write_text("a cat on the left", encoding="utf-8")
+    (folder / "f2.txt").write_text('it says "open"', encoding="utf-8")
+
+    def mirrored(flip: str, caption_note: str) -> dict[str, list[bool]]:
+        row = {"path": str(folder), "flip": flip}
+        knobs = {"datasets": [row]}
+        job = job_of(lab, knobs)
+        names = {clip.id: Path(clip.path).stem for clip in job.library.clips}
+        account = {
+            Path(clip["path"]).stem: clip for clip in to_json(job.library)["clips"]
+        }
+        plain = {names[w.clip_id]: f for w, f in pixels(job, -1).items()}
+        flips: dict[str, list[bool]] = {}
+        for variant in range(4):
+            for window, frames in pixels(job, variant).items():
+                name = names[window.clip_id]
+                is_mirrored = np.array_equal(frames, plain[name][:, :, ::-1])
+                assert is_mirrored or np.array_equal(frames, plain[name])
+                flips.setdefault(name, []).append(is_mirrored)
+                assert (
+                    "every second view" in str(account[name]["notes"])
+                ) == window.flip
+        assert caption_note in str(account["f1"]["notes"])
+        return flips
+
+    never = [False] * 4
+    assert mirrored("never", "[]") == {"f0": never, "f1": never, "f2": never}
+    safe = mirrored("safe", 'its caption says "left"')
+    assert sorted(safe["f0"]) == [False, False, True, True]
+    assert safe["f1"] == safe["f2"] == never
+    always = mirrored("always", "every second view")
+    assert {name: sum(flips) for name, flips in always.items()} == dict.fromkeys(
+        always, 2
+    )
+
+
+def test_mirrored_variants_are_cached_once_and_read_in_turn(lab: Lab) -> None:
+    """Of four variants two differ; a window is shown as it is and mirrored in turn."""
+    path = clips(lab.tmp / "g", 1, seed=0)
+    cache = lab.tmp / "cache of g"
+    knobs = {"datasets": [{"path": path, "flip": "safe"}], "cache_dir": str(cache)}
+    source = source_of(lab, knobs)
+    kinds = [entry.kind for entry in LatentCache(cache).entries()]
+    assert kinds.count("latents") == 2
+
+    first, second, third = (
+        make_step_batch(source, step).batch.x0 for step in (1, 2, 3)
+    )
+    assert torch.equal(first, third)
+    assert not torch.equal(first, second)
+
+    job = job_of(lab, knobs)
+    plain = job_of(lab, {"datasets": [{"path": path}]})
+    assert job.data_digest() != plain.data_digest()
+    with pytest.raises(VideotuneError, match="flip"):
+        job_of(lab, knobs | {"video_config.variants": 1})
+
+
+def test_the_borders_of_mirrored_clips_stay_out_of_the_loss(lab: Lab) -> None:
+    """A border of 5 pixels on the left and of 6 on the right: both cells that have some
+    of the picture in one of the views count.
+    """
+    folder = lab.tmp / "narrow"
+    write_clip(folder / "c.mp4", noise(9, 32, 10, seed=3), 16)
+    (folder / "c.txt").write_text("a cat", encoding="utf-8")
+
+    def columns(flip: str) -> list[float]:
+        row = {"path": str(folder), "flip": flip}
+        source = source_of(lab, {"datasets": [row], "resize": "pad"})
+        mask = make_step_batch(source, 1).batch.loss_mask
+        return [float(value) for value in mask[0, 0, 0, 0]]
+
+    assert columns("never") == columns("always") == [0, 1, 1, 0]

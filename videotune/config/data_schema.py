@@ -70,6 +70,10 @@ class Dataset(Section):
     """its own share of samples with the empty caption, instead of the run's"""
     trigger: str | None = data(None)
     """a word added once to every caption that does not have it"""
+    flip: Literal["never", "safe", "always"] = data("never")
+    """mirror every second view of a clip; safe: not where its caption speaks of left,
+    right or writing; always: all
+    """
     caption_prefix: str | None = data(None, min_length=1, max_length=2000)
     """text in front of every caption, after which a space is put if it lacks one"""
     caption_suffix: str | None = data(None, min_length=1, max_length=2000)

@@ -26,6 +26,7 @@ TRAINING_KEYS = (
     "until_step",
     "batch_size",
     "caption_dropout",
+    "flip",
     "loss_weight",
 )
 """Keys of a dataset that a validation dataset does not use."""
@@ -400,6 +401,11 @@ def _of_datasets(config: Config) -> Iterator[str]:
             yield f"datasets.caption_weights: {does_not_use}: it is measured with each clip's first caption"
         yield from _of_captions(dataset)
         yield from _of_steps(dataset, config)
+        if dataset.flip != "never" and config.video_config.variants == 1:
+            yield (
+                f"datasets.flip: {dataset.path} would never be mirrored with one variant of each window. "
+                "Set video_config.variants to 2 or more"
+            )
 
 
 def _of_steps(dataset: Dataset, config: Config) -> Iterator[str]:

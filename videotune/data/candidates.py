@@ -31,6 +31,7 @@ from videotune.data.frame_sampling import (
 )
 from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
+from videotune.data.mirroring import word_against_mirroring
 from videotune.data.tone_mapping import TONE_MAPPING_VERSION
 from videotune.errors import VideotuneError
 from videotune.files import digest
@@ -73,6 +74,9 @@ class Candidate:
     """Name of the video that the clip was cut from."""
 
     held_out: bool = False
+
+    word_against_flip: str = ""
+    """A word of its captions because of which it is not mirrored."""
 
     duplicate: str | None = None
     """Path of a clip that looks nearly the same."""
@@ -177,6 +181,18 @@ class Candidate:
                 replace(window, clip_id=self.clip_id, shape=shape, resize=resize)
             )
         self.sampling = replace(sampling, windows=tuple(windows))
+
+    def mirror(self) -> None:
+        """Let every second variant of the windows be mirrored, if the dataset wants it
+        and the captions allow it.
+        """
+        if self.dataset.flip == "never" or self.held_out:
+            return
+        if self.dataset.flip == "safe":
+            self.word_against_flip = word_against_mirroring(self.captions)
+        if not self.word_against_flip:
+            windows = [replace(window, flip=True) for window in self.sampling.windows]
+            self.sampling = replace(self.sampling, windows=tuple(windows))
 
 
 def prepare_candidates(

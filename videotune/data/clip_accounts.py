@@ -88,6 +88,7 @@ def account_of(
         _add_time_hints(candidate, rules, warnings, notes)
         _add_content_hints(candidate, serious, notes)
         _add_caption_hints(candidate, warnings)
+        _add_flip_hint(candidate, notes)
 
     sampling = candidate.sampling
     if clip is None:
@@ -357,3 +358,12 @@ def _add_caption_hints(candidate: Candidate, warnings: list[str]) -> None:
     for caption in candidate.captions:
         hints += lint_caption(fill_trigger(caption, candidate.dataset.trigger), name)
     warnings += dict.fromkeys(hints)
+
+
+def _add_flip_hint(candidate: Candidate, notes: list[str]) -> None:
+    if candidate.word_against_flip:
+        notes.append(
+            f'never mirrored: its caption says "{candidate.word_against_flip}"'
+        )
+    elif candidate.sampling.windows[0].flip:
+        notes.append("every second view is mirrored")

@@ -139,6 +139,8 @@ def scan(
     usable = [candidate for candidate in candidates if candidate.problem is None]
     notes += index.notes
     notes += _hold_out(usable, locations, config, rules)
+    for candidate in usable:
+        candidate.mirror()
     notes += notes_on_clips(usable, config.video_config, rules)
     return _build_library(candidates, locations, notes, rules, config.seed)
 

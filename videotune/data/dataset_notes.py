@@ -17,7 +17,7 @@ from videotune.data.frame_counts import (
     split_by_frame_count,
 )
 from videotune.model_spec import VideoRules
-from videotune.text import counted
+from videotune.text import counted, counted_are
 from videotune.types import Clip
 
 FEWEST_NUMBERED_STILLS = 16
@@ -48,6 +48,7 @@ def notes_on_clips(
         *_frame_rate_notes(videos, sample_fps(video, rules)),
         *_caption_line_notes(candidates),
         *_numbered_still_notes(candidates),
+        *_flip_notes(candidates),
         *lint_captions(captions),
     ]
 
@@ -218,6 +219,25 @@ def variant_notes(candidates: Iterable[Candidate], clips: Iterable[Clip]) -> lis
         "cached"
         for path, captions in written.items()
     ]
+
+
+def _flip_notes(candidates: Sequence[Candidate]) -> list[str]:
+    """Return a note on how many clips are mirrored, and how many are not because of
+    their captions.
+    """
+    mirrored = [c for c in candidates if c.sampling.windows[0].flip]
+    against = [c for c in candidates if c.word_against_flip]
+    if not mirrored and not against:
+        return []
+
+    note = f"flip: {counted_are(len(mirrored), 'clip')} mirrored in every second view"
+    if against:
+        note += (
+            f"; {counted_are(len(against), 'clip')} not, since the caption speaks of left, "
+            f"right or writing (such as {against[0].relative}: "
+            f'"{against[0].word_against_flip}"); flip "always" mirrors them too'
+        )
+    return [note]
 
 
 def _numbered_still_notes(candidates: Sequence[Candidate]) -> list[str]:

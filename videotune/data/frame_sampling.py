@@ -481,7 +481,23 @@ def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
     # All variants of a window that does not vary are the same, under one name.
     effective_variant = variant if window.varies else 0
     seconds = tuple(float(time) for time in times)
-    return FrameSample(window, effective_variant, seconds, crop_position)
+    return FrameSample(
+        window,
+        effective_variant,
+        seconds,
+        crop_position,
+        flipped=is_random and _is_flipped(window, variant, seed),
+    )
+
+
+def _is_flipped(window: Window, variant: int, seed: int) -> bool:
+    """Return whether a variant is mirrored: of some windows the even ones, of the
+    others the odd ones, so that each epoch mirrors about half of the windows.
+    """
+    if not window.flip:
+        return False
+    offset = int(generator_for(seed, "flip", window.id).integers(2))
+    return (variant + offset) % 2 == 1
 
 
 def _swap_neighbours(times: tuple[float, ...], random: Generator) -> tuple[float, ...]:

@@ -202,7 +202,7 @@ class Job:
         windows = (*self.library.windows, *self.library.held_out_windows)
         content = {
             "clips": sorted(clips),
-            "windows": [astuple(window) for window in windows],
+            "windows": [_window_facts(window) for window in windows],
         }
         return digest(content)
 
@@ -217,6 +217,14 @@ def _facts_of(clip: Clip) -> dict[str, Any]:
         if facts[name] == default:
             del facts[name]
     return facts
+
+
+def _window_facts(window: Window) -> tuple[Any, ...]:
+    """Return the values of a window, as they were before windows could be mirrored if
+    this one is not.
+    """
+    facts = astuple(window)
+    return facts if window.flip else facts[:-1]
 
 
 def open_job(

@@ -447,9 +447,11 @@ def _picture_mask(source: BatchSource, windows: Sequence[Window], x0: Tensor) ->
             clip_width, clip_height, (shape.height, shape.width)
         )
         has_rows = _covered_cells(top, picture_height, rows, shape.height // rows)
-        has_columns = _covered_cells(
-            left, picture_width, columns, shape.width // columns
-        )
+        cell_width = shape.width // columns
+        has_columns = _covered_cells(left, picture_width, columns, cell_width)
+        if window.flip:
+            # A border of an odd width is a pixel wider on the right.
+            has_columns |= has_columns.flip(0)
         mask[:, :, ~has_rows] = 0
         mask[..., ~has_columns] = 0
     return masks

@@ -168,8 +168,9 @@ def frames_of(
     """
     try:
         if future is None:
-            return decode(**decode_arguments(group, clip))
-        return future.result()
+            frames = decode(**decode_arguments(group, clip))
+        else:
+            frames = future.result()
     except ClipProblem as problem:
         if isinstance(problem, DecoderCrash):
             remedy = "Start again; if it fails again, take the clip out of the dataset."
@@ -181,6 +182,14 @@ def frames_of(
         raise VideotuneError(
             f"{clip.path}: {problem}\n{remedy} Everything encoded so far is kept."
         ) from problem
+
+    first = 0
+    for sample in group:
+        last = first + len(sample.times)
+        if sample.flipped:
+            frames[first:last] = frames[first:last, :, ::-1].copy()
+        first = last
+    return frames
 
 
 def _frame_bytes(group: Sequence[FrameSample]) -> int:

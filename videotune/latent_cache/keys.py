@@ -96,6 +96,8 @@ class CacheKeys:
             window.shape.width,
             resize,
         ]
+        if sample.flipped:
+            frames.append("flipped")
         # "take" is the name that frame samples had when the first caches were written.
         content = {
             "schema": SCHEMA,
