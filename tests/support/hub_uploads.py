@@ -78,6 +78,9 @@ class UploadHub(Handler):
                     else hub.stored[value["oid"]]
                 )
                 hub.files[value["path"]] = content
+            for line in lines:
+                if line["key"] == "deletedFile":
+                    del hub.files[line["value"]["path"]]
             self.give(
                 {
                     "commitUrl": f"{hub.url}/user/run/commit/{COMMIT}",

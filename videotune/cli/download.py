@@ -1,20 +1,61 @@
 """``videotune download``."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from videotune.cli.options import Arg, Opt
 from videotune.console import doing, out, size
+from videotune.errors import VideotuneError
 
 ModelArgument = Annotated[
-    str, Arg(help="an id of the Hub, or a preset's name, which names its base model")
+    str,
+    Arg(
+        help="an id of the Hub, or a preset's name, which names its base model; or hf://USER/NAME, an uploaded run"
+    ),
 ]
 DryRun = Annotated[
     bool, Opt("--dry-run", help="only print the size, the folder and the licence")
 ]
+RunData = Annotated[
+    list[str] | None,
+    Opt("--data", help="of a run: its clips here; once for each of its datasets"),
+]
+RunOut = Annotated[
+    Path | None,
+    Opt("--out", help="of a run: its folder (default: the repository's name)"),
+]
+RunStep = Annotated[
+    int | None,
+    Opt(
+        "--step", min=1, help="of a run: the checkpoint to fetch (default: the newest)"
+    ),
+]
 
 
-def download(model: ModelArgument, dry_run: DryRun = False) -> dict[str, Any]:
-    """Fetch a base model before a run; what is complete is not fetched again."""
+def download(
+    model: ModelArgument,
+    dry_run: DryRun = False,
+    data: RunData = None,
+    run_folder: RunOut = None,
+    step: RunStep = None,
+) -> dict[str, Any]:
+    """Fetch a base model before a run; what is complete is not fetched again. Or fetch
+    a run that was uploaded while it trained, to resume it here.
+    """
+    from videotune.commands.download_run import download_run, repo_of
+
+    repo = repo_of(model)
+    if repo is not None:
+        if dry_run:
+            raise VideotuneError("--dry-run is for base models. Omit it")
+        run = download_run(repo, data or (), run_folder, step)
+        out(f"{run}  continue it with: videotune resume {run}")
+        return {"run": str(run)}
+    if data or run_folder or step:
+        raise VideotuneError(
+            "--data, --out and --step are for a run. Omit them, or write hf://USER/NAME"
+        )
+
     doing("asking the Hub")
     from videotune.commands.download import download as fetch_model
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
     from videotune.runs.run_dir import BegunRun
 
-RunFolder = Annotated[Path, Arg(help="a run folder")]
+RunFolder = Annotated[
+    Path, Arg(help="a run folder; or hf://USER/NAME, where a run has uploaded itself")
+]
 ResumeStep = Annotated[
     int | None,
     Opt(
@@ -118,6 +120,9 @@ def resume(
     allow_data_change: AllowDataChange = False,
     replan: Replan = False,
     offline: Offline = False,
+    new_folder: Annotated[
+        Path | None, Opt("--out", help="of hf://USER/NAME: the new run folder")
+    ] = None,
 ) -> dict[str, Any]:
     """Continue an interrupted run with its own config, as train --resume does."""
     from videotune.job.overrides import Overrides, check_settings
@@ -126,6 +131,12 @@ def resume(
 
     overrides = Overrides(data=data, sets=tuple(sets or ()))
     check_settings(overrides)
+    fetched = _fetch(run, data, new_folder, step)
+    if fetched is not None:
+        overrides = replace(overrides, data=None)  # it is in the new config
+        run = fetched
+        step = None
+        data = None
     begun = read_begun(run)
     if begun is not None:
         return _begin_again(begun, overrides, run)
@@ -139,6 +150,20 @@ def resume(
             f"To train on: videotune resume {run} --set steps={2 * now['steps']}"
         )
     return _train(overrides, run, (step, override, allow_data_change, replan), None)
+
+
+def _fetch(
+    run: Path, data: str | None, folder: Path | None, step: int | None
+) -> Path | None:
+    """Fetch a run that is named by its address on the Hub; None: it is a folder here."""
+    from videotune.commands.download_run import download_run, repo_of
+
+    repo = repo_of(str(run))
+    if repo is None:
+        if folder is not None:
+            raise VideotuneError("--out is for hf://USER/NAME. Omit it")
+        return None
+    return download_run(repo, [data] if data else [], folder, step)
 
 
 def _begin_again(begun: BegunRun, overrides: Overrides, run: Path) -> dict[str, Any]:

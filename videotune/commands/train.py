@@ -2,7 +2,8 @@
 
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from videotune.planner.plan import make_plan
 from videotune.planner.settings import chosen_for_run, peak
 from videotune.reporter import build, contact_sheet
 from videotune.runs.checkpoint import complete_checkpoints, pick
+from videotune.runs.checkpoint_pusher import CheckpointPusher, open_pusher
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
 from videotune.runs.notifications import Notifier, keep_addresses, open_notifier
 from videotune.runs.run_dir import BegunRun, only_process, write_begun
@@ -138,6 +140,29 @@ def train(
     return train_once(Overrides(sets=sets), run, resume=Resume())
 
 
+@dataclass(frozen=True)
+class Followers:
+    """What goes out of the machine while a run trains."""
+
+    notifier: Notifier
+    pusher: CheckpointPusher
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Tell how a block of training ends, and then wait for what is on its way."""
+        waits = True
+        try:
+            with self.notifier.watching(_tries_again):
+                yield
+        except BaseException as error:
+            waits = not isinstance(error, KeyboardInterrupt)
+            waits = waits and not _tries_again(error)
+            raise
+        finally:
+            if waits:
+                self.pusher.close()
+
+
 def train_once(
     overrides: Overrides,
     run: Path,
@@ -152,7 +177,11 @@ def train_once(
             lambda: open_run(overrides, run, resume, chosen_for_run, dist.size)
         )
         config = opened.job.config
-        notifier = open_notifier(run, config, goes_on=resume is not None)
+        goes_on = resume is not None
+        followers = Followers(
+            open_notifier(run, config, goes_on=goes_on),
+            open_pusher(run, config, goes_on=goes_on),
+        )
         if resume is None and dist.is_main:
             contact_sheet.cache_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
@@ -169,13 +198,13 @@ def train_once(
                 return work(opened, run, resume, plan, dist, Heartbeat(run))
             with (
                 only_process(run),
-                notifier.watching(_tries_again),
-                keep_heartbeat(run, begun, goes_on=resume is not None) as heartbeat,
+                followers.watching(),
+                keep_heartbeat(run, begun, goes_on=goes_on) as heartbeat,
             ):
                 keep_addresses(run, config.notify)
                 if resume is None:
                     write_begun(run, _asked(overrides, allow_skips))
-                return work(opened, run, resume, plan, dist, heartbeat, notifier)
+                return work(opened, run, resume, plan, dist, heartbeat, followers)
 
 
 def _tries_again(error: BaseException) -> bool:
@@ -198,7 +227,7 @@ def work(
     plan: Mapping[str, Any],
     dist: DistributedContext,
     heartbeat: Heartbeat,
-    notifier: Notifier | None = None,
+    followers: Followers | None = None,
 ) -> TrainResult:
     """Do the work of one process of the run, from loading to the report."""
     callbacks = callbacks_of(opened.job)
@@ -212,8 +241,8 @@ def work(
             restore(trainer, opened, branch=resume.step is not None)
         if dist.is_main:
             announce(trainer, list(opened.changes) if resume is not None else None)
-        if notifier is not None:
-            follow(trainer, notifier)
+        if followers is not None:
+            follow(trainer, followers)
 
         with signals(is_distributed=dist.size > 1) as trainer.signals:
             why = explained_loop(trainer)
@@ -229,12 +258,17 @@ def work(
     return result
 
 
-def follow(trainer: Trainer, notifier: Notifier) -> None:
-    """Let messages follow the journal; their failures are warnings in it."""
+def follow(trainer: Trainer, followers: Followers) -> None:
+    """Let messages and uploads follow the journal; their failures are warnings in it."""
     journal = trainer.journal
-    notifier.begin(journal.history.events)
-    notifier.warn = lambda text: journal.warn(journal.history.last, text)
-    journal.followers.append(notifier.line)
+
+    def warn(text: str) -> None:
+        journal.warn(journal.history.last, text)
+
+    followers.notifier.begin(journal.history.events)
+    followers.notifier.warn = warn
+    followers.pusher.warn = warn
+    journal.followers += [followers.notifier.line, followers.pusher.line]
 
 
 def explained_loop(trainer: Trainer) -> str:

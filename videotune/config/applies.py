@@ -238,6 +238,12 @@ TABLE = (
         otherwise="trackers is empty",
     ),
     Condition(
+        keys=("push_checkpoints_keep",),
+        when="push_checkpoints_to names a repository",
+        holds=lambda facts: facts.config.push_checkpoints_to is not None,
+        otherwise="push_checkpoints_to is not set",
+    ),
+    Condition(
         keys=("notify_on",),
         when="notify names an address",
         holds=lambda facts: bool(facts.config.notify),

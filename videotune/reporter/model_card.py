@@ -21,7 +21,7 @@ MAX_PREVIEWS = 4
 
 _PRIVATE = re.compile(
     r"datasets|base_(model_name|parts)|cache_dir|init_from|output_model_destination|"
-    r"push_to|notify|samples|transformer\.file|sample_metrics\.(prompts|encoder)|"
+    r"push_to|push_checkpoints_to|notify|samples|transformer\.file|sample_metrics\.(prompts|encoder)|"
     r"tracker_project|missing_caption_text|embedding\.init_text|sample\.negative"
 )
 """Settings that name files, texts or accounts."""
