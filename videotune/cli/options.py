@@ -65,6 +65,13 @@ BaseOption = Annotated[
     str | None,
     Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)"),
 ]
+ModelsFolder = Annotated[
+    Path | None,
+    Opt(
+        "--models-folder",
+        help="a folder, such as ComfyUI/models, whose files replace the base model's weights; remembered",
+    ),
+]
 Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repeated")]
 Skips = Annotated[
     str | None,
@@ -155,16 +162,21 @@ def _read_overrides(
     config: ConfigOption = None,
     family: FamilyOption = None,
     base: BaseOption = None,
+    models_folder: ModelsFolder = None,
     data: Data = None,
     sets: Sets = None,
     offline: Offline = False,
 ) -> Overrides:
-    """Return the values of the argument, --preset, --config, --family, --base, --data
-    and every --set, checked before a library of models is imported.
+    """Return the values of the argument, --preset, --config, --family, --base,
+    --models-folder, --data and every --set, checked before a library of models is imported.
     """
     from videotune.job.overrides import Overrides, check_settings
 
-    overrides = Overrides(preset, config, family, data, tuple(sets or ()), base)
+    if models_folder is not None and not models_folder.is_dir():
+        raise VideotuneError(f"--models-folder: no such folder: {models_folder}")
+    overrides = Overrides(
+        preset, config, family, data, tuple(sets or ()), base, models_folder
+    )
     overrides = _with_source(overrides, source)
     check_settings(overrides)
     return overrides

@@ -26,8 +26,12 @@ from videotune.data.layouts import refuse_no_folder
 from videotune.data.locations import is_local
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
+from videotune.models import models_folder
 from videotune.models.base_model import (
     check_own_files,
+    has_weights_here,
+    keys_of_files,
+    lacking_parts,
     own_files,
     place_of,
     published,
@@ -55,6 +59,8 @@ class Overrides:
     """``KEY=VALUE`` settings."""
     base: str | None = None
     """The base model."""
+    models_folder: Path | None = None
+    """A folder in which files of the base model's weights are looked for."""
 
 
 ConfigSource = Overrides | Config | Mapping[str, Any] | Path | str | None
@@ -344,6 +350,43 @@ def _base(merged: Mapping[str, Any], *, planning: bool) -> BasePlace:
         return BasePlace(merged["base_model_name"], folder)
 
 
+def _with_found_files(
+    overrides: Overrides,
+    user: dict[str, Any],
+    keys: Mapping[str, Any],
+    spec: ModelSpec,
+    base: BasePlace,
+) -> dict[str, Any]:
+    """Return the user's keys with the files that are found in the models folder.
+
+    A folder that was named for an earlier command counts for a base model of the Hub
+    whose weights are not on this machine.
+    """
+    folder = overrides.models_folder
+    is_remembered = folder is None
+    if folder is None and not has_weights_here(base):
+        folder = models_folder.remembered()
+    if folder is None:
+        return user
+    if not folder.is_dir():
+        raise VideotuneError(f"--models-folder: no such folder: {folder}")
+
+    parts = lacking_parts(keys, spec)
+    found = models_folder.find_files(folder, base.folder, parts, spec)
+    chosen = models_folder.choose(found, folder)
+    source = "the models folder named before" if is_remembered else "--models-folder"
+    for part, path in chosen.items():
+        note(f"{part}: {path} ({source})")
+    missing = [part for part in parts if part not in chosen]
+    if missing and not is_remembered:
+        note(
+            f"note: {folder} has no file for {', '.join(missing)}: the base model's is used"
+        )
+    if not is_remembered:
+        models_folder.remember(folder)
+    return merge(user, keys_of_files(chosen, spec))
+
+
 def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlace]:
     """Resolve settings that name their base model, such as a run's, with the model and
     its place.
@@ -387,6 +430,8 @@ def resolve_config(
     base = _base(merged, planning=planning) if merged.get("base_model_name") else None
     family = merged.get("family")
     spec = spec_for(family, base)
+    if base is not None:
+        user = _with_found_files(overrides, user, merged, spec, base)
     resolved = resolve(user, preset, spec)
     files = own_files(resolved.config, spec)
     if files and base is not None:

@@ -127,6 +127,49 @@ def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
     return _transformer_files(config, spec) | _other_files(config, spec)
 
 
+def has_weights_here(base: BasePlace) -> bool:
+    """Whether the weights of a base model are on this machine."""
+    if not (base.folder / "model_index.json").is_file():
+        return False
+    try:
+        return not model_files.missing(base.folder, weights=True, own=())
+    except VideotuneError:
+        return False
+
+
+def lacking_parts(keys: Mapping[str, Any], spec: ModelSpec) -> list[str]:
+    """Return the parts with weights for which a config names no file."""
+    parts: list[str] = []
+    if keys.get("base_parts") is None and not _file_in(keys, "transformer"):
+        parts += [spec.part_of(expert.name) for expert in spec.experts]
+    if not _file_in(keys, "text_encoder"):
+        parts += find(spec.name).text_encoders
+    if not _file_in(keys, "vae"):
+        parts.append("vae")
+    return parts
+
+
+def _file_in(keys: Mapping[str, Any], section: str) -> Any:
+    values = keys.get(section)
+    return values.get("file") if isinstance(values, Mapping) else None
+
+
+def keys_of_files(files: Mapping[str, Path], spec: ModelSpec) -> dict[str, Any]:
+    """Return the keys of a config that name files, which are given by part."""
+    groups = {
+        "transformer": [spec.part_of(expert.name) for expert in spec.experts],
+        "text_encoder": list(find(spec.name).text_encoders),
+    }
+    keys: dict[str, Any] = {}
+    for section, parts in groups.items():
+        values = [str(files[part]) if part in files else None for part in parts]
+        if any(values):
+            keys[section] = {"file": values[0] if len(values) == 1 else values}
+    if "vae" in files:
+        keys["vae"] = {"file": str(files["vae"])}
+    return keys
+
+
 def file_key(part: str) -> str:
     """Return the key of the config that names a file of a text encoder or VAE."""
     return "vae.file" if part == "vae" else "text_encoder.file"

@@ -7,7 +7,7 @@ into the user's cache.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -189,7 +189,7 @@ def _vae(
             check_part(cls, folder, net, echo, files=[path])
         return path
 
-    if not hasattr(cls, "from_single_file"):
+    if converter_of(cls) is None:
         raise VideotuneError(
             f"{key}: {path.name} is not in diffusers' layout, and diffusers converts no"
             f" {cls.__name__}. Leave it out, or give the file in diffusers' layout"
@@ -208,6 +208,14 @@ def _vae(
         )
     weights = vae.state_dict().items()
     return _written(weights, target, path, model_files.STEMS[0], echo)
+
+
+def converter_of(cls: Any) -> Callable[..., dict[str, Tensor]] | None:
+    """Return diffusers' function from a file's weights to those of a class, or None."""
+    from diffusers.loaders import single_file_model  # imports torch
+
+    entry = single_file_model.SINGLE_FILE_LOADABLE_CLASSES.get(cls.__name__)
+    return None if entry is None else entry["checkpoint_mapping_fn"]
 
 
 def _fault_of(vae: Any, net: Any) -> str:
