@@ -159,6 +159,33 @@ def _one_more(value: Any, _: Path) -> Any:
     return value + 1
 
 
+def _repeats(value: Any, _: Path) -> list[Any]:
+    """Convert a number of repeats, which may have a fraction, to whole repeats and a
+    probability.
+    """
+    number = float(value)
+    if number <= 0:
+        raise ValueError(value)
+    repeats = math.ceil(number)
+    return [repeats] if repeats == number else [repeats, number / repeats]
+
+
+def _ending(value: Any, _: Path) -> str:
+    """Convert the ending of caption files, with or without its dot."""
+    return f".{str(value).removeprefix('.')}"
+
+
+def _separator(value: Any, _: Path) -> str:
+    """Convert what is between tags; spaces about it count for nothing."""
+    return str(value).strip() or str(value)
+
+
+def _shuffles(value: Any, _: Path) -> list[Any] | None:
+    """Convert a number of shuffled captions to caption_shuffle and caption_variants."""
+    count = int(value)
+    return [True, max(2, count)] if count > 0 else None
+
+
 def _thousandths(value: Any, _: Path) -> Any:
     return value / 1000
 
@@ -233,6 +260,10 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "sides": _area_sides,
     "sizes with frames": _sizes_with_frames,
     "one more": _one_more,
+    "repeats": _repeats,
+    "ending": _ending,
+    "separator": _separator,
+    "shuffles": _shuffles,
     "thousandths": _thousandths,
     "numbers": _numbers,
     "most": _largest,
