@@ -326,6 +326,12 @@ def user_cache() -> Path:
 CACHE_NAME = ".videotune-cache"
 """Name of the cache folder, in a dataset or beside it."""
 
+CACHE_LOCK = "lock"
+"""A file in every cache folder."""
+
+OLD_MANIFEST = "manifest.jsonl"
+"""A file of caches that an earlier version wrote."""
+
 CACHE_TAGS = {
     "CACHEDIR.TAG": (
         "Signature: 8a477f597d28d172789f06886806bc55\n"

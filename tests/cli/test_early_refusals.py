@@ -70,6 +70,32 @@ REFUSED: dict[str, Sequence[str]] = {
         *("lora", "extract", "nosuch", "--base", "asset:toy", "--rank", "4"),
         *("--out", "b.safetensors"),
     ],
+    "problems of no run": ["doctor", "nosuch"],
+    "problems of a folder of clips": ["doctor", "clips"],
+    "repair of no run": ["doctor", "nosuch", "--repair-journal"],
+    "a test message to no address": ["doctor", "--notify", "no address"],
+    "a test message to a variable that is not set": ["doctor", "--notify", "NO_SUCH"],
+    "list of no cache": ["cache", "ls", "nosuch"],
+    "list of a folder without a cache": ["cache", "ls", "CLIPS"],
+    "verification of no cache": ["cache", "verify", "nosuch"],
+    "comparison by no config": ["autopsy", "nosuch.toml", "--data", "CLIPS"],
+    "comparison by a config of no trainer": [
+        "autopsy",
+        "RUN/config.json",
+        "--data",
+        "CLIPS",
+    ],
+    "comparison of no clips": ["autopsy", "their.toml", "--data", "nosuch"],
+    "a run of no repository": ["download", "hf://user", "--data", "CLIPS"],
+    "a run without clips": ["resume", "hf://user/run"],
+    "a run with clips that are not here": ["resume", "hf://user/run", "--data", "./no"],
+    "a run into a folder that is taken": [
+        *("resume", "hf://user/run", "--data", "CLIPS", "--out", "RUN"),
+    ],
+    "a new folder for a run that is here": ["resume", "RUN", "--out", "new"],
+    "report of no run": ["report", "nosuch"],
+    "publication of no run": ["publish", "nosuch"],
+    "card of no run": ["card", "nosuch"],
     "captions by what is no server": [
         *("caption", "CLIPS", "--model", "m", "--endpoint", "localhost"),
     ],
@@ -85,6 +111,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "run" / "export").mkdir(parents=True)
     (root / "run" / "config.json").write_text("{}")
     (root / "run" / "journal.jsonl").write_text("")
+    (root / "their.toml").write_text(
+        'network_module = "networks.lora_wan"\ndit = "x"\n'
+    )
     save_file({}, root / "run" / "export" / "run-step-1.safetensors")
     save_file({}, root / "a.safetensors")
     return root
@@ -95,7 +124,7 @@ def test_a_mistake_in_the_arguments_is_refused_before_torch_is_imported(
     name: str, folder: Path
 ) -> None:
     paths = {"CLIPS": "clips", "RUN": "run", "FILE": "a.safetensors"}
-    words = [paths.get(word, word) for word in REFUSED[name]]
+    words = [paths.get(word, word).replace("RUN/", "run/") for word in REFUSED[name]]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words],
         cwd=folder,

@@ -30,7 +30,7 @@ from tests.support.command_line import (
 )
 from tests.support.command_line import run as shell
 from tests.support.landscapes import shots
-from videotune.commands.cache import cache_at
+from videotune.commands.cache_folder import cache_at
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.job.overrides import Overrides
 from videotune.latent_cache.store import LatentCache

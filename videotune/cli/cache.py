@@ -93,6 +93,9 @@ def cache_ls(
     """List the entries of a cache: clips, captions, sizes, and the encoders that made
     them.
     """
+    from videotune.commands.cache_folder import cache_at
+
+    cache_at(folder)
     doing(f"reading {folder}")
     from videotune.commands.cache import list_cache
 
@@ -117,6 +120,9 @@ def cache_verify(folder: CacheFolder) -> None:
     """Verify every entry; drop damaged ones, which the next run encodes again (exit
     code 2).
     """
+    from videotune.commands.cache_folder import cache_at
+
+    cache_at(folder)
     doing(f"reading {folder}")
     from videotune.commands.cache import verify_cache
 

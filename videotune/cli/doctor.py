@@ -133,6 +133,9 @@ def show_machine(as_json: bool) -> None:
 
 def diagnose_run(run: Path, *, as_json: bool, repair_journal: bool) -> None:
     """Print the problems of a run and their remedies; or repair its journal."""
+    from videotune.reporter.read import refuse_no_run
+
+    refuse_no_run(run)
     doing(f"reading {run}")
     from videotune.reporter import diagnosis  # reads checkpoints, which --help must not
     from videotune.reporter.outcome import status

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from videotune.cli.options import Arg, AsJson, Offline, Opt, Verbose
 from videotune.config.load import shortened
 from videotune.console import answer, doing, echo, print_table, tell
+from videotune.errors import VideotuneError
 from videotune.text import counted, plain, shape_words, some
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def autopsy(
     verbose: Verbose = False,
 ) -> None:
     """Compare what another trainer does with these clips by its config with videotune."""
+    from videotune.interop.foreign_config import read_foreign_config
+
+    read_foreign_config(files)
+    if not data.exists():
+        raise VideotuneError(f"--data: {data} does not exist. Name a folder of clips")
     doing("reading the config and the clips")
     from videotune.commands.autopsy import autopsy as compare_trainers
 

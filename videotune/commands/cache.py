@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from videotune.commands.cache_folder import cache_at
 from videotune.console import bar, echo
-from videotune.data.file_checks import refuse_linked_folder
 from videotune.distributed import join
-from videotune.errors import VideotuneError
-from videotune.files import CACHE_NAME
 from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, verify
-from videotune.latent_cache.store import LOCK, OLD_MANIFEST, LatentCache
+from videotune.latent_cache.store import LatentCache
 from videotune.text import counted_are
 from videotune.trainer.build import open_models
 from videotune.trainer.cache_filling import fill_distributed
@@ -50,32 +48,6 @@ def cache(
         dist.barrier()
     return CacheResult(
         job.cache, len(job.library.windows) + len(job.library.held_out_windows)
-    )
-
-
-def cache_at(path: Path) -> Path:
-    """Return the cache folder that a path is, or that a dataset at this path has.
-
-    Raises VideotuneError if there is none.
-    """
-    if (path / CACHE_NAME).is_dir():
-        return refuse_linked_folder(path / CACHE_NAME)
-    has_cache_files = (path / LOCK).exists() or (path / OLD_MANIFEST).exists()
-    if path.name == CACHE_NAME:
-        return refuse_linked_folder(path)
-    if has_cache_files:
-        return path
-    # The cache of an archive is beside it.
-    if path.is_file() and (path.parent / CACHE_NAME).is_dir():
-        return refuse_linked_folder(path.parent / CACHE_NAME)
-
-    if not path.is_dir():
-        raise VideotuneError(
-            f"{path}: there is no such folder. Name a cache folder, or a dataset that was encoded."
-        )
-    raise VideotuneError(
-        f"{path}: neither a cache nor a dataset with one ({CACHE_NAME}). "
-        "`videotune cache --data DIR …` makes one; if cache_dir was set, name that folder."
     )
 
 

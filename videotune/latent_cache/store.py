@@ -24,7 +24,8 @@ from torch import Tensor
 
 from videotune.data.file_checks import refuse_links
 from videotune.errors import VideotuneError
-from videotune.files import system_errors, tag_cache, write_whole
+from videotune.files import CACHE_LOCK as LOCK
+from videotune.files import OLD_MANIFEST, system_errors, tag_cache, write_whole
 from videotune.latent_cache.entry import (
     KINDS,
     METADATA_KEY,
@@ -41,13 +42,9 @@ from videotune.latent_cache.entry import (
 from videotune.text import counted, counted_are
 from videotune.types import ClipShape
 
-LOCK = "lock"
 LOCK_OWNER = "lock.owner"
 PART = ".part-"
 """Prefix of the names of files that are being written."""
-
-OLD_MANIFEST = "manifest.jsonl"
-"""A file of caches that an earlier version wrote."""
 
 
 class LatentCache:

@@ -104,6 +104,16 @@ class Run:
         return f"Not there yet: {event}."
 
 
+def refuse_no_run(folder: Path) -> None:
+    """Raise VideotuneError if a folder is not a run folder."""
+    names = ("journal.jsonl", FILES["config"])
+    if not any((folder / name).is_file() for name in names):
+        raise VideotuneError(
+            f"{folder} is not a run folder: it holds neither config.json nor "
+            "journal.jsonl. Choose the folder that a training run wrote."
+        )
+
+
 def read_run(
     folder: Path, journal_contents: tuple[Sequence[Record], Steps] | None = None
 ) -> Run:
@@ -116,14 +126,9 @@ def read_run(
     Raises:
         VideotuneError: if the folder is not a run folder.
     """
+    refuse_no_run(folder)
     journal = folder / "journal.jsonl"
     has_journal = journal.is_file()
-    if not has_journal and not (folder / FILES["config"]).is_file():
-        raise VideotuneError(
-            f"{folder} is not a run folder: it holds neither config.json nor "
-            "journal.jsonl. Choose the folder that a training run wrote."
-        )
-
     now = time.time()
     notes: list[str] = []
     damaged_lines: list[str] = []
