@@ -19,16 +19,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.support.adapters import network_output, network_with_adapter, scale
+from tests.support.lora_files import peft_file
 from tests.support.run_results import updates
 from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.adapters.effect import new_weight
 from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.load import unflatten
 from videotune.config.resolve import parse
-from videotune.config.sections import Lora
+from videotune.config.sections import BaseLora, Lora
 from videotune.errors import VideotuneError
 from videotune.exporter import adapter_export
-from videotune.exporter.adapter_export import export_lora, read_lora
+from videotune.exporter.adapter_export import export_lora, read_adapter, read_lora
+from videotune.exporter.base_loras import merge_into_base
 from videotune.exporter.formats import (
     PEFT_CONFIG_KEY,
     check_formats,
@@ -37,7 +39,8 @@ from videotune.exporter.formats import (
     formats_of,
 )
 from videotune.exporter.full import export_merged
-from videotune.exporter.lora_write import bake_adapter
+from videotune.exporter.lora_inspect import inspect
+from videotune.exporter.lora_write import bake_adapter, round_adapter
 from videotune.exporter.single_file_export import export_single_file
 
 Open = Callable[..., Any]
@@ -60,7 +63,12 @@ def test_every_format_is_read_back_and_acts_as_trained(
     """diffusers' form by its pipeline too, which reads DoRA with its magnitudes."""
     _, state = network_with_adapter(family, kind)
     wanted = wanted_of(family, state, kind)
-    for format in formats_of(family, kind):
+    formats = [
+        format
+        for format in formats_of(family, kind)
+        if (kind, format) != ("DORA", "comfyui")  # read by ComfyUI alone, see below
+    ]
+    for format in formats:
         done = export_lora(
             family,
             format,
@@ -159,11 +167,6 @@ def test_comfyui_s_formula_over_comfyui_s_names(
 @pytest.mark.parametrize(
     ("kind", "format", "words"),
     [
-        (
-            "DORA",
-            "comfyui",
-            "has diffusers, not 'comfyui': ComfyUI divides DoRA's weights by another norm",
-        ),
         ("LOHA", "diffusers", "has comfyui, peft, not 'diffusers'"),
         ("LOKR", "diffusers", "--merge` works with every program"),
         (
@@ -463,7 +466,7 @@ def test_weights_too_large_for_the_base_s_dtype_are_told(
     ("settings", "formats"),
     [
         ({}, ["diffusers", "comfyui"]),
-        ({"lora.variant": "DORA"}, ["diffusers"]),
+        ({"lora.variant": "DORA"}, ["diffusers", "comfyui"]),
         ({"lora.variant": "LOHA"}, ["peft", "comfyui"]),
         ({"lora.variant": "OFT"}, ["peft"]),
         ({"training_method": "FINE_TUNE"}, ["diffusers"]),
@@ -536,3 +539,73 @@ def test_what_one_file_of_a_model_cannot_hold(
     config = parse(unflatten({"training_method": "FINE_TUNE"} | settings))
     with pytest.raises(VideotuneError, match="output_model_format"):
         check_formats(config, family)
+
+
+def comfyui_dora(
+    weight: torch.Tensor, dora_scale: torch.Tensor, delta: torch.Tensor
+) -> torch.Tensor:
+    """ComfyUI's own function (comfy/weight_adapter/base.py, weight_decompose), retyped, for
+    one magnitude per output and strength 1.
+    """
+    calculated = weight + delta
+    assert dora_scale.shape[0] == calculated.shape[0]
+    norm = weight.reshape(weight.shape[0], -1).norm(dim=1, keepdim=True)
+    return calculated * (dora_scale / (norm + torch.finfo(weight.dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dora_acts_in_comfyui_as_trained(
+    dtype: torch.dtype, family: Any, tmp_path: Path
+) -> None:
+    _, state = network_with_adapter(family, "DORA")
+    for name, value in state.items():
+        if "magnitude" in name:
+            value.data *= torch.linspace(0.5, 2.0, len(value))
+    path = tmp_path / "x-comfyui.safetensors"
+    done = export_lora(family, "comfyui", state, 2.0, path, {}, dtype=dtype)
+    assert done.max_error < 1e-6
+    tensors = load_file(path)
+    assert {key.rsplit(".", 1)[-1] for key in tensors} == {"weight", "dora_scale"}
+
+    rounded = round_adapter(state, 2.0, dtype)
+    net = family.denoiser()
+    for module, parts in by_module(rounded).items():
+        weight = net.get_submodule(module).weight.data
+        name = f"diffusion_model.{family.to_comfyui_name(module)}"
+        delta = (
+            tensors[f"{name}.lora_B.weight"].float()
+            @ tensors[f"{name}.lora_A.weight"].float()
+        )
+        theirs = comfyui_dora(weight, tensors[f"{name}.dora_scale"], delta)
+        exact = new_weight(weight, parts, 1.0).float()
+        torch.testing.assert_close(theirs, exact, rtol=1e-5, atol=1e-6)
+        naive = comfyui_dora(
+            weight, parts["lora_magnitude_vector"][:, None].float(), delta
+        )
+        assert not torch.allclose(naive, exact, rtol=1e-3)
+
+    programs = {
+        row["program"]: row["reads"]
+        for row in inspect(path, str(family.folder))["programs"]
+    }
+    assert {name for name, reads in programs.items() if reads == "yes"} == {"ComfyUI"}
+    with pytest.raises(VideotuneError, match="for ComfyUI's norm"):
+        read_adapter(family, family.denoiser(), path, ADAPTER)
+
+
+def test_dora_for_comfyui_counts_lora_files_under_the_training(
+    family: Any, tmp_path: Path
+) -> None:
+    """They are in the weights that ComfyUI divides by, if they are loaded before it."""
+    below = tmp_path / "below.safetensors"
+    peft_file(family, below)
+    merge_into_base(family, [BaseLora(file=str(below), strength=0.1)])
+    _, state = network_with_adapter(family, "DORA")
+    path = tmp_path / "x.safetensors"
+    export_lora(family, "comfyui", state, 2.0, path, {})
+    scales = load_file(path)
+    family.weight_changes = {}
+    export_lora(family, "comfyui", state, 2.0, tmp_path / "y.safetensors", {})
+    plain = load_file(tmp_path / "y.safetensors")
+    name = next(key for key in scales if key.endswith("dora_scale"))
+    assert not torch.allclose(scales[name], plain[name])

@@ -22,12 +22,14 @@ from videotune.errors import VideotuneError
 from videotune.exporter import formats
 from videotune.exporter.adapter_file import AdapterFile, not_a_lora, warn_if_other_base
 from videotune.exporter.adapter_modules import (
+    DORA_HEADER,
     group_by_module,
     lora_state_dict,
     modules_by_path,
     tensor_name,
 )
-from videotune.exporter.formats import Exported
+from videotune.exporter.comfyui_dora import bake_dora, verify_dora
+from videotune.exporter.formats import Exported, refuse_format
 from videotune.exporter.lora_write import (
     bake_adapter,
     peft_header,
@@ -74,12 +76,23 @@ def export_lora(
     if dtype is not None:
         state = round_adapter(state, scale, dtype)
         scale = 1.0
+    is_comfyui_dora = format == "comfyui" and adapter_types.kind_of(state) == "DORA"
+    network = expert or family.spec.experts[0].name
+    header = peft_header(state)
+    if is_comfyui_dora:
+        refuse_format(family, "DORA", format)
+        baked = bake_dora(family, state, scale, network)
+        header = {DORA_HEADER: "comfyui"}
+    else:
+        baked = bake_adapter(family, format, state, scale)
     tensors = {
-        name: value.to(dtype)
-        for name, value in bake_adapter(family, format, state, scale).items()
+        name: value if name.endswith("dora_scale") else value.to(dtype)
+        for name, value in baked.items()
     }
 
     def verify(written_path: Path) -> tuple[float, str]:
+        if is_comfyui_dora:
+            return verify_dora(family, state, scale, network, written_path)
         expected = effect.effects(state, scale)
         effects, reader = read_effects(family, written_path, expert)
         return formats.check_updates(expected, effects, path, reader), reader
@@ -91,7 +104,7 @@ def export_lora(
         tensors=tensors,
         facts=facts,
         verify=verify,
-        header=peft_header(state),
+        header=header,
     )
 
 

@@ -26,6 +26,9 @@ from videotune.exporter.read_scale import (
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, some
 
+DORA_HEADER = "videotune_dora"
+"""Key of a header that marks DoRA's magnitudes as made for ComfyUI's norm."""
+
 _PEFT_NAMES = {
     "lora_down": "lora_A",
     "lora_up": "lora_B",
@@ -215,6 +218,11 @@ def read_modules(
     Raises:
         VideotuneError: with the reason, if the file cannot be read completely.
     """
+    if DORA_HEADER in file.header:
+        raise VideotuneError(
+            f"{file.path} holds DoRA for ComfyUI's norm, which no other program uses:"
+            " take the diffusers file of the same export"
+        )
     parts_by_name, other_tensors = group_by_module(file)
     if other_tensors:
         fault = "it has biases or other tensors that do not belong to an adapter"

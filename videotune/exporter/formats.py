@@ -31,9 +31,6 @@ PEFT_CONFIG_KEY = "adapter_config"
 """The header key of PEFT's settings as JSON, for kinds that diffusers does not read."""
 
 UNSUPPORTED = {
-    ("DORA", "comfyui"): (
-        "ComfyUI divides DoRA's weights by another norm than it was trained with"
-    ),
     (
         "OFT",
         "comfyui",
@@ -256,11 +253,14 @@ def formats_of(family: DiffusersModel, kind: str) -> tuple[str, ...]:
     lora_formats = family.lora_formats()
     if kind == "LORA":
         return lora_formats
-    if kind == "DORA":
-        return tuple(name for name in lora_formats if name == "diffusers")
-
-    # Products of factors cannot be fused.
+    # Products of factors cannot be fused, and neither can magnitudes.
     is_fused = "comfyui" in family.spec.fused_modules
+    if kind == "DORA":
+        return tuple(
+            name
+            for name in lora_formats
+            if name == "diffusers" or (name == "comfyui" and not is_fused)
+        )
     if "comfyui" in lora_formats and not is_fused and kind != "OFT":
         return ("comfyui", "peft")
     return ("peft",)
@@ -276,7 +276,7 @@ def refuse_format(family: DiffusersModel, kind: str, name: str) -> None:
     if name in supported:
         return
 
-    is_fused = name in family.spec.fused_modules and kind in ("LOHA", "LOKR")
+    is_fused = name in family.spec.fused_modules and kind in ("DORA", "LOHA", "LOKR")
     reason = UNSUPPORTED.get((kind, name), FUSED_MODULES if is_fused else "")
     remedy = ""
     if reason:

@@ -13,6 +13,7 @@ from torch import Tensor
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import (
+    DORA_HEADER,
     AdapterModule,
     group_by_module,
     has_effect,
@@ -299,6 +300,7 @@ def supporting_programs(
         if family is None and depends_on_base and row["reads"] == "no":
             row["reads"] = "unknown"
         is_read = _reads_file(rule, family, kinds, form, modules)
+        is_read = is_read and ("header" in rule) == (DORA_HEADER in file.header)
         if not is_read or row["scale"] is not None:
             continue
 

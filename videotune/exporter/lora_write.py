@@ -154,6 +154,11 @@ def write_form(
         # The authors' names and kohya's have the limits of ComfyUI.
         reason_form = form if form in PREFIXES else "comfyui"
         reason = UNSUPPORTED.get((kind, reason_form), "nothing reads it there")
+        if kind == "DORA" and reason_form == "comfyui":
+            reason = (
+                "ComfyUI divides by the norm of the base's weights; `videotune export RUN`"
+                " has them, and writes it"
+            )
         raise VideotuneError(
             f"--to {form}: {kind} is not written in this form: {reason}"
         )
@@ -181,7 +186,7 @@ def _rename_and_fuse(
     """Return modules by the authors' names, fused if the form does so."""
     named: dict[str, AdapterModule] = {}
     for path, module in modules.items():
-        name, members = _form_name(family, net, path, form)
+        name, members = form_name(family, net, path, form)
         if name in named:
             continue
         named[name] = module if len(members) == 1 else _fuse(net, members, modules)
@@ -190,7 +195,7 @@ def _rename_and_fuse(
     # gets at least one update, which is zero.
     fused_groups = family.spec.fused_modules.get("comfyui", ())
     for blocks, suffixes in fused_groups[:1]:
-        name, members = _form_name(family, net, f"{blocks}.0.{suffixes[0]}", form)
+        name, members = form_name(family, net, f"{blocks}.0.{suffixes[0]}", form)
         has_fused = any(
             path.startswith(f"{blocks}.") and path.endswith(tuple(suffixes))
             for path in modules
@@ -233,7 +238,7 @@ def _with_alpha_tensors(named: Modules, form: str) -> WrittenLora:
     return WrittenLora(tensors, folded=folded)
 
 
-def _form_name(
+def form_name(
     family: DiffusersModel, net: nn.Module, path: str, form: str
 ) -> tuple[str, tuple[str, ...]]:
     """Return a module's name in a form with the authors' names.
