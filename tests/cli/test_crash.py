@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from videotune.cli.crash import crash_report, without_secrets
+from videotune.cli.crash import crash_report, without_addresses, without_secrets
 
 FAIL = """
 import sys
@@ -113,3 +113,17 @@ def test_letters_that_a_console_does_not_have_are_shown_by_their_codes(
     assert done.returncode == 1
     assert b"\\u6620" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--set notify=ntfy://topic", "--set notify=ntfy://***"),
+        ('{"notify": ["tgram://1:2/3"]}', '{"notify": ["tgram://***"]}'),
+        ("notify:\n  - https://discord.com/api/1/2", "notify:\n  - https://***"),
+        ('notify = ["https://a.b/c"]', 'notify = ["https://***"]'),
+        ("see https://example.org/page", "see https://example.org/page"),
+    ],
+)
+def test_no_report_has_an_address_for_messages(text: str, shown: str) -> None:
+    assert without_addresses(text) == shown

@@ -44,6 +44,20 @@ def without_secrets(text: str) -> str:
     return _SECRET.sub("***", text)
 
 
+def without_addresses(text: str) -> str:
+    """Return the text with URLs of Apprise cut off behind their scheme; those of web
+    pages stay, unless they are an address for messages.
+    """
+    text = re.sub(
+        r"(?i)\b(?!https?:)([a-z][a-z0-9+.-]*)://[^\s\"',\]]+", r"\1://***", text
+    )
+    return re.sub(
+        r"(?i)(notify\S*\s*[:=\n]\s*[\[\-\s\"']*https?)://[^\s\"',\]]+",
+        r"\1://***",
+        text,
+    )
+
+
 def crash_report(error: BaseException) -> Path | None:
     """Write versions, the command, its config file and the traceback to a file.
 
@@ -64,7 +78,7 @@ def crash_report(error: BaseException) -> Path | None:
     trace = "".join(traceback.format_exception(error, limit=-60))
     lines = [*versions, "", f"command: {' '.join(arguments)}", *_config_lines(), ""]
     lines += [trace[:80_000], trace[80_000:][-20_000:]]
-    text = without_secrets("\n".join(lines))
+    text = without_addresses(without_secrets("\n".join(lines)))
 
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in (user_cache() / "crashes", Path(tempfile.gettempdir())):

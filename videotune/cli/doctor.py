@@ -47,6 +47,17 @@ NotifyOption = Annotated[
         help="send a test message: an environment variable with a URL of Apprise, or the URL; may be repeated",
     ),
 ]
+BundleOption = Annotated[
+    Path | None,
+    Opt(
+        "--bundle",
+        help="write a zip for a bug report: this machine, and RUN; no clip, caption, name or token",
+    ),
+]
+WithCaptions = Annotated[
+    bool,
+    Opt("--with-captions", help="of --bundle: keep captions, prompts and clips' names"),
+]
 
 
 def doctor(
@@ -55,12 +66,23 @@ def doctor(
     gpu: GpuOption = False,
     repair_journal: Repair = False,
     notify: NotifyOption = None,
+    bundle: BundleOption = None,
+    with_captions: WithCaptions = False,
 ) -> None:
     """Show what is installed, the devices, and what is missing; or the problems of a
     run.
 
     Exit code of --gpu: 2 if a result is beyond its bound.
     """
+    if with_captions and bundle is None:
+        raise VideotuneError("--with-captions is for --bundle. Omit it")
+    if bundle is not None:
+        if gpu or repair_journal or notify:
+            raise VideotuneError(
+                "--bundle writes a bundle and does nothing else. Omit the other options"
+            )
+        bundle_up(bundle, run, as_json=as_json, with_captions=with_captions)
+        return
     if notify:
         if gpu or repair_journal or run is not None:
             raise VideotuneError(
@@ -82,6 +104,32 @@ def doctor(
         diagnose_run(run, as_json=as_json, repair_journal=repair_journal)
     else:
         show_machine(as_json)
+
+
+def bundle_up(
+    bundle: Path, run: Path | None, *, as_json: bool, with_captions: bool
+) -> None:
+    """Write a bundle, and print what is in it."""
+    from videotune.commands.bundle import refuse_bundle, write_bundle
+
+    refuse_bundle(bundle, run)
+    doing("collecting")
+    result = write_bundle(bundle, run, with_captions=with_captions)
+
+    def show(written: Mapping[str, Any]) -> None:
+        for file in written["files"]:
+            out(f"{file['path']}  {size(file['bytes'])}")
+        out(f"{written['bundle']}  {size(written['bytes'])}")
+        tell(
+            "Look into it before you send it. "
+            + (
+                "It has captions and names of clips."
+                if with_captions
+                else "Captions, prompts, names of clips and folders, and tokens are left out."
+            )
+        )
+
+    answer(as_json, result, show)
 
 
 def send_test_messages(addresses: Sequence[str], as_json: bool) -> None:
