@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.clips import noise, write_clip
+from tests.support.clips import (
+    noise,
+    numbered,
+    read_numbers,
+    write_clip,
+    write_image,
+)
 from tests.support.trainers import Lab, job_of, pixels, run_steps, source_of, trainer_of
 from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
@@ -302,3 +308,30 @@ def test_the_borders_of_mirrored_clips_stay_out_of_the_loss(lab: Lab) -> None:
         return [float(value) for value in mask[0, 0, 0, 0]]
 
     assert columns("never") == columns("always") == [0, 1, 1, 0]
+
+
+@pytest.mark.effect("datasets.frame_folder_fps")
+def test_a_folder_of_frames_is_a_clip_at_its_frame_rate(lab: Lab) -> None:
+    """Nine frames at 16 fps are trained as they are, at 8 fps each twice; without the
+    key each image is a clip.
+    """
+    folder = lab.tmp / "frames"
+    for number, picture in enumerate(numbered(9, 48, 48)):
+        write_image(folder / "clip" / f"{number}.png", picture)
+        (folder / "clip" / f"{number}.txt").write_text("a still", encoding="utf-8")
+    (folder / "clip.txt").write_text("a clip", encoding="utf-8")
+
+    def windows(fps: float | None) -> list[list[int]]:
+        row = {"path": str(folder), "frame_folder_fps": fps}
+        job = job_of(lab, {"datasets": [row], "resolution": "48x48"})
+        assert {clip.captions for clip in job.library.clips} == {
+            ("a still",) if fps is None else ("a clip",)
+        }
+        return [read_numbers(frames) for frames in pixels(job).values()]
+
+    assert windows(16) == [list(range(9))]
+    assert windows(8) == [
+        [0, 0, 1, 1, 2, 2, 3, 3, 4],
+        [4, 5, 5, 6, 6, 7, 7, 8, 8],
+    ]
+    assert sorted(windows(None)) == [[number] for number in range(9)]

@@ -57,6 +57,10 @@ class Dataset(Section):
     """how often its windows are shown beside those of other datasets; 0.5: half as often,
     in steps of its own; times repeats
     """
+    frame_folder_fps: float | None = data(None, gt=0, le=240)
+    """a folder of images that are numbered without a gap is a clip, at this frame rate
+    (default: each image is a clip of one frame)
+    """
     max_clips: int | None = data(None, ge=1, le=10**9)
     """most clips of the dataset, chosen evenly in path order (default: all)"""
     from_step: int = data(1, ge=1, le=10**9)

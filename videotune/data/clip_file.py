@@ -9,6 +9,9 @@ from videotune.data.captions import split_variants
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.probe import VIDEO_SUFFIXES
 
+CLIP_FOLDERS = ("videos", "images")
+"""Folders whose clips have their captions in a sibling folder ``captions``."""
+
 CAPTION_SUFFIX = ".txt"
 """Suffix of caption files, unless a dataset sets another."""
 
@@ -48,6 +51,15 @@ class ClipFile:
 
     missing_detail: str = ""
     """What is missing, the file or the caption; "" if nothing is."""
+
+    frames: tuple[Path, ...] = ()
+    """Images of a clip that is a folder of frames, in order."""
+
+    media: Path | None = None
+    """File with the clip's pictures, if it is not ``path``."""
+
+    content_id: str = ""
+    """Hash of what ``media`` was made of."""
 
     @property
     def metadata_captions(self) -> tuple[str, ...] | None:

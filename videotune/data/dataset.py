@@ -22,13 +22,14 @@ from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_accounts import account_of
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
 from videotune.data.dataset_notes import notes_on_clips, variant_notes
-from videotune.data.file_checks import refuse_links
+from videotune.data.file_checks import ClipProblem, refuse_links
 from videotune.data.frame_counts import (
     planned_frames,
     sample_fps,
     shrink_factor,
     split_by_frame_count,
 )
+from videotune.data.frame_folders import join_frames
 from videotune.data.locations import Location, open_location
 from videotune.data.media_index import MediaIndex
 from videotune.data.media_info import MediaInfo
@@ -111,29 +112,32 @@ def scan(
         size_choices = _size_choices(dataset, config, rules)
         video = _video_settings(dataset, config)
         location = open_location(
-            dataset.path, cache, progress, caption_suffix=dataset.caption_extension
+            dataset.path,
+            cache,
+            progress,
+            dataset.caption_extension,
+            frame_folders=dataset.frame_folder_fps is not None,
         )
         locations.append(location)
         notes += location.notes
         files, left_out = choose_evenly(location.files, dataset.max_clips)
         for file in files:
-            candidates.append(Candidate(file, dataset, location, size_choices, video))
+            candidate = Candidate(file, dataset, location, size_choices, video)
+            candidates.append(candidate)
+            if file.frames:
+                _join_frames(candidate, cache, progress)
         if left_out:
             unread += [file.path for file in left_out]
             notes.append(_left_out_note(dataset, location, left_out))
 
     index = MediaIndex(index_path, progress)
-    results = index.examine(
-        [candidate.file.path for candidate in candidates],
+    _examine(
+        [candidate for candidate in candidates if candidate.problem is None],
+        index,
         roots=[location.root for location in locations],
         until=config.video_config.max_duration,
         unread=unread,
     )
-    for candidate, result in zip(candidates, results, strict=True):
-        candidate.content_id = result.id
-        candidate.info = result.info
-        candidate.scan = result.scan
-        candidate.problem = result.problem
 
     prepare_candidates(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
@@ -143,6 +147,32 @@ def scan(
         candidate.mirror()
     notes += notes_on_clips(usable, config.video_config, rules)
     return _build_library(candidates, locations, notes, rules, config.seed)
+
+
+def _examine(
+    candidates: Sequence[Candidate], index: MediaIndex, **settings: Any
+) -> None:
+    """Set media info and content scan of the candidates, or their problem.
+
+    The settings are those of ``MediaIndex.examine``.
+    """
+    paths = [candidate.file.media or candidate.file.path for candidate in candidates]
+    results = index.examine(paths, **settings)
+    for candidate, result in zip(candidates, results, strict=True):
+        candidate.content_id = candidate.file.content_id or result.id
+        candidate.info = result.info
+        candidate.scan = result.scan
+        candidate.problem = result.problem
+
+
+def _join_frames(candidate: Candidate, cache: Path, progress: FileProgressFn) -> None:
+    """Join the frames of a folder into a file, or set the candidate's problem."""
+    fps = candidate.dataset.frame_folder_fps
+    assert fps is not None
+    try:
+        candidate.file = join_frames(candidate.file, cache, fps, progress)
+    except ClipProblem as problem:
+        candidate.problem = problem
 
 
 def choose_evenly(

@@ -261,6 +261,7 @@ def _numbered_still_notes(candidates: Sequence[Candidate]) -> list[str]:
             notes.append(
                 f"{len(numbers)} images {folder / prefix}{min(numbers)} to {max(numbers)} "
                 f"are numbered without a gap and all {width}x{height}; each is a clip of "
-                "one frame. If they are the frames of a video, make a video file of them"
+                "one frame. If they are the frames of a video, put them into a folder of "
+                "their own and set datasets.frame_folder_fps"
             )
     return notes

@@ -13,19 +13,18 @@ from videotune.data.archives import ARCHIVE_SUFFIXES
 from videotune.data.clip_file import (
     CAPTION_SUFFIX,
     CAPTION_SUFFIXES,
+    CLIP_FOLDERS,
     CLIP_SUFFIXES,
     ClipFile,
     text_files_by_name,
 )
+from videotune.data.frame_folders import find_frame_folders
 from videotune.data.layout_notes import UNREAD_SUFFIXES, LayoutNotes
 from videotune.data.metadata_files import METADATA_NAMES, MetadataRow, read_metadata
 from videotune.errors import VideotuneError
 
 RUN_FILES = ("config.json", "journal.jsonl")
 """A folder that has both is a training run."""
-
-CLIP_FOLDERS = ("videos", "images")
-"""Folders whose clips have their captions in a sibling folder ``captions``."""
 
 
 def refuse_no_folder(root: Path) -> None:
@@ -40,7 +39,11 @@ def refuse_no_folder(root: Path) -> None:
 
 
 def read_folder(
-    root: Path, within: Path | None = None, caption_suffix: str = CAPTION_SUFFIX
+    root: Path,
+    within: Path | None = None,
+    caption_suffix: str = CAPTION_SUFFIX,
+    *,
+    frame_folders: bool = False,
 ) -> tuple[list[ClipFile], list[str]]:
     """Find all videos and images in a folder, and those that its metadata files list.
 
@@ -54,6 +57,7 @@ def read_folder(
         within: captions and metadata files that are links may lead out of this folder
             only to a file of the same kind; default is ``root``.
         caption_suffix: suffix of the caption files.
+        frame_folders: a folder of numbered images is one clip.
 
     Returns:
         The clips in path order, and notes.
@@ -69,7 +73,7 @@ def read_folder(
         )
     refuse_no_folder(root)
 
-    folder = _DatasetFolder(root, within or root, caption_suffix)
+    folder = _DatasetFolder(root, within or root, caption_suffix, frame_folders)
     clips = folder.clips()
     run_notes = [
         f"{run_folder} is ignored: it contains a training run"
@@ -96,7 +100,9 @@ class _DatasetFolder:
     Paths are strings, since a hundred thousand files should take only a second.
     """
 
-    def __init__(self, root: Path, within: Path, caption_suffix: str) -> None:
+    def __init__(
+        self, root: Path, within: Path, caption_suffix: str, frame_folders: bool
+    ) -> None:
         self.root = root
         self.caption_suffix = caption_suffix
         self.within = within
@@ -109,6 +115,11 @@ class _DatasetFolder:
 
         outside_captions = self._find_files()
         self._check_names()
+
+        self.frames: dict[str, tuple[Path, ...]] = {}
+        """Images of the folders that are clips, in order."""
+        if frame_folders:
+            self.frames = find_frame_folders(self.files, str(root))
 
         self.metadata_files: dict[str, str] = {}
         """Path of the metadata file by folder."""
@@ -257,6 +268,9 @@ class _DatasetFolder:
     def clips(self) -> list[ClipFile]:
         """Return the clips in path order; raise VideotuneError if there are none."""
         paths = {path for path in self.files if path.lower().endswith(CLIP_SUFFIXES)}
+        for folder, frames in self.frames.items():
+            paths.difference_update(str(frame) for frame in frames)
+            paths.add(folder)
         paths |= self.rows.keys()
         if not paths:
             raise VideotuneError(self._no_clips_message())
@@ -285,7 +299,8 @@ class _DatasetFolder:
     def _clip(self, path: str, layout: _Layout) -> ClipFile:
         """Build a clip with its caption by the metadata file or by a text file."""
         folder, name = os.path.split(path)
-        text_name = os.path.splitext(name)[0] + self.caption_suffix
+        stem = name if path in self.frames else os.path.splitext(name)[0]
+        text_name = stem + self.caption_suffix
         expected_caption = layout.captions_folder / text_name
         text_file = self.caption_files.get(str(expected_caption))
         if not text_file:
@@ -295,7 +310,8 @@ class _DatasetFolder:
 
         row = self.rows.get(path)
         metadata_row = self._relative(row.position) if row is not None else None
-        exists = row is None or path in self.files or os.path.isfile(path)
+        is_known = path in self.files or path in self.frames
+        exists = row is None or is_known or os.path.isfile(path)
         missing_detail = ""
         if not exists:
             missing_detail = f"{metadata_row} lists it, and it does not exist"
@@ -312,6 +328,7 @@ class _DatasetFolder:
             metadata_row=metadata_row,
             exists=exists,
             missing_detail=missing_detail,
+            frames=self.frames.get(path, ()),
         )
 
     def _missing_caption_detail(

@@ -5,8 +5,9 @@ disk.
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent, unpack
@@ -18,6 +19,9 @@ from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.text import counted_are
+
+ReadClipsFn = Callable[..., tuple[list[ClipFile], list[str]]]
+"""``read_folder`` with the settings of a dataset."""
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>.+))?")
 _OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "eval")
@@ -46,6 +50,8 @@ def open_location(
     cache: Path,
     progress: FileProgressFn = silent,
     caption_suffix: str = CAPTION_SUFFIX,
+    *,
+    frame_folders: bool = False,
 ) -> Location:
     """Find the clips of a dataset, after unpacking or downloading it if needed.
 
@@ -55,28 +61,32 @@ def open_location(
         cache: folder into which an archive is unpacked.
         progress: called while an archive is unpacked.
         caption_suffix: suffix of the caption files.
+        frame_folders: a folder of numbered images is one clip.
 
     Raises:
         VideotuneError: if the dataset does not exist or cannot be read.
     """
+    read_clips = partial(
+        read_folder, caption_suffix=caption_suffix, frame_folders=frame_folders
+    )
     if path.startswith("hf://"):
-        return _open_hub(path, cache, progress, caption_suffix)
+        return _open_hub(path, cache, progress, caption_suffix, read_clips)
 
     local_path = Path(path).expanduser()
     if local_path.is_file() and type_of_file(local_path) in ARCHIVES:
-        return _open_archive(local_path, cache, progress, caption_suffix)
+        return _open_archive(local_path, cache, progress, read_clips)
     if not local_path.exists() and may_be_hub_id(path):
-        return _open_hub(path, cache, progress, caption_suffix)
+        return _open_hub(path, cache, progress, caption_suffix, read_clips)
 
-    files, notes = read_folder(local_path, caption_suffix=caption_suffix)
+    files, notes = read_clips(local_path)
     return Location(local_path, files, notes, name=local_path.absolute().name)
 
 
 def _open_archive(
-    archive: Path, cache: Path, progress: FileProgressFn, caption_suffix: str
+    archive: Path, cache: Path, progress: FileProgressFn, read_clips: ReadClipsFn
 ) -> Location:
     folder = unpack(archive, cache, progress)
-    files, notes = read_folder(folder, caption_suffix=caption_suffix)
+    files, notes = read_clips(folder)
 
     name = archive.name
     for suffix in ARCHIVE_SUFFIXES:
@@ -87,7 +97,11 @@ def _open_archive(
 
 
 def _open_hub(
-    path: str, cache: Path, progress: FileProgressFn, caption_suffix: str
+    path: str,
+    cache: Path,
+    progress: FileProgressFn,
+    caption_suffix: str,
+    read_clips: ReadClipsFn,
 ) -> Location:
     """Open a Hub dataset: its clips, or the single archive in it if it has no clips."""
     match = _HUB_ID.fullmatch(path.removeprefix("hf://datasets/"))
@@ -115,7 +129,7 @@ def _open_hub(
 
     if any(file.lower().endswith(CLIP_SUFFIXES) for file in repo_files):
         # Links in snapshots/ lead to its sibling blobs/.
-        files, notes = read_folder(root, root.parent.parent, caption_suffix)
+        files, notes = read_clips(root, root.parent.parent)
         notes = [commit_note, *notes, *_repo_notes(repo, repo_files, archives)]
         return Location(root, files, notes, name=repo.split("/")[-1])
 
@@ -129,6 +143,7 @@ def _open_hub(
             cache=cache,
             progress=progress,
             caption_suffix=caption_suffix,
+            read_clips=read_clips,
         )
     raise VideotuneError(_no_clips_message(repo, repo_files))
 
@@ -165,9 +180,10 @@ def _open_hub_archive(
     cache: Path,
     progress: FileProgressFn,
     caption_suffix: str,
+    read_clips: ReadClipsFn,
 ) -> Location:
     """Open the single archive of a Hub dataset; report captions next to it as not used."""
-    location = _open_archive(root / archive_name, cache, progress, caption_suffix)
+    location = _open_archive(root / archive_name, cache, progress, read_clips)
     text_files = [
         file for file in repo_files if file.endswith((*METADATA_NAMES, caption_suffix))
     ]
