@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.browser import open_studio, violations
+from tests.support.waiting import wait_until
 from videotune.queue import entries
 from videotune.studio import projects, queue_page
 
@@ -112,3 +113,34 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(
         assert order() == ["3", "1", "2", "4"]
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_prompt_gets_a_start_image_by_the_dialog(
+    tmp_path: Path, cats: projects.Project
+) -> None:
+    from PIL import Image
+
+    image = cats.folder / "first.png"
+    Image.new("RGB", (32, 32)).save(image)
+    other = {"prompt": "a dog", "steps": 3}
+    projects.save_draft(cats, {"samples": ["a cat", other]})
+    with open_studio(tmp_path) as (studio, page):
+        page.goto(f"{studio.address}/p/cats/setup")
+        rows = page.locator("#prompts .prompt")
+        assert rows.locator("textarea").first.input_value() == "a cat"
+        for number in (0, 1):
+            rows.nth(number).locator("[data-browse]").click()
+            page.locator("#folders-find").fill("first")
+            page.locator("#folders [data-file]").first.click()
+            rows.nth(number).locator(".prompt-image").wait_for()
+        path = str(image)
+        wanted = [{"prompt": "a cat", "image": path}, other | {"image": path}]
+        wait_until(lambda: projects.draft(cats) == {"samples": wanted}, 20)
+        assert violations(page) == []
+
+        page.reload()
+        assert rows.locator("textarea").first.input_value() == "a cat"
+        assert rows.first.locator("[data-image-name]").inner_text() == path
+        rows.first.locator("[data-drop-image]").click()
+        left = ["a cat", other | {"image": path}]
+        wait_until(lambda: projects.draft(cats) == {"samples": left}, 20)

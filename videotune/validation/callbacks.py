@@ -7,7 +7,6 @@ from typing import Any
 
 from videotune.console import echo
 from videotune.data.video_writer import write_video
-from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.encode import CacheItems
 from videotune.models.base import DiffusersModel
@@ -265,18 +264,13 @@ class Previews(SamplingCallback):
         """Raise VideotuneError if the model cannot sample a preview as it is asked for."""
         if not self.every:
             return
-        takes_image = self._job.spec.image_conditioning != "none"
         requests = selection.preview_requests(self._job)
         for settings in dict.fromkeys(request.settings for request in requests):
             updates_of(family, self._job.config, settings)
         for request in requests:
-            if request.image is None:
-                continue
-            if not takes_image:
-                raise VideotuneError(
-                    f"samples: image: {self._job.spec.title} takes no image; it samples only from text"
-                )
-            read_image(Path(request.image), request.settings.shape, "samples: image")
+            if request.image is not None:
+                path = Path(request.image)
+                read_image(path, request.settings.shape, "samples: image")
 
     def encode(self, family: DiffusersModel) -> None:
         """Encode the images that previews begin with."""

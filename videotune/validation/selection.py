@@ -144,6 +144,10 @@ def preview_requests(job: Job) -> list[PreviewRequest]:
         }
         prompt_sample = sample.model_copy(update=overrides)
         config = job.config.model_copy(update={"sample": prompt_sample})
+        if prompt.image is not None and job.spec.image_conditioning == "none":
+            raise VideotuneError(
+                f"samples: image: {job.spec.title} takes no image; it samples only from text"
+            )
         if key in requests:
             raise VideotuneError(
                 f"samples: {text!r} occurs twice with seed {seed}. "

@@ -94,6 +94,7 @@
     const field = event.target;
     if (field.matches("[data-key]")) save(field.dataset.key, field, field.value.trim());
     if (field.matches("[data-fact]")) saveFact(field);
+    if (field.matches("[data-prompt-image]")) showImage(field.closest("li"));
     if (field.closest("#prompts")) savePrompts();
     if (field.id === "import-theirs") theirs(field.files);
     if (field.id === "preset-fits") { try { localStorage.setItem("vt-only-fits", field.checked ? "1" : ""); } catch { /* not kept */ } presets(); }
@@ -106,6 +107,11 @@
     }
     if (drop) { drop.closest("li").remove(); savePrompts(); $("add-prompt").focus(); }
     if (event.target.closest("#add-prompt")) { addPrompt().focus(); }
+    const plain = event.target.closest("[data-drop-image]");
+    if (plain) {
+      const image = plain.closest("li").querySelector("[data-prompt-image]");
+      image.value = ""; image.dispatchEvent(new Event("change", { bubbles: true })); plain.closest("li").querySelector("textarea").focus();
+    }
     if (event.target.closest("[data-plan-toggle]")) {
       const open = document.querySelector(".plan-side").classList.toggle("open");
       event.target.closest("[data-plan-toggle]").setAttribute("aria-label", open ? "Hide the plan" : "Show the plan");
@@ -117,24 +123,40 @@
   });
 
   // prompts for previews
-  function addPrompt(words = "") {
-    const list = document.querySelector(".prompts"), row = document.createElement("li"), text = document.createElement("textarea"), drop = document.createElement("button");
-    row.className = "row"; text.rows = 1; text.value = words; drop.type = "button"; drop.className = "btn icon ghost"; drop.dataset.dropPrompt = ""; drop.textContent = "×";
-    const number = list.children.length + 1;
-    text.setAttribute("aria-label", `Prompt ${number}`); drop.setAttribute("aria-label", `Remove prompt ${number}`);
-    row.append(text, drop); list.append(row);
+  let rows = 1000;  // numbers that the page itself does not give
+  function addPrompt(words = "", image = "") {
+    const list = document.querySelector(".prompts"), holder = document.createElement("ol");
+    holder.innerHTML = $("prompt-row").innerHTML.replaceAll("prompt-image-NUMBER", `prompt-image-${rows += 1}`).replaceAll("NUMBER", list.children.length + 1);
+    const row = holder.firstElementChild, text = row.querySelector("textarea");
+    text.value = words; row.querySelector("[data-prompt-image]").value = image; showImage(row);
+    list.append(row);
     return text;
   }
+  function showImage(row) {
+    const image = row.querySelector("[data-prompt-image]").value;
+    row.querySelector(".prompt-image").hidden = !image; row.querySelector("[data-image-name]").textContent = image;
+  }
+  // A prompt is its text, an object that is typed as JSON, or text with the image that it begins with.
+  function promptOf(row) {
+    const text = row.querySelector("textarea").value.trim(), image = row.querySelector("[data-prompt-image]").value;
+    let value = text;
+    try { const found = JSON.parse(text); if (typeof found === "object" && found && !Array.isArray(found)) value = found; } catch { /* a plain prompt */ }
+    if (!text || !image) return value;
+    return typeof value === "string" ? { prompt: value, image } : { ...value, image };
+  }
   function promptsText() {
-    const texts = [...document.querySelectorAll("#prompts textarea")].map((one) => one.value.trim()).filter(Boolean);
-    const values = texts.map((text) => { try { const found = JSON.parse(text); return typeof found === "object" && found ? found : text; } catch { return text; } });
+    const values = [...document.querySelectorAll("#prompts .prompt")].map(promptOf).filter(Boolean);
     return values.length ? JSON.stringify(values) : "";
   }
   function fillPrompts(text) {
     let values = [];
     try { values = JSON.parse(text || "[]"); } catch { values = text.split("\n"); }
     document.querySelector(".prompts").replaceChildren();
-    for (const one of Array.isArray(values) ? values : []) addPrompt(typeof one === "string" ? one : JSON.stringify(one));
+    for (const one of Array.isArray(values) ? values : []) {
+      if (typeof one === "string") addPrompt(one);
+      else if (Object.keys(one).sort().join() === "image,prompt") addPrompt(one.prompt, one.image);
+      else addPrompt(JSON.stringify(one));
+    }
   }
   const savePrompts = () => save("samples", $("prompts"), promptsText());
 
