@@ -625,3 +625,26 @@ def test_files_of_text_encoders_and_vae(tmp_path: Path) -> None:
     assert results[0]["text_encoder.file"] == [llama, None]
     assert results[1]["text_encoder.file"] == str(tmp_path / "umt5.safetensors")
     assert "vae.file" not in results[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"push_to_hub": "true"}, "push_to"),
+        (
+            {"push_to_hub": "true", "push_checkpoints_to_hub": "true"},
+            "push_checkpoints_to",
+        ),
+        ({}, None),
+    ],
+)
+def test_a_repository_of_theirs_is_ours_only_if_they_upload_to_it(
+    values: dict[str, str], key: str | None, tmp_path: Path
+) -> None:
+    theirs = {"--model_family": "wan", "--model_type": "lora", "--hub_model_id": "me/x"}
+    theirs |= {f"--{name}": value for name, value in values.items()}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(theirs))
+    config = translate(read_foreign_config([path])).config
+    uploads = {name: config[name] for name in config if name.startswith("push_")}
+    assert uploads == ({key: "me/x"} if key else {})
