@@ -5,6 +5,7 @@ mistake, and nothing heavy for help.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -355,6 +356,19 @@ def test_yaml_and_a_byte_order_mark_are_read(
         answer = videotune("check", clips, "--config", tmp_path / name, "--json")
         assert answer.code == 0
         assert json.loads(answer.out)["clips"][0]["frames"] == 5
+
+
+def test_the_number_of_skips_that_check_advises_is_enough(
+    videotune: Command, spoilt: Path, tmp_path: Path
+) -> None:
+    """Also if one of the clips is skipped because it has no caption."""
+    clips = shutil.copytree(spoilt, tmp_path / "clips")
+    (clips / "captions/a.txt").unlink()
+    answer = videotune("check", clips)
+    assert answer.code == 1
+    assert re.findall(r"--allow-skips (\d+)", answer.err) == ["2"]
+    assert videotune("check", clips, "--allow-skips", "1").code == 2
+    assert videotune("check", clips, "--allow-skips", "2").code == 0
 
 
 def test_code_2_where_a_clip_is_skipped_and_0_where_that_is_allowed(

@@ -115,6 +115,35 @@ def test_train_and_queue_take_clips_or_a_config_as_check_and_plan_do(
         run("check", config, config=config)
 
 
+def advised_command(folder: Path) -> str:
+    """What a resume of a finished run says to do."""
+    with pytest.raises(VideotuneError) as refused:
+        run("resume", folder)
+    return str(refused.value).partition("To train on: ")[2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("steps=2", "learning_rate_scheduler=CONSTANT"),
+        ("steps=2", "learning_rate_scheduler=COSINE"),
+        ("epochs=0.5", "learning_rate_scheduler=LINEAR"),
+    ],
+)
+def test_the_command_that_trains_a_finished_run_on_is_not_refused(
+    settings: tuple[str, ...], work: Work
+) -> None:
+    """Whatever its schedule is, and whether steps or epochs have set its length."""
+    folder = work.copy(*settings)
+    before = of_kind(folder, "end")[-1]["step"]
+    advised = advised_command(folder)
+    assert advised.startswith(f"videotune resume {folder} --set steps={2 * before}")
+    override = advised.endswith(" --override")
+    assert override == ("CONSTANT" not in settings[1])
+    assert run("resume", folder, set=[f"steps={2 * before}"], override=override) == DONE
+    assert of_kind(folder, "end")[-1]["step"] == 2 * before
+
+
 def test_resume_continues_a_run_and_refuses_a_finished_one(work: Work) -> None:
     """With the settings that the run itself has."""
     folder = work.copy("steps=2")

@@ -136,6 +136,8 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
         for blocker in account["blockers"]:
             echo(blocker)
         _echo_other_skips(result)
+        them = "it" if skipped == 1 else "them"
+        echo(f"--allow-skips {skipped} trains without {them}")
     elif skipped and allow_skips is not None:
         refuse_skips(result.job, allow_skips)
         return DONE
@@ -154,10 +156,8 @@ def _echo_other_skips(result: CheckResult) -> None:
     others = [reason for reason in reasons if not reason.endswith("_caption")]
     if others:
         clips = counted_are(len(others), "clip")
-        echo(
-            f"{clips} skipped for another reason: mend or remove, "
-            f"or add --allow-skips {len(others)}"
-        )
+        them = "it" if len(others) == 1 else "them"
+        echo(f"{clips} skipped for another reason: mend or remove {them}")
 
 
 def show_account(

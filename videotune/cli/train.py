@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -147,9 +148,22 @@ def resume(
     if now["state"] in FINISHED_STATES and is_complete and not goes_back:
         raise VideotuneError(
             f"{run} is finished: {now['step']} of {now['steps']} steps are done. "
-            f"To train on: videotune resume {run} --set steps={2 * now['steps']}"
+            f"To train on: {_command_to_train_on(run, now['steps'])}"
         )
     return _train(overrides, run, (step, override, allow_data_change, replan), None)
+
+
+def _command_to_train_on(run: Path, steps: int) -> str:
+    """Return the command that trains a finished run for twice its steps."""
+    from videotune.config.config_changes import drift
+    from videotune.runs.run_dir import read_run_config
+
+    settings = read_run_config(run)["settings"]
+    changes = drift(settings, {**settings, "steps": 2 * steps})
+    command = f"videotune resume {run} --set steps={2 * steps}"
+    if any(change.kind == "override" for change in changes):
+        command += " --override"
+    return command
 
 
 def _fetch(
@@ -163,6 +177,11 @@ def _fetch(
         if folder is not None:
             raise VideotuneError("--out is for hf://USER/NAME. Omit it")
         return None
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise VideotuneError(
+            f"several processes cannot fetch {repo} into one folder. Fetch it once with: "
+            f"videotune download hf://{repo} --data CLIPS; then resume the folder"
+        )
     return download_run(repo, [data] if data else [], folder, step)
 
 

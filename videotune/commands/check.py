@@ -87,8 +87,8 @@ def blockers(job: Job) -> list[str]:
         return []
     clips = "1 clip has" if uncaptioned == 1 else f"{uncaptioned} clips have"
     return [
-        f"{clips} no usable caption, which ends a training before it begins: write it or let `videotune caption`, "
-        'or set missing_caption to "skip", "empty" or "text"'
+        f"{clips} no usable caption, which ends a training before it begins: write it, "
+        "or let `videotune caption` write it"
     ]
 
 
