@@ -24,6 +24,7 @@ SETS = (
     "sample.negative=ugly secret",
     "video_config.frames=5",
     "datasets.trigger=secrettrigger",
+    "tracker_project=marys-project",
 )
 
 
@@ -44,6 +45,7 @@ def run(work: Work, monkeypatch: Patch) -> Path:
     texts = [
         f"{work.tmp}/films/holiday.mp4 cannot be read by maryjones",
         "the caption 'a very secret prompt of mi…' is cut",
+        "push_checkpoints_to: mary/films: the Hub refuses the account",
         "json://user:pass-word@10.0.0.1/x and hf_qrstuvwxyzabcdef were refused",
     ]
     with (run / "journal.jsonl").open("a") as journal:
@@ -51,6 +53,7 @@ def run(work: Work, monkeypatch: Patch) -> Path:
             journal.write(json.dumps(line | {"text": text}) + "\n")
     config = read_json(run / "config.json")
     config["settings"]["notify"] = ["ntfy://secret-topic"]
+    config["settings"]["push_checkpoints_to"] = "mary/films"
     write_json(run / "config.json", config)
     return run
 
@@ -80,7 +83,13 @@ def test_a_bundle_has_what_a_report_needs_and_nothing_of_the_user(
     assert names
     forbidden = [*captions, *names, str(tmp_path), "maryjones", "very secret prompt"]
     forbidden += ["ugly secret", "secrettrigger", "abcdefghijklmnop", "open sesame"]
-    forbidden += ["pass-word", "secret-topic", "qrstuvwxyzabcdef"]
+    forbidden += [
+        "mary/films",
+        "marys-project",
+        "pass-word",
+        "secret-topic",
+        "qrstuvwxyzabcdef",
+    ]
     leaks = []
     for name, text in files.items():
         leaks += [(name, word) for word in forbidden if word in text]
@@ -90,6 +99,7 @@ def test_a_bundle_has_what_a_report_needs_and_nothing_of_the_user(
     steps = [line for line in lines if line["kind"] == "step"]
     assert [line["step"] for line in steps] == [1, 2]
     assert steps[0]["loss"] > 0
+    assert "(left out): the Hub refuses the account" in files["run/journal.jsonl"]
     settings = json.loads(files["run/config.json"])["settings"]
     assert settings["lora"]["rank"] == 2
     assert settings["notify"] == ["ntfy://(hidden)"]

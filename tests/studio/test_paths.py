@@ -254,6 +254,18 @@ def test_a_visitor_names_no_address_for_messages(tmp_path: Path, keys: Any) -> N
         PathRule(tmp_path, is_restricted=True).check_config(keys)
 
 
+@pytest.mark.parametrize("key", ["push_to", "push_checkpoints_to"])
+def test_a_visitor_uploads_nothing_with_the_servers_account(
+    tmp_path: Path, key: str
+) -> None:
+    rule = PathRule(tmp_path, is_restricted=True)
+    for keys in ({key: "owner/model"}, {"settings": {key: "owner/model"}}):
+        with pytest.raises(VideotuneError, match="the server's account"):
+            rule.check_config(keys)
+        PathRule(tmp_path, is_restricted=False).check_config(keys)
+    rule.check_config({key: None})
+
+
 def test_no_setting_that_visitors_see_has_a_secret(tmp_path: Path) -> None:
     rule = PathRule(tmp_path, is_restricted=False)
     rule.check_config({"notify": ["MY_PHONE"]})

@@ -50,14 +50,17 @@ TEXT_KEYS = frozenset(
         "caption_suffix",
         "missing_caption_text",
         "init_text",
+        "push_to",
+        "push_checkpoints_to",
+        "tracker_project",
     }
 )
-"""Keys whose texts a user wrote about clips."""
+"""Keys whose texts a user wrote about clips, or that name the user's accounts."""
 
 SHOWN_VARIABLES = re.compile(
     r"(CUDA_VISIBLE_DEVICES|(PYTORCH|TORCH|NCCL|OMP|MKL|HF_HUB|TRANSFORMERS|VIDEOTUNE)_\w+)"
 )
-_SECRET_NAME = re.compile("KEY|TOKEN|PASSWORD|SECRET|URL|ENDPOINT")
+_SECRET_NAME = re.compile("KEY|TOKEN|PASSWORD|SECRET|URL|ENDPOINT|SERVERS")
 _TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_|xox[a-z]-)[\w-]{8,}")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*)://[^\s\"'<>)\]]+")
 _SHORTEST_NAME = 3
@@ -79,9 +82,9 @@ class Masks:
         for text in sorted({text.strip() for text in texts}, key=len, reverse=True):
             if len(text) >= _SHORTEST_NAME:
                 # A message may show only its beginning.
-                pattern = re.escape(text[:_CAPTION_BEGIN])
-                if len(text) > _CAPTION_BEGIN:
-                    pattern += r"[^'\"\n]*"
+                pattern = re.escape(text)
+                if len(text) > _CAPTION_BEGIN and " " in text:
+                    pattern = re.escape(text[:_CAPTION_BEGIN]) + r"[^'\"\n]*"
                 self._replaced.append((re.compile(pattern), HIDDEN_TEXT))
         for number, path in enumerate(clips, start=1):
             stem = re.escape(Path(path).stem)

@@ -96,13 +96,19 @@ class PathRule:
             refuse_imported_optimizer(keys)
 
     def _check_addresses(self, keys: Any) -> None:
-        """Raise VideotuneError for an address that messages may not go to.
+        """Raise VideotuneError for an address that messages or uploads may not go to.
 
         Everybody who has the password sees the settings of a project, so nobody may put
         a URL with a secret there. And a visitor's message must not reach a server that
         only the server's own network can reach.
         """
         for key, text in _texts(keys):
+            name = key.rpartition(".")[2]
+            if self.is_restricted and text and name in UPLOAD_KEYS:
+                raise VideotuneError(
+                    f"{key}: it uploads with the server's account of the Hub. Only a user on "
+                    "the server itself can name a repository. Leave it empty"
+                )
             if not NOTIFY_KEY.fullmatch(key):
                 continue
             if self.is_restricted:
@@ -145,6 +151,9 @@ class PathRule:
                 f"variable {CAPTION_SERVERS_VARIABLE}"
             )
 
+
+UPLOAD_KEYS = ("push_to", "push_checkpoints_to")
+"""Keys of repositories that the server's account writes to."""
 
 NOTIFY_KEY = re.compile(r"(.+\.)?notify(\.\d+)?")
 """Dotted keys of addresses for messages."""
