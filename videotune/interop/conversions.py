@@ -215,7 +215,9 @@ def _optimizer(value: Any, folder: Path) -> str:
     if "." in text and ":" not in text:
         module, _, class_name = text.rpartition(".")
         text = f"{module}:{class_name}"
-    name = optimizer_named(text.replace("_", "")) or optimizer_named(text) or text
+    spellings = [text] if ":" in text else [text.replace("_", ""), text]
+    names = [optimizer_named(spelling) for spelling in spellings]
+    name = next(filter(None, names), text)
     if is_imported(name):
         refuse_what_is_not_installed(name.partition(":")[0], "optimizer.name")
     return name
