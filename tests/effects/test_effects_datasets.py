@@ -335,3 +335,21 @@ def test_a_folder_of_frames_is_a_clip_at_its_frame_rate(lab: Lab) -> None:
         [4, 5, 5, 6, 6, 7, 7, 8, 8],
     ]
     assert sorted(windows(None)) == [[number] for number in range(9)]
+
+
+@pytest.mark.effect("datasets.file_column", "datasets.caption_column")
+def test_rows_name_clips_and_captions_by_the_columns(lab: Lab) -> None:
+    folder = Path(clips(lab.tmp / "h", 2, seed=0))
+    table = folder / "rows.csv"
+    table.write_text("path,file,text,long\nh0.mp4,h1.mp4,short,longer\n")
+
+    def read(**keys: str) -> list[tuple[str, tuple[str, ...]]]:
+        job = job_of(lab, {"datasets": [{"path": str(table), **keys}]})
+        return [(Path(clip.path).stem, clip.captions) for clip in job.library.clips]
+
+    assert read(file_column="path") == [("h0", ("short",))]
+    assert read(file_column="file") == [("h1", ("short",))]
+    both = read(file_column="file", caption_column="long")
+    assert both == [("h1", ("longer",))]
+    with pytest.raises(VideotuneError, match="file_column"):
+        read()

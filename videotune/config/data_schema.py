@@ -46,8 +46,8 @@ class Dataset(Section):
     """One source of clips."""
 
     path: str = data()
-    """a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car
-    .txt, metadata
+    """a folder, a zip or tar, a .csv or .jsonl of rows, or a Hub dataset's id: videos/ +
+    captions/, side-car .txt, metadata
     """
     kind: DatasetKind = data("train")
     """train, validation (measured, never trained) or regularization"""
@@ -57,6 +57,12 @@ class Dataset(Section):
     """how often its windows are shown beside those of other datasets; 0.5: half as often,
     in steps of its own; times repeats
     """
+    file_column: str | None = data(None, min_length=1, max_length=200)
+    """the column of the clips' paths in metadata.csv, metadata.jsonl or a file of rows
+    (default: file_name; of a file of rows also video_path, media_path and the like)
+    """
+    caption_column: str | None = data(None, min_length=1, max_length=200)
+    """the column of the captions there (default: text, caption or prompt)"""
     frame_folder_fps: float | None = data(None, gt=0, le=240)
     """a folder of images that are numbered without a gap is a clip, at this frame rate
     (default: each image is a clip of one frame)

@@ -33,6 +33,7 @@ from videotune.data.frame_folders import join_frames
 from videotune.data.locations import Location, open_location
 from videotune.data.media_index import MediaIndex
 from videotune.data.media_info import MediaInfo
+from videotune.data.metadata_files import Columns
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.source_videos import group_by_source, hold_out
 from videotune.errors import VideotuneError
@@ -111,13 +112,7 @@ def scan(
         # once.
         size_choices = _size_choices(dataset, config, rules)
         video = _video_settings(dataset, config)
-        location = open_location(
-            dataset.path,
-            cache,
-            progress,
-            dataset.caption_extension,
-            frame_folders=dataset.frame_folder_fps is not None,
-        )
+        location = _open(dataset, cache, progress)
         locations.append(location)
         notes += location.notes
         files, left_out = choose_evenly(location.files, dataset.max_clips)
@@ -147,6 +142,17 @@ def scan(
         candidate.mirror()
     notes += notes_on_clips(usable, config.video_config, rules)
     return _build_library(candidates, locations, notes, rules, config.seed)
+
+
+def _open(dataset: Dataset, cache: Path, progress: FileProgressFn) -> Location:
+    return open_location(
+        dataset.path,
+        cache,
+        progress,
+        dataset.caption_extension,
+        frame_folders=dataset.frame_folder_fps is not None,
+        columns=Columns(dataset.file_column, dataset.caption_column),
+    )
 
 
 def _examine(

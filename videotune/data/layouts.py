@@ -20,7 +20,13 @@ from videotune.data.clip_file import (
 )
 from videotune.data.frame_folders import find_frame_folders
 from videotune.data.layout_notes import UNREAD_SUFFIXES, LayoutNotes
-from videotune.data.metadata_files import METADATA_NAMES, MetadataRow, read_metadata
+from videotune.data.metadata_files import (
+    METADATA_NAMES,
+    NO_COLUMNS,
+    Columns,
+    MetadataRow,
+    read_metadata,
+)
 from videotune.errors import VideotuneError
 
 RUN_FILES = ("config.json", "journal.jsonl")
@@ -44,6 +50,7 @@ def read_folder(
     caption_suffix: str = CAPTION_SUFFIX,
     *,
     frame_folders: bool = False,
+    columns: Columns = NO_COLUMNS,
 ) -> tuple[list[ClipFile], list[str]]:
     """Find all videos and images in a folder, and those that its metadata files list.
 
@@ -58,6 +65,7 @@ def read_folder(
             only to a file of the same kind; default is ``root``.
         caption_suffix: suffix of the caption files.
         frame_folders: a folder of numbered images is one clip.
+        columns: the columns of metadata files, if the dataset names them.
 
     Returns:
         The clips in path order, and notes.
@@ -73,7 +81,9 @@ def read_folder(
         )
     refuse_no_folder(root)
 
-    folder = _DatasetFolder(root, within or root, caption_suffix, frame_folders)
+    folder = _DatasetFolder(
+        root, within or root, caption_suffix, frame_folders, columns
+    )
     clips = folder.clips()
     run_notes = [
         f"{run_folder} is ignored: it contains a training run"
@@ -101,10 +111,16 @@ class _DatasetFolder:
     """
 
     def __init__(
-        self, root: Path, within: Path, caption_suffix: str, frame_folders: bool
+        self,
+        root: Path,
+        within: Path,
+        caption_suffix: str,
+        frame_folders: bool,
+        columns: Columns,
     ) -> None:
         self.root = root
         self.caption_suffix = caption_suffix
+        self.columns = columns
         self.within = within
         self.prefix = "" if str(root) == "." else os.path.join(root, "")
         self.run_folders: list[str] = []
@@ -216,7 +232,7 @@ class _DatasetFolder:
                 f"{path} is a link to {target}, outside {self.root}. Put the file itself there."
             )
 
-        rows, notes = read_metadata(Path(path))
+        rows, notes = read_metadata(Path(path), self.columns)
         self.metadata_notes += notes
         for row in rows:
             clip_path = self._listed_path(row, os.path.relpath(folder, self.root))

@@ -14,7 +14,8 @@ from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent, un
 from videotune.data.clip_file import CAPTION_SUFFIX, CLIP_SUFFIXES, ClipFile
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import read_folder
-from videotune.data.metadata_files import METADATA_NAMES
+from videotune.data.metadata_files import METADATA_NAMES, NO_COLUMNS, Columns
+from videotune.data.row_files import ROW_SUFFIXES, read_rows
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
@@ -52,22 +53,28 @@ def open_location(
     caption_suffix: str = CAPTION_SUFFIX,
     *,
     frame_folders: bool = False,
+    columns: Columns = NO_COLUMNS,
 ) -> Location:
     """Find the clips of a dataset, after unpacking or downloading it if needed.
 
     Args:
-        path: a folder, an archive, or a Hub dataset:
+        path: a folder, an archive, a file of rows, or a Hub dataset:
             "hf://datasets/user/name@revision", or "user/name" if no such path exists.
         cache: folder into which an archive is unpacked.
         progress: called while an archive is unpacked.
         caption_suffix: suffix of the caption files.
         frame_folders: a folder of numbered images is one clip.
+        columns: the columns of metadata files and files of rows, if the dataset names
+            them.
 
     Raises:
         VideotuneError: if the dataset does not exist or cannot be read.
     """
     read_clips = partial(
-        read_folder, caption_suffix=caption_suffix, frame_folders=frame_folders
+        read_folder,
+        caption_suffix=caption_suffix,
+        frame_folders=frame_folders,
+        columns=columns,
     )
     if path.startswith("hf://"):
         return _open_hub(path, cache, progress, caption_suffix, read_clips)
@@ -75,6 +82,9 @@ def open_location(
     local_path = Path(path).expanduser()
     if local_path.is_file() and type_of_file(local_path) in ARCHIVES:
         return _open_archive(local_path, cache, progress, read_clips)
+    if local_path.is_file() and local_path.suffix.lower() in ROW_SUFFIXES:
+        files, notes = read_rows(local_path, columns)
+        return Location(local_path.parent, files, notes, name=local_path.stem)
     if not local_path.exists() and may_be_hub_id(path):
         return _open_hub(path, cache, progress, caption_suffix, read_clips)
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from videotune.bounds import require_file
 from videotune.data.captions import read_utf8
@@ -25,6 +25,35 @@ TEXT_COLUMNS = ("text", "caption", "prompt")
 """
 
 
+FILE_COLUMNS = (
+    "file_name",
+    "video_path",
+    "image_path",
+    "media_path",
+    "file_path",
+    "video",
+    "image",
+    "path",
+    "file",
+)
+"""Names of the column of clips in a file of rows. In a metadata file it is the first."""
+
+MAX_BYTES = 1 << 29
+"""Most bytes of a metadata file or a file of rows: 512 MiB."""
+
+MAX_ROWS = 1_000_000
+
+
+class Columns(NamedTuple):
+    """The columns that a dataset names."""
+
+    file: str | None = None
+    caption: str | None = None
+
+
+NO_COLUMNS = Columns()
+
+
 @dataclass(frozen=True)
 class MetadataRow:
     """A row of a metadata file."""
@@ -39,52 +68,99 @@ class MetadataRow:
     """File and line: "PATH:line"."""
 
 
-def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
+def read_metadata(
+    path: Path,
+    columns: Columns = NO_COLUMNS,
+    file_columns: Sequence[str] = FILE_COLUMNS[:1],
+) -> tuple[list[MetadataRow], list[str]]:
     """Read the rows of a metadata file, and notes on data that is not used.
 
-    The file needs a column ``file_name`` and one of ``TEXT_COLUMNS``. In JSON a list of
-    texts are variants.
+    In JSON a list of texts are variants.
+
+    Args:
+        path: the file.
+        columns: the columns of clips and captions, if the dataset names them.
+        file_columns: names of the column of clips, if it does not. That of captions is
+            one of ``TEXT_COLUMNS`` then.
 
     Raises:
         VideotuneError: for anything else; the message names file and line.
     """
     require_file(path)
+    if path.stat().st_size > MAX_BYTES:
+        raise VideotuneError(
+            f"{path} has {path.stat().st_size / 1e6:.0f} MB; a file of rows may have {MAX_BYTES >> 20} MiB. "
+            "Split it into several datasets."
+        )
+    if columns.file is not None:
+        file_columns = (columns.file,)
     try:
         text = read_utf8(path)
     except ClipProblem as problem:
         raise VideotuneError(f"{problem.detail}.") from problem
 
     rows = list(
-        _csv_rows(path, text) if path.suffix == ".csv" else _json_rows(path, text)
+        _csv_rows(path, text, file_columns)
+        if path.suffix.lower() == ".csv"
+        else _json_rows(path, text)
     )
+    if len(rows) > MAX_ROWS:
+        raise VideotuneError(
+            f"{path} has {len(rows)} rows; {MAX_ROWS} are read. Split it into several datasets."
+        )
     if not rows:
         raise VideotuneError(
             f"{path} lists no clips. Write one row per clip, or delete the file."
         )
 
-    columns: dict[str, None] = {}
+    names: dict[str, None] = {}
     for _, row in rows:
-        columns.update(dict.fromkeys(row))
-    column, notes = _text_column(path, list(columns))
+        names.update(dict.fromkeys(row))
+    file_column = _file_column(path, list(names), file_columns)
+    column, notes = _text_column(path, list(names), columns.caption)
 
-    metadata_rows = [_parse_row(path, position, row, column) for position, row in rows]
+    metadata_rows = [
+        _parse_row(path, position, row, column, file_column) for position, row in rows
+    ]
     return metadata_rows, notes
 
 
-def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
+def _file_column(
+    path: Path, columns: Sequence[str], file_columns: Sequence[str]
+) -> str:
+    """Return the column of the clips' paths."""
+    present = [name for name in file_columns if name in columns]
+    if not present:
+        raise VideotuneError(
+            f"{path} has no column {' or '.join(file_columns[:4])}; its columns are "
+            f"{', '.join(columns)}. Name the column of the clips' paths: datasets.file_column."
+        )
+    if len(present) > 1:
+        raise VideotuneError(
+            f"{path} has the columns {' and '.join(present)}. Name the one of the clips' paths: "
+            "datasets.file_column."
+        )
+    return present[0]
+
+
+def _text_column(
+    path: Path, columns: Sequence[str], named: str | None
+) -> tuple[str, list[str]]:
     """Return the column of captions, and a note on others that might be meant."""
     column_list = ", ".join(columns)
-    if "file_name" not in columns:
+    if named is not None:
+        if named in columns:
+            return named, []
         raise VideotuneError(
-            f"{path} has no column file_name; its columns are {column_list}. "
-            "Rename the column of the clips' paths to file_name."
+            f"{path} has no column {named} (datasets.caption_column); its columns are {column_list}. "
+            "Name one of them."
         )
 
     text_columns = [name for name in TEXT_COLUMNS if name in columns]
     if not text_columns:
         raise VideotuneError(
             f"{path} has no column text; its columns are {column_list}. "
-            "Rename the column of the captions to text."
+            "Name the column of the captions: datasets.caption_column."
         )
     if len(text_columns) == 1:
         return text_columns[0], []
@@ -92,18 +168,20 @@ def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
     if text_columns[0] != "text":
         raise VideotuneError(
             f"{path} has the columns {' and '.join(text_columns)}, but no column text. "
-            "Rename the column of the captions to text."
+            "Name the column of the captions: datasets.caption_column."
         )
     unused_columns = " or ".join(text_columns[1:])
     note = f"{path}: captions are taken from the column text, not from {unused_columns}"
     return "text", [note]
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _csv_rows(
+    path: Path, text: str, file_columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a CSV file, each with the position ("PATH:line") at which it
     begins.
     """
-    delimiter = _delimiter_of(text)
+    delimiter = _delimiter_of(text, file_columns)
     reader = csv.reader(
         io.StringIO(text, newline=""),
         delimiter=delimiter,
@@ -139,8 +217,8 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from error
 
 
-def _delimiter_of(text: str) -> str:
-    """Return the delimiter that makes file_name a column of the header.
+def _delimiter_of(text: str, file_columns: Sequence[str]) -> str:
+    """Return the delimiter that makes one of the names a column of the header.
 
     csv.Sniffer would guess from the captions, whose commas mislead it.
     """
@@ -151,7 +229,7 @@ def _delimiter_of(text: str) -> str:
         headers[delimiter] = next(reader, [])
 
     for delimiter, header in headers.items():
-        if "file_name" in [cell.strip() for cell in header]:
+        if not {cell.strip() for cell in header}.isdisjoint(file_columns):
             return delimiter
     return max(headers, key=lambda delimiter: len(headers[delimiter]))
 
@@ -188,7 +266,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _parse_row(
-    path: Path, position: str, row: Mapping[str, Any], column: str
+    path: Path, position: str, row: Mapping[str, Any], column: str, file_column: str
 ) -> MetadataRow:
     """Check a row; a text that is absent, null or blank has no variants.
 
@@ -197,11 +275,12 @@ def _parse_row(
         position: file and line of the row.
         row: values by column.
         column: the column of captions.
+        file_column: the column of the clips' paths.
     """
-    file_name = row.get("file_name")
+    file_name = row.get(file_column)
     if not isinstance(file_name, str) or not file_name.strip():
         raise VideotuneError(
-            f"{position} has no file_name. Set it to the clip's path, relative to "
+            f"{position} has no {file_column}. Set it to the clip's path, relative to "
             f"{path.parent}."
         )
 

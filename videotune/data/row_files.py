@@ -1,0 +1,70 @@
+"""A file of rows as a dataset: each row has the path of a clip and its caption."""
+
+import os
+from pathlib import Path
+
+from videotune.data.clip_file import ClipFile
+from videotune.data.metadata_files import (
+    FILE_COLUMNS,
+    Columns,
+    MetadataRow,
+    read_metadata,
+)
+from videotune.errors import VideotuneError
+
+ROW_SUFFIXES = (".jsonl", ".csv")
+"""Suffixes of files of rows, in lower case."""
+
+
+def read_rows(path: Path, columns: Columns) -> tuple[list[ClipFile], list[str]]:
+    """Return the clips that a file lists, in its order, and notes.
+
+    Paths are relative to the file's folder, or absolute, and lie in that folder, also
+    after links.
+
+    Raises:
+        VideotuneError: if the file is not valid, or a path is outside its folder or
+            listed twice.
+    """
+    rows, notes = read_metadata(path, columns, FILE_COLUMNS)
+    positions: dict[Path, str] = {}
+    clips = []
+    for row in rows:
+        clip_path = _path_of(row, path.parent)
+        if clip_path in positions:
+            raise VideotuneError(
+                f"{row.position} lists {row.file_name}, which {positions[clip_path]} lists already. "
+                "Keep one row per clip; write several captions as lines of its text."
+            )
+        positions[clip_path] = row.position
+
+        name_of_row = f"{path.name}:{row.position.rpartition(':')[2]}"
+        exists = clip_path.is_file()
+        clips.append(
+            ClipFile(
+                path=clip_path,
+                caption_file=None,
+                expected_caption=clip_path.with_suffix(".txt"),
+                metadata_texts=row.texts,
+                metadata_row=name_of_row,
+                exists=exists,
+                missing_detail=""
+                if exists
+                else f"{name_of_row} lists it, and it does not exist",
+            )
+        )
+    return clips, notes
+
+
+def _path_of(row: MetadataRow, root: Path) -> Path:
+    """Return the path of a row's clip; raise VideotuneError if it is not below the root."""
+    name = row.file_name.replace("\\", "/")
+    path = Path(os.path.normpath(root / name)) if "\0" not in name else root.parent
+    inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+    relative_path = os.path.relpath(path, root)
+    if not inside or relative_path.startswith(os.pardir):
+        raise VideotuneError(
+            f"{row.position} lists {row.file_name!r}, which is outside {root}. The clips of a "
+            "dataset must be in the folder of its rows, and not behind links that lead out of it."
+        )
+    return root / relative_path
