@@ -49,6 +49,18 @@ REFUSED: dict[str, Sequence[str]] = {
     "train from weights that do not exist": [
         *("train", "CLIPS", "--preset", "toy", "--out", "new", "--init-from", "no"),
     ],
+    "train on a LoRA that does not exist": [
+        *("train", "CLIPS", "--preset", "toy", "--out", "new"),
+        *("--set", 'base_loras=["no.safetensors"]'),
+    ],
+    "plan with a LoRA of previews that does not exist": [
+        *("plan", "CLIPS", "--preset", "toy"),
+        *("--set", 'sample.loras=[{"file": "no.safetensors"}]'),
+    ],
+    "train with a start image that does not exist": [
+        *("train", "CLIPS", "--preset", "toy", "--out", "new"),
+        *("--set", 'samples=[{"prompt": "a cat", "image": "no.png"}]'),
+    ],
     "train with a wrong number of skips": [
         *("train", "CLIPS", "--preset", "toy", "--out", "new", "--allow-skips", "-1"),
     ],

@@ -4,7 +4,7 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -167,7 +167,9 @@ def check_files(overrides: Overrides) -> None:
     anything heavy is imported.
 
     Raises:
-        VideotuneError: if the clips or the weights to start from do not exist, and if neither a family nor a base model is given.
+        VideotuneError: if the clips, the weights to start from or other files that the
+            config names do not exist, and if neither a family nor a base model is
+            given.
     """
     keys = merge(preset_keys(overrides), user_keys(overrides))
     refuse_no_model(keys)
@@ -179,6 +181,29 @@ def check_files(overrides: Overrides) -> None:
     start = keys.get("init_from")
     if isinstance(start, str) and not Path(start).exists():
         raise VideotuneError(f"init_from: no such file or folder: {start}")
+    for key, path in _named_files(keys):
+        if not expand_user(path).exists():
+            raise VideotuneError(f"{key}: no such file or folder: {path}")
+
+
+def _named_files(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the key and the path of each LoRA file, part and start image in a config."""
+    sample = keys.get("sample")
+    loras = {
+        "base_loras": keys.get("base_loras"),
+        "sample.loras": sample.get("loras") if isinstance(sample, Mapping) else None,
+    }
+    for key, entries in loras.items():
+        for entry in entries if isinstance(entries, list) else ():
+            path = entry.get("file") if isinstance(entry, Mapping) else entry
+            if isinstance(path, str):
+                yield key, path
+
+    prompts = keys.get("samples")
+    for prompt in prompts if isinstance(prompts, list) else ():
+        path = prompt.get("image") if isinstance(prompt, Mapping) else None
+        if isinstance(path, str):
+            yield "samples: image", path
 
 
 def refuse_no_model(keys: Mapping[str, Any]) -> None:
