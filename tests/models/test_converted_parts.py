@@ -98,7 +98,17 @@ def of_fp8(state: State) -> State:
     }
 
 
-@pytest.mark.parametrize("layout", ["transformers", "with a vocabulary", "authors", "authors, pickled", "pickled"])  # fmt: skip
+LAYOUTS = (
+    "transformers",
+    "with a vocabulary",
+    "authors",
+    "authors, pickled",
+    "pickled",
+    "pickled long ago",
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_text_encoder_in_each_layout(
     layout: str, tiny_bases: Callable[..., Path], tmp_path: Path, cache: Path
 ) -> None:
@@ -115,7 +125,7 @@ def test_a_text_encoder_in_each_layout(
         state["spiece_model"] = torch.zeros(40, dtype=torch.uint8)
     file = tmp_path / f"umt5.{'pth' if 'pickled' in layout else 'safetensors'}"
     if "pickled" in layout:
-        torch.save(state, file)
+        torch.save(state, file, _use_new_zipfile_serialization="ago" not in layout)
     else:
         save_file(state, file)
 
@@ -317,6 +327,10 @@ def test_wrong_files_are_one_sentence(
         path = tmp_path / "harm.pth"
         torch.save({"a": Harmful()}, path)
         refused(key, path, "without running code")
+        torch.save({"a": torch.eye(3).to_sparse()}, path)
+        refused(key, path, "no weights by name")
+        torch.save({"a": torch.ones(2), "b": {"c": 1}}, path)
+        refused(key, path, "no weights by name")
         torch.save([1, 2], path)
         refused(key, path, "no weights by name")
         path.write_bytes(b"not a pickle")

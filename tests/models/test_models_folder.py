@@ -91,6 +91,17 @@ def test_each_part_is_found_by_what_the_file_holds(
     assert all(torch.equal(net[name], true_net[name]) for name in true_net)
 
 
+def test_linked_folders_are_searched_once(
+    comfyui: Path, tmp_path: Path, tiny_bases: Callable[..., Path]
+) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "models").symlink_to(comfyui)
+    (comfyui / "loop").symlink_to(linked)
+    settings, _, _ = resolved(tiny_bases("wan"), linked)
+    assert all(files_of(settings.config))
+
+
 def test_a_named_file_is_not_looked_for(
     comfyui: Path, tiny_bases: Callable[..., Path]
 ) -> None:

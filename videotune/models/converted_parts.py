@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 from videotune.bounds import require_file
 from videotune.errors import VideotuneError
@@ -237,7 +238,10 @@ def _without_pickle(path: Path, key: str) -> Iterator[Path]:
     Raises VideotuneError if it cannot be read without running code of its own.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Files of torch before 1.6 are no archives, and cannot be mapped.
+        content = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
+        )
     except (
         pickle.UnpicklingError,
         RuntimeError,
@@ -255,8 +259,7 @@ def _without_pickle(path: Path, key: str) -> Iterator[Path]:
     if isinstance(content, Mapping):
         inner = content.get("state_dict", content)
         is_flat = isinstance(inner, Mapping) and all(
-            isinstance(name, str) and isinstance(value, torch.Tensor)
-            for name, value in inner.items()
+            isinstance(name, str) and _is_plain(value) for name, value in inner.items()
         )
         if is_flat:
             tensors = {name: value.contiguous() for name, value in inner.items()}
@@ -273,6 +276,16 @@ def _without_pickle(path: Path, key: str) -> Iterator[Path]:
         unshared = {name: value.clone() for name, value in tensors.items()}
         save_file(unshared, tensors_file)
         yield tensors_file
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor as files of weights hold them."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and not value.is_quantized
+        and not value.is_meta
+    )
 
 
 def _cache_of(path: Path, kind: str) -> Path:

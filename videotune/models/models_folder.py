@@ -127,7 +127,14 @@ def _weight_files(folder: Path) -> Iterator[Path]:
     Raises VideotuneError if there are too many.
     """
     paths = []
-    for place, folders, names in os.walk(folder):
+    visited = set()
+    # Folders of models are often links to another disk, and a link may lead back.
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real_place = os.path.realpath(place)
+        if real_place in visited:
+            folders.clear()
+            continue
+        visited.add(real_place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths += [Path(place, name) for name in names if name.endswith(".safetensors")]
         if len(paths) > MOST_FILES:
