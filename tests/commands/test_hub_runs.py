@@ -27,7 +27,7 @@ from tests.support.run_results import (
 )
 from videotune.commands.download_run import download_run, repo_of
 from videotune.errors import DONE, VideotuneError
-from videotune.files import hash_file, read_json
+from videotune.files import hash_file, read_json, write_json
 from videotune.runs import checkpoint_pusher
 from videotune.runs.checkpoint_pusher import CheckpointPusher
 from videotune.runs.hub_push import push
@@ -162,6 +162,37 @@ def test_no_other_repository_is_written(
     with pytest.raises(VideotuneError, match=match):
         push(work.finished(*SETS), "user/run", 1)
     assert uploaded.files == before
+
+
+def link_config(run: Path) -> None:
+    (run / "config.json").rename(run.parent / "secret.json")
+    (run / "config.json").symlink_to(run.parent / "secret.json")
+
+
+def name_other_file(run: Path) -> None:
+    (run.parent / "secret.json").write_text("{}")
+    marker = run / "checkpoints" / "step-8" / "COMPLETE"
+    content = read_json(marker)
+    content["files"]["../../../secret.json"] = {"bytes": 2, "hash": "0" * 32}
+    write_json(marker, content)
+
+
+def link_weights(run: Path) -> None:
+    weights = run / "checkpoints" / "step-8" / "weights.safetensors"
+    weights.rename(run.parent / "secret")
+    weights.symlink_to(run.parent / "secret")
+
+
+@pytest.mark.parametrize("change", [link_config, name_other_file, link_weights])
+def test_no_file_outside_of_the_run_is_uploaded(
+    change: Callable[[Path], None], work: Work, hub: Any
+) -> None:
+    run = work.copy(*SETS)
+    change(run)
+    with pytest.raises(VideotuneError, match=r"link|no file of a checkpoint"):
+        push(run, "user/run", 1)
+    assert hub.files == {}
+    assert not list(run.glob(".push-*"))
 
 
 def test_a_broken_network_costs_a_warning_and_the_next_try_succeeds(

@@ -23,6 +23,7 @@ from videotune.http_limits import AnswerLimits
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.runs.checkpoint import MARKER, Checkpoint, complete_checkpoints
+from videotune.runs.export_files import refuse_link
 from videotune.runs.hub_run import (
     ACCOUNT,
     FORMAT,
@@ -104,6 +105,15 @@ def _linked(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     target = folder / checkpoint.folder.name
     target.mkdir(parents=True)
     for name in (MARKER, *checkpoint.files):
+        # The marker of a run from elsewhere may name any file.
+        if not is_file_of_run(f"checkpoints/{checkpoint.folder.name}/{name}"):
+            raise VideotuneError(
+                f"{checkpoint.folder}: its {MARKER} lists {name[:100]!r}, which is no file "
+                "of a checkpoint"
+            )
+        path = checkpoint.folder / name
+        if path.is_symlink() or checkpoint.folder.is_symlink():
+            raise VideotuneError(f"{path} is a link, so it is not uploaded")
         try:
             os.link(checkpoint.folder / name, target / name)
         except FileNotFoundError:
@@ -119,6 +129,7 @@ def _records(run: Path, folder: Path) -> dict[str, Path]:
     for name in RECORDS:
         if not (run / name).is_file():
             continue
+        refuse_link(run, run / name)
         content = (run / name).read_bytes()
         if name.endswith(".jsonl"):  # a line may be half written
             content = content[: content.rfind(b"\n") + 1]
