@@ -18,8 +18,9 @@ from tests.support.message_server import message_server
 from tests.support.run_results import facts_of, of_kind, warnings_of
 from tests.support.trainers import Lab, overrides_of
 from videotune.commands.train import train as train_run
+from videotune.config.resolve import parse
 from videotune.errors import DONE, FAILED, VideotuneError
-from videotune.job.overrides import Overrides
+from videotune.job.overrides import Overrides, user_keys
 from videotune.runs import notification_sender, notifications
 from videotune.runs.notifications import ADDRESS_FILE, Address, Notifier
 from videotune.trainer import loop
@@ -80,6 +81,28 @@ def test_a_failure_is_sent_and_raised(lab: Lab, monkeypatch: Patch) -> None:
             train_run(overrides_of(lab, {"notify": server.address}), lab.tmp / "run")
         assert titles(server) == ["run has failed"]
     assert server.messages[0]["message"] == "step 3: …/a.mp4 cannot be read"
+
+
+def test_an_interrupt_is_sent_and_hardly_waits(lab: Lab, monkeypatch: Patch) -> None:
+    times: list[float] = []
+
+    def interrupt(*_: Any) -> None:
+        times.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "train_steps", interrupt)
+    with message_server(silent=True) as server:
+        with pytest.raises(KeyboardInterrupt):
+            train_run(overrides_of(lab, {"notify": server.address}), lab.tmp / "run")
+        assert time.monotonic() - times[0] < 4
+        assert titles(server) == ["run was interrupted"]
+
+
+def test_a_config_of_the_python_api_keeps_its_address(lab: Lab) -> None:
+    with message_server() as server:
+        keys = user_keys(overrides_of(lab, {"notify": server.address}))
+        train_run(parse(keys), lab.tmp / "run")
+        assert titles(server) == ["run is done"]
 
 
 def test_a_resume_knows_the_address_of_the_run(lab: Lab) -> None:

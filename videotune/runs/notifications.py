@@ -33,6 +33,11 @@ copies it anywhere.
 LAST_SECONDS = 10.0
 """Seconds that the end of a run waits for its last messages."""
 
+INTERRUPTED_SECONDS = 2.0
+"""Seconds that a run waits which ends at once: long enough to hand a message to the
+process that sends it.
+"""
+
 _GRACE = 3.0
 """Seconds after which a sender that has not ended itself is killed."""
 
@@ -231,9 +236,11 @@ class Notifier:
         Args:
             goes_on: whether the run continues by itself after an error.
         """
+        seconds = LAST_SECONDS
         try:
             yield
         except KeyboardInterrupt:
+            seconds = INTERRUPTED_SECONDS
             if not self._has_ended:
                 self._send("stopped", f"{self._name} was interrupted", "")
             raise
@@ -242,7 +249,7 @@ class Notifier:
                 self._send("failed", f"{self._name} has failed", _without_paths(error))
             raise
         finally:
-            self.close()
+            self.close(seconds)
 
     def _send(self, event: str, title: str, body: str) -> None:
         if event not in self._events:
