@@ -16,7 +16,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple, Self
 from filelock import FileLock, Timeout
 
 from videotune import files
+from videotune.bounds import require_file
 from videotune.data.file_checks import type_of_file
 from videotune.errors import VideotuneError
 
@@ -150,6 +151,50 @@ def unpack(archive: Path, cache: Path, progress: FileProgressFn = silent) -> Pat
             cause += f" ({error.filename})"
         raise VideotuneError(
             f"{archive} could not be unpacked into {home}: {cause}."
+        ) from error
+    return folder
+
+
+def unpack_shards(
+    shards: Sequence[Path], cache: Path, progress: FileProgressFn = silent
+) -> Path:
+    """Unpack several archives, each into a folder of its name, below one folder of
+    ``cache``/archives, unless they already are there.
+
+    Args:
+        shards: the archives, with different names.
+        cache: the dataset's cache folder.
+        progress: as of ``unpack``.
+
+    Returns:
+        The folder of all of them.
+
+    Raises:
+        VideotuneError: as ``unpack`` does, of each archive; nothing is left then.
+    """
+    home = cache / "archives"
+    try:
+        stamps = []
+        for shard in shards:
+            require_file(shard)
+            status = shard.stat()
+            stamps.append([str(shard.absolute()), status.st_size, status.st_mtime_ns])
+
+        folder = home / files.digest(stamps)
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home, progress):
+            if not all(_is_complete(folder / shard.name) for shard in shards):
+                with files.whole_folder(folder) as temporary_folder:
+                    for shard in shards:
+                        shard_folder = temporary_folder / shard.name
+                        shard_folder.mkdir()
+                        shard_type = type_of_file(shard)
+                        _unpack_into(shard, shard_type, shard_folder, progress)
+                files.sync_folder(home)
+    except OSError as error:
+        raise VideotuneError(
+            f"{shards[0].parent}: its archives could not be unpacked into {home}: "
+            f"{error.strerror or error}."
         ) from error
     return folder
 

@@ -16,6 +16,7 @@ from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import METADATA_NAMES, NO_COLUMNS, Columns
 from videotune.data.row_files import ROW_SUFFIXES, read_rows
+from videotune.data.shards import shards_of, unpack_clips
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
@@ -58,7 +59,7 @@ def open_location(
     """Find the clips of a dataset, after unpacking or downloading it if needed.
 
     Args:
-        path: a folder, an archive, a file of rows, or a Hub dataset:
+        path: a folder of clips or of tar files, an archive, a file of rows, or a Hub dataset:
             "hf://datasets/user/name@revision", or "user/name" if no such path exists.
         cache: folder into which an archive is unpacked.
         progress: called while an archive is unpacked.
@@ -87,6 +88,12 @@ def open_location(
         return Location(local_path.parent, files, notes, name=local_path.stem)
     if not local_path.exists() and may_be_hub_id(path):
         return _open_hub(path, cache, progress, caption_suffix, read_clips)
+
+    shards = shards_of(local_path)
+    if shards:
+        folder = unpack_clips(shards, cache, caption_suffix, progress)
+        files, notes = read_clips(folder)
+        return Location(folder, files, notes, name=local_path.absolute().name)
 
     files, notes = read_clips(local_path)
     return Location(local_path, files, notes, name=local_path.absolute().name)
