@@ -151,7 +151,9 @@ class PlanInputs:
         preview = None
         if config.sample_after != 0 and config.samples:
             preview = preview_settings(job).shape
-        return cls(job.spec, job.base.folder, config, dtype, job.shapes_by_cost, preview)
+        return cls(
+            job.spec, job.base.folder, config, dtype, job.shapes_by_cost, preview
+        )
 
     def fake_run(self) -> FakeRun:
         """Return the run on fake tensors."""

@@ -184,7 +184,9 @@ def _export_expert(
         base = _base(config, family.spec)
         if format == "comfyui":
             path = path.with_name(f"{path.name}.safetensors")
-            metadata["use"] = "ComfyUI/models/diffusion_models, for Load Diffusion Model"
+            metadata["use"] = (
+                "ComfyUI/models/diffusion_models, for Load Diffusion Model"
+            )
             return export_single_file(
                 family, network, denoiser, base, path, metadata, dtype
             )
