@@ -145,6 +145,19 @@ def test_the_page_of_a_sweep_names_no_folder(tmp_path: Path) -> None:
     )
 
 
+def test_a_comparison_ranks_only_runs_with_held_out_clips(tmp_path: Path) -> None:
+    runs = [private_run(tmp_path / name) for name in ("one", "two")]
+    ranked = write_comparison(runs, tmp_path / "compare.html").read_text()
+    for run in runs:
+        (run / "validation.json").unlink(missing_ok=True)
+        lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["kind"] != "validation"]
+        (run / "journal.jsonl").write_text("".join(kept))
+    unranked = write_comparison(runs, tmp_path / "compare.html").read_text()
+    assert ("comes first" in ranked, "ranks none" in ranked) == (True, False)
+    assert ("comes first" in unranked, "ranks none" in unranked) == (False, True)
+
+
 def test_the_contact_sheet_names_no_folder(tmp_path: Path) -> None:
     run = private_run(tmp_path)
     account = read_json(run / "check.json")

@@ -134,6 +134,7 @@ WARNINGS = {
     "40 images a/1 to 40 are numbered without a gap and all 64x64": "bin",
     '3 of 4 clips have the same caption ("a cat"); describe what each one shows': "captions",
     "2 captions have several lines (such as that of a.mp4); each line is a variant": "captions",
+    "no clip is held out, so there is no verdict: 4 source videos, 20 are needed": "validation",
     "the caption tells a sequence (\"then\"); describe what is seen instead": "write",
 }  # fmt: skip
 
@@ -156,12 +157,19 @@ def test_a_warning_of_the_set_stands_beside_its_button(
     check(
         cats,
         {"a": frozen, "b": frozen, "c": frozen, "d": {}},
-        [mixed, "repeats by folder names: a 2"],
+        [
+            mixed,
+            "repeats by folder names: a 2",
+            "no clip is held out, so there is no verdict: 1 source video, 20 are needed. "
+            "Add clips, or put some into a dataset of kind validation",
+        ],
     )
     page = client.get(DATA).text
     (notes,) = re.findall(r'<details id="data-notes">.*?</details>', page, re.DOTALL)
     assert 'href="/p/cats/setup#f-video_config.target_fps"' in notes
-    assert clip_words.NO_REMEDY in notes, "what needs nothing says so"
+    assert notes.count(clip_words.NO_REMEDY) == 1, "what needs nothing says so"
+    assert "of kind validation" not in notes
+    assert notes.count("“Use for validation”") == 2
     (shared,) = re.findall(r'id="shared-1">.*?<details', page, re.DOTALL)
     assert "clips/a.mp4" in shared.split("data-select=")[1]
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.browser import open_studio, violations
 from tests.support.clips import write_clip
+from tests.support.reports import full_run
 from tests.support.waiting import wait_until
 from videotune.studio import projects
 
@@ -126,3 +127,26 @@ def test_a_plan_is_of_the_settings_on_the_page_and_start_waits_for_it(
         page.locator("#start:enabled").wait_for()
         draft = json.loads((project.folder / "config.json").read_text())
         assert draft == {"steps": 300}
+
+
+def test_the_next_step_leads_to_its_button_on_the_same_page(tmp_path: Path) -> None:
+    """It would seem to do nothing otherwise: the button takes the focus, for Enter."""
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    write_clips(project, "a")
+    (project.folder / "clips/a.txt").write_text("a disc\n")
+    run = project.folder / "runs" / "run-1"
+    full_run(run)
+    lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+    ended = [line for line in lines if json.loads(line)["kind"] == "end"]
+    (run / "journal.jsonl").write_text(
+        "".join(line for line in lines if line not in ended)
+    )
+    with open_studio(tmp_path) as (studio, page):
+        page.set_default_timeout(60_000)
+        for address in ("train", "train?run=run-1"):
+            page.goto(f"{studio.address}/p/cats/{address}")
+            page.locator("#next-step", has_text="Resume run-1").wait_for()
+            page.keyboard.press("n")
+            page.locator("#r-run .btn.primary.led-to").wait_for()
+            page.locator("#r-run .btn.primary:focus", has_text="Resume").wait_for()
+        assert violations(page) == []

@@ -1,5 +1,6 @@
 """The path of a project: each page shows the same stages and the same next step."""
 
+import json
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.reports import full_run, write_file
+from tests.support.reports import full_run, visible_text, write_file
 from tests.support.studio_fuzz import PLAN
 from videotune.studio import plan_server, projects, setup_page, stages
 from videotune.studio.projects import Project
@@ -66,6 +67,7 @@ def test_the_next_step_moves_on_with_what_is_done(
     assert action_of(cats) == "Choose a model and a card"
     projects.update(cats, preset="toy")
     assert action_of(cats) == "See the plan"
+    assert stages_of(cats)["plan"].address(cats) == "/p/cats/setup#r-plan"
 
     answer_plan(cats, code=1, words="broken")
     assert stages_of(cats)["plan"].state == "blocked"
@@ -102,6 +104,19 @@ def test_a_run_that_has_ended_offers_its_result(
     os.utime(cats.folder / "config.json", (later, later))
     assert action_of(cats) == "See the plan"
     assert stages_of(cats)["run"].state == "open"
+
+
+def test_the_result_says_that_it_is_the_last_where_there_is_no_verdict(
+    client: Any, cats: Project
+) -> None:
+    run = cats.folder / "runs" / "run-1"
+    full_run(run)
+    why = "no verdict: no clip is held out"
+    end = {"kind": "end", "step": 120, "why": "done", "seconds": {}}
+    with (run / "journal.jsonl").open("a", encoding="utf-8") as journal:
+        journal.write(json.dumps(end | {"take": {"step": 120, "why": why}}) + "\n")
+    page = client.get("/p/cats/results?run=run-1").text
+    assert "It is the last one. No verdict: no clip is held out." in visible_text(page)
 
 
 def test_all_pages_show_the_same_path(client: Any, cats: Project) -> None:

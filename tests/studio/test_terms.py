@@ -62,6 +62,10 @@ def test_no_message_of_the_package_keeps_an_option() -> None:
             "--resume --set micro_batch_size=1: less at once",
             "set micro_batch_size to 1 and resume: less at once",
         ),
+        (
+            "Add clips, or put some into a dataset of kind validation",
+            "Add clips, or choose “Use for validation” for some",
+        ),
         ("a -- b", "a -- b"),
         ("nothing to say", "nothing to say"),
     ],

@@ -51,7 +51,7 @@ STATES: Mapping[str, StateWords] = {
 }
 """The states by their names in the filter."""
 
-Action = Literal["cut", "write", "bin", "captions", "setting"]
+Action = Literal["cut", "write", "bin", "captions", "setting", "validation"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ def _remedy(pattern: str, action: Action, advice: str, setting: str = "") -> Rem
 
 
 REMEDIES = (
+    _remedy(
+        r"^no clip is held out",
+        "validation",
+        "It trains without, too. “Use for validation” is in the menu of each clip.",
+    ),
     _remedy(
         r"cuts? inside the windows",
         "cut",

@@ -185,7 +185,8 @@ def _plan_stage(project: Project) -> Stage:
     """Return how the plan for the settings of this moment stands."""
     answer = _current_plan(project)
     if answer is None:
-        return Stage("plan", "open", "not calculated", "setup", "See the plan")
+        action = "See the plan"
+        return Stage("plan", "open", "not calculated", "setup", action, part="r-plan")
     if answer.get("code"):
         return Stage(
             "plan", "blocked", "cannot start", "setup", "See why it cannot start"

@@ -15,6 +15,10 @@ _RULES = (
         r"no model given; pass --preset NAME.*",
         "no model is chosen. Choose one on the page Setup.",
     ),
+    (
+        r"put some into a dataset of kind validation",
+        "choose “Use for validation” for some",
+    ),
     (r"--card ('[^']*'|\"[^\"]*\"): ", r"card \1: "),
     (r" You can give its memory instead: --vram GB\.", " Or give its memory in GB."),
     (r", or the memory with --vram GB\.", ", or the memory in GB."),
@@ -65,6 +69,9 @@ first.
 
 _RULES_COMPILED = tuple((re.compile(pattern), text) for pattern, text in _RULES)
 
+_SIGNS = ("--", "`videotune", "of kind validation")
+"""What a text has that is to be said otherwise."""
+
 _OPTION = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
 
 
@@ -74,7 +81,7 @@ def in_studio_terms(text: str) -> str:
     Remedies that a page has are named by their place in the page; any other option is
     named by its words.
     """
-    if "--" not in text and "`videotune" not in text:
+    if not any(sign in text for sign in _SIGNS):
         return text
     for pattern, replacement in _RULES_COMPILED:
         text = pattern.sub(replacement, text)

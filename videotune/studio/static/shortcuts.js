@@ -42,6 +42,28 @@
     $("shortcut-list").replaceChildren(...rows.flat());
   }
 
+  // The next step leads to its place: that is marked, and its button has the focus, so that Enter does it.
+  function lead() {
+    const place = location.hash ? $(decodeURIComponent(location.hash.slice(1))) : null;
+    if (!place) return;
+    const button = place.matches(".btn") ? place : place.querySelector(".btn.primary:not(:disabled)");
+    const marked = button ?? place;
+    place.scrollIntoView({ block: "nearest" });
+    marked.classList.add("led-to");
+    setTimeout(() => marked.classList.remove("led-to"), 2500);
+    button?.focus({ preventScroll: true });
+  }
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("#next-step");
+    if (!link || !link.hash || link.pathname + link.search !== location.pathname + location.search) return;
+    event.preventDefault();  // the browser's own jump would take the focus away again
+    history.replaceState(null, "", link.hash);
+    lead();
+  });
+  addEventListener("load", () => {
+    if (location.hash && $("next-step")?.hash === location.hash) setTimeout(lead, 100);
+  });
+
   let first = "", since = 0;  // the first key of a pair such as "g d"
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
