@@ -99,6 +99,7 @@ def test_a_bundle_has_what_a_report_needs_and_nothing_of_the_user(
     steps = [line for line in lines if line["kind"] == "step"]
     assert [line["step"] for line in steps] == [1, 2]
     assert steps[0]["loss"] > 0
+    assert "videotune" in lines[0]["versions"]
     assert "(left out): the Hub refuses the account" in files["run/journal.jsonl"]
     settings = json.loads(files["run/config.json"])["settings"]
     assert settings["lora"]["rank"] == 2
@@ -163,13 +164,15 @@ def test_a_bundle_of_the_machine_alone(tmp_path: Path) -> None:
         ("a red car", "(left out)"),
         ("caption 'a red car is driving th' cut", "caption '(left out)' cut"),
         ("/data/films/a b.mp4: no frames", "clip-1.mp4: no frames"),
+        ("put a clip into red cars", "put a clip into red cars"),
+        ("a.mp4 is a clip", "clip-2.mp4 is a clip"),
         ("Authorization: hf_abcdefgh1234", "Authorization: (token)"),
         ("ntfy://topic?x=1, next", "ntfy://(hidden) next"),
     ],
 )
 def test_masks(text: str, shown: str) -> None:
     captions = ["a red car is driving through the rain", "a red car"]
-    assert Masks(captions, ["/data/films/a b.mp4"]).in_text(text) == shown
+    assert Masks(captions, ["/data/films/a b.mp4", "a.mp4"]).in_text(text) == shown
 
 
 def test_masks_of_any_depth() -> None:

@@ -36,6 +36,9 @@ CRASH_LETTERS = 60_000
 
 HIDDEN_TEXT = "(left out)"
 
+DEFAULT_PROJECT = "videotune"
+"""The default of ``tracker_project``, which names nobody."""
+
 TEXT_KEYS = frozenset(
     {
         "prompt",
@@ -64,6 +67,7 @@ _SECRET_NAME = re.compile("KEY|TOKEN|PASSWORD|SECRET|URL|ENDPOINT|SERVERS")
 _TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_|xox[a-z]-)[\w-]{8,}")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*)://[^\s\"'<>)\]]+")
 _SHORTEST_NAME = 3
+_SHORTEST_STEM = 5
 _CAPTION_BEGIN = 12
 
 
@@ -82,13 +86,17 @@ class Masks:
         for text in sorted({text.strip() for text in texts}, key=len, reverse=True):
             if len(text) >= _SHORTEST_NAME:
                 # A message may show only its beginning.
-                pattern = re.escape(text)
+                pattern = rf"(?<!\w){re.escape(text)}(?!\w)"
                 if len(text) > _CAPTION_BEGIN and " " in text:
                     pattern = re.escape(text[:_CAPTION_BEGIN]) + r"[^'\"\n]*"
                 self._replaced.append((re.compile(pattern), HIDDEN_TEXT))
         for number, path in enumerate(clips, start=1):
-            stem = re.escape(Path(path).stem)
-            pattern = rf"(?:[^\s'\"]*/)?(?<![\w-]){stem}(?![\w-])"
+            file = Path(path)
+            # "a" is a word, and "a.mp4" is not.
+            is_short = len(file.stem) < _SHORTEST_STEM
+            stem = re.escape(file.stem)
+            follows = rf"(?={re.escape(file.suffix)})" if is_short else r"(?![\w-])"
+            pattern = rf"(?:[^\s'\"]*/)?(?<![\w-]){stem}{follows}"
             self._replaced.append((re.compile(pattern), f"clip-{number}"))
         for name, shown in ((_user(), "(user)"), (socket.gethostname(), "(host)")):
             if len(name) >= _SHORTEST_NAME:
@@ -318,7 +326,8 @@ def _texts_of(
 def _written_texts(value: Any, key: str) -> Iterator[str]:
     """Yield the texts under the keys of texts that a user wrote."""
     if isinstance(value, str) and key in TEXT_KEYS:
-        yield value
+        if value != DEFAULT_PROJECT:
+            yield value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             # what is below samples may have keys of its own

@@ -132,8 +132,8 @@ class CheckpointPusher:
         self._failures += 1
         if self._failures == 1:
             self.warn(
-                f"push_checkpoints_to: {problem} It is tried again; the checkpoints "
-                "are saved here"
+                f"push_checkpoints_to: {problem.rstrip('.')}. It is tried again; the "
+                "checkpoints are saved here"
             )
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
