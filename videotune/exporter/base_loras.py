@@ -170,16 +170,21 @@ def read_lora_file(
 
 
 def parameter_names(family: DiffusersModel, net: nn.Module) -> dict[str, str]:
-    """Return diffusers' name of each parameter by its names in files, flattened."""
-    names = {}
-    for name, _ in net.named_parameters():
+    """Return diffusers' name of each parameter by its names in files, flattened.
+
+    Where the authors and diffusers mean different parameters by one name, the authors'
+    counts: files with differences have their names.
+    """
+    own_names = {_flat(name): name for name, _ in net.named_parameters()}
+    authors_names = {}
+    for name in own_names.values():
         module, _, last = name.rpartition(".")
-        authors_name = family.original(name) or name
-        for other in (authors_name, f"{family.to_comfyui_name(module)}.{last}", name):
-            # One of several rows of the authors' parameter has no name of its own.
+        comfyui_name = f"{family.to_comfyui_name(module)}.{last}"
+        for other in (comfyui_name, family.original(name) or name):
+            # A part of the authors' rows has no name of its own.
             if "#" not in other:
-                names[_flat(other)] = name
-    return names
+                authors_names[_flat(other)] = name
+    return own_names | authors_names
 
 
 def _flat(name: str) -> str:
