@@ -24,6 +24,7 @@ from videotune.job.job import Job, refuse_skips
 from videotune.latent_cache.batches import make_step_batch
 from videotune.latent_cache.sampler import sample_indices
 from videotune.latent_cache.store import LatentCache
+from videotune.planner.plan import buckets_of
 
 Pair = Callable[..., Job]
 
@@ -353,3 +354,18 @@ def test_rows_name_clips_and_captions_by_the_columns(lab: Lab) -> None:
     assert both == [("h1", ("longer",))]
     with pytest.raises(VideotuneError, match="file_column"):
         read()
+
+
+def test_the_plan_joins_the_buckets_of_all_phases(lab: Lab, pair_of: Pair) -> None:
+    """Rows by shape and batch, whose shares are of all steps."""
+    keys = {"from_step": 11, "until_step": 30, "batch_size": 2}
+    job = pair_of({"steps": 40}, **keys)
+    assert len(job.buckets) == 4
+    rows = buckets_of(job)
+    assert [(row["shape"], row["batch"], row["windows"]) for row in rows] == [
+        ("9x32x32", 1, 4),
+        ("9x32x32", 2, 3),
+    ]
+    lines = shown(job, range(1, 41))
+    of_b = sum(line[0].startswith("b") for line in lines) / 40
+    assert [row["share"] for row in rows] == pytest.approx([1 - of_b, of_b])

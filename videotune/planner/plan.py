@@ -3,6 +3,7 @@
 Memory and time are added by ``planner/fit.py``.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from videotune.trainer.build import make_objective, what_trains
 from videotune.trainer.expert_pool import make_expert_schedule
 from videotune.trainer.optimizer_contract import refuse_what_fails
 from videotune.trainer.text_encoders import text_size
+from videotune.types import ClipShape
 from videotune.validation.callbacks import cache_items_of
 from videotune.validation.overhead import overhead
 
@@ -67,15 +69,26 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
 
 
 def buckets_of(job: Job) -> list[dict[str, Any]]:
-    """Return the buckets with their windows, share of the steps, batch and tokens."""
-    rows = []
+    """Return the buckets with their windows, share of the steps, batch and tokens.
+
+    Buckets of one shape and batch are one row, such as those of several phases.
+    """
+    window_ids: dict[tuple[ClipShape, int], set[str]] = {}
+    shares: Counter[tuple[ClipShape, int]] = Counter()
     for shape, bucket, batch, share in zip(
         job.shapes, job.buckets, job.schedule.batch_sizes, job.shares, strict=True
     ):
+        row_key = (shape, batch)
+        window_ids.setdefault(row_key, set()).update(window.id for window in bucket)
+        shares[row_key] += share  # type: ignore[assignment]
+
+    order = {shape: position for position, shape in enumerate(job.shapes_by_cost)}
+    rows = []
+    for shape, batch in sorted(shares, key=lambda key: (order[key[0]], key[1])):
         row = {
             "shape": str(shape),
-            "windows": len({window.id for window in bucket}),
-            "share": round(share, 4),
+            "windows": len(window_ids[shape, batch]),
+            "share": round(shares[shape, batch], 4),
             "batch": batch,
             "tokens": job.spec.tokens(shape),
         }
