@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.job_folders import ended_job, steps
+from tests.support.reports import visible_text
 from videotune.files import write_json
 from videotune.queue import jobs
-from videotune.studio import projects, queue_page, results_page, status
+from videotune.studio import projects, queue_page, results_page, status, web
 
 
 def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) -> None:
@@ -19,6 +20,27 @@ def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) 
     said = f"encoding 3/4\nvideotune: 1 clip has no caption:\n  {project.folder}/clips/a.mp4: there is no a.txt\nWrite it.\n"
     told = jobs.describe_outcome(jobs.read_job(ended_job(project, "train", 1, said)))
     assert told == "1 clip has no caption:\n  clips/a.mp4: there is no a.txt\nWrite it."
+
+
+@pytest.mark.parametrize(
+    ("share", "said", "unsaid"),
+    [
+        (None, "starting", "%"),
+        (0.5, "50 %, 7 s left", "ending"),
+        (1.0, "ending", "left"),
+    ],
+)
+def test_the_bar_names_a_run_that_ends(
+    share: float | None, said: str, unsaid: str
+) -> None:
+    """After its last step it still draws previews and writes files: it has no time left
+    that is known.
+    """
+    row = {"kind": "train", "project": "one", "about": "run-1", "share": share}
+    row |= {"loss": None, "left": "7 s" if share else "", "paused": False}
+    shown = visible_text(web.render("status", rows=[row]))
+    assert said in shown
+    assert unsaid not in shown
 
 
 def test_a_run_that_was_not_resumed_says_so_beside_how_it_stood(

@@ -24,7 +24,7 @@ TRIAL_FAMILY = "Toy"
 TOLERANCE = 1.08
 """Drivers report up to so much less memory than a card is sold with."""
 
-METHODS = {"LORA": "LoRA", "FINE_TUNE": "all weights", "EMBEDDING": "a new word"}
+METHODS = {"LORA": "LoRA", "FINE_TUNE": "all weights", "EMBEDDING": "a new word (embedding)"}
 """What a preset trains, in the words of the page."""
 
 MEMORY = re.compile(r"\d{1,4}([.,]\d{1,3})?")
