@@ -333,7 +333,7 @@ def test_frames_win_over_the_preset(lab: Lab) -> None:
 def test_shorter_clips_are_left_out(
     length: int, knobs: dict[str, int], counted: Counted
 ) -> None:
-    with pytest.raises(DoesNotFit, match="too_short"):
+    with pytest.raises(DoesNotFit, match="too short"):
         counted(length, frames=9, **knobs)
 
 
