@@ -10,6 +10,7 @@ import torch
 from tests.support.clips import noise, write_clip
 from tests.support.trainers import Lab, job_of, source_of, text_of
 from videotune.data.dataset import to_json
+from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import make_step_batch
 from videotune.latent_cache.store import LatentCache
 
@@ -181,3 +182,13 @@ def test_clips_that_are_held_out_keep_their_captions(lab: Lab, twenty: Path) -> 
     assert max(len(captions) for captions in trained) == 4
     texts = {text for clip in library.clips for text in clip.captions}
     assert any(f"20 captions give {len(texts)} texts" in note for note in library.notes)
+
+
+def test_hostile_captions_are_refused_or_take_no_time(lab: Lab) -> None:
+    nested = "{" * 20_000 + "a|b" + "}" * 20_000
+    (first, *_) = captions_of(lab, nested, caption_wildcards=True, caption_variants=2)
+    assert len(first) < len(nested)
+    bars = "{" + "|" * 50_000
+    assert captions_of(lab, bars, caption_wildcards=True) == (bars,)
+    with pytest.raises(VideotuneError, match="caption_variants"):
+        captions_of(lab, "a, " * 50_000, caption_shuffle=True)

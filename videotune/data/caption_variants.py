@@ -13,7 +13,11 @@ import numpy as np
 
 from videotune.config.data_schema import Dataset
 from videotune.data.captions import with_trigger
+from videotune.errors import VideotuneError
 from videotune.rng import generator_for
+
+LONGEST = 100_000
+"""Most characters of a caption of which variants are made."""
 
 MOST_NESTING = 10
 """Wildcards within wildcards that are resolved, in levels."""
@@ -54,7 +58,15 @@ def trained_captions(
 def variants_of(text: str, dataset: Dataset, seed: int) -> list[str]:
     """Return the variants of a written caption: the first is drawn by no chance, and
     some may be equal.
+
+    Raises:
+        VideotuneError: if the caption is far longer than any model reads.
     """
+    if len(text) > LONGEST:
+        raise VideotuneError(
+            f"datasets.caption_variants: the caption in {dataset.path} that begins {text[:60]!r} has "
+            f"{len(text)} characters; variants are made of at most {LONGEST}. Shorten it."
+        )
     variants = [_without_chance(text, dataset)]
     for number in range(1, dataset.caption_variants):
         generator = generator_for(seed, "caption variant", text, number)
