@@ -418,7 +418,7 @@ def test_check_accounts_for_clips_without_captions_and_then_fails(
         None,
         "missing_caption",
     ]
-    assert "missing_caption" in answer.err
+    assert "--allow-skips 1" in answer.err
 
 
 def test_presets_are_listed_and_shown_as_configs(

@@ -68,7 +68,8 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         if is_latest or run.state not in ("done", "early", "running"):
             print(f"next: {run.next_command}")
     for path in runs[0].exports:
-        print(f"file: {path}")
+        program = "ComfyUI" if "-comfyui" in Path(path).name else "diffusers and others"
+        print(f"for {program}: {path}")
 
 
 def _show_dataset(dataset: DatasetOverview) -> None:

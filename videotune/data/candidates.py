@@ -36,6 +36,7 @@ from videotune.data.tone_mapping import TONE_MAPPING_VERSION
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.model_spec import VideoRules
+from videotune.text import counted
 from videotune.types import Clip, Pacing
 
 
@@ -218,7 +219,13 @@ def prepare_candidates(
         if problem_of_file and problem_of_file.reason.endswith("_caption"):
             without_caption.append(candidate)
     if without_caption and config.missing_caption != "skip":
-        raise VideotuneError(_caption_message(without_caption))
+        others = [
+            candidate
+            for candidate in candidates
+            if candidate.problem is not None
+            and not candidate.problem.reason.endswith("_caption")
+        ]
+        raise VideotuneError(_caption_message(without_caption, others))
 
 
 def _originals_first(
@@ -344,21 +351,35 @@ def _read_texts(file: ClipFile) -> tuple[str, ...]:
     return (read_caption_text(file.caption_file),)
 
 
-def _caption_message(candidates: Sequence[Candidate]) -> str:
-    """Describe the clips without a usable caption, at most ten of them by name."""
-    count = len(candidates)
+def _caption_message(
+    without_caption: Sequence[Candidate], others: Sequence[Candidate]
+) -> str:
+    """Describe the clips without a usable caption, and others that would be skipped
+    too.
+    """
+    count = len(without_caption)
     lines = ["1 clip has no usable caption:"]
     if count > 1:
         lines = [f"{count} clips have no usable caption:"]
+    lines += _listed(without_caption)
+    if others:
+        lines.append(f"{counted(len(others), 'other file')} cannot be used either:")
+        lines += _listed(others)
 
+    lines.append(
+        "Write the captions in UTF-8, let `videotune caption` write them, or train without"
+        f" these files: --allow-skips {count + len(others)}. With --set"
+        " missing_caption=empty clips without a caption are trained with no words."
+    )
+    return "\n".join(lines)
+
+
+def _listed(candidates: Sequence[Candidate]) -> list[str]:
+    """Return a line for each of the first ten, with what is wrong with it."""
+    lines = []
     for candidate in candidates[:10]:
         assert candidate.problem is not None
         lines.append(f"  {candidate.path}: {candidate.problem.detail}")
-    if count > 10:
-        lines.append(f"  … and {count - 10} more")
-
-    lines.append(
-        'Write them in UTF-8, or set missing_caption to "skip", "empty" or "text" '
-        "(missing_caption_text)."
-    )
-    return "\n".join(lines)
+    if len(candidates) > 10:
+        lines.append(f"  … and {len(candidates) - 10} more")
+    return lines
