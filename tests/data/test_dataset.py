@@ -138,8 +138,8 @@ def test_a_missing_caption_is_an_error_that_lists_the_clips(
             "n0.mp4",
             "n1.mp4",
             "n2.mp4",
-            '"skip"',
-            '"empty"',
+            "--allow-skips 3",
+            "missing_caption=empty",
             "UTF-8",
         )
     )
