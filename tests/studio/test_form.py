@@ -70,6 +70,31 @@ def test_main_fields_are_explained_in_plain_words(client: Any, tmp_path: Path) -
         assert str(escape(does)) in page
 
 
+def test_every_setting_has_a_group_with_a_title() -> None:
+    """No group is titled by a key, and none is left to "General"."""
+    texts = projects.texts()
+    keys = {field.key for field in form.fields()}
+    in_groups = {key for group in texts["groups"].values() for key in group}
+    shown_apart = {"samples", *texts["front"]}
+    assert set(texts["names"]) <= keys
+    for field in form.fields():
+        if field.key not in in_groups | shown_apart:
+            assert field.section, f"{field.key} is in no group"
+            assert texts["titles"][field.section][0].isupper()
+
+
+def test_settings_whose_key_does_not_say_what_they_are_have_a_name(
+    client: Any, tmp_path: Path
+) -> None:
+    projects.create(tmp_path, "Cats", preset="toy")
+    page = client.get("/p/cats/setup").text
+    for key in ("vae.file", "text_encoder.file", "sample.loras", "base_loras"):
+        name = projects.texts()["names"][key]
+        assert f'<label for="f-{key}">{escape(name)}' in page
+    names = [field.name for field in form.fields() if field.key.endswith(".file")]
+    assert len(set(names)) == len(names)
+
+
 def test_every_path_of_the_form_can_be_chosen(client: Any, tmp_path: Path) -> None:
     assert set(form.PATH_KEYS) <= {field.key for field in form.fields()}
     projects.create(tmp_path, "Cats", preset="toy")

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from videotune.files import read_json
+from videotune.models.model_files import CONFIGS
 from videotune.studio import clips, gpu, model_choices, projects, queue_page
 from videotune.studio.model_choices import ChosenCard
 
 MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 GIB = 2**30
+MANIFESTS = Path(__file__).parents[1] / "manifests"
 
 
 @pytest.fixture(autouse=True)
@@ -110,14 +113,32 @@ def test_a_size_fits_the_cards_that_it_is_for(
     assert size.fits(ChosenCard("a card", memory)) is fits
 
 
-def test_hours_begin_with_the_chosen_preset_and_leave_out_what_does_not_fit() -> None:
+def test_hours_are_of_all_presets_and_begin_with_those_that_may_fit() -> None:
     card = ChosenCard("RTX 4080", 16.0)
-    names = model_choices.sizes_to_time(card, "wan 2.1 14B LoRA 48GB")
-    assert names[0] == "wan 2.1 14B LoRA 48GB"
-    assert "toy" not in names
+    chosen = "wan 2.1 14B LoRA 48GB"
+    names = model_choices.sizes_to_time(card, chosen)
+    assert names[0] == chosen
+    assert sorted([*names, "toy"]) == sorted(model_choices.presets())
     needs = [model_choices.presets()[name]["gb"] for name in names[1:]]
-    assert needs
-    assert max(needs) <= 16
+    fitting = [need for need in needs if need <= 16]
+    assert fitting
+    assert needs == fitting + sorted(need for need in needs if need > 16)
+
+
+def test_the_size_of_a_download_is_that_of_its_networks_and_more() -> None:
+    """Published files have 2 or 4 bytes a number; a text encoder has at most 8.1e9."""
+    folder_by_model = read_json(CONFIGS / "index.json")
+    known = {facts["base"] for facts in model_choices.presets().values()}
+    sizes = {name: model_choices.download_size(name) for name in known}
+    assert sum(size is not None for size in sizes.values()) >= 8
+    for name, size in sizes.items():
+        if size is None:
+            continue
+        manifest = read_json(MANIFESTS / f"{folder_by_model[name]}.json")
+        experts = len(manifest["family"]["spec"]["experts"])
+        networks = experts * manifest["transformer"]["parameters"]
+        numbers = networks + manifest["vae"]["parameters"]
+        assert 2 * numbers < size * 1e9 < 4 * (numbers + 8.1e9)
 
 
 def test_the_card_of_this_computer_is_taken_until_another_is_named(

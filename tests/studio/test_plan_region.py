@@ -210,6 +210,34 @@ def test_the_plan_and_the_list_of_models_name_the_same_time(
     assert f">{said}</b>" in text.split('id="r-gallery"')[1]
 
 
+@pytest.mark.parametrize(
+    ("answered", "badge", "is_shown"),
+    [
+        ({}, "made for 16 GB", "no"),
+        ({"words": "cannot be planned"}, "made for 16 GB", "no"),
+        ({"fits": False, "hours": None}, "does not fit", "no"),
+        ({"fits": True, "verdict": "fits", "hours": 9.0}, "fits", "yes"),
+        ({"fits": True, "verdict": "tight", "hours": 9.0}, "tight", "yes"),
+    ],
+)
+def test_the_badge_of_a_larger_size_becomes_the_answer_of_its_plan(
+    client: Any,
+    cats: projects.Project,
+    monkeypatch: pytest.MonkeyPatch,
+    answered: dict[str, Any],
+    badge: str,
+    is_shown: str,
+) -> None:
+    projects.update(cats, vram=12.0)
+    name = "wan 2.1 1.3B LoRA 16GB"
+    listed = {"card": "a card of 12 GB", "total": 1, "presets": {name: answered}}
+    monkeypatch.setattr(plan_server, "read_answer", lambda out: listed)
+    rows = client.get(SETUP).text.split('<div class="size')
+    (row,) = [row for row in rows if f'aria-label="Use {name}"' in row]
+    assert re.findall(r'class="badge[^>]*>([^<]*)<', row) == [badge]
+    assert f'data-fits="{is_shown}"' in row
+
+
 def test_hours_are_stopped_and_keep_what_is_there(
     client: Any, cats: projects.Project, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_run_that_has_ended_offers_its_result(
     os.utime(cats.folder / "config.json", (later, later))
     assert action_of(cats) == "See the plan"
     assert stages_of(cats)["run"].state == "open"
+    assert stages_of(cats)["run"].text == "settings changed since run-1"
 
 
 def test_the_result_says_that_it_is_the_last_where_there_is_no_verdict(
@@ -151,4 +152,10 @@ def test_the_plan_says_what_this_computer_does_not_have(
     current = projects.find_project(tmp_path, "cats")
     model, card = setup_page.notes_on_this_computer(current)
     assert "Wan2.1-T2V-1.3B" in model
+    assert "about 29 GB" in model
     assert "RTX 4090" in card
+
+    # with weights of the user's own in it, the size of the rest is not known
+    projects.save_draft(current, {"text_encoder": {"file": "t5.safetensors"}})
+    model, _ = setup_page.notes_on_this_computer(current)
+    assert " GB" not in model

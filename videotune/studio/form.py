@@ -19,7 +19,7 @@ from videotune.config.schema import leaves
 from videotune.data.buckets import parse_size
 from videotune.data.captions import split_variants
 from videotune.errors import VideotuneError
-from videotune.studio.projects import MANAGED_KEYS
+from videotune.studio.projects import MANAGED_KEYS, texts
 
 WidgetKind = Literal["choice", "switch", "whole", "number", "text", "json"]
 
@@ -103,8 +103,9 @@ class Field:
 
     @property
     def name(self) -> str:
-        """The label as a title."""
-        return self.label[:1].upper() + self.label[1:]
+        """The name in texts.json, or the label as a title."""
+        label = self.label[:1].upper() + self.label[1:]
+        return str(texts()["names"].get(self.key, label))
 
     def reason_for(self, text: str) -> str:
         """Return the reason of the default if that is the value of the text, else ""."""
@@ -125,7 +126,7 @@ def _field(key: str, schema_field: Any) -> Field:
     kind, choices = _widget(schema_field.annotation)
     bounds = _bounds(schema_field)
 
-    texts = advice()
+    notes = advice()
     default_text = default(schema_field).strip("`")
 
     return Field(
@@ -139,9 +140,9 @@ def _field(key: str, schema_field: Any) -> Field:
         help=str(schema_field.description),
         values=values(schema_field).replace("`", ""),
         default=default_text,
-        reason=texts["reasons"].get(key, ""),
-        unit=texts["units"].get(key, ""),
-        guide=texts["advice"].get(key, ""),
+        reason=notes["reasons"].get(key, ""),
+        unit=notes["units"].get(key, ""),
+        guide=notes["advice"].get(key, ""),
     )
 
 

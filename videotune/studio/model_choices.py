@@ -24,7 +24,11 @@ TRIAL_FAMILY = "Toy"
 TOLERANCE = 1.08
 """Drivers report up to so much less memory than a card is sold with."""
 
-METHODS = {"LORA": "LoRA", "FINE_TUNE": "all weights", "EMBEDDING": "a new word (embedding)"}
+METHODS = {
+    "LORA": "LoRA",
+    "FINE_TUNE": "all weights",
+    "EMBEDDING": "a new word (embedding)",
+}
 """What a preset trains, in the words of the page."""
 
 MEMORY = re.compile(r"\d{1,4}([.,]\d{1,3})?")
@@ -101,9 +105,22 @@ class ModelFamily:
 
 
 @cache
+def _model_facts() -> Mapping[str, Mapping[str, Any]]:
+    """Return what presets.json has on each base model."""
+    return read_json(Path(__file__).with_name("presets.json"))
+
+
+def download_size(base_model: str) -> float | None:
+    """Return about how many GB (of 10^9 bytes) a base model has on the Hub, as far as its
+    published files are known; None if they are not.
+    """
+    return _model_facts().get(base_model, {}).get("download_gb")
+
+
+@cache
 def presets() -> Mapping[str, Mapping[str, Any]]:
     """Return the text, base model, GPU memory and facts (presets.json) of each preset."""
-    facts_by_model = read_json(Path(__file__).with_name("presets.json"))
+    facts_by_model = _model_facts()
     presets_by_name = {}
     for name in preset_names():
         keys = read_preset(name)
@@ -190,15 +207,22 @@ def _distance(size: ModelSize, card: ChosenCard) -> float:
 
 
 def sizes_to_time(card: ChosenCard, chosen_preset: str) -> list[str]:
-    """Return the presets whose hours are worth a calculation: the chosen one, then those
-    that fit the card.
+    """Return the presets whose hours are calculated: the chosen one, then those that are
+    made for the card, then those for larger cards, the nearest first.
+
+    A preset for a larger card may still fit: only the plan knows.
     """
-    names = [chosen_preset] if chosen_preset else []
-    for family in families_for(card, chosen_preset):
-        for size in family.sizes:
-            if size.fits(card) and size.preset not in names and not family.is_trial:
-                names.append(size.preset)
-    return names
+    families = [
+        family for family in families_for(card, chosen_preset) if not family.is_trial
+    ]
+    sizes = [size for family in families for size in family.sizes]
+    fitting = [size for size in sizes if size.fits(card)]
+    larger = [size for size in sizes if not size.fits(card)]
+    larger.sort(key=lambda size: size.memory_class or 0)
+
+    names = [size.preset for size in (*fitting, *larger)]
+    chosen = [chosen_preset] if chosen_preset else []
+    return list(dict.fromkeys([*chosen, *names]))
 
 
 def chosen_card(facts: Mapping[str, Any]) -> ChosenCard:

@@ -83,6 +83,9 @@ MAX_CONFIG_BYTES = 20_000_000
 MEMORY_COLOURS = 7
 """Parts of a card's memory that the bar tells apart."""
 
+OWN_WEIGHTS = ("base_parts", "transformer.file", "text_encoder.file", "vae.file")
+"""Settings that name weights which are then not downloaded with the base model."""
+
 PRESET_REMEDY = "fix it, or remove it"
 
 HOURS_TIMEOUT = 9000.0
@@ -183,9 +186,7 @@ def notes_on_this_computer(project: Project) -> list[str]:
     base = str(draft(project).get("base_model_name") or inherited["base_model_name"])
     names = [model.name for model in downloaded_models()]
     if HUB_MODEL.fullmatch(base) and base not in names and not Path(base).exists():
-        notes.append(
-            f"{base} is not on this computer: it is downloaded when the training starts."
-        )
+        notes.append(_download_note(base, {**inherited, **flatten(draft(project))}))
 
     card = model_choices.chosen_card(project.facts)
     gpu_names = [device.name for device in gpu.list_gpus()]
@@ -195,6 +196,16 @@ def notes_on_this_computer(project: Project) -> list[str]:
             "training here would use the CPU, which takes far longer."
         )
     return notes
+
+
+def _download_note(base: str, values: Mapping[str, Any]) -> str:
+    """Return that a base model is downloaded, with its size where that is known."""
+    size = model_choices.download_size(base)
+    replaced = any(values.get(key) for key in OWN_WEIGHTS)
+    download = "it is downloaded"
+    if size is not None and not replaced:
+        download = f"about {size:.0f} GB are downloaded"
+    return f"{base} is not on this computer: {download} when the training starts."
 
 
 def _unusable_clips(project: Project) -> list[clips.ClipRow]:
@@ -510,7 +521,7 @@ def _apply_imported(page: PageContext) -> None:
 
 
 def _request_hours(project: Project) -> None:
-    """Start computing the hours of the chosen preset and of those that fit the card."""
+    """Start computing the hours of all presets, those that may fit the card first."""
     card = model_choices.chosen_card(project.facts)
     if not card.gigabytes:
         raise VideotuneError("name your card first: hours depend on it")

@@ -158,7 +158,7 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
     state = train_page.run_state(page, names[0])
     if _has_changed_since(page.current_project, state):
         yield plan
-        text = f"{names[0]}, before the last change"
+        text = f"settings changed since {names[0]}"
         yield Stage("run", "open", text, "setup", "Start training", part="start")
         yield Stage("result", "open", "after the run", "results", run=names[0])
         return
