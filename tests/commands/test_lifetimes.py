@@ -55,7 +55,9 @@ def opened(monkeypatch: Patch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "sets", [(), ("layer_offload_fraction=0.5",)], ids=["resident", "streamed"]
+    "sets",
+    [(), ("layer_offload_fraction=0.5",), ("sample.strength=0.5",)],
+    ids=["resident", "streamed", "at half strength"],
 )
 def test_one_expert_is_in_memory_at_a_time(
     opened: list[str], work: Work, clips: Path, sets: tuple[str, ...]

@@ -156,7 +156,7 @@ def test_a_run_and_its_files_sample_alike(
             sampled(tmp_path / str(number), base=base, embeddings=(path,)), own
         ), path
     assert not torch.equal(sampled(tmp_path / "base", base=base), own)
-    with pytest.raises(VideotuneError, match=r"--lora and --embedding need --base"):
+    with pytest.raises(VideotuneError, match=r"--embedding needs --base"):
         sampled(tmp_path / "no", run=run, embeddings=(file,))
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "odd.safetensors")
     with pytest.raises(

@@ -535,7 +535,7 @@ def test_the_share_is_that_of_the_tokens(work: Work) -> None:
     assert total_share(facts) == facts["readings"]["share"] + facts["previews"]["share"]
     printed = overhead_text(facts)
     assert f"4 validations of {windows} windows" in printed
-    assert "3 × 1 previews" in printed
+    assert "3 × 1 preview of" in printed
     assert found() == {"readings": None, "previews": None, "probes": None}
     assert overhead_text(found()) == ""
     often = (*OFTEN[:-1], "sample_metrics.budget=1000")

@@ -15,7 +15,7 @@ from tests.support.families import FAMILIES as EACH_FAMILY
 from tests.support.families import first_of
 from tests.support.lora_files import pairs, peft_file, same_deltas
 from videotune.adapters.lora import ADAPTER
-from videotune.adapters.side_update import at_strength
+from videotune.adapters.side_update import set_strength
 from videotune.config.sections import BaseLora, LoraFile
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter
@@ -302,8 +302,10 @@ def test_a_preview_without_it_is_the_base_and_with_another_is_the_sum(
         (updates,) = preview_updates(
             family, [below], loras, with_base_loras=with_base_loras
         ).values()
-        with updates[0].added_to(net):
-            return network_output(net)
+        undo = updates[0].add_to(net)
+        result = network_output(net)
+        undo()
+        return result
 
     assert torch.allclose(output([], lora, True), wanted_without, atol=1e-4)
     kept = BaseLora(file=str(below))
@@ -320,12 +322,13 @@ def test_the_strength_of_the_adapter_that_trains(
     family = tiny_family("wan")
     net, _ = network_with_adapter(family)
     full = network_output(net)
-    with at_strength(net, 0.0):
-        assert torch.allclose(
-            network_output(net), network_output(family.denoiser()), atol=1e-6
-        )
-    with at_strength(net, 2.0):
-        doubled = network_output(net)
+    undo = set_strength(net, 0.0)
+    plain = network_output(family.denoiser())
+    assert torch.allclose(network_output(net), plain, atol=1e-6)
+    undo()
+    undo = set_strength(net, 2.0)
+    doubled = network_output(net)
+    undo()
     assert not torch.allclose(doubled, full, atol=1e-4)
     assert torch.equal(network_output(net), full)
 

@@ -116,8 +116,9 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(
 
 
 def test_a_prompt_gets_a_start_image_by_the_dialog(
-    tmp_path: Path, cats: projects.Project
+    tmp_path: Path, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", str(cats.folder))  # where the dialog begins
     from PIL import Image
 
     image = cats.folder / "first.png"

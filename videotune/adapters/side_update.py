@@ -4,8 +4,7 @@ So a preview can be drawn with another LoRA, without one that is merged into pac
 weights, or with the trained adapter at another strength.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -13,6 +12,11 @@ from weakref import ref
 from torch import Tensor, nn
 
 from videotune.adapters.lora import ADAPTER
+
+
+Undo = Callable[[], None]
+"""Ends a change. It keeps no network in memory, so the network may be unloaded before.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,23 +29,21 @@ class SideUpdate:
     biases: Mapping[str, Tensor]
     """What is added to a module's bias, by its path."""
 
-    @contextmanager
-    def added_to(self, net: nn.Module) -> Iterator[None]:
-        """Add the update to a network's outputs within the block.
+    def add_to(self, net: nn.Module) -> Undo:
+        """Add the update to a network's outputs, and return the function that ends it.
 
-        The network may be unloaded meanwhile. Passes must not be compiled, because
-        compiled graphs leave hooks out.
+        Passes must not be compiled, because compiled graphs leave hooks out.
         """
         handles = []
         for path in dict.fromkeys([*self.factors, *self.biases]):
             hook = _Hook(self.factors.get(path), self.biases.get(path))
-            module = net.get_submodule(path)
-            handles.append(module.register_forward_hook(hook))
-        try:
-            yield
-        finally:
+            handles.append(net.get_submodule(path).register_forward_hook(hook))
+
+        def undo() -> None:
             for handle in handles:
                 handle.remove()
+
+        return undo
 
 
 UpdatesByExpert = Mapping[str, Sequence[SideUpdate]]
@@ -71,9 +73,10 @@ class _Hook:
         return output
 
 
-@contextmanager
-def at_strength(net: nn.Module, strength: float) -> Iterator[None]:
-    """Multiply a network's own adapter by a number within the block."""
+def set_strength(net: nn.Module, strength: float) -> Undo:
+    """Multiply a network's own adapter by a number, and return the function that ends
+    it.
+    """
     scales: list[tuple[ref[Any], float]] = []
     if strength != 1.0:
         for module in net.modules():
@@ -81,10 +84,11 @@ def at_strength(net: nn.Module, strength: float) -> Iterator[None]:
             if isinstance(scaling, dict) and ADAPTER in scaling:
                 scales.append((ref(module), scaling[ADAPTER]))
                 scaling[ADAPTER] *= strength
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         for reference, scale in scales:
             changed_module = reference()
             if changed_module is not None:
                 changed_module.scaling[ADAPTER] = scale
+
+    return undo

@@ -15,7 +15,7 @@ from weakref import ref
 
 import torch
 
-from videotune.adapters.side_update import UpdatesByExpert, at_strength
+from videotune.adapters.side_update import UpdatesByExpert, set_strength
 from videotune.files import digest
 from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, LatentDistribution, SampleRequest
@@ -175,9 +175,9 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
             net.eval()
             if self.isolate != self.isolated:
                 self.family.isolate_frames(net, self.isolate)
-            self._undo.enter_context(at_strength(net, self.strength))
+            self._undo.callback(set_strength(net, self.strength))
             for update in self.updates.get(name, ()):
-                self._undo.enter_context(update.added_to(net))
+                self._undo.callback(update.add_to(net))
         return net
 
     def __iter__(self) -> Iterator[str]:
