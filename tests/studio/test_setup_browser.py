@@ -132,7 +132,7 @@ def test_a_prompt_gets_a_start_image_by_the_dialog(
         for number in (0, 1):
             rows.nth(number).locator("[data-browse]").click()
             page.locator("#folders-find").fill("first")
-            page.locator("#folders [data-file]").first.click()
+            page.locator('#folders [data-file$="first.png"]').click()
             rows.nth(number).locator(".prompt-image").wait_for()
         path = str(image)
         wanted = [{"prompt": "a cat", "image": path}, other | {"image": path}]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from videotune.adapters.lora import ADAPTER
 
-
 Undo = Callable[[], None]
 """Ends a change. It keeps no network in memory, so the network may be unloaded before.
 """
