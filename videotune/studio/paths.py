@@ -86,8 +86,8 @@ class PathRule:
         for key, text in _texts(keys):
             self.check_path(text, key)
             # Such a file could change between a check of what it names and the run.
-            is_prompts = key.rpartition(".")[2] == "samples" and text.endswith(ENDINGS)
-            if self.is_restricted and is_prompts:
+            is_samples = key.rpartition(".")[2] == "samples"
+            if self.is_restricted and is_samples and names_prompts(text):
                 raise VideotuneError(
                     f"{key}: only a user on the server itself can name a file of prompts,"
                     f" such as {text[:200]!r}. Write the prompts into the field"
@@ -182,6 +182,11 @@ def _expanded(text: str) -> Path | None:
         return Path(text).expanduser()
     except RuntimeError:
         return None
+
+
+def names_prompts(samples: Any) -> bool:
+    """Whether a value of ``samples`` is a file of prompts."""
+    return isinstance(samples, str) and samples.endswith(ENDINGS)
 
 
 def _texts(value: Any) -> Iterator[tuple[str, str]]:

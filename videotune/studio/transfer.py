@@ -26,7 +26,11 @@ from videotune.files import digest, read_typed, write_json
 from videotune.runs.schemas import parse_line
 from videotune.runs.schemas import read_record as read_run_record
 from videotune.studio.form import preset_keys
-from videotune.studio.paths import PathRule, refuse_imported_optimizer
+from videotune.studio.paths import (
+    PathRule,
+    names_prompts,
+    refuse_imported_optimizer,
+)
 from videotune.studio.projects import (
     CLIPS,
     HELD_OUT,
@@ -444,6 +448,11 @@ class _Rewriting:
             if config.get(section, {}).get("notify"):
                 # Messages would go to whoever sent the project.
                 config[section] = {**config[section], "notify": []}
+            if self.rule.is_restricted and names_prompts(
+                config.get(section, {}).get("samples")
+            ):
+                # A file of prompts may name any image of the server's.
+                config[section] = {**config[section], "samples": 0}
 
         # A run whose config was changed by hand is refused by its resume, as before.
         content = _without_digest(original)
