@@ -228,8 +228,9 @@ def test_an_upload_that_broke_or_was_killed_goes_on(
         "PATH": "/usr/bin:/bin",
     }
 
-    process = subprocess.Popen(command, env=os.environ | env, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=os.environ | env, stderr=subprocess.PIPE)
     wait_until(lambda: len(hub.stored) > 1 or process.poll() is not None)
+    assert process.poll() is None, (process.communicate(), hub.asked[-5:])
     process.kill()
     process.wait()
     assert hub.files == {}
