@@ -29,7 +29,7 @@ from videotune.exporter.read_scale import name_prefix
 from videotune.files import digest, hash_path
 from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note
-from videotune.models.other_models import not_trained
+from videotune.models.other_models import refuse_other_model
 from videotune.models.weight_changes import Change, WeightChanges
 
 _DIFFERENCE = re.compile(r"(.+)\.(diff|diff_b)")
@@ -89,9 +89,7 @@ def check_lora_file(
         )
 
     file = AdapterFile(path)
-    title = other_model_of_adapter(file)
-    if title is not None:
-        raise not_trained(title, f"{key}: {path}")
+    refuse_other_model(other_model_of_adapter(file), f"{key}: {path}")
     modules, _ = group_by_module(file)
     kinds = {kind_of_parts(parts) for parts in modules.values()}
     fixed_kinds = [kind for kind in NOT_BY_DEGREES if kind in kinds]

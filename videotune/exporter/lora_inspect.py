@@ -39,8 +39,8 @@ from videotune.exporter.read_scale import (
 from videotune.files import read_json
 from videotune.models import model_files
 from videotune.models.other_models import (
-    not_trained,
     other_model_of_name,
+    refuse_other_model,
     trained_models,
 )
 
@@ -76,8 +76,7 @@ def open_modules(
         )
     if nearest_misfits and base is None:
         title = other_model_of_adapter(file) or other_model_of_name(path.stem)
-        if title is not None:
-            raise not_trained(title, str(path))
+        refuse_other_model(title, str(path))
         name, reason = next(iter(nearest_misfits.items()))
         raise VideotuneError(
             f"{path} fits no published base ({name}: {reason}); name its base model with --base"

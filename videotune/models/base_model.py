@@ -27,6 +27,7 @@ from videotune.models.other_models import (
     other_model_of_keys,
     other_model_of_name,
     other_model_of_pipeline,
+    refuse_other_model,
 )
 from videotune.models.part_check import check_part
 from videotune.models.registry import find, names
@@ -278,8 +279,7 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) ->
     if folder.is_dir():
         if not (folder / "model_index.json").is_file():
             title = other_model_of_name(str(folder))
-            if title is not None:
-                raise not_trained(title, f"base_model_name: {folder}")
+            refuse_other_model(title, f"base_model_name: {folder}")
             raise VideotuneError(
                 f"base_model_name: {folder} is not in diffusers layout: it has no model_index.json"
             )
@@ -301,8 +301,7 @@ def _refuse_other_file(path: Path) -> None:
     if path.suffix == ".safetensors":
         title = other_model_of_keys(model_files.headers([path]))
     title = title or other_model_of_name(str(path))
-    if title is not None:
-        raise not_trained(title, f"base_model_name: {path}")
+    refuse_other_model(title, f"base_model_name: {path}")
 
 
 def part_files(
@@ -340,9 +339,7 @@ def part_files(
                 f"{key}: {path.name} is given for two experts: give a file for each"
             )
         keys = model_files.headers([path])
-        title = other_model_of_keys(keys)
-        if title is not None:
-            raise not_trained(title, f"{key}: {path}")
+        refuse_other_model(other_model_of_keys(keys), f"{key}: {path}")
         kind = kind_of(keys, spec.name)
         if kind:
             raise VideotuneError(

@@ -20,7 +20,7 @@ from videotune.files import digest, size_text, user_cache, whole_folder, write_j
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models import model_files, single_file
 from videotune.models.key_names import KeyRules, add_file_rules
-from videotune.models.other_models import not_trained, other_model_of_keys
+from videotune.models.other_models import other_model_of_keys, refuse_other_model
 from videotune.models.part_check import check_part
 from videotune.models.skeletons import explained, on_meta
 
@@ -137,9 +137,7 @@ def _usable(
     """
     with _named(key):
         stored = model_files.headers([path])
-    title = other_model_of_keys(stored)
-    if title is not None:
-        raise not_trained(title, f"{key}: {path}")
+    refuse_other_model(other_model_of_keys(stored), f"{key}: {path}")
 
     if part == "vae":
         return _vae(cls, folder / part, path, target, key, echo)

@@ -24,9 +24,9 @@ from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
 from videotune.models.model_files import STEMS, NotHere
 from videotune.models.other_models import (
-    not_trained,
     other_model_of_name,
     other_model_of_pipeline,
+    refuse_other_model,
 )
 from videotune.types import LogFn
 
@@ -102,17 +102,10 @@ def _hub_errors(name: str) -> Iterator[None]:
     except Exception as error:  # huggingface_hub raises a dozen classes
         if is_unreached(error):
             raise HubUnreached(f"base_model_name: {name}: {_UNREACHED}") from error
-        _refuse_other_model(name)
+        refuse_other_model(other_model_of_name(name), f"base_model_name: {name}")
         raise VideotuneError(
             f"base_model_name: {hub_problem(name, error, _near(name))}"
         ) from error
-
-
-def _refuse_other_model(name: str) -> None:
-    """Raise NotTrained if a model that cannot be had is one that is not trained."""
-    title = other_model_of_name(name)
-    if title is not None:
-        raise not_trained(title, f"base_model_name: {name}")
 
 
 @dataclass(frozen=True)
@@ -152,14 +145,13 @@ def _list_files(
         info = hub.HfApi().model_info(name)
     listed = {file.rfilename for file in info.siblings or ()}
     if "model_index.json" not in listed:
-        _refuse_other_model(name)
+        refuse_other_model(other_model_of_name(name), f"base_model_name: {name}")
         raise VideotuneError(_no_layout(name, listed))
 
     index_path = hub.hf_hub_download(name, "model_index.json", revision=info.sha)
     index = model_files.read_config(Path(index_path))
     title = other_model_of_pipeline(str(index.get("_class_name")))
-    if title is not None:
-        raise not_trained(title, f"base_model_name: {name}")
+    refuse_other_model(title, f"base_model_name: {name}")
     files = wanted(name, index, sorted(listed), weights=weights, own=own)
     return info, [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
 
@@ -326,7 +318,7 @@ def cached(
         "Fetch it where there is a network, or give a local folder in diffusers layout."
     )
     if not isinstance(index_path, str):
-        _refuse_other_model(name)
+        refuse_other_model(other_model_of_name(name), f"base_model_name: {name}")
         cache = hub.constants.HF_HUB_CACHE
         raise NotHere(
             f"base_model_name: {name} is not in {cache}, and {why}. {remedy}{_near(name)}"

@@ -75,6 +75,17 @@ def trained_models() -> str:
     return ", ".join(FAMILIES[name].series for name in sorted(FAMILIES))
 
 
+def refuse_other_model(title: str | None, where: str) -> None:
+    """Raise NotTrained if a model was recognised that is not trained.
+
+    Args:
+        title: what one of the functions above returned.
+        where: the file or key that names the model.
+    """
+    if title is not None:
+        raise not_trained(title, where)
+
+
 def not_trained(title: str, where: str = "") -> NotTrained:
     """Return the error for a model that is not trained.
 

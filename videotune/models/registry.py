@@ -33,9 +33,7 @@ def find(name: str) -> type[DiffusersModel]:
         if wanted == family_name or wanted in aliases:
             return family
 
-    title = other_models.other_model_of_name(name)
-    if title is not None:
-        raise other_models.not_trained(title, "family")
+    other_models.refuse_other_model(other_models.other_model_of_name(name), "family")
     nearest = difflib.get_close_matches(wanted, family_names, n=1, cutoff=0.4)
     raise VideotuneError(
         f"there is no family {name!r}{did_you_mean(nearest)}  "

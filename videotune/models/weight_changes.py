@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from videotune.lazy import torch
 
@@ -29,20 +29,15 @@ class WeightChanges:
         self,
         states: Iterable[dict[str, Tensor]],
         device: torch.device,
-        dtype: Any = None,
     ) -> Iterable[dict[str, Tensor]]:
-        """Yield states with changed weights, which are computed on a device.
-
-        Args:
-            states: weights by name.
-            device: where the changes are computed.
-            dtype: of the computation, which the changed weights keep. None: float32.
+        """Yield states with changed weights, computed in float32 on a device, where they
+        stay.
         """
         changes = self.read()
         missing = set(changes)
         for state in states:
             for name in missing & set(state):
-                weight = state[name].to(device, dtype or torch.float32)
+                weight = state[name].to(device, torch.float32)
                 state[name] = changes[name](weight)
                 missing.remove(name)
             yield state

@@ -123,11 +123,11 @@ def _export_merged(
     kept = [lora for lora in config.base_loras if not lora.training_only]
     changes = weight_changes(family, kept)
     adapters: dict[str, Mapping[str, Tensor]] = {}
-    for expert in (expert.name for expert in spec.experts):
-        if expert in trained(spec, config):
-            adapters[expert] = of_expert(state, prefix(spec, expert))
-        elif spec.part_of(expert) in changes:
-            adapters[expert] = {}
+    for expert in spec.experts:
+        if expert.name in trained(spec, config):
+            adapters[expert.name] = of_expert(state, prefix(spec, expert.name))
+        elif spec.part_of(expert.name) in changes:
+            adapters[expert.name] = {}  # only the LoRA files under the training
     metadata = dict(facts)
     if len(spec.experts) > 1:
         metadata["expert"] = list(adapters)
