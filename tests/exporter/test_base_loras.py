@@ -19,11 +19,8 @@ from videotune.adapters.side_update import set_strength
 from videotune.config.sections import BaseLora, LoraFile
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter
-from videotune.exporter.base_loras import (
-    merge_into_base,
-    preview_updates,
-    weight_changes,
-)
+from videotune.exporter.base_loras import merge_into_base, weight_changes
+from videotune.exporter.preview_loras import preview_updates
 from videotune.memory.quantization import QuantizedLinear, pack, unpack
 from videotune.models.other_models import NotTrained
 from videotune.models.wan import Wan

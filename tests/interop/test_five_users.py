@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from tests.models.test_converted_parts import authors_umt5
 from tests.support.clips import noise, write_dataset
 from tests.support.command_line import Bases, Patch, run
 from tests.support.lora_files import peft_file
+from tests.support.part_files import authors_umt5, stored
 from videotune.commands.import_config import import_config
 from videotune.exporter.single_file_export import in_one_layout
 from videotune.files import read_json
@@ -32,11 +32,6 @@ SMALL = (
     "batch_size=1", "gradient_accumulation_steps=1",
 )  # fmt: skip
 """What makes a run of minutes one of seconds; everything else is as imported."""
-
-
-def stored(folder: Path) -> dict[str, torch.Tensor]:
-    (file,) = folder.glob("*.safetensors")
-    return load_file(file)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models.test_converted_parts import authors_umt5, scaled_fp8
+from tests.support.part_files import authors_umt5, scaled_fp8, stored
 from videotune.errors import VideotuneError
 from videotune.exporter.single_file_export import in_one_layout
 from videotune.job.overrides import Overrides, resolve_config
@@ -25,11 +25,6 @@ State = dict[str, torch.Tensor]
 def homes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-def stored(folder: Path) -> State:
-    (file,) = folder.glob("*.safetensors")
-    return load_file(file)
 
 
 def resolved(base: Path, folder: Path | None, *sets: str) -> Any:

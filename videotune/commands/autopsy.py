@@ -13,7 +13,7 @@ from videotune.interop.autopsy import NOISE_QUANTILES, build_autopsy
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.foreign_config import read_foreign_config
 from videotune.interop.trainer_rules import build_trainer_rules
-from videotune.interop.translate import refuse_other_model, translate
+from videotune.interop.translate import refuse_config_of_other_model, translate
 from videotune.job.job import Job
 from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.models.skeletons import explained
@@ -55,7 +55,7 @@ def autopsy(
     if base:
         config["base_model_name"] = base
     else:
-        refuse_other_model(theirs)
+        refuse_config_of_other_model(theirs)
     if not {"base_model_name", "family"} & set(config):
         raise VideotuneError(f"{files[0]} names no known model. Pass it with --base")
     first_dataset = next(iter(config.get("datasets") or [{}]))

@@ -6,7 +6,11 @@ from pathlib import Path
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.interop.foreign_config import read_foreign_config
-from videotune.interop.translate import Imported, refuse_other_model, translate
+from videotune.interop.translate import (
+    Imported,
+    refuse_config_of_other_model,
+    translate,
+)
 
 
 def import_config(
@@ -24,7 +28,7 @@ def import_config(
     if out is not None and Path(out).exists():
         raise VideotuneError(f"{out} already exists. Choose another file")
     config = read_foreign_config([Path(file) for file in files], within=within)
-    refuse_other_model(config)
+    refuse_config_of_other_model(config)
     result = translate(config)
     if out is not None:
         write_json(Path(out), result.config, durable=False)

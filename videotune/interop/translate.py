@@ -72,7 +72,7 @@ def translate(theirs: ForeignConfig) -> Imported:
     return Imported(theirs.trainer, config, final_rows)
 
 
-def refuse_other_model(theirs: ForeignConfig) -> None:
+def refuse_config_of_other_model(theirs: ForeignConfig) -> None:
     """Raise NotTrained if a config is of a model that videotune does not train.
 
     A name without a folder or an ending, such as a model's type, counts before paths,

@@ -13,7 +13,7 @@ from videotune.config.schema import Config
 from videotune.config.sections import LoraFile
 from videotune.console import bar, echo
 from videotune.distributed import RankMismatch
-from videotune.exporter.base_loras import preview_updates
+from videotune.exporter.preview_loras import preview_updates
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.models.base import DiffusersModel
 from videotune.runs.stop_signals import Interrupted
