@@ -48,7 +48,7 @@ class Clock:
         return result
 
     def show(self, title: str, step_seconds: float, inside: dict[str, float]) -> None:
-        """Print the parts, what the run counted of its own, and the sum."""
+        """Print the seconds of each part, of the run's own phases, and of all together."""
         total = sum(self.parts.values())
         print(f"\n{title}")
         for part, seconds in self.parts.items():

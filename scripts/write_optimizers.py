@@ -198,6 +198,9 @@ This page is written by `scripts/write_optimizers.py`, with the versions {versio
 REFUSED_HEAD = """
 ## Classes that do not
 
+With their own defaults. A class that only needs another argument, such as SGD of bitsandbytes its `momentum`, is tried again
+with `optimizer.args` when a run begins.
+
 | class | why |
 |---|---|
 """

@@ -55,7 +55,7 @@ class Dataset(Section):
     """how often each window of the dataset is shown in an epoch"""
     probability: float = data(1.0, gt=0, le=1)
     """how often its windows are shown beside those of other datasets; 0.5: half as often,
-    in steps of its own; times repeats
+    not mixed with others in a step; times repeats
     """
     file_column: str | None = data(None, min_length=1, max_length=200)
     """the column of the clips' paths in metadata.csv, metadata.jsonl or a file of rows
@@ -74,7 +74,7 @@ class Dataset(Section):
     until_step: int | None = data(None, ge=1, le=10**9)
     """the last step that trains on it (default: the last of the run)"""
     batch_size: int | None = data(None, ge=1, le=65_536)
-    """samples of one forward pass instead of the run's batch_size, in steps of its own
+    """samples of one forward pass instead of the run's batch_size; not mixed with others
     """
     caption_dropout: Share | None = data(None)
     """its own share of samples with the empty caption, instead of the run's"""

@@ -161,7 +161,10 @@ def _with_a_class(config: Config) -> Iterator[str]:
     name = settings.name
     if not has_own_arguments(name, settings.args):
         for reason in failing_parts(name, NEEDED_FOR_ALL):
-            yield f"optimizer.name: {name} cannot train here: {reason}. Choose another optimizer"
+            yield (
+                f"optimizer.name: {name} with its own defaults cannot train here: {reason.rstrip('.!')}. Choose another"
+                " optimizer, or set optimizer.args, with which it is tried again"
+            )
     yield from argument_faults(name, settings.args)
     for reason in failing_parts(name, parts_needed(config)):
         yield (
