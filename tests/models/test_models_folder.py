@@ -86,6 +86,14 @@ def test_each_part_is_found_by_what_the_file_holds(
     assert all(torch.equal(net[name], true_net[name]) for name in true_net)
 
 
+def test_a_relative_folder_gives_paths_that_are_valid_anywhere(
+    comfyui: Path, tiny_bases: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(comfyui.parent)
+    settings, _, _ = resolved(tiny_bases("wan"), Path(comfyui.name))
+    assert all(Path(file).is_absolute() for file in files_of(settings.config))
+
+
 def test_linked_folders_are_searched_once(
     comfyui: Path, tmp_path: Path, tiny_bases: Callable[..., Path]
 ) -> None:

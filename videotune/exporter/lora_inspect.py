@@ -43,6 +43,7 @@ from videotune.models.other_models import (
     refuse_other_model,
     trained_models,
 )
+from videotune.text import counted
 
 MAX_VALUE_LENGTH = 200
 """Characters that are shown of a header value."""
@@ -340,7 +341,7 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
     rows = facts["modules"]
     form = facts["form"]
     dtypes = sorted({row["dtype"] for row in rows})
-    lines = [f"{facts['kind']}, {len(rows)} modules, {', '.join(dtypes)}"]
+    lines = [f"{facts['kind']}, {counted(len(rows), 'module')}, {', '.join(dtypes)}"]
 
     form_line = f"form: {form['names']} names"
     if form["prefix"]:

@@ -395,6 +395,7 @@ def _with_found_files(
         return user
     if not folder.is_dir():
         raise VideotuneError(f"--models-folder: no such folder: {folder}")
+    folder = folder.absolute()  # a resume may begin in another folder
 
     parts = lacking_parts(keys, spec)
     found = models_folder.find_files(folder, base.folder, parts, spec)
