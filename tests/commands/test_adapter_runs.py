@@ -296,12 +296,14 @@ def rendered(**words: Any) -> np.ndarray:
     ],
 )
 def test_a_run_its_files_and_its_merged_model_draw_the_same(
-    kind: str, of_variant: Bases, tiny_bases: Bases
+    kind: str, of_variant: Bases, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     run, base = of_variant(kind), str(tiny_bases("wan"))
     wanted = rendered(run=run)
     files = [
-        line for line in read_json(run / "exports.json") if line["format"] != "merged"
+        line
+        for line in read_json(run / "exports.json")
+        if "merged" not in line["format"]
     ]
     for line in files:
         assert (
@@ -309,14 +311,23 @@ def test_a_run_its_files_and_its_merged_model_draw_the_same(
         )
     assert export(run, merge=True) == DONE
     merged = run / "export" / "run-step-4-merged"
-    assert [line["path"] for line in read_json(run / "exports.json")][
-        -1
-    ] == "export/run-step-4-merged"
+    of_merged = [line["path"] for line in read_json(run / "exports.json")][-2:]
+    file = f"{merged.name}-comfyui.safetensors"
+    assert of_merged == [f"export/{merged.name}", f"export/{file}"]
     assert np.abs(rendered(base=str(merged)) - wanted).max() <= 1
     assert np.abs(rendered(base=base) - wanted).max() > 1
     facts = read_json(merged / "videotune.json")
     assert (facts["merged"], facts["step"]) == (kind, 4)
     assert facts["use"] == "pipe = WanPipeline.from_pretrained(THIS_FOLDER)"
+    weights = load_file(merged / "transformer" / "diffusion_pytorch_model.safetensors")
+    joined = load_file(merged.with_name(file))
+    query = joined["blocks.0.self_attn.q.weight"]
+    assert torch.equal(query, weights["blocks.0.attn1.to_q.weight"])
+
+    with pytest.raises(VideotuneError, match="--format diffusers for the folder"):
+        export_command(run, ("comfyui",), merge=True)
+    export_command(run, ("diffusers",), merge=True, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [merged.name]
 
 
 @pytest.mark.parametrize("kind", ["LORA", "DORA"])

@@ -28,7 +28,7 @@ from videotune.config.load import unflatten
 from videotune.config.resolve import parse
 from videotune.config.sections import BaseLora, Lora
 from videotune.errors import VideotuneError
-from videotune.exporter import adapter_export
+from videotune.exporter import adapter_export, merged_file
 from videotune.exporter.adapter_export import export_lora, read_adapter, read_lora
 from videotune.exporter.base_loras import merge_into_base
 from videotune.exporter.formats import (
@@ -41,7 +41,8 @@ from videotune.exporter.formats import (
 from videotune.exporter.full import export_merged
 from videotune.exporter.lora_inspect import inspect
 from videotune.exporter.lora_write import bake_adapter, round_adapter
-from videotune.exporter.single_file_export import export_single_file
+from videotune.exporter.merged_file import export_merged_file
+from videotune.exporter.single_file_export import export_single_file, in_one_layout
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
@@ -402,6 +403,49 @@ def test_both_experts_or_one(
         torch.testing.assert_close(
             network_output(net.eval()), network_output(wanted), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("name", ["wan", "hunyuan_video"])
+def test_a_merged_transformer_as_one_file_of_comfyui(
+    name: str, tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same file as a fine-tuned model of these weights, and a file that reads back
+    differently is not left behind.
+    """
+    family = tiny_family(name)
+    expert = family.spec.experts[0].name
+    _, state = network_with_adapter(family, "LORA")
+    folder = export_merged(
+        family, {expert: state}, scale("LORA"), family.folder, tmp_path / "m", {}
+    ).path
+    path = tmp_path / "merged.safetensors"
+    done = export_merged_file(family, expert, folder, path, {"step": 3})
+    assert done.format == "merged-comfyui"
+
+    part = folder / family.spec.part_of(expert)
+    weights = load_file(next(part.glob("*.safetensors")))
+    tuned = tmp_path / "tuned.safetensors"
+    export_single_file(family, expert, weights, folder, tuned, {})
+    expected = load_file(tuned)
+    written = load_file(path)
+    assert set(written) == set(expected)
+    for key, value in written.items():
+        assert torch.equal(value, expected[key]), key
+
+    path.unlink()
+    monkeypatch.setattr(merged_file, "in_one_layout", changed)
+    with pytest.raises(VideotuneError, match="does not match"):
+        export_merged_file(family, expert, folder, path, {})
+    assert sorted(tmp_path.iterdir()) == [folder, tuned]
+
+
+def changed(weights: dict[str, torch.Tensor], rules: Any) -> dict[str, torch.Tensor]:
+    """A layout with one wrong number in each tensor that is not on the meta device."""
+    tensors = in_one_layout(weights, rules)
+    for value in tensors.values():
+        if not value.is_meta:
+            value.view(-1)[0] += 0.01
+    return tensors
 
 
 def test_a_base_in_its_authors_names_is_merged_as_any_other(

@@ -20,7 +20,7 @@ Merge = Annotated[
     bool,
     Opt(
         "--merge",
-        help="the whole base model with the adapter in its weights, in diffusers layout",
+        help="the whole base model with the adapter in its weights, for diffusers and ComfyUI",
     ),
 ]
 RunFolder = Annotated[Path, Arg(help="a run folder that has exports")]

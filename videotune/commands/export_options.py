@@ -23,7 +23,8 @@ def check_export(
     """Check the run and the options of an export.
 
     Raises VideotuneError if there is no such checkpoint, format or dtype, if there is
-    nothing to merge, and if --merge is used with a format or dtype.
+    nothing to merge, and if --merge is used with another format than diffusers or with
+    a dtype.
     """
     config = resolve.parse(run_dir.run_settings(run))
     pick(run, step)
@@ -51,8 +52,8 @@ def refuse_unknown_format(name: str) -> None:
 def refuse_merge(
     config: schema.Config, formats: Sequence[str], dtype: str | None
 ) -> None:
-    """Raise VideotuneError if a run has no adapter, or --merge is used with a format or
-    dtype.
+    """Raise VideotuneError if a run has no adapter, or --merge is used with a dtype, or
+    a format other than diffusers.
     """
     if config.training_method == "EMBEDDING":
         raise VideotuneError(
@@ -66,7 +67,8 @@ def refuse_merge(
         raise VideotuneError(
             "--merge: it keeps the dtypes of the base's files. Leave --dtype out"
         )
-    if formats:
+    if set(formats) - {"diffusers"}:
         raise VideotuneError(
-            "--merge: it writes a folder in diffusers layout. Leave --format out"
+            "--merge: it writes a folder in diffusers layout and a file for ComfyUI. Leave --format "
+            "out, or give --format diffusers for the folder alone"
         )

@@ -33,6 +33,8 @@ LORA_FOLDER = Path("models", "loras")
 OTHER_FOLDERS = {"embedding": "embeddings", "model": "diffusion_models"}
 """Folders of ComfyUI beside that of LoRA files, by what a file holds."""
 
+MERGED_NAME = re.compile(r"-step-[0-9]+-merged(?![a-z])")
+
 STEP_IN_NAME = re.compile(r"-step-([0-9]{1,12})(?![0-9])")
 
 MOST_COPIES = 1000
@@ -52,9 +54,13 @@ class ExportedFile:
 
     @property
     def format(self) -> str:
-        """Its format, such as comfyui; "merge" for a merged model."""
-        is_merged = self.path.is_dir() and "-merged" in self.path.name
-        return "merge" if is_merged else str(self.record["format"])
+        """Its format, such as comfyui; "merge" for a merged model's folder, and
+        "merged-comfyui" for its file.
+        """
+        is_merged = MERGED_NAME.search(self.path.name) is not None
+        if not is_merged:
+            return str(self.record["format"])
+        return "merge" if self.path.is_dir() else "merged-comfyui"
 
     @property
     def step(self) -> int | None:

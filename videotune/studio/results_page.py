@@ -359,7 +359,10 @@ def dismiss(page: PageContext, run: Path, form: FormData) -> str:
 
 
 def export(page: PageContext, run: Path, form: FormData) -> str:
-    """Queue the export of a checkpoint for other programs."""
+    """Queue the export of a checkpoint for other programs.
+
+    A merged model is an export of its own.
+    """
     formats = form.all("format")
     if not formats and not form["merge"]:
         raise VideotuneError("choose at least one format")
@@ -368,12 +371,19 @@ def export(page: PageContext, run: Path, form: FormData) -> str:
     arguments = ["export", str(run)]
     if form["step"]:
         arguments += ["--step", form.number("step")]
-    for name in formats:
-        arguments += ["--format", name]
+    exports = []
+    if formats:
+        format_options = []
+        for name in formats:
+            format_options += ["--format", name]
+        exports.append(arguments + format_options)
     if form["merge"]:
-        arguments.append("--merge")
+        exports.append([*arguments, "--merge"])
 
-    queue_page.submit(page.root, page.current_project, run.name, arguments, "export")
+    for export_arguments in exports:
+        queue_page.submit(
+            page.root, page.current_project, run.name, export_arguments, "export"
+        )
     return ""
 
 

@@ -22,6 +22,7 @@ from videotune.exporter.formats import (
     has_no_effect,
 )
 from videotune.exporter.full import export_full, export_merged
+from videotune.exporter.merged_file import export_merged_file
 from videotune.exporter.single_file_export import export_single_file
 from videotune.files import hash_path, write_json
 from videotune.job.experts import of_expert, prefix, trained
@@ -32,6 +33,9 @@ from videotune.runs.run_dir import read_run_config
 from videotune.runs.schemas import read_record
 from videotune.trainer.build import DTYPES
 from videotune.trainer.text_encoders import ROWS, by_part
+
+COMFYUI_MODEL_USE = "ComfyUI/models/diffusion_models, for Load Diffusion Model"
+"""How ComfyUI uses the file of a whole transformer."""
 
 
 def export_run(
@@ -61,7 +65,8 @@ def export_run(
         tell: prints a sentence, for example on an expert that has had no step and
             therefore has no file.
         merge: instead, write the base model with the adapters of all experts merged
-            into its weights.
+            into its weights: a folder, and unless there are ``formats`` a file for
+            ComfyUI.
     """
     config = resolved.config
     spec = family.spec
@@ -77,7 +82,9 @@ def export_run(
 
     exported: list[Exported] = []
     if merge:
-        exported.append(_export_merged(family, config, state, path, facts))
+        exported += _export_merged(
+            run, family, config, state, path, facts, is_for_comfyui=not formats
+        )
     else:
         experts = experts_of(family, config, state, tell)
         for format in formats or configured_formats(config, family):
@@ -112,13 +119,20 @@ def _in_one_scale(
 
 
 def _export_merged(
+    run: Path,
     family: DiffusersModel,
     config: Config,
     state: Mapping[str, Tensor],
     path: Path,
     facts: Mapping[str, Any],
-) -> Exported:
-    """Write the base model with the adapters of all experts in its weights."""
+    *,
+    is_for_comfyui: bool,
+) -> list[Exported]:
+    """Write the base model with the adapters of all experts in its weights.
+
+    It is a folder, and for ComfyUI a file of each changed transformer, if the family has
+    such a layout.
+    """
     spec = family.spec
     kept = [lora for lora in config.base_loras if not lora.training_only]
     changes = weight_changes(family, kept)
@@ -128,19 +142,38 @@ def _export_merged(
             adapters[expert.name] = of_expert(state, prefix(spec, expert.name))
         elif spec.part_of(expert.name) in changes:
             adapters[expert.name] = {}  # only the LoRA files under the training
-    metadata = dict(facts)
+
+    folder = path.with_name(f"{path.name}-merged")
+    metadata = {**facts, "merged": config.lora.variant}
+    folder_facts = metadata | {"use": _use_of_whole_model(family)}
     if len(spec.experts) > 1:
-        metadata["expert"] = list(adapters)
-    metadata |= {"merged": config.lora.variant, "use": _use_of_whole_model(family)}
-    return export_merged(
-        family,
-        adapters,
-        config.lora.scale,
-        _base(config, spec),
-        path.with_name(f"{path.name}-merged"),
-        metadata,
-        changes,
-    )
+        folder_facts["expert"] = list(adapters)
+    exported = [
+        export_merged(
+            family,
+            adapters,
+            config.lora.scale,
+            _base(config, spec),
+            folder,
+            folder_facts,
+            changes,
+        )
+    ]
+    if not is_for_comfyui or family.single_file_names() is None:
+        return exported
+
+    # Listed now, because the folder is complete even if a file cannot be written.
+    _add_to_list(run, exported)
+    for expert_name in adapters:
+        file_facts = metadata | {"use": COMFYUI_MODEL_USE}
+        if len(spec.experts) > 1:
+            file_facts["expert"] = expert_name
+        suffix = spec.export_suffix(expert_name)
+        file_path = folder.with_name(f"{folder.name}-comfyui{suffix}.safetensors")
+        exported.append(
+            export_merged_file(family, expert_name, folder, file_path, file_facts)
+        )
+    return exported
 
 
 def _export_embedding(
@@ -184,9 +217,7 @@ def _export_expert(
         base = _base(config, family.spec)
         if format == "comfyui":
             path = path.with_name(f"{path.name}.safetensors")
-            metadata["use"] = (
-                "ComfyUI/models/diffusion_models, for Load Diffusion Model"
-            )
+            metadata["use"] = COMFYUI_MODEL_USE
             return export_single_file(
                 family, network, denoiser, base, path, metadata, dtype
             )
