@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import huggingface_hub as huggingface_hub
     import openai as openai
     import psutil as psutil
+    import pyarrow as pyarrow
+    import pyarrow.parquet as pyarrow_parquet
     import safetensors.torch as safetensors_torch
     import scipy.special as scipy_special
     import torch as torch
@@ -76,6 +78,8 @@ else:
     huggingface_hub = _LazyModule("huggingface_hub")
     openai = _LazyModule("openai")
     psutil = _LazyModule("psutil")
+    pyarrow = _LazyModule("pyarrow")
+    pyarrow_parquet = _LazyModule("pyarrow.parquet")
     safetensors_torch = _LazyModule("safetensors.torch")
     scipy_special = _LazyModule("scipy.special")
     torch = _LazyModule("torch")

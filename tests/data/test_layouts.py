@@ -12,7 +12,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.support.hub_downloads import COMMIT, hub_of
 from videotune.data.clip_file import ClipFile
@@ -163,7 +165,7 @@ def test_what_is_not_used_is_reported(
         ("a.txt", "nowhere", "does not exist"),
         ("a.txt", "a.txt", "is a file"),
         ("clips.tar.gz", "", r"Give the archive itself: .*clips\.tar\.gz"),
-        ("0.parquet", "", "as files of their own"),
+        ("0.parquet", "", "need a column of bytes"),
         ("\udcff.mp4", "", "not valid UTF-8"),
     ],
 )
@@ -367,7 +369,13 @@ def hub(tmp_path: Path) -> Path:
         tmp_path / "hub" / "datasets--user--packed",
         {"data.zip": (tmp_path / "data.zip").read_bytes()},
     )
-    cached(tmp_path / "hub" / "datasets--user--parquet", {"0.parquet": b"PAR1"})
+    rows = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"image": [b"GIF8"], "text": ["a bird"]}), rows)
+    names = ("data/train-0.parquet", "data/test-0.parquet")
+    cached(
+        tmp_path / "hub" / "datasets--user--parquet",
+        dict.fromkeys(names, rows.read_bytes()),
+    )
     return tmp_path / "hub"
 
 
@@ -444,9 +452,10 @@ def test_other_hub_datasets_offline(hub: Path, tmp_path: Path) -> None:
     assert said.startswith(
         "There is no folder user/other here, and the Hub dataset user/other is not complete in "
     )
-    assert "has no video or image files (it has 1 .parquet)" in opened(
-        "user/parquet", tmp_path, HF_HUB_OFFLINE="1"
-    )
+    name, clips, notes = opened("user/parquet", tmp_path, HF_HUB_OFFLINE="1")
+    assert (name, len(notes)) == ("parquet", 2)
+    shard = "data/train-0.parquet"
+    assert clips == [[f"{shard}/000001.gif", "GIF8", ["a bird"], None]]
     touch(tmp_path, "secret.mp4")
     place = hub / "datasets--user--clips" / "snapshots" / COMMIT / "data" / "a.mp4"
     place.unlink()

@@ -136,7 +136,7 @@ def unpack(archive: Path, cache: Path, progress: FileProgressFn = silent) -> Pat
         )
         folder = home / folder_name
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home, progress):
+        with locked_folder(home, progress):
             # Left by a killed process: no other works here while the lock is held.
             for stale_folder in home.glob(".part-*"):
                 shutil.rmtree(stale_folder)
@@ -182,7 +182,7 @@ def unpack_shards(
 
         folder = home / files.digest(stamps)
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home, progress):
+        with locked_folder(home, progress):
             if not all(_is_complete(folder / shard.name) for shard in shards):
                 with files.whole_folder(folder) as temporary_folder:
                     for shard in shards:
@@ -199,7 +199,7 @@ def unpack_shards(
     return folder
 
 
-def _locked(home: Path, progress: FileProgressFn) -> Any:
+def locked_folder(home: Path, progress: FileProgressFn) -> Any:
     """Acquire the lock of the archives' folder; report if another process has it."""
     lock = FileLock(home / ".lock")
     try:

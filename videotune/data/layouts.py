@@ -383,7 +383,10 @@ class _DatasetFolder:
         if archives:
             hint = f"Give the archive itself: {archives[0]}."
         elif ".parquet" in suffix_counts:
-            hint = "Clips inside Parquet files are not read: save them as files of their own."
+            hint = (
+                "Its Parquet files hold no clips: they need a column of bytes, "
+                "or the clips whose paths they list."
+            )
         elif unread_suffixes:
             hint = (
                 f"Pictures and videos of type {', '.join(unread_suffixes)} are not read: "

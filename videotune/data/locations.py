@@ -4,17 +4,34 @@ disk.
 
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent, unpack
+from videotune.data.archives import (
+    ARCHIVE_SUFFIXES,
+    RESERVE,
+    FileProgressFn,
+    silent,
+    unpack,
+)
 from videotune.data.clip_file import CAPTION_SUFFIX, CLIP_SUFFIXES, ClipFile
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import METADATA_NAMES, NO_COLUMNS, Columns
+from videotune.data.parquet_clips import (
+    OTHER_SPLITS,
+    Shard,
+    clip_column_of,
+    find_shards,
+    has_clip_files,
+    is_other_split,
+)
+from videotune.data.parquet_clips import read_clips as read_parquet_clips
+from videotune.data.parquet_files import PARQUET_SUFFIX
 from videotune.data.row_files import ROW_SUFFIXES, read_rows
 from videotune.data.shards import shards_of, unpack_clips
 from videotune.errors import VideotuneError
@@ -26,7 +43,6 @@ ReadClipsFn = Callable[..., tuple[list[ClipFile], list[str]]]
 """``read_folder`` with the settings of a dataset."""
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>.+))?")
-_OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "eval")
 
 
 @dataclass(frozen=True)
@@ -59,7 +75,7 @@ def open_location(
     """Find the clips of a dataset, after unpacking or downloading it if needed.
 
     Args:
-        path: a folder of clips or of tar files, an archive, a file of rows, or a Hub dataset:
+        path: a folder of clips, tar files or Parquet files, an archive, a file of rows, or a Hub dataset:
             "hf://datasets/user/name@revision", or "user/name" if no such path exists.
         cache: folder into which an archive is unpacked.
         progress: called while an archive is unpacked.
@@ -78,16 +94,15 @@ def open_location(
         columns=columns,
     )
     if path.startswith("hf://"):
-        return _open_hub(path, cache, progress, caption_suffix, read_clips)
+        return _open_hub(path, cache, progress, caption_suffix, read_clips, columns)
 
     local_path = Path(path).expanduser()
     if local_path.is_file() and type_of_file(local_path) in ARCHIVES:
         return _open_archive(local_path, cache, progress, read_clips)
     if local_path.is_file() and local_path.suffix.lower() in ROW_SUFFIXES:
-        files, notes = read_rows(local_path, columns)
-        return Location(local_path.parent, files, notes, name=local_path.stem)
+        return _open_rows(local_path, cache, progress, columns)
     if not local_path.exists() and may_be_hub_id(path):
-        return _open_hub(path, cache, progress, caption_suffix, read_clips)
+        return _open_hub(path, cache, progress, caption_suffix, read_clips, columns)
 
     shards = shards_of(local_path)
     if shards:
@@ -95,8 +110,79 @@ def open_location(
         files, notes = read_clips(folder)
         return Location(folder, files, notes, name=local_path.absolute().name)
 
+    location = _open_parquet_folder(local_path, local_path, cache, progress, columns)
+    if location is not None:
+        return location
     files, notes = read_clips(local_path)
     return Location(local_path, files, notes, name=local_path.absolute().name)
+
+
+def _open_rows(
+    path: Path, cache: Path, progress: FileProgressFn, columns: Columns
+) -> Location:
+    """Open a file of rows: paths of clips, or the clips themselves."""
+    is_parquet = path.suffix.lower() == PARQUET_SUFFIX
+    if is_parquet and clip_column_of(path, columns) is not None:
+        shards = [Shard(path, path.name)]
+        root, files, notes = read_parquet_clips(shards, cache, columns, progress)
+        return Location(root, files, notes, name=path.stem)
+    files, notes = read_rows(path, columns)
+    return Location(path.parent, files, notes, name=path.stem)
+
+
+def _open_parquet_folder(
+    folder: Path,
+    within: Path,
+    cache: Path,
+    progress: FileProgressFn,
+    columns: Columns,
+) -> Location | None:
+    """Open a folder whose clips are in Parquet files, or are listed there; None if the
+    clips are those of the folder's own files.
+
+    Args:
+        folder: the dataset's folder.
+        within: Parquet files that are links may lead out of this folder only to others.
+        cache: folder into which clips are unpacked.
+        progress: called while they are unpacked.
+        columns: the columns that the dataset names. Without them Parquet files beside
+            clips list nothing.
+    """
+    if not folder.is_dir():
+        return None
+    has_clips = has_clip_files(folder)
+    if has_clips and (columns == NO_COLUMNS or _has_metadata(folder)):
+        return None
+    shards, notes = find_shards(folder, within)
+    if not shards:
+        return None
+
+    name = folder.absolute().name
+    if not has_clips:
+        if all(clip_column_of(shard.path, columns) is None for shard in shards):
+            return None
+        root, files, clip_notes = read_parquet_clips(shards, cache, columns, progress)
+        return Location(root, files, [*notes, *clip_notes], name)
+
+    clips: dict[Path, ClipFile] = {}
+    for shard in shards:
+        files, row_notes = read_rows(shard.path, columns, folder)
+        notes += row_notes
+        for file in files:
+            if file.path in clips:
+                raise VideotuneError(
+                    f"{file.path} is listed by {clips[file.path].metadata_row} and by "
+                    f"{file.metadata_row}. Keep one row per clip."
+                )
+            clips[file.path] = file
+    return Location(folder, list(clips.values()), notes, name)
+
+
+def _has_metadata(folder: Path) -> bool:
+    """Return whether a folder has a metadata file, at any depth."""
+    return any(
+        not set(METADATA_NAMES).isdisjoint(names) for _, _, names in os.walk(folder)
+    )
 
 
 def _open_archive(
@@ -119,8 +205,11 @@ def _open_hub(
     progress: FileProgressFn,
     caption_suffix: str,
     read_clips: ReadClipsFn,
+    columns: Columns,
 ) -> Location:
-    """Open a Hub dataset: its clips, or the single archive in it if it has no clips."""
+    """Open a Hub dataset: its clips, or if it has none the single archive or the Parquet
+    files in it.
+    """
     match = _HUB_ID.fullmatch(path.removeprefix("hf://datasets/"))
     if match is None:
         raise VideotuneError(
@@ -144,9 +233,22 @@ def _open_hub(
     repo_files = _repo_files(repo, root)
     archives = [file for file in repo_files if file.lower().endswith(ARCHIVE_SUFFIXES)]
 
+    parquet_files = [
+        file for file in repo_files if file.lower().endswith(PARQUET_SUFFIX)
+    ]
+    # Links in snapshots/ lead to its sibling blobs/.
+    repo_cache = root.parent.parent
+
     if any(file.lower().endswith(CLIP_SUFFIXES) for file in repo_files):
-        # Links in snapshots/ lead to its sibling blobs/.
-        files, notes = read_clips(root, root.parent.parent)
+        location = None
+        if parquet_files and columns != NO_COLUMNS and not _has_metadata(root):
+            _fetch_parquet(repo, root, parquet_files)
+            location = _open_parquet_folder(root, repo_cache, cache, progress, columns)
+        if location is not None:
+            notes = [commit_note, *location.notes]
+            return Location(root, location.files, notes, name=repo.split("/")[-1])
+
+        files, notes = read_clips(root, repo_cache)
         notes = [commit_note, *notes, *_repo_notes(repo, repo_files, archives)]
         return Location(root, files, notes, name=repo.split("/")[-1])
 
@@ -162,7 +264,46 @@ def _open_hub(
             caption_suffix=caption_suffix,
             read_clips=read_clips,
         )
+    if parquet_files and not archives:
+        _fetch_parquet(repo, root, parquet_files)
+        location = _open_parquet_folder(root, repo_cache, cache, progress, columns)
+        if location is not None:
+            notes = [commit_note, *location.notes]
+            return Location(
+                location.root, location.files, notes, name=repo.split("/")[-1]
+            )
     raise VideotuneError(_no_clips_message(repo, repo_files))
+
+
+def _fetch_parquet(repo: str, root: Path, names: Sequence[str]) -> None:
+    """Download the Parquet files of a Hub dataset, those of training if it has splits.
+
+    Raises:
+        VideotuneError: if they do not fit on the disk.
+    """
+    train_names = [name for name in names if not is_other_split(name)] or list(names)
+    missing_bytes = sum(
+        size
+        for name, size in _repo_sizes(repo, root).items()
+        if name in train_names and not (root / name).exists()
+    )
+    free_bytes = max(0, shutil.disk_usage(root).free - RESERVE)
+    if missing_bytes > free_bytes:
+        raise VideotuneError(
+            f"The Hub dataset {repo} has {missing_bytes / 1e9:.1f} GB of Parquet files to download, and "
+            f"{free_bytes / 1e9:.1f} GB are free on the disk of {root}. Free some space, or download "
+            "some of the files and give their folder."
+        )
+    _snapshot(repo, root.name, suffixes=(), names=train_names)
+
+
+def _repo_sizes(repo: str, root: Path) -> dict[str, int]:
+    """Return the bytes of the files of a repository, as far as they are known."""
+    try:
+        tree = hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name)
+    except hub.errors.CachedRepoTreeNotFoundError:
+        return {}
+    return {file.path: file.size or 0 for file in tree}
 
 
 def _repo_notes(
@@ -178,7 +319,7 @@ def _repo_notes(
         )
 
     clips = [file for file in repo_files if file.lower().endswith(CLIP_SUFFIXES)]
-    test_clips = [file for file in clips if file.split("/")[0] in _OTHER_SPLITS]
+    test_clips = [file for file in clips if file.split("/")[0] in OTHER_SPLITS]
     if test_clips:
         notes.append(
             f"{repo}: {counted_are(len(test_clips), 'clip')} in test folders ({test_clips[0]}) "
@@ -218,8 +359,9 @@ def _no_clips_message(repo: str, repo_files: Sequence[str]) -> str:
         f"{count} {suffix}" for suffix, count in suffixes.most_common(8)
     )
     return (
-        f"The Hub dataset {repo} has no video or image files (it has {contents or 'nothing'}) "
-        "and not exactly one archive. Save the clips as files and give their folder."
+        f"The Hub dataset {repo} has no video or image files (it has {contents or 'nothing'}), "
+        "not exactly one archive, and no Parquet files that hold clips. Save the clips as files "
+        "and give their folder."
     )
 
 
@@ -234,7 +376,8 @@ def may_be_hub_id(path: str) -> bool:
     """Return whether a path that does not exist can be meant as the user/name of a
     dataset.
     """
-    is_path = path.lower().endswith(ARCHIVE_SUFFIXES) or path.startswith((".", "~"))
+    suffixes = (*ARCHIVE_SUFFIXES, *ROW_SUFFIXES)
+    is_path = path.lower().endswith(suffixes) or path.startswith((".", "~"))
     if is_path or not _HUB_ID.fullmatch(path):
         return False
     # A typo in a path below an existing folder should not cause a network request.

@@ -1,4 +1,4 @@
-"""Read metadata.csv and metadata.jsonl, which list a folder's clips with their
+"""Read metadata.csv, .jsonl and .parquet, which list a folder's clips with their
 captions.
 """
 
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from videotune.bounds import require_file
 from videotune.data.captions import read_utf8
 from videotune.data.file_checks import ClipProblem
+from videotune.data.parquet_files import MAX_ROWS, PARQUET_SUFFIX, ParquetTable
 from videotune.errors import VideotuneError
 
-METADATA_NAMES = ("metadata.csv", "metadata.jsonl")
+METADATA_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Names of metadata files, by the Hub's convention."""
 
 TEXT_COLUMNS = ("text", "caption", "prompt")
@@ -40,8 +41,6 @@ FILE_COLUMNS = (
 
 MAX_BYTES = 1 << 29
 """Most bytes of a metadata file or a file of rows: 512 MiB."""
-
-MAX_ROWS = 1_000_000
 
 
 class Columns(NamedTuple):
@@ -94,6 +93,8 @@ def read_metadata(
         )
     if columns.file is not None:
         file_columns = (columns.file,)
+    if path.suffix.lower() == PARQUET_SUFFIX:
+        return _read_parquet(path, columns, file_columns)
     try:
         text = read_utf8(path)
     except ClipProblem as problem:
@@ -117,12 +118,35 @@ def read_metadata(
     for _, row in rows:
         names.update(dict.fromkeys(row))
     file_column = _file_column(path, list(names), file_columns)
-    column, notes = _text_column(path, list(names), columns.caption)
+    column, notes = text_column(path, list(names), columns.caption)
 
     metadata_rows = [
         _parse_row(path, position, row, column, file_column) for position, row in rows
     ]
     return metadata_rows, notes
+
+
+def _read_parquet(
+    path: Path, columns: Columns, file_columns: Sequence[str]
+) -> tuple[list[MetadataRow], list[str]]:
+    """Read the rows of a Parquet file that has the clips' paths as text."""
+    table = ParquetTable(path)
+    clip_columns = [name for name in file_columns if name in table.clip_columns]
+    if clip_columns:
+        raise VideotuneError(
+            f"{path} holds the clips themselves, in the column {clip_columns[0]}. "
+            "Give the file itself as the dataset's path."
+        )
+    file_column = _file_column(path, table.text_columns, file_columns)
+    caption_column, notes = text_column(path, table.text_columns, columns.caption)
+
+    rows = []
+    values = table.texts([file_column, caption_column])
+    for number, (file_name, text) in enumerate(values, start=1):
+        row = {file_column: file_name, caption_column: text}
+        position = f"{path}:{number}"
+        rows.append(_parse_row(path, position, row, caption_column, file_column))
+    return rows, notes
 
 
 def _file_column(
@@ -143,10 +167,19 @@ def _file_column(
     return present[0]
 
 
-def _text_column(
+def text_column(
     path: Path, columns: Sequence[str], named: str | None
 ) -> tuple[str, list[str]]:
-    """Return the column of captions, and a note on others that might be meant."""
+    """Return the column of captions, and a note on others that might be meant.
+
+    Args:
+        path: the file.
+        columns: its columns.
+        named: the column that the dataset names, if it does.
+
+    Raises:
+        VideotuneError: if there is no such column, or it cannot be told.
+    """
     column_list = ", ".join(columns)
     if named is not None:
         if named in columns:
@@ -284,7 +317,25 @@ def _parse_row(
             f"{path.parent}."
         )
 
-    value = row.get(column)
+    try:
+        file_name.encode()
+    except UnicodeEncodeError as error:
+        raise _broken_character(position, error) from error
+    written_texts = captions_of(position, column, row.get(column))
+    return MetadataRow(file_name.strip(), written_texts, position)
+
+
+def captions_of(position: str, column: str, value: Any) -> tuple[str, ...]:
+    """Return the captions of a row: a text or a list of texts, without blank ones.
+
+    Args:
+        position: file and row.
+        column: the column of captions.
+        value: what the row has there.
+
+    Raises:
+        VideotuneError: if it is anything else.
+    """
     if value is None:
         texts = []
     elif isinstance(value, list):
@@ -298,11 +349,13 @@ def _parse_row(
         )
 
     try:
-        "".join([file_name, *texts]).encode()
+        "".join(texts).encode()
     except UnicodeEncodeError as error:
-        raise VideotuneError(
-            f"{position} has a broken character ({error.reason}). Save the file as UTF-8."
-        ) from error
+        raise _broken_character(position, error) from error
+    return tuple(text for text in texts if text.strip())
 
-    written_texts = tuple(text for text in texts if text.strip())
-    return MetadataRow(file_name.strip(), written_texts, position)
+
+def _broken_character(position: str, error: UnicodeEncodeError) -> VideotuneError:
+    return VideotuneError(
+        f"{position} has a broken character ({error.reason}). Save the file as UTF-8."
+    )

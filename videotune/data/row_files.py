@@ -1,6 +1,7 @@
 """A file of rows as a dataset: each row has the path of a clip and its caption."""
 
 import os
+import re
 from pathlib import Path
 
 from videotune.data.clip_file import ClipFile
@@ -10,27 +11,36 @@ from videotune.data.metadata_files import (
     MetadataRow,
     read_metadata,
 )
+from videotune.data.parquet_files import PARQUET_SUFFIX
 from videotune.errors import VideotuneError
 
-ROW_SUFFIXES = (".jsonl", ".csv")
+ROW_SUFFIXES = (".jsonl", ".csv", PARQUET_SUFFIX)
 """Suffixes of files of rows, in lower case."""
 
 
-def read_rows(path: Path, columns: Columns) -> tuple[list[ClipFile], list[str]]:
+def read_rows(
+    path: Path, columns: Columns, root: Path | None = None
+) -> tuple[list[ClipFile], list[str]]:
     """Return the clips that a file lists, in its order, and notes.
 
-    Paths are relative to the file's folder, or absolute, and lie in that folder, also
-    after links.
+    Paths are relative to the root, or absolute, and lie in that folder, also after
+    links.
+
+    Args:
+        path: the file of rows.
+        columns: the columns of clips and captions, if the dataset names them.
+        root: the dataset's folder; default is that of the file.
 
     Raises:
         VideotuneError: if the file is not valid, or a path is outside its folder or
             listed twice.
     """
+    root = root or path.parent
     rows, notes = read_metadata(path, columns, FILE_COLUMNS)
     positions: dict[Path, str] = {}
     clips = []
     for row in rows:
-        clip_path = _path_of(row, path.parent)
+        clip_path = _path_of(row, root)
         if clip_path in positions:
             raise VideotuneError(
                 f"{row.position} lists {row.file_name}, which {positions[clip_path]} lists already. "
@@ -59,6 +69,11 @@ def read_rows(path: Path, columns: Columns) -> tuple[list[ClipFile], list[str]]:
 def _path_of(row: MetadataRow, root: Path) -> Path:
     """Return the path of a row's clip; raise VideotuneError if it is not below the root."""
     name = row.file_name.replace("\\", "/")
+    if re.match("https?://", name):
+        raise VideotuneError(
+            f"{row.position} lists {row.file_name[:200]!r}, which is a web address. Download the "
+            f"clips into {root}, and list their paths."
+        )
     path = Path(os.path.normpath(root / name)) if "\0" not in name else root.parent
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
     relative_path = os.path.relpath(path, root)
