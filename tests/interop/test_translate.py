@@ -4,6 +4,7 @@ videotune takes the result.
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.config.suggestions import flat_leaves, others
+from videotune.errors import VideotuneError
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig, read_foreign_config
 from videotune.interop.translate import (
@@ -648,3 +650,104 @@ def test_a_repository_of_theirs_is_ours_only_if_they_upload_to_it(
     config = translate(read_foreign_config([path])).config
     uploads = {name: config[name] for name in config if name.startswith("push_")}
     assert uploads == ({key: "me/x"} if key else {})
+
+
+DISCORD = "https://discord.com/api/webhooks/123/Secret-Token?thread_id=9"
+WEBHOOKS = [
+    {"webhook_type": "discord", "webhook_url": DISCORD, "message_prefix": "wan"},
+    {"webhook_type": "raw", "callback_url": "http://host/Secret"},
+    {"webhook_type": "discord", "webhook_url": "https://discord.com/api/webhooks/7/b"},
+]
+
+
+@pytest.mark.parametrize("form", ["file", "list", "text"])
+def test_webhooks_become_addresses_that_are_printed_nowhere(
+    form: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hooks.json").write_text(json.dumps(WEBHOOKS))
+    value = {"file": "hooks.json", "list": WEBHOOKS, "text": json.dumps(WEBHOOKS)}
+    theirs = {
+        "model_family": "wan",
+        "model_type": "lora",
+        "webhook_config": value[form],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(theirs))
+    found = translate(read_foreign_config([tmp_path / "config.json"]))
+    assert found.config["notify"] == [
+        "discord://123/Secret-Token?thread=9",
+        "discord://7/b",
+    ]
+    assert found.shown().config["notify"] == ["discord://(hidden)"] * 2
+    assert "Secret" not in str(found.rows)
+    for row in found.rows:
+        assert row.ours or row.note or "webhook" not in row.key
+    in_studio = found.for_studio()
+    assert "notify" not in str([in_studio.config, [row.ours for row in in_studio.rows]])
+    assert "environment variable" in str(in_studio.rows)
+
+
+def test_what_is_no_discord_webhook_is_a_note(tmp_path: Path) -> None:
+    values = {
+        "webhook_config.webhook_type": "discord",
+        "webhook_config.webhook_url": "https://example.com/Secret",
+    }
+    found = translate(ForeignConfig("simpletuner", values, (tmp_path / "x",), ()))
+    assert "notify" not in found.config
+    notes = [row.note for row in found.rows if row.key.endswith("webhook_url")]
+    assert "not the URL of a Discord webhook" in notes[0]
+    assert "Secret" not in str(found.rows)
+
+
+PROMPT_LINES = (
+    "# those of the previews\n"
+    "a red ball --i ball.png --w 832 --h 480 --f 80 --d 3 --s 20 --l 5 --ci c.png\n\n"
+    "a dog's ball --n bad\n"
+)
+
+
+@pytest.mark.parametrize("task", ["t2v-1.3B", "i2v-14B"])
+def test_a_file_of_prompts_becomes_prompts(task: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "previews.txt"
+    prompts.write_text(PROMPT_LINES)
+    command = (
+        f"accelerate launch wan_train_network.py --task {task} --dit x --network_dim 8"
+    )
+    (tmp_path / "run.sh").write_text(f"{command} --sample_prompts previews.txt")
+    found = translate(read_foreign_config([tmp_path / "run.sh"], within=tmp_path))
+    first, second = found.config["samples"]
+    assert first.pop("image", None) == (
+        str(tmp_path / "ball.png") if task == "i2v-14B" else None
+    )
+    assert first == {
+        "prompt": "a red ball",
+        "resolution": "480x832",
+        "frames": 81,
+        "seed": 3,
+        "steps": 20,
+        "guidance": 5.0,
+    }
+    assert second == {"prompt": "a dog's ball", "negative": "bad"}
+
+    # passed with the config, as in the studio
+    (tmp_path / "config").mkdir()
+    shutil.copy(tmp_path / "run.sh", tmp_path / "config")
+    paths = [prompts, tmp_path / "config" / "run.sh"]
+    again = translate(read_foreign_config(paths, within=tmp_path / "config"))
+    assert [prompt["prompt"] for prompt in again.config["samples"]] == [
+        "a red ball",
+        "a dog's ball",
+    ]
+
+
+def test_a_file_of_prompts_that_is_elsewhere_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "previews.txt").write_text("a secret\n")
+    root = tmp_path / "root"
+    root.mkdir()
+    command = "accelerate launch wan_train_network.py --task t2v-1.3B --network_dim 8"
+    (root / "run.sh").write_text(f"{command} --sample_prompts ../previews.txt")
+    found = translate(read_foreign_config([root / "run.sh"], within=root))
+    assert "samples" not in found.config
+    assert "secret" not in str(found.rows)
+    assert "no such text file" in str(found.rows)
+    with pytest.raises(VideotuneError, match="lists the trainers"):
+        read_foreign_config([root / "run.sh", HERE / "__init__.py"])

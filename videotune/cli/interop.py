@@ -151,7 +151,9 @@ def import_config(
     from videotune.commands.import_config import import_config as translate
 
     result = translate(files, out=to)
-    answer(as_json, asdict(result), lambda _: show_imported(result, every=every))
+    answer(
+        as_json, asdict(result.shown()), lambda _: show_imported(result, every=every)
+    )
     if to is not None:
         echo(f"config: {to}; `videotune check {to}` accounts for its clips")
         for path in missing_folders(result.config):
@@ -197,7 +199,10 @@ def show_imported(result: Imported, *, every: bool = False) -> None:
     if len(surprises) > LISTED:
         tell(f"{len(surprises) - LISTED} more differ (--all)")
 
-    dropped = [short_key(row.key) for row in result.rows if is_lost(row)]
+    # The key of a file that was read is not lost: rows of its own stand for it.
+    read_files = {row.key.partition(".")[0] for row in result.rows if "." in row.key}
+    lost_keys = [row.key for row in result.rows if is_lost(row)]
+    dropped = [short_key(key) for key in lost_keys if key not in read_files]
     if dropped:
         tell(f"none: {some(dropped, most=12)}")
     tell("--all: every key, what it becomes, and the source of each remark")

@@ -14,8 +14,15 @@ from videotune.config import suggestions
 from videotune.config.installed import refuse_what_is_not_installed
 from videotune.config.optimizer_classes import is_imported
 from videotune.config.optimizers import OPTIMIZERS, optimizer_named
+from videotune.errors import VideotuneError
 from videotune.interop.command_files import parse_scalar
 from videotune.sampling.prompts import FLAGS, parse_prompt
+
+_DISCORD_WEBHOOK = re.compile(
+    r"https://(?:\w+\.)?discord(?:app)?\.com/api(?:/v\d+)?/webhooks/(\d{1,32})/([\w-]{1,200})"
+    r"/?(?:\?thread_id=(\d{1,32}))?"
+)
+"""Id and token of a webhook, and the thread if the URL names one."""
 
 
 def _as_is(value: Any, _: Path) -> Any:
@@ -139,10 +146,11 @@ def _high_expert(value: Any, folder: Path) -> list[Any]:
     return ["high"] if path is None else ["high", [path, None]]
 
 
-def _prompts(value: Any, _: Path) -> list[Any]:
+def _prompts(value: Any, folder: Path) -> list[Any]:
     """Convert prompts with options (``--w 640``) to entries of ``samples``.
 
-    Options that videotune lacks are left out.
+    Options that videotune lacks are left out. The paths of images are relative to the
+    folder.
     """
     prompts = []
     for text in value if isinstance(value, list) else [value]:
@@ -151,8 +159,23 @@ def _prompts(value: Any, _: Path) -> list[Any]:
         flags = {option.split()[0] for option in known}
         if len(flags & {"w", "h"}) == 1:  # a size needs both
             known = [option for option in known if option.split()[0] not in ("w", "h")]
-        prompts.append(parse_prompt(" --".join([prompt, *known]), "samples"))
+        entry = parse_prompt(" --".join([prompt, *known]), "samples")
+        if isinstance(entry, dict) and "image" in entry:
+            entry["image"] = _path(entry["image"], folder)
+        prompts.append(entry)
     return prompts
+
+
+def _discord_address(value: Any, _: Path) -> list[str]:
+    """Convert the URL of a Discord webhook, or [type, URL], to Apprise's address of it."""
+    text = value[-1] if isinstance(value, list) else value
+    url = _DISCORD_WEBHOOK.fullmatch(str(text).strip())
+    if url is None:
+        raise VideotuneError(
+            "it is not the URL of a Discord webhook (https://discord.com/api/webhooks/…)"
+        )
+    thread = f"?thread={url[3]}" if url[3] else ""
+    return [f"discord://{url[1]}/{url[2]}{thread}"]
 
 
 def _one_more(value: Any, _: Path) -> Any:
@@ -259,6 +282,7 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "low expert": _low_expert,
     "high expert": _high_expert,
     "prompts": _prompts,
+    "Discord address": _discord_address,
     "sides": _area_sides,
     "sizes with frames": _sizes_with_frames,
     "one more": _one_more,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from videotune.bounds import CONFIG_BYTES
 from videotune.config.load import config_text, parsed, refuse_unreadable
@@ -31,6 +31,9 @@ MAX_BYTES = 4 * CONFIG_BYTES
 
 MAX_FOLDERS = 6
 """Folders, its own first, that a config's paths may be relative to."""
+
+PROMPT_SUFFIX = ".txt"
+"""Ending of a file with a prompt in each line."""
 
 _CONTROL = re.compile(r"[\x07\x08\t\x0b\x0c\r\n\x1b]")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/\x00-\x1f]")
@@ -92,7 +95,7 @@ def read_foreign_config(
         VideotuneError: for a file that cannot be read or is not a config of a known
             trainer, and for files of several trainers or runs.
     """
-    config_files = [_open_config(path) for path in dict.fromkeys(paths)]
+    config_files, texts = _open_configs(paths)
     trainers = sorted({file.kind["trainer"] for file in config_files})
     parts = {file.kind["part"]: file.leaves for file in config_files if file.is_part}
     main_files = [file for file in config_files if not file.is_part]
@@ -111,11 +114,15 @@ def read_foreign_config(
     for config_file in main_files:
         values |= config_file.leaves
         kind = config_file.kind
+        folder = config_file.path.parent
         for key, name in _references(config_file.leaves, kind.get("refers", ())):
             if key in parts:
                 continue
+            is_inline = name.lstrip()[:1] in ("{", "[")
+            if is_inline:
+                values |= _below(key, flat_leaves(parsed(name, Path(f"{key}.json"))))
+                continue
             may_read = len(files) < MAX_FILES
-            folder = config_file.path.parent
             path = _find_file(name, folder, within) if may_read else None
             if path is None:
                 missing.append((key, name))
@@ -137,6 +144,9 @@ def read_foreign_config(
 
     for key, leaves in parts.items():
         values |= _below(key, leaves)
+    for key, path in list(_prompt_files(main_files, values, texts, within)):
+        values[f"{key}.lines"] = _prompt_lines(path)
+        files.append(path)
     if len(values) > MAX_KEYS:
         raise VideotuneError(
             f"{paths[0]} has {len(values):,} keys; at most {MAX_KEYS:,} are read"
@@ -186,17 +196,94 @@ def _refuse_escaped_paths(value: Any, path: Path) -> None:
             )
 
 
-def _open_config(path: Path) -> _ConfigFile:
-    """Read a config file and detect its kind."""
-    file_leaves = flat_leaves(parse_config_file(path))
+def _open_configs(
+    paths: Sequence[Path],
+) -> tuple[list[_ConfigFile], dict[str, Path]]:
+    """Read config files.
+
+    Returns:
+        The configs, and by its name each text that may be a file of prompts.
+
+    Raises:
+        VideotuneError: for a file of neither kind.
+    """
+    config_files = []
+    texts = {}
+    for path in dict.fromkeys(paths):
+        config_file = _open_config(path)
+        if config_file is not None:
+            config_files.append(config_file)
+        elif path.suffix == PROMPT_SUFFIX:
+            texts[path.name] = path
+        else:
+            _refuse_unknown(path)
+    if not config_files and texts:
+        _refuse_unknown(next(iter(texts.values())))
+    return config_files, texts
+
+
+def _refuse_unknown(path: Path) -> NoReturn:
+    """Raise VideotuneError for a file that is not a config."""
+    parse_config_file(path)  # a command that cannot be read has a message of its own
+    raise VideotuneError(
+        f"{path} is not a config that videotune import reads:"
+        f" {docs_page('interop')} lists the trainers"
+    )
+
+
+def _open_config(path: Path) -> _ConfigFile | None:
+    """Read a config file and detect its kind; None for a text of no known kind."""
+    if path.suffix == PROMPT_SUFFIX:
+        try:
+            file_leaves = flat_leaves(parse_config_file(path))
+        except VideotuneError:
+            file_leaves = {}  # a text of prompts need not be one of commands
+    else:
+        file_leaves = flat_leaves(parse_config_file(path))
     leaves = {re.sub("^-+", "", key): value for key, value in file_leaves.items()}
     kind = other_trainer(leaves)
-    if kind is None:
-        raise VideotuneError(
-            f"{path} is not a config that videotune import reads:"
-            f" {docs_page('interop')} lists the trainers"
-        )
-    return _ConfigFile(path, leaves, kind)
+    return None if kind is None else _ConfigFile(path, leaves, kind)
+
+
+def _last_part(name: str) -> str:
+    """Return the file's name of a path of any system."""
+    return re.split(r"[/\\]", name)[-1]
+
+
+def _prompt_files(
+    main_files: Sequence[_ConfigFile],
+    values: Mapping[str, Any],
+    texts: Mapping[str, Path],
+    within: Path | None,
+) -> Iterator[tuple[str, Path]]:
+    """Yield key and path of each text of prompts that a config names.
+
+    Args:
+        main_files: the configs.
+        values: the values of all keys.
+        texts: texts that were passed with the configs, by their names.
+        within: a folder that files which were not passed must be in.
+
+    Raises:
+        VideotuneError: for a text that no config names.
+    """
+    unnamed = dict(texts)
+    for config_file in main_files:
+        prompt_keys = config_file.kind.get("prompts", ())
+        for key, name in _references(values, prompt_keys):
+            path = unnamed.pop(_last_part(name), None)
+            if path is None:
+                path = _find_file(name, config_file.path.parent, within)
+            if path is not None and path.suffix == PROMPT_SUFFIX:
+                yield key, path
+    for path in unnamed.values():
+        _refuse_unknown(path)
+
+
+def _prompt_lines(path: Path) -> list[str]:
+    """Read the prompts of a text file, a line each, without blank lines and comments."""
+    lines = [line.strip() for line in config_text(path).splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _references(

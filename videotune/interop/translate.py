@@ -14,6 +14,13 @@ from videotune.config.resolve import resolve
 from videotune.data.frame_counts import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.files import read_json
+from videotune.interop.addresses import (
+    KEY,
+    masked_config,
+    masked_rows,
+    with_all_addresses,
+    without_addresses,
+)
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
@@ -39,10 +46,21 @@ class Imported:
     trainer: str
 
     config: dict[str, Any]
-    """videotune's config; it resolves without errors."""
+    """videotune's config; it resolves without errors. It may hold addresses for messages,
+    which are secret.
+    """
 
     rows: tuple[TranslatedKey, ...]
-    """One row per key of the other trainer's config."""
+    """One row per key of the other trainer's config, without secrets."""
+
+    def shown(self) -> "Imported":
+        """Return the translation with a config that may be printed."""
+        return replace(self, config=masked_config(self.config))
+
+    def for_studio(self) -> "Imported":
+        """Return the translation without addresses, as the studio keeps it."""
+        config = {key: value for key, value in self.config.items() if key != KEY}
+        return replace(self, config=config, rows=without_addresses(self.rows))
 
 
 @lru_cache
@@ -68,8 +86,10 @@ def translate(theirs: ForeignConfig) -> Imported:
     for key, path in theirs.missing:
         rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
 
-    config, final_rows = _accept(_with_valid_frames(rows, base), base)
-    return Imported(theirs.trainer, config, final_rows)
+    rows = with_all_addresses(_with_valid_previews(rows, base))
+    config, final_rows = _accept(rows, base)
+    shown_rows = masked_rows(final_rows, table.get("secrets", ()))
+    return Imported(theirs.trainer, config, shown_rows)
 
 
 def refuse_config_of_other_model(theirs: ForeignConfig) -> None:
@@ -366,22 +386,59 @@ def _known_base(text: str) -> dict[str, str]:
     return {}
 
 
-def _with_valid_frames(
+def _with_valid_previews(
     rows: Sequence[TranslatedKey], base: Mapping[str, str]
 ) -> list[TranslatedKey]:
-    """Return the rows with frames of previews that the model can sample."""
+    """Return the rows with previews that the model can sample: their frames, and an
+    image to begin with only if it takes one.
+    """
     spec = _base_spec(base)
+    if spec is None:
+        return list(rows)
+
     result = []
     for row in rows:
-        frames = row.ours.get("sample.frames")
-        if spec is not None and isinstance(frames, int) and frames > 0:
-            valid_frames = snap_frames(frames, spec.rules)
-            if valid_frames != frames:
-                note = f"{spec.title} samples {frame_rule(spec.rules)}"
-                ours = row.ours | {"sample.frames": valid_frames}
-                row = replace(row, ours=ours, verdict="translated", note=note)
+        ours = dict(row.ours)
+        if "sample.frames" in ours:
+            ours["sample.frames"] = _valid_frames(ours["sample.frames"], spec)
+        if isinstance(ours.get("samples"), list):
+            ours["samples"] = [
+                _valid_prompt(prompt, spec) for prompt in ours["samples"]
+            ]
+
+        notes = [row.note]
+        if _texts_of("image", ours) != _texts_of("image", row.ours):
+            notes.append(f"{spec.title} takes no image to begin with")
+        if _texts_of("frames", ours) != _texts_of("frames", row.ours):
+            notes.append(f"{spec.title} samples {frame_rule(spec.rules)}")
+        if ours != row.ours:
+            note = "; ".join(filter(None, notes))
+            row = replace(row, ours=ours, verdict="translated", note=note)
         result.append(row)
     return result
+
+
+def _texts_of(name: str, value: Any) -> list[str]:
+    """Return the values of a key wherever it is in nested data, as texts."""
+    leaves = suggestions.flat_leaves(value)
+    return [str(leaf) for key, leaf in leaves.items() if key.split(".")[-1] == name]
+
+
+def _valid_frames(frames: Any, spec: ModelSpec) -> Any:
+    is_count = isinstance(frames, int) and frames > 0
+    return snap_frames(frames, spec.rules) if is_count else frames
+
+
+def _valid_prompt(prompt: Any, spec: ModelSpec) -> Any:
+    """Return an entry of ``samples`` with what the model can sample."""
+    if not isinstance(prompt, dict):
+        return prompt
+    valid_prompt = dict(prompt)
+    if "frames" in prompt:
+        valid_prompt["frames"] = _valid_frames(prompt["frames"], spec)
+    if spec.image_conditioning == "none":
+        valid_prompt.pop("image", None)
+    return valid_prompt
 
 
 def _accept(

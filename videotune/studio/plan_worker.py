@@ -57,7 +57,8 @@ def write_answer(question: Mapping[str, Any]) -> None:
         else:
             files = [Path(file) for file in question["files"]]
             within = question.get("within")
-            answer |= asdict(import_config(files, within=within and Path(within)))
+            imported = import_config(files, within=within and Path(within))
+            answer |= asdict(imported.for_studio())
     except (VideotuneError, OSError) as error:
         answer["code"] = getattr(error, "exit_code", FAILED)
         answer["words"] = str(error)
