@@ -1,5 +1,6 @@
 """What the keys of a dataset's captions do to the texts that are trained."""
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,57 @@ def test_a_wildcard_becomes_one_of_its_choices(lab: Lab) -> None:
         for colour in ("red", "blue")
         for animal in ("cat", "big dog", "small dog")
     }
+
+
+@pytest.mark.effect("datasets.caption_wildcards")
+def test_a_wildcard_becomes_a_line_of_its_file(lab: Lab) -> None:
+    folder = one_clip(lab.tmp / "data", "x") / "wildcards"
+    (folder / "animals").mkdir(parents=True)
+    (folder / "colour.txt").write_text("# of wool\nred\n\n{blue|green}\n")
+    (folder / "animals" / "pet.txt").write_text("__colour__ cat\ndog")
+    written = "a {__animals/pet__|snake}, __init"
+    assert captions_of(lab, written) == (written,)
+
+    keys = {"caption_wildcards": True, "caption_variants": 64}
+    variants = captions_of(lab, written, **keys)
+    assert variants[0] == "a red cat, __init"
+    pets = ("red cat", "blue cat", "green cat", "dog", "snake")
+    assert set(variants) == {f"a {pet}, __init" for pet in pets}
+    assert captions_of(lab, written, **keys) == variants
+
+    # Another line changes what is trained.
+    (folder / "colour.txt").write_text("pink")
+    assert "a pink cat, __init" in captions_of(lab, written, **keys)
+
+
+def test_wildcards_reach_no_other_file(lab: Lab) -> None:
+    folder = one_clip(lab.tmp / "data", "x") / "wildcards"
+    folder.mkdir()
+    (lab.tmp / "secret.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(lab.tmp / "secret.txt")
+    (folder / "large.txt").write_text("a" * 20_000)
+    (folder / "huge.txt").write_text("a\n" * (1 << 20))
+    (folder / "empty.txt").write_text("# nothing\n")
+    (folder / "binary.txt").write_bytes(b"\xff\xfe")
+    (folder / "one.txt").write_text("__two__")
+    (folder / "two.txt").write_text("__one__")
+    (folder / "more.txt").write_text("__more__ __more__ __more__ __more__ " * 20)
+    os.mkfifo(folder / "pipe.txt")
+    for name, words in (
+        ("none", "does not exist"),
+        ("link", "is a link to"),
+        ("large", "Shorten it"),
+        ("huge", "at most"),
+        ("empty", "has no line"),
+        ("binary", "not UTF-8"),
+        ("one", "in a circle"),
+        ("more", "Shorten it"),
+        ("pipe", "named pipe"),
+    ):
+        with pytest.raises(VideotuneError, match=words):
+            captions_of(lab, f"a __{name}__", caption_wildcards=True)
+    for text in ("__../../secret__", "__/etc/hosts__", "a__.__b"):
+        assert captions_of(lab, text, caption_wildcards=True) == (text,)
 
 
 @pytest.mark.effect("datasets.caption_variants")

@@ -46,8 +46,8 @@ class Dataset(Section):
     """One source of clips."""
 
     path: str = data()
-    """a folder, a zip or tar, a .csv or .jsonl of rows, or a Hub dataset's id: videos/ +
-    captions/, side-car .txt, metadata
+    """a folder, a zip or tar, a .csv, .jsonl or .parquet of rows, or a Hub dataset's id:
+    videos/ + captions/, side-car .txt, metadata
     """
     kind: DatasetKind = data("train")
     """train, validation (measured, never trained) or regularization"""
@@ -58,8 +58,9 @@ class Dataset(Section):
     not mixed with others in a step; times repeats
     """
     file_column: str | None = data(None, min_length=1, max_length=200)
-    """the column of the clips' paths in metadata.csv, metadata.jsonl or a file of rows
-    (default: file_name; of a file of rows also video_path, media_path and the like)
+    """the column of the clips' paths in metadata.csv, .jsonl or .parquet or a file of rows,
+    or of the clips themselves in Parquet files (default: file_name; of a file of rows also
+    video_path, media_path and the like)
     """
     caption_column: str | None = data(None, min_length=1, max_length=200)
     """the column of the captions there (default: text, caption or prompt)"""
@@ -104,7 +105,9 @@ class Dataset(Section):
     caption_separator: str = data(",", min_length=1, max_length=16)
     """what is between the tags of a caption"""
     caption_wildcards: bool = data(False)
-    """a caption's {red|blue} becomes one of the texts between the bars"""
+    """a caption's {red|blue} becomes one of the texts between the bars, its __colour__ a
+    line of wildcards/colour.txt in the dataset's folder
+    """
     caption_variants: int = data(8, ge=2, le=256)
     """texts that caption_shuffle, caption_tag_dropout and caption_wildcards make of each
     caption, the first without chance; each is encoded once

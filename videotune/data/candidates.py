@@ -120,6 +120,7 @@ class Candidate:
             dataset,
             seed,
             fixed=self.held_out or dataset.kind == "validation",
+            wildcards=self.location.wildcards,
         )
         preserves_prior = (
             dataset.kind == "regularization" and dataset.prior_preservation is not False

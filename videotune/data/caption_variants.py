@@ -1,5 +1,5 @@
 """The texts that a dataset's settings make of a written caption: prefix and suffix,
-shuffled and dropped tags, wildcards.
+shuffled and dropped tags, wildcards in braces and from files.
 
 Text states are cached by text, so a caption has a bounded number of variants, drawn once
 for (seed, caption, number). A resume and any number of processes draw the same.
@@ -7,12 +7,13 @@ for (seed, caption, number). A resume and any number of processes draw the same.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from videotune.config.data_schema import Dataset
 from videotune.data.captions import with_trigger
+from videotune.data.wildcard_files import WildcardFiles
 from videotune.errors import VideotuneError
 from videotune.rng import generator_for
 
@@ -27,7 +28,12 @@ _PUNCTUATION = ".,;:!?)"
 
 
 def trained_captions(
-    written: Sequence[str], dataset: Dataset, seed: int, *, fixed: bool
+    written: Sequence[str],
+    dataset: Dataset,
+    seed: int,
+    *,
+    fixed: bool,
+    wildcards: WildcardFiles,
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Return the captions of a clip as the run reads them, and how often each is drawn.
 
@@ -36,13 +42,18 @@ def trained_captions(
         dataset: the settings.
         seed: the run's seed.
         fixed: nothing is drawn, as for clips that are held out.
+        wildcards: the dataset's files of wildcards.
 
     Returns:
         The captions, and their weights; no weights: all alike.
+
+    Raises:
+        VideotuneError: if a caption cannot have variants.
     """
     weights = tuple(dataset.caption_weights or ())
     if fixed or not dataset.varies_captions:
-        return tuple(_without_chance(text, dataset) for text in written), weights
+        texts = [_without_chance(text, dataset, wildcards) for text in written]
+        return tuple(texts), weights
 
     used_weights = weights[: len(written)]
     if not sum(used_weights):
@@ -50,41 +61,64 @@ def trained_captions(
 
     weight_by_text: Counter[str] = Counter()
     for text, weight in zip(written, used_weights, strict=False):
-        for variant in variants_of(text, dataset, seed):
+        for variant in variants_of(text, dataset, seed, wildcards):
             weight_by_text[variant] += weight / dataset.caption_variants  # type: ignore[assignment]
     return tuple(weight_by_text), tuple(weight_by_text.values())
 
 
-def variants_of(text: str, dataset: Dataset, seed: int) -> list[str]:
+def variants_of(
+    text: str, dataset: Dataset, seed: int, wildcards: WildcardFiles
+) -> list[str]:
     """Return the variants of a written caption: the first is drawn by no chance, and
     some may be equal.
 
+    Args:
+        text: the caption.
+        dataset: the settings.
+        seed: the run's seed.
+        wildcards: the dataset's files of wildcards.
+
     Raises:
-        VideotuneError: if the caption is far longer than any model reads.
+        VideotuneError: if the caption is far longer than any model reads, or names a
+            wildcard that there is not.
     """
+    _refuse_long(text, dataset)
+    variants = [_without_chance(text, dataset, wildcards)]
+    for number in range(1, dataset.caption_variants):
+        generator = generator_for(seed, "caption variant", text, number)
+        variants.append(_vary(text, dataset, wildcards, generator))
+    return variants
+
+
+def _refuse_long(text: str, dataset: Dataset) -> None:
+    """Raise VideotuneError if a caption is far longer than any model reads."""
     if len(text) > LONGEST:
         raise VideotuneError(
             f"datasets.caption_variants: the caption in {dataset.path} that begins {text[:60]!r} has "
             f"{len(text)} characters; variants are made of at most {LONGEST}. Shorten it."
         )
-    variants = [_without_chance(text, dataset)]
-    for number in range(1, dataset.caption_variants):
-        generator = generator_for(seed, "caption variant", text, number)
-        variants.append(_vary(text, dataset, generator))
-    return variants
 
 
-def _without_chance(text: str, dataset: Dataset) -> str:
+def _without_chance(text: str, dataset: Dataset, wildcards: WildcardFiles) -> str:
     """Return a caption with the first choice of each wildcard, and all tags in order."""
     if dataset.caption_wildcards:
-        text = _resolve_wildcards(text, None)
+        text = _resolve_wildcards(text, dataset, wildcards, lambda count: 0)
     return _frame(text, dataset)
 
 
-def _vary(text: str, dataset: Dataset, generator: np.random.Generator) -> str:
+def _vary(
+    text: str,
+    dataset: Dataset,
+    wildcards: WildcardFiles,
+    generator: np.random.Generator,
+) -> str:
     """Draw the wildcards, the order and the dropped tags of a caption."""
     if dataset.caption_wildcards:
-        text = _resolve_wildcards(text, generator)
+
+        def draw(count: int) -> int:
+            return int(generator.integers(count))
+
+        text = _resolve_wildcards(text, dataset, wildcards, draw)
 
     if dataset.caption_shuffle or dataset.caption_tag_dropout > 0:
         separator = dataset.caption_separator
@@ -106,27 +140,41 @@ def _vary(text: str, dataset: Dataset, generator: np.random.Generator) -> str:
     return _frame(text, dataset)
 
 
-def _resolve_wildcards(text: str, generator: np.random.Generator | None) -> str:
-    """Replace each {a|b} by one of its choices, the inner ones first; None: the first
-    choice.
+def _resolve_wildcards(
+    text: str,
+    dataset: Dataset,
+    wildcards: WildcardFiles,
+    choose: Callable[[int], int],
+) -> str:
+    """Replace each {a|b} by one of its choices, the inner ones first, and each __name__
+    by a line of its file.
 
     Braces without a bar stay as they are.
+
+    Args:
+        text: the caption.
+        dataset: the settings.
+        wildcards: the dataset's files of wildcards.
+        choose: returns the index of one of so many choices.
+
+    Raises:
+        VideotuneError: if a wildcard has no file, or the text grows without an end.
     """
 
-    def choose(match: re.Match[str]) -> str:
+    def choice_of(match: re.Match[str]) -> str:
         choices = match[1].split("|")
         if len(choices) == 1:
             return match[0]
-        index = 0
-        if generator is not None:
-            index = int(generator.integers(len(choices)))
-        return choices[index].strip()
+        return choices[choose(len(choices))].strip()
 
     for _ in range(MOST_NESTING):
-        resolved = _WILDCARD.sub(choose, text)
+        resolved = _WILDCARD.sub(choice_of, text)
+        resolved = wildcards.replace(resolved, choose)
         if resolved == text:
-            break
+            return text
         text = resolved
+        _refuse_long(text, dataset)
+    wildcards.refuse_unresolved(text, MOST_NESTING)
     return text
 
 

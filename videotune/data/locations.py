@@ -7,8 +7,8 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from videotune.data.archives import (
@@ -34,6 +34,7 @@ from videotune.data.parquet_clips import read_clips as read_parquet_clips
 from videotune.data.parquet_files import PARQUET_SUFFIX
 from videotune.data.row_files import ROW_SUFFIXES, read_rows
 from videotune.data.shards import shards_of, unpack_clips
+from videotune.data.wildcard_files import WildcardFiles
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
@@ -61,6 +62,18 @@ class Location:
 
     name: str
     """Name of the dataset, independent of where it is on disk."""
+
+    home: Path | None = None
+    """Folder of a dataset that is unpacked elsewhere; None: ``root``."""
+
+    within: Path | None = None
+    """Folder to which links of the dataset may lead; None: ``home`` or ``root``."""
+
+    @cached_property
+    def wildcards(self) -> WildcardFiles:
+        """The files of wildcards."""
+        home = self.home or self.root
+        return WildcardFiles(home, self.within or home)
 
 
 def open_location(
@@ -108,7 +121,8 @@ def open_location(
     if shards:
         folder = unpack_clips(shards, cache, caption_suffix, progress)
         files, notes = read_clips(folder)
-        return Location(folder, files, notes, name=local_path.absolute().name)
+        name = local_path.absolute().name
+        return Location(folder, files, notes, name, home=local_path)
 
     location = _open_parquet_folder(local_path, local_path, cache, progress, columns)
     if location is not None:
@@ -125,7 +139,7 @@ def _open_rows(
     if is_parquet and clip_column_of(path, columns) is not None:
         shards = [Shard(path, path.name)]
         root, files, notes = read_parquet_clips(shards, cache, columns, progress)
-        return Location(root, files, notes, name=path.stem)
+        return Location(root, files, notes, name=path.stem, home=path.parent)
     files, notes = read_rows(path, columns)
     return Location(path.parent, files, notes, name=path.stem)
 
@@ -162,7 +176,7 @@ def _open_parquet_folder(
         if all(clip_column_of(shard.path, columns) is None for shard in shards):
             return None
         root, files, clip_notes = read_parquet_clips(shards, cache, columns, progress)
-        return Location(root, files, [*notes, *clip_notes], name)
+        return Location(root, files, [*notes, *clip_notes], name, folder, within)
 
     clips: dict[Path, ClipFile] = {}
     for shard in shards:
@@ -175,7 +189,7 @@ def _open_parquet_folder(
                     f"{file.metadata_row}. Keep one row per clip."
                 )
             clips[file.path] = file
-    return Location(folder, list(clips.values()), notes, name)
+    return Location(folder, list(clips.values()), notes, name, within=within)
 
 
 def _has_metadata(folder: Path) -> bool:
@@ -246,11 +260,12 @@ def _open_hub(
             location = _open_parquet_folder(root, repo_cache, cache, progress, columns)
         if location is not None:
             notes = [commit_note, *location.notes]
-            return Location(root, location.files, notes, name=repo.split("/")[-1])
+            return replace(location, notes=notes, name=repo.split("/")[-1])
 
         files, notes = read_clips(root, repo_cache)
         notes = [commit_note, *notes, *_repo_notes(repo, repo_files, archives)]
-        return Location(root, files, notes, name=repo.split("/")[-1])
+        name = repo.split("/")[-1]
+        return Location(root, files, notes, name, within=repo_cache)
 
     if len(archives) == 1:
         return _open_hub_archive(
@@ -269,9 +284,7 @@ def _open_hub(
         location = _open_parquet_folder(root, repo_cache, cache, progress, columns)
         if location is not None:
             notes = [commit_note, *location.notes]
-            return Location(
-                location.root, location.files, notes, name=repo.split("/")[-1]
-            )
+            return replace(location, notes=notes, name=repo.split("/")[-1])
     raise VideotuneError(_no_clips_message(repo, repo_files))
 
 
