@@ -30,6 +30,7 @@ from videotune.captioning import backends
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.captioning.overwrite import STATE_FILE, OverwriteState
 from videotune.commands.caption import CaptionOptions, CaptionResult, caption
+from videotune.commands.check import check
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 
 KEY = "sk-secret-1234"
@@ -221,6 +222,35 @@ def test_what_a_person_wrote_stays(clips: Path, server: Any) -> None:
     ]
     assert not (clips / STATE_FILE).exists()
     assert len(asked(clips, server).kept) == 4
+
+
+def test_captions_go_where_the_dataset_says_they_are_read(
+    clips: Path, server: Any
+) -> None:
+    """Folders of frames are clips, and captions have the ending that training reads."""
+    for number, frame in enumerate(noise(6, 32, 48, seed=7)):
+        write_image(clips / "shot" / f"{number:03}.png", frame)
+    keys = {"caption_extension": ".tags", "frame_folder_fps": 16}
+    config = {"datasets": [{"path": str(clips), **keys}]}
+    options = CaptionOptions("m", f"{server.url}/v1", workers=1, frames=3)
+    result = caption(config, preset="toy", options=options, data=str(clips))
+    assert (result.exit_code, len(result.written)) == (DONE, 5)
+    assert sorted(path.relative_to(clips).as_posix() for path in clips.rglob("*.tags")) == [
+        "captions/a.tags",
+        "captions/b.tags",
+        "captions/d.tags",
+        "captions/deep/c.tags",
+        "shot.tags",
+    ]  # fmt: skip
+    assert len(server.requests[-1]["messages"][0]["content"]) == 4, "three frames"
+    account = check(config, preset="toy").account
+    assert {tuple(clip["captions"]) for clip in account["clips"]} == {
+        (row["caption"],) for row in result.written
+    }
+
+    sets = tuple(f"datasets.{key}={value}" for key, value in keys.items())
+    again = caption(options=options, data=str(clips), sets=sets)
+    assert (len(again.kept), again.written) == (5, [])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

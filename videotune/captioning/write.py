@@ -10,12 +10,14 @@ from videotune.bounds import ANSWER_SECONDS
 from videotune.captioning.backends import Captioner, local_model, read_frames, server
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.captioning.overwrite import OverwriteState
+from videotune.config.data_schema import Dataset
 from videotune.console import bar
 from videotune.data.captions import split_variants, with_trigger
 from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
 from videotune.data.layouts import read_folder
+from videotune.data.metadata_files import Columns
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.files import digest, write_bytes, write_text
 from videotune.types import DETERMINISTIC_VARIANT
@@ -97,12 +99,13 @@ class CaptionResult:
         return SKIPPED if self.written else FAILED
 
 
-def caption_files(root: Path, clips: set[str]) -> dict[Path, str]:
+def caption_files(root: Path, clips: set[str], dataset: Dataset) -> dict[Path, str]:
     """Return the text file in which the layout expects each clip's caption.
 
     Args:
         root: the dataset's folder.
         clips: paths of the clips.
+        dataset: its settings: the ending of captions, folders of frames, and columns.
 
     Returns:
         Clips by text file. Of two clips of one name, which share a file, the first.
@@ -112,7 +115,12 @@ def caption_files(root: Path, clips: set[str]) -> dict[Path, str]:
             dataset.
     """
     files: dict[Path, str] = {}
-    clip_files, _ = read_folder(root)
+    clip_files, _ = read_folder(
+        root,
+        caption_suffix=dataset.caption_extension,
+        frame_folders=dataset.frame_folder_fps is not None,
+        columns=Columns(dataset.file_column, dataset.caption_column),
+    )
     for clip in clip_files:
         if clip.metadata_row:
             raise VideotuneError(

@@ -17,6 +17,8 @@ from videotune.captioning.write import (
     write_all,
 )
 from videotune.commands.check import CheckResult, check, token_counts
+from videotune.config.data_schema import Dataset
+from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.job.overrides import ConfigSource, to_overrides
 
@@ -42,7 +44,8 @@ def caption(
         all_overrides, sets=(*all_overrides.sets, "missing_caption=empty")
     )
     checked = check(allow_empty)
-    files = caption_files(root, {clip.path for clip in checked.job.library.clips})
+    clips = {clip.path for clip in checked.job.library.clips}
+    files = caption_files(root, clips, _dataset_at(root, checked.job.config))
     texts = {clip: texts_of(file) for file, clip in files.items()}
 
     state = None
@@ -68,6 +71,14 @@ def caption(
     texts |= {row["clip"]: (row["caption"],) for row in result.written}
     result.hints = _hints(checked, texts)
     return result
+
+
+def _dataset_at(root: Path, config: Config) -> Dataset:
+    """Return the settings of the dataset in this folder."""
+    for dataset in config.datasets:
+        if Path(dataset.path) == root:
+            return dataset
+    return Dataset(path=str(root))
 
 
 def _skipped_row(row: tuple[str, str, str]) -> dict[str, str]:

@@ -142,6 +142,8 @@ def _datasets_of(overrides: Overrides, keys: Mapping[str, Any]) -> list[dict[str
             f"--data: {source} names several datasets. Set their folders, such as "
             f"--set datasets.0.path={data}"
         )
+    if expand_user(path).absolute() == expand_user(data).absolute():
+        return [dict(only)]
     if not Path(path).is_absolute() or Path(path).exists():
         raise VideotuneError(
             f"--data: {source} names the clips too: {path}. Leave one of them out, or "
