@@ -13,7 +13,8 @@ import pytest
 
 from tests.support import reports
 from videotune.files import read_json
-from videotune.reporter.build import contact_sheet_page, write_comparison
+from videotune.reporter.build import contact_sheet_page
+from videotune.reporter.comparison import write_comparison
 from videotune.reporter.privacy import PathNames, names_of_datasets
 from videotune.reporter.read import read_run
 

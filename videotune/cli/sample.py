@@ -1,11 +1,13 @@
 """``videotune sample`` and ``videotune compare``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from videotune import console
 from videotune.cli.options import Arg, Offline, Opt, Sets
-from videotune.console import doing
+from videotune.console import doing, print_table, tell
+from videotune.errors import VideotuneError
+from videotune.text import counted
 
 Step = Annotated[
     int | None, Opt("--step", help="step of the run's checkpoint (default: newest)")
@@ -89,29 +91,98 @@ def sample(
 
 
 def compare(
-    run: Annotated[Path, Arg(help="a run folder")],
+    runs: Annotated[
+        list[Path],
+        Arg(help="a run folder; with several: their settings, losses and previews"),
+    ],
     prompt: Annotated[
         str | None, Opt(help="the prompt (default: the first preview's)")
     ] = None,
     seed: Annotated[int | None, Opt(help="its seed (default: sample.seed)")] = None,
     out: Annotated[
-        Path | None, Opt(help="folder for the files (default: RUN/compare)")
+        Path | None,
+        Opt(help="folder for the files (default: RUN/compare; for several runs, RUN)"),
     ] = None,
     image: Annotated[Path | None, Opt(help="the first frame")] = None,
     sets: Sets = None,
     offline: Offline = False,
-) -> None:
-    """Generate one prompt with one seed at the base model and at every checkpoint."""
+) -> dict[str, Any]:
+    """Generate one prompt with one seed at the base model and at every checkpoint, or
+    show several runs side by side.
+    """
+    if len(runs) > 1:
+        options = {"--prompt": prompt, "--seed": seed, "--image": image, "--set": sets}
+        return show_runs(runs, options, out)
+
     from videotune.commands.sample_options import refuse_compare
     from videotune.job.overrides import Overrides, check_settings
 
     check_settings(Overrides(sets=tuple(sets or ())))
-    prompt = refuse_compare(run, prompt, seed, image, sets or ())
+    prompt = refuse_compare(runs[0], prompt, seed, image, sets or ())
     doing("loading the model")
     from videotune.commands.compare import compare as compare_checkpoints
 
     paths = compare_checkpoints(
-        run, prompt, seed=seed, out=out, image=image, sets=sets or ()
+        runs[0], prompt, seed=seed, out=out, image=image, sets=sets or ()
     )
     for path in paths:
         console.out(path)
+    return {}
+
+
+FACTS = {
+    "state": "state",
+    "steps": "steps",
+    "verdict": "verdict",
+    "recommended": "recommended step",
+    "held_out": "held-out error",
+    "minutes": "minutes",
+}
+"""Facts of a run by their key, with their heading."""
+
+
+def show_runs(
+    runs: list[Path], options: dict[str, Any], out: Path | None
+) -> dict[str, Any]:
+    """Print the settings that differ between runs and the results, a column a run.
+
+    Raises VideotuneError for options that only one run has.
+    """
+    from videotune.commands.compare_runs import compare_runs
+
+    for name, value in options.items():
+        if value not in (None, []):
+            raise VideotuneError(
+                f"{name}: several runs are compared by the previews that they have. Leave it out, "
+                "or name one run"
+            )
+    doing("reading the runs")
+    comparison = compare_runs(runs, out)
+
+    rows = []
+    for index, key in enumerate(comparison.keys):
+        rows.append([key, *(row["values"][index] for row in comparison.rows)])
+    for key, heading in FACTS.items():
+        facts = [row[key] for row in comparison.rows]
+        if key == "state":
+            facts = [state[0] for state in facts]
+        rows.append([heading, *facts])
+    names = [row["name"] for row in comparison.rows]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({index})" for index, name in enumerate(names, 1)]
+    print_table("runs", ["", *names], rows)
+
+    if not comparison.has_same_data:
+        tell("The runs have different clips, so their held-out errors do not compare.")
+    if comparison.shared_prompts:
+        tell(
+            f"{counted(comparison.shared_prompts, 'prompt')} that the runs have sampled with the same "
+            "seed: side by side on the page"
+        )
+    else:
+        tell(
+            "The runs have no preview of the same prompt and seed. Give them the same samples, or use "
+            "`videotune sample RUN --prompt TEXT --seed N` with each"
+        )
+    console.out(comparison.page)
+    return {"page": str(comparison.page), "keys": comparison.keys}

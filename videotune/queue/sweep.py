@@ -17,7 +17,7 @@ from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
 from videotune.queue.entries import CONFIG_SUFFIXES, QueueEntry, add, entries
 from videotune.queue.worker import run_queue
-from videotune.reporter.build import write_comparison
+from videotune.reporter.comparison import write_comparison
 
 MAX_RUNS = 256
 """Largest number of runs of a sweep."""

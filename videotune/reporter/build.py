@@ -1,6 +1,5 @@
-"""Build the report page of a run, and the page that compares several runs."""
+"""Build the report page of a run."""
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from videotune import text
 from videotune.files import write_text
 from videotune.model_spec import asset_title
-from videotune.reporter import charts, curves, inventory, outcome, previews
+from videotune.reporter import curves, inventory, outcome, previews
 from videotune.reporter.previews import Media
 from videotune.reporter.privacy import shareable, without_machine
 from videotune.reporter.read import (
@@ -22,7 +21,6 @@ from videotune.reporter.read import (
     items,
     mapping,
     number,
-    points,
     read_run,
 )
 from videotune.runs.step_sums import Steps, regularization
@@ -253,116 +251,3 @@ def environment(*packages: str) -> Environment:
         "repr": repr,
     }
     return templates
-
-
-STROKES = ("one", "two", "three", "four")
-
-LOCATION_SETTINGS = ("output_model_destination", "cache_dir")
-"""Settings that are not compared, since they are only locations."""
-
-
-def write_comparison(folders: Sequence[Path], path: Path) -> Path:
-    """Write a page that compares runs, best first, with links to their reports.
-
-    Folders without a run are listed as waiting.
-
-    Args:
-        folders: the run folders.
-        path: path of the page.
-
-    Returns:
-        ``path``.
-    """
-    runs = []
-    waiting = []
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            runs.append(read_run(folder))
-        else:
-            waiting.append(folder.name)
-
-    # Before folders lose their parents: two may have the same name.
-    keys = differing_settings(runs)
-    rows = [_comparison_row(shareable(run), keys, path.parent) for run in runs]
-    rows.sort(key=lambda row: row["rank"])
-    validated = [run for run in runs if run.validations]
-    chart = _comparison_chart(validated, [row["name"] for row in rows])
-    contents = render(
-        "runs.html.j2", title="Runs", rows=rows, keys=keys, chart=chart, waiting=waiting
-    )
-    write_text(path, contents)
-    return path
-
-
-def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the dotted names of the settings that differ between runs."""
-    run_settings = [inventory.flat_settings(run) for run in runs]
-    names: dict[str, None] = {}
-    for settings in run_settings:
-        names |= dict.fromkeys(settings)
-
-    differing = []
-    for name in names:
-        first = run_settings[0].get(name)
-        is_equal = all(settings.get(name) == first for settings in run_settings)
-        if name not in LOCATION_SETTINGS and not is_equal:
-            differing.append(name)
-    return differing
-
-
-def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[str, Any]:
-    """Return a run's cells; ``rank`` sorts by validation loss, missing ones last."""
-    verdict = outcome.verdict(run)
-    losses = [loss for _, loss in points(run.validations, "held_out", "normalised")]
-    best = min(losses, default=None)
-    settings = inventory.flat_settings(run)
-
-    link = None
-    report = run.folder / "report.html"
-    if report.is_file():
-        link = Path(os.path.relpath(report, page_folder)).as_posix()
-    minutes = None
-    seconds = (run.last("end")["seconds"] or {}).values()
-    if seconds:
-        total = sum(number(value) or 0 for value in seconds)
-        minutes = text.plain(total / 60, 2)
-    return {
-        "name": run.folder.name,
-        "link": link,
-        "values": [text.value_text(settings.get(key)) for key in keys],
-        "state": summary(run)["state"],
-        "steps": run.steps.last,
-        "verdict": (verdict["latest"] or {}).get("verdict") or "none",
-        "recommended": verdict["step"],
-        "held_out": None if best is None else text.plain(best),
-        "minutes": minutes,
-        "rank": (best is None, best or 0.0, run.folder.name),
-    }
-
-
-def _comparison_chart(
-    runs: Sequence[Run], order: Sequence[str]
-) -> dict[str, Any] | None:
-    """Return a chart of validation losses; runs beyond the fourth have pale lines.
-
-    Args:
-        runs: the runs.
-        order: names of the runs in the order of the table.
-    """
-    lines = []
-    in_order = sorted(runs, key=lambda run: order.index(run.folder.name))
-    for index, run in enumerate(in_order):
-        css = STROKES[index % len(STROKES)]
-        if index >= len(STROKES):
-            css += " pale"
-        curve = points(run.validations, "held_out", "normalised")
-        if curve:
-            lines.append(charts.Line(run.folder.name, curve, css, dots=True))
-
-    if not lines:
-        return None
-    return charts.line_chart(
-        lines,
-        says="error on held-out clips, relative to the base model: below 1 is better",
-        x_label="step",
-    )

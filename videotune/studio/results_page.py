@@ -14,7 +14,7 @@ from videotune.errors import VideotuneError
 from videotune.files import disk_usage, write_json
 from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
-from videotune.reporter.build import write_comparison
+from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping, points
 from videotune.sampling.picture_faults import remark_at

@@ -1,0 +1,74 @@
+"""The comparison of several runs, at the terminal and as a page."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command_line import Printed, run
+from tests.support.reports import attributes, config, full_run, write_file
+from videotune.errors import VideotuneError
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two runs whose learning rates differ; the second has one of the previews."""
+    folders = [full_run(tmp_path / name) for name in ("first", "second run")]
+    changed: dict[str, Any] = config()
+    changed["settings"]["learning_rate"] = 3e-4
+    write_file(folders[1], "config.json", changed)
+    journal = folders[1] / "journal.jsonl"
+    kept = []
+    for line in journal.read_text().splitlines():
+        is_other_prompt = "<script>" in line and '"sample"' in line
+        if not is_other_prompt:
+            kept.append(line)
+    journal.write_text("\n".join(kept) + "\n")
+    return folders
+
+
+def test_runs_stand_side_by_side(runs: list[Path], capsys: Printed) -> None:
+    assert run("compare", *runs) == 0
+    printed = re.sub(r"[ │┃]+", " ", capsys.readouterr().out)
+    assert "learning_rate 0.001 0.0003" in printed
+    assert "lora.rank" not in printed
+    assert "state done done" in printed
+    page_path = runs[0] / "comparison.html"
+    assert printed.rstrip().endswith(str(page_path))
+
+    page = page_path.read_text(encoding="utf-8")
+    assert page.count("zorble moves left") == 1
+    assert "<script>" not in page
+    sources = attributes(page, "src", "video")
+    assert len(sources) == 2, "only the prompt that both have sampled"
+    assert sources[0].startswith("samples/step-000120")
+    assert sources[1].startswith("../second%20run/samples/step-000120")
+
+
+def test_the_answer_is_json_too(
+    runs: list[Path], tmp_path: Path, capsys: Printed
+) -> None:
+    assert run("compare", *runs, out=tmp_path / "page", json=True) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["page"] == str(tmp_path / "page" / "comparison.html")
+    assert answer["keys"] == ["learning_rate"]
+    assert not (runs[0] / "comparison.html").exists()
+
+
+def test_what_cannot_be_compared_is_one_sentence(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    for folders, options, said in (
+        ([runs[0], runs[0]], {}, "given twice"),
+        ([runs[0], tmp_path], {}, "not a run folder"),
+        (runs, {"prompt": "a cat"}, "--prompt: several runs"),
+        (runs, {"seed": 3}, "--seed: several runs"),
+    ):
+        with pytest.raises(VideotuneError, match=said):
+            run("compare", *folders, **options)
+    (runs[1] / "config.json").unlink()
+    with pytest.raises(VideotuneError, match=r"config\.json is missing"):
+        run("compare", *runs)
+    assert not (runs[0] / "comparison.html").exists()
