@@ -15,6 +15,7 @@ from videotune.studio import form, projects
 
 def test_every_key_of_the_config_has_a_field() -> None:
     own = {key for key in leaves() if not key.startswith("datasets.")}
+    own |= {f"datasets.{key}" for key in projects.CLIP_KEYS}
     assert {field.key for field in form.fields()} == own - set(form.MANAGED_KEYS)
     assert all(field.help and field.values and field.default for field in form.fields())
 
@@ -24,6 +25,7 @@ def test_every_key_of_the_config_has_a_field() -> None:
     [
         ("steps", "40", 40), ("learning_rate", "1e-4", 1e-4), ("shuffle", "false", False), ("resolution", "480", 480),
         ("resolution", "64x64", "64x64"), ("samples", "a cat", ["a cat"]), ("samples", "a cat\na dog", ["a cat", "a dog"]),
+        ("datasets.flip", "safe", "safe"), ("datasets.caption_weights", "[2, 1]", [2, 1]),
         ("samples", "3", 3), ("lora.targets", '["a", "b"]', ["a", "b"]), ("training_method", "LORA", "LORA"),
     ],
 )  # fmt: skip
@@ -43,7 +45,10 @@ def test_what_is_typed_is_what_a_config_file_would_say(
         ("steps", "0", "greater than or equal to 1"), ("steps", "many", "not a whole number"),
         ("learning_rate", "-1", "greater than 0"), ("resize", "bend", "is not one of"),
         ("resolution", "big", "is not a valid size"), ("resolution", "[512, 0]", "is not a valid size"),
-        ("nothing", "1", "not a setting"),
+        ("nothing", "1", "not a setting"), ("datasets.path", "/tmp", "not a setting"),
+        ("datasets.kind", "train", "not a setting"),
+        ("datasets.caption_extension", ".mp4", "is not one of"), ("datasets.frame_folder_fps", "0", "greater than 0"),
+        ("datasets.flip", "up", "is not one of"),
         ("cache_dir", "/tmp", "not a setting"), ("shuffle", "perhaps", "true or false"),
     ],
 )  # fmt: skip

@@ -77,6 +77,7 @@ def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
     projects.update(project, captioning=options)
     arguments = ["caption", str(project.folder / CLIPS)]
     arguments += projects.preset_arguments(project)
+    arguments += projects.clip_setting_arguments(project)
     arguments += [f"--{name}={value}" for name, value in options.items() if value]
     if form["overwrite"]:
         arguments.append("--overwrite")

@@ -17,6 +17,7 @@ from videotune.data.captions import lint_caption, read_caption
 from videotune.data.clip_file import ClipFile
 from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import read_folder
+from videotune.data.metadata_files import Columns
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
@@ -66,6 +67,7 @@ UNKNOWN: ClipRow = {
     "hints": [],
     "long": False,
     "part": "",
+    "picture": "",
     "tokens": 0,
     "changed": 0,
     "seconds_cut": 0,
@@ -103,7 +105,9 @@ class ClipTable:
     """When each folder changed last; another time makes the table out of date."""
 
     basis: tuple[Any, ...]
-    """The check and the minute of the table; other values make it out of date."""
+    """The check, the minute and the settings of clips of the table; other values make it
+    out of date.
+    """
 
     shared: tuple[SharedWarning, ...]
     """Warnings that concern most clips; the rows do not repeat them."""
@@ -126,7 +130,8 @@ def table(project: Project) -> ClipTable:
     """
     cached = _tables.get(project.folder)
     check = latest_check(project)
-    basis = (check and check[0].folder.name, int(time.time() / 60))
+    settings = projects.clip_settings(project)
+    basis = (check and check[0].folder.name, int(time.time() / 60), settings)
 
     if cached is not None and cached.basis == basis:
         folders = {path: _changed_ns(path) for path in cached.folders}
@@ -291,12 +296,19 @@ def start_check(project: Project) -> bool:
 
 def _clip_files(project: Project) -> Iterator[tuple[str, ClipFile]]:
     """Yield every clip on disk with the part of the project that it is in."""
+    settings = projects.clip_settings(project)
     for part in (CLIPS, HELD_OUT):
         folder = project.folder / part
         if folder.is_dir() and has_visible_files(folder):
             # the folder holds only texts; the check reports it
             with suppress(VideotuneError):
-                for clip in read_folder(folder)[0]:
+                clips, _ = read_folder(
+                    folder,
+                    caption_suffix=settings.caption_extension,
+                    frame_folders=settings.frame_folder_fps is not None,
+                    columns=Columns(settings.file_column, settings.caption_column),
+                )
+                for clip in clips:
                     yield part, clip
 
 
@@ -374,6 +386,7 @@ def _row(
         "path": clip.path.relative_to(project.folder).as_posix(),
         "name": clip.path.relative_to(project.folder / part).as_posix(),
         "clip": clip,
+        "picture": _picture_of(project, clip),
         "part": part,
         "caption": caption,
         "changed": changed,
@@ -381,6 +394,16 @@ def _row(
         "hints": lint_caption(caption, clip.path.stem) if caption else [],
         "fixed": _fixed_reason(clip),
     }
+
+
+def _picture_of(project: Project, clip: ClipFile) -> str:
+    """Return the path within the project of the image that stands for a clip whose
+    frames are images; "" for a file, which a player shows.
+    """
+    if not clip.frames:
+        return ""
+    middle = clip.frames[len(clip.frames) // 2]
+    return middle.relative_to(project.folder).as_posix()
 
 
 def _fixed_reason(clip: ClipFile) -> str:

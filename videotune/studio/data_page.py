@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
+from videotune.data.row_files import ROW_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.reporter.read import mapping
@@ -394,10 +395,14 @@ def _checked_source(page: PageContext, path: str) -> str:
             )
         return path
 
-    is_other_file = expanded.is_file() and type_of_file(expanded) not in ARCHIVES
+    is_other_file = (
+        expanded.is_file()
+        and type_of_file(expanded) not in ARCHIVES
+        and expanded.suffix.lower() not in ROW_SUFFIXES
+    )
     if not expanded.exists() or is_other_file:
         raise VideotuneError(
-            f"there is no folder or archive {path} on the computer that runs the studio"
+            f"there is no folder, archive or file of rows {path} on the computer that runs the studio"
         )
     return str(expanded.resolve())
 
@@ -411,6 +416,8 @@ def cut(page: CurrentPage, form: PostedForm) -> Response:
         raise VideotuneError(
             f"{row['name']} is named in a list, or is in another folder: cut it there"
         )
+    if row["picture"]:
+        raise VideotuneError(f"{row['name']} is a folder of frames: move them by hand")
 
     out = project.folder / SCENES / re.sub(r"[^\w -]", "_", Path(row["name"]).stem)
     arguments = ["dataset", "split", str(row["clip"].path), "--out", str(out)]

@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from videotune.config.applies import Facts, unused
+from videotune.config.data_schema import Dataset
 from videotune.config.explain import advice, default, values
 from videotune.config.load import checked_keys, flatten, merge, read_preset, unflatten
 from videotune.config.optimizer_classes import usable_classes
@@ -18,8 +19,9 @@ from videotune.config.resolve import parse
 from videotune.config.schema import leaves
 from videotune.data.buckets import parse_size
 from videotune.data.captions import split_variants
+from videotune.data.clip_file import CAPTION_SUFFIXES
 from videotune.errors import VideotuneError
-from videotune.studio.projects import MANAGED_KEYS, texts
+from videotune.studio.projects import CLIP_KEYS, CLIPS, MANAGED_KEYS, texts
 
 WidgetKind = Literal["choice", "switch", "whole", "number", "text", "json"]
 
@@ -32,7 +34,10 @@ WIDGET_KINDS: dict[Any, WidgetKind] = {
 """The control of each plain type; all other types are typed in as JSON."""
 
 
-SUGGESTIONS = {"optimizer.name": (*OPTIMIZERS, *usable_classes())}
+SUGGESTIONS = {
+    "datasets.caption_extension": CAPTION_SUFFIXES,
+    "optimizer.name": (*OPTIMIZERS, *usable_classes()),
+}
 """By key the values that are offered while the user types."""
 
 PATH_KEYS: dict[str, Literal["folder", "file"]] = {
@@ -118,8 +123,14 @@ def fields() -> list[Field]:
     return [
         _field(key, schema_field)
         for key, schema_field in leaves().items()
-        if not key.startswith("datasets.") and key not in MANAGED_KEYS
+        if key not in MANAGED_KEYS and _is_offered(key)
     ]
+
+
+def _is_offered(key: str) -> bool:
+    """Return whether a key is of the run, or one of those of its clips."""
+    section, _, name = key.rpartition(".")
+    return section != "datasets" or name in CLIP_KEYS
 
 
 def _field(key: str, schema_field: Any) -> Field:
@@ -278,10 +289,57 @@ def set_key(
 
     nested_keys = unflatten(flat_keys)
     checked_keys(nested_keys, "the form")
-    config = parse(merge(preset_keys(preset), nested_keys))
+    config = parse(merge(preset_keys(preset), as_config(nested_keys)))
     if key == "resolution" and config.resolution is not None:
         _check_sizes(config.resolution)
     return nested_keys
+
+
+def as_config(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's keys as a config, in which the settings of the clips are those of
+    a dataset.
+
+    Raises:
+        VideotuneError: if captions would be written to files of another kind.
+    """
+    clip_keys = keys.get("datasets")
+    if not isinstance(clip_keys, Mapping):
+        return dict(keys)
+
+    extension = clip_keys.get("caption_extension")
+    if isinstance(extension, str) and extension.lower() not in CAPTION_SUFFIXES:
+        raise VideotuneError(
+            f"caption extension: {extension[:20]!r} is not one of {', '.join(CAPTION_SUFFIXES)}"
+        )
+    defaults = clip_defaults()
+    chosen_keys = {
+        key: value
+        for key, value in clip_keys.items()
+        if key not in defaults or value != defaults[key]
+    }
+    return {**keys, "datasets": [{"path": CLIPS, **chosen_keys}]}
+
+
+def clip_keys_of(datasets: Any) -> dict[str, Any]:
+    """Return the settings of clips that a config has: those that the studio wrote, or
+    those of its only dataset.
+    """
+    if isinstance(datasets, list) and len(datasets) == 1:
+        (datasets,) = datasets
+    if not isinstance(datasets, Mapping):
+        return {}
+    defaults = clip_defaults()
+    return {
+        key: value
+        for key, value in datasets.items()
+        if key in CLIP_KEYS and value != defaults[key]
+    }
+
+
+@cache
+def clip_defaults() -> dict[str, Any]:
+    """Return the defaults of the settings of clips."""
+    return {key: Dataset.model_fields[key].default for key in CLIP_KEYS}
 
 
 def _check_sizes(value: int | str | Sequence[int | str]) -> None:
@@ -298,7 +356,7 @@ def inactive_reasons(values: Mapping[str, Any]) -> dict[str, str]:
             nothing is known.
     """
     try:
-        config = parse(unflatten(values))
+        config = parse(as_config(unflatten(values)))
     except VideotuneError:
         return {}
     return {
@@ -339,4 +397,7 @@ def unusual_values(
 
 def inherited_values(preset: str) -> dict[str, Any]:
     """Return the values of a preset over the schema's defaults, by dotted name."""
-    return flatten(parse(preset_keys(preset)).model_dump(mode="json"))
+    values = flatten(parse(preset_keys(preset)).model_dump(mode="json"))
+    values.pop("datasets")
+    clip_values = {f"datasets.{key}": value for key, value in clip_defaults().items()}
+    return {**values, **clip_values}

@@ -2,6 +2,7 @@
 paths.
 """
 
+import json
 import os
 import re
 import secrets
@@ -16,6 +17,10 @@ from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, cast
 
+from pydantic import ValidationError
+
+from videotune.config.data_schema import Dataset
+from videotune.data.clip_file import CAPTION_SUFFIX, CAPTION_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.files import (
     checked,
@@ -43,6 +48,40 @@ ORIGINALS = "originals"
 
 MANAGED_KEYS = ("cache_dir", "output_model_destination")
 """Config keys that the studio sets itself, so that files go into the project."""
+
+CLIP_KEYS = (
+    "trigger",
+    "caption_prefix",
+    "caption_suffix",
+    "caption_shuffle",
+    "caption_tag_dropout",
+    "caption_keep_tokens",
+    "caption_separator",
+    "caption_wildcards",
+    "caption_variants",
+    "caption_weights",
+    "caption_dropout",
+    "caption_extension",
+    "file_column",
+    "caption_column",
+    "flip",
+    "max_clips",
+    "frame_folder_fps",
+)
+"""Keys of a dataset that the user may set for the clips of a project. They are in its
+settings as ``datasets.KEY``.
+"""
+
+VALIDATION_CLIP_KEYS = (
+    "trigger",
+    "caption_prefix",
+    "caption_suffix",
+    "caption_extension",
+    "file_column",
+    "caption_column",
+    "frame_folder_fps",
+)
+"""Those that hold for the validation clips too."""
 
 NEUTRAL_PRESET = "toy"
 """Preset with which clips are checked while no model is chosen; what it says of its own
@@ -392,18 +431,78 @@ def save_draft(project: Project, keys: Mapping[str, Any]) -> None:
     write_json(project.folder / "config.json", dict(keys))
 
 
-def datasets(project: Project) -> list[dict[str, Any]]:
+def datasets(
+    project: Project, keys: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """Return the datasets of the project: its clips, then other folders and Hub
     datasets.
-    """
-    rows: list[dict[str, Any]] = []
-    if has_visible_files(project.folder / CLIPS):
-        rows.append({"path": str(project.folder / CLIPS)})
-    if has_visible_files(project.folder / HELD_OUT):
-        rows.append({"path": str(project.folder / HELD_OUT), "kind": "validation"})
 
-    sources = project.facts.get("sources", [])
-    return rows + [dict(source) for source in sources]
+    The settings of clips hold for the project's own clips; if it has none, for its other
+    datasets.
+
+    Args:
+        project: the project.
+        keys: the settings; None: those of the project.
+    """
+    clip_keys = _clip_keys(project, keys)
+    shared_keys = {
+        key: value for key, value in clip_keys.items() if key in VALIDATION_CLIP_KEYS
+    }
+    has_clips = has_visible_files(project.folder / CLIPS)
+    rows: list[dict[str, Any]] = []
+    if has_clips:
+        rows.append({"path": str(project.folder / CLIPS), **clip_keys})
+    if has_visible_files(project.folder / HELD_OUT):
+        path = str(project.folder / HELD_OUT)
+        rows.append({"path": path, "kind": "validation", **shared_keys})
+
+    for source in project.facts.get("sources", []):
+        kind = source.get("kind", "train")
+        if has_clips or kind == "regularization":
+            rows.append(dict(source))
+        else:
+            rows.append({**source, **(clip_keys if kind == "train" else shared_keys)})
+    return rows
+
+
+def _clip_keys(project: Project, keys: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the settings of the clips, by the names of a dataset's keys."""
+    if keys is None:
+        try:
+            keys = draft(project)
+        except VideotuneError:  # the page Setup reports the damaged file
+            keys = {}
+    clip_keys = keys.get("datasets")
+    if not isinstance(clip_keys, Mapping):
+        return {}
+    return {key: value for key, value in clip_keys.items() if key in CLIP_KEYS}
+
+
+def clip_settings(project: Project) -> Dataset:
+    """Return the settings of the project's own clips; the defaults if they cannot be
+    used.
+    """
+    keys = _clip_keys(project, None)
+    try:
+        dataset = Dataset.model_validate({"path": CLIPS, **keys})
+    except ValidationError:  # the check of the clips reports it
+        return Dataset(path=CLIPS)
+    if dataset.caption_extension.lower() not in CAPTION_SUFFIXES:
+        return dataset.model_copy(update={"caption_extension": CAPTION_SUFFIX})
+    return dataset
+
+
+def clip_setting_arguments(project: Project) -> list[str]:
+    """Return the arguments with which a command reads the project's own clips as a run
+    does.
+    """
+    keys = clip_settings(project).model_dump(mode="json", exclude_defaults=True)
+    keys.pop("path")
+    arguments = []
+    for key, value in keys.items():
+        if key in VALIDATION_CLIP_KEYS:
+            arguments += ["--set", f"datasets.{key}={json.dumps(value)}"]
+    return arguments
 
 
 def visible_files(folder: Path) -> Iterator[Path]:

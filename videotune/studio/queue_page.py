@@ -233,7 +233,8 @@ def queue_run(
 
         if project.damage:
             raise VideotuneError(project.damage)
-        datasets = projects.datasets(project)
+        settings = projects.draft(project) if keys is None else keys
+        datasets = projects.datasets(project, settings)
         if not datasets:
             raise VideotuneError("there are no clips yet: add some on the page Data")
 
@@ -244,7 +245,6 @@ def queue_run(
                 f"the run {run} already exists: use another name, or resume that run"
             )
 
-        settings = projects.draft(project) if keys is None else keys
         if not project.has_model:
             raise VideotuneError("no model is chosen yet: choose one on the page Setup")
         preset_arguments = projects.preset_arguments(project)

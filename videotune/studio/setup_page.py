@@ -37,6 +37,8 @@ from videotune.studio import (
 from videotune.studio.auto_caption import HUB_MODEL
 from videotune.studio.form import (
     PATH_KEYS,
+    as_config,
+    clip_keys_of,
     fields,
     format_value,
     inactive_reasons,
@@ -451,9 +453,11 @@ def _apply_settings(page: PageContext, preset: str, keys: Mapping[str, Any]) -> 
         if key.partition(".")[0] not in MANAGED_KEYS
     }
     nested_keys = unflatten(allowed_keys)
-    nested_keys.pop("datasets", None)
+    clip_keys = clip_keys_of(nested_keys.pop("datasets", None))
+    if clip_keys:
+        nested_keys["datasets"] = clip_keys
     nested_keys = checked_keys(nested_keys, "the settings")
-    parse(merge(preset_keys(preset), nested_keys))
+    parse(merge(preset_keys(preset), as_config(nested_keys)))
     page.path_rule.check_config(nested_keys)
 
     with projects.lock_of(project.folder):

@@ -1,6 +1,6 @@
 """The page Train: the state of a run, its previews and curves, and the actions on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from videotune.reporter.curves import exposure
 from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
-from videotune.reporter.read import Run, mapping
+from videotune.reporter.read import Run, items, mapping
 from videotune.sampling.picture_faults import FAULTS, fault_of
 from videotune.studio import gpu, header, projects, queue_page, trash
-from videotune.studio.form import inherited_values
+from videotune.studio.form import clip_keys_of, inherited_values
 from videotune.studio.preview_clips import nearest
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
@@ -489,7 +489,20 @@ def changed_settings(project: Project, run: Path) -> dict[str, Any]:
         is_chosen = origins[key] in ("user", "preset")
         if is_chosen and key not in excluded and value != preset_values.get(key):
             changed[key] = value
+
+    clip_keys = _clip_keys(project, mapping(config["settings"]))
+    if clip_keys:
+        changed["datasets"] = clip_keys
     return unflatten(changed)
+
+
+def _clip_keys(project: Project, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a run had for the clips of the project."""
+    clips = str(project.folder / projects.CLIPS)
+    for row in items(settings.get("datasets")):
+        if isinstance(row, Mapping) and row.get("path") == clips:
+            return clip_keys_of(row)
+    return {}
 
 
 def use_settings(page: PageContext, run: Path, form: FormData) -> str:

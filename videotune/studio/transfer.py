@@ -25,7 +25,7 @@ from videotune.errors import VideotuneError
 from videotune.files import digest, read_typed, write_json
 from videotune.runs.schemas import parse_line
 from videotune.runs.schemas import read_record as read_run_record
-from videotune.studio.form import preset_keys
+from videotune.studio.form import as_config, clip_keys_of, preset_keys
 from videotune.studio.paths import (
     PathRule,
     names_prompts,
@@ -237,9 +237,12 @@ def _imported_keys(
         return {}
     try:
         keys = checked_keys(read_typed(path, dict[str, Any]), path.name)
-        for key in (*MANAGED_KEYS, "datasets"):
+        for key in MANAGED_KEYS:
             keys.pop(key, None)
-        parse(merge(preset_keys(preset), keys))
+        clip_keys = clip_keys_of(keys.pop("datasets", None))
+        if clip_keys:
+            keys["datasets"] = clip_keys
+        parse(merge(preset_keys(preset), as_config(keys)))
         rule.check_config(keys)
         refuse_imported_optimizer(keys)
     except ValueError as error:

@@ -17,7 +17,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from videotune.data.archives import unpack
-from videotune.data.clip_file import CLIP_SUFFIXES
+from videotune.data.clip_file import CAPTION_SUFFIXES, CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.errors import VideotuneError
 from videotune.files import hash_file, size_text
@@ -30,7 +30,7 @@ from videotune.studio.projects import (
     inside,
 )
 
-TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
+TEXT_SUFFIXES = (*CAPTION_SUFFIXES, ".csv", ".jsonl")
 """Captions, and lists of captions."""
 
 MAX_BYTES = 20_000_000_000
