@@ -79,7 +79,7 @@ def test_settings_of_clips_are_those_of_the_projects_datasets(
 
 def test_presets_and_configs_bring_settings_of_clips_and_no_paths() -> None:
     keys = {"flip": "always", "caption_variants": 8}
-    row = {"path": "/etc", "kind": "train", "repeats": 3, **keys}
+    row = {"path": "/etc", "repeats": 3, "caption_extension": ".py", **keys}
     assert form.clip_keys_of([row]) == form.clip_keys_of(keys) == {"flip": "always"}
     for other in ([row, row], "x", None, [1]):
         assert form.clip_keys_of(other) == {}

@@ -322,18 +322,23 @@ def as_config(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def clip_keys_of(datasets: Any) -> dict[str, Any]:
     """Return the settings of clips that a config has: those that the studio wrote, or
-    those of its only dataset.
+    those of its only dataset. An ending of captions that the studio does not take is left
+    out.
     """
     if isinstance(datasets, list) and len(datasets) == 1:
         (datasets,) = datasets
     if not isinstance(datasets, Mapping):
         return {}
     defaults = clip_defaults()
-    return {
+    clip_keys = {
         key: value
         for key, value in datasets.items()
         if key in CLIP_KEYS and value != defaults[key]
     }
+    extension = clip_keys.get("caption_extension")
+    if extension is not None and str(extension).lower() not in CAPTION_SUFFIXES:
+        del clip_keys["caption_extension"]
+    return clip_keys
 
 
 @cache
