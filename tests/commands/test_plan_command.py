@@ -131,9 +131,8 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
     assert plan(settings, vram=1.0) == SKIPPED, "a card must have a GiB for CUDA itself"
     assert capsys.readouterr().out.startswith("it does not fit 1 GB: ")
     assert plan(settings, card="t4") == DONE
-    assert "minute" not in capsys.readouterr().out.splitlines()[0], (
-        "no rate is known of it"
-    )
+    first_line = capsys.readouterr().out.splitlines()[0]
+    assert first_line.endswith("; no hours, because the rate of T4 is not known")
     with pytest.raises(VideotuneError, match="read from its base model"):
         plan(
             Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)),
@@ -168,7 +167,16 @@ def test_without_a_card_the_plan_is_for_the_cards_of_the_preset(
     assert capsys.readouterr().out.startswith("it fits 16 GB, the preset's card: ")
     device = plan_run(settings).plan["device"]
     assert (device["vram_bytes"], device["memory_from"]) == (16 << 30, "preset")
-    assert plan_run(settings, vram=24).plan["device"]["memory_from"] == "vram"
+    facts = plan_run(settings, vram=24).plan
+    assert facts["device"]["memory_from"] == "vram"
+    assert facts["hours"] is None
+    slow, fast = facts["examples"]
+    assert (slow["card"], fast["card"]) == ("RTX 3090", "RTX 4090")
+    named = plan_run(settings, vram=24, card="rtx 3090").plan
+    assert (named["hours"], named["examples"]) == (slow["hours"], [])
+    for vram, hours in ((24, "minute on RTX 4090; for your"), (25, "such as --card")):
+        assert plan(settings, vram=vram) == DONE
+        assert hours in capsys.readouterr().out.splitlines()[0]
     toy = plan_run(replace(settings, preset="toy")).plan
     assert (toy["verdict"], toy["device"]["memory_from"]) == (None, None)
 

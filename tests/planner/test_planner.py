@@ -30,7 +30,7 @@ from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
 from videotune.planner.fit import unstreamed_bytes
-from videotune.planner.gpus import USUAL, cards, find_card
+from videotune.planner.gpus import USUAL, cards, cards_with_memory, find_card
 from videotune.planner.ledger import Ledger, Reading
 from videotune.planner.measure import FakeRun, fake_mode, to_fake
 from videotune.planner.memory import Choice, Constraints, need
@@ -282,6 +282,17 @@ def test_a_card_is_known_by_every_word_of_its_name(
 ) -> None:
     found = find_card(asked)
     assert (found.name, found.vram) == (name, gigabytes << 30)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "ends"),
+    [(24, ["RTX 3090", "RTX 4090"]), (48, ["A40", "RTX 6000 Ada"]), (25, [])],
+)
+def test_example_cards_of_a_memory_are_desktop_cards_if_there_are_any(
+    gigabytes: int, ends: list[str]
+) -> None:
+    names = [card.name for card in cards_with_memory(gigabytes)]
+    assert [*names[:1], *names[-1:]] == ends
 
 
 def test_a_name_that_is_no_card_or_several_is_refused() -> None:

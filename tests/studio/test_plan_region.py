@@ -210,6 +210,30 @@ def test_the_plan_and_the_list_of_models_name_the_same_time(
     assert f">{said}</b>" in text.split('id="r-gallery"')[1]
 
 
+def test_a_memory_alone_has_the_times_of_example_cards(
+    client: Any,
+    cats: projects.Project,
+    answer: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    projects.update(cats, vram=24.0)
+    times = {"hours_beside": 0.5, "seconds_a_step": 1.0}
+    examples = [
+        {"card": "RTX 3090", "hours": 3.5, **times},
+        {"card": "RTX 4090", "hours": 1.5, **times},
+    ]
+    answer.update(
+        {"plan": PLAN | {"hours": None, "examples": examples}, "current": True}
+    )
+    listed = {"presets": {"toy": {"fits": True, "hours": None, "examples": examples}}}
+    monkeypatch.setattr(
+        plan_server, "read_answer", lambda out: listed | {"card": "a card of 24 GB"}
+    )
+    text = re.sub(r"<[^>]*>", "", client.get(SETUP).text)
+    assert "Time: 4 h 00 min on RTX 3090 to 2 h 00 min on RTX 4090." in text
+    assert "4 h 00 min to 2 h 00 min" in text
+
+
 @pytest.mark.parametrize(
     ("answered", "badge", "is_shown"),
     [

@@ -337,9 +337,22 @@ def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
         time = time_text(hours, facts["seconds_a_step"])
         line += f", {time}, {source_of_rates(device)}"
-    elif device["memory_from"] == "preset":
-        line += "; hours: --card NAME"
+    elif facts["examples"]:
+        line += f"; {example_text(facts['examples'])}; for your card: --card NAME"
+    elif device["card"]:
+        line += f"; no hours, because the rate of {device['card']} is not known"
+    elif facts["fits"]:
+        line += "; hours: --card NAME, such as --card 'RTX 4090'"
     return line
+
+
+def example_text(examples: Sequence[Mapping[str, Any]]) -> str:
+    """Return the time of a run on example cards of its memory."""
+    times = []
+    for example in examples:
+        hours = example["hours"] + example["hours_beside"]
+        times.append(f"{time_text(hours, 0)} on {example['card']}")
+    return " to ".join(times)
 
 
 def time_text(hours: float, seconds_a_step: float) -> str:

@@ -21,7 +21,13 @@ from videotune.memory.checkpointing import ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.planner import memory
 from videotune.planner.denoiser_size import host_checkpointing, linear_sizes
-from videotune.planner.gpus import USUAL, Card, find_card, known_card
+from videotune.planner.gpus import (
+    USUAL,
+    Card,
+    cards_with_memory,
+    find_card,
+    known_card,
+)
 from videotune.planner.ledger import CountsByPart
 from videotune.planner.memory import Constraints, Need
 from videotune.planner.step_spec import (
@@ -414,6 +420,7 @@ def to_json(
         "fits": result.fits,
         "verdict": result.verdict,
         **_times(result, job, dtype),
+        "examples": _example_times(result, job, dtype),
         "device": {
             "card": result.card.name if result.card else None,
             "measured": result.card and result.card.measured,
@@ -445,14 +452,30 @@ def _times(result: Fit, job: Job, dtype: str) -> dict[str, float | None]:
     """Return the hours of the run and the seconds of a step; None without rates."""
     if result.card is None or not result.card.timed:
         return {"hours": None, "hours_beside": None, "seconds_a_step": None}
+    return _times_on(result.card, result, job, dtype)
+
+
+def _times_on(card: Card, result: Fit, job: Job, dtype: str) -> dict[str, float]:
+    """Return the hours of the run and the seconds of a step on a card."""
     spec = step_spec(job, dtype)
-    step = step_seconds(job, spec, result.training, result.card)
+    step = step_seconds(job, spec, result.training, card)
     hours = step * job.steps / 3600
     return {
         "hours": round(hours, 3),
         "hours_beside": round(hours * total_share(overhead(job)), 3),
         "seconds_a_step": round(step, 4),
     }
+
+
+def _example_times(result: Fit, job: Job, dtype: str) -> list[dict[str, Any]]:
+    """Return the times on the slowest and the fastest card of a memory, if only the
+    memory is known and the run fits it.
+    """
+    if result.card is not None or result.vram is None or not result.fits:
+        return []
+    known_cards = cards_with_memory(round(result.vram / 2**30))
+    ends = dict.fromkeys([*known_cards[:1], *known_cards[-1:]])
+    return [{"card": card.name, **_times_on(card, result, job, dtype)} for card in ends]
 
 
 def bytes_of(parts: CountsByPart) -> dict[str, int]:

@@ -69,6 +69,19 @@ def cards() -> tuple[Card, ...]:
     return tuple(table)
 
 
+_DESKTOP = re.compile(r"RTX \d{4}(?!.*(Laptop|Ada))")
+
+
+def cards_with_memory(gigabytes: int) -> list[Card]:
+    """Return the cards of a memory that have a rate, the slowest first.
+
+    If there are desktop cards of it, they are only those.
+    """
+    timed = [card for card in cards() if card.timed and card.vram >> 30 == gigabytes]
+    desktop = [card for card in timed if _DESKTOP.match(card.name)]
+    return sorted(desktop or timed, key=lambda card: card.flops)
+
+
 _IGNORED_WORDS = (
     "nvidia",
     "geforce",

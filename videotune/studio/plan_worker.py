@@ -167,5 +167,6 @@ def _hours(question: Mapping[str, Any], preset: str) -> dict[str, Any]:
         "fits": preset_plan["fits"],
         "verdict": preset_plan["verdict"],
         "hours": hours,
+        "examples": preset_plan["examples"],
         "need_bytes": device and device["need_bytes"],
     }
