@@ -105,8 +105,8 @@ class Dataset(Section):
     caption_separator: str = data(",", min_length=1, max_length=16)
     """what is between the tags of a caption"""
     caption_wildcards: bool = data(False)
-    """a caption's {red|blue} becomes one of the texts between the bars, its __colour__ a
-    line of wildcards/colour.txt in the dataset's folder
+    """a caption's {red|blue} becomes one of the texts between the bars, a name between
+    double underscores a line of wildcards/NAME.txt in the dataset's folder
     """
     caption_variants: int = data(8, ge=2, le=256)
     """texts that caption_shuffle, caption_tag_dropout and caption_wildcards make of each
