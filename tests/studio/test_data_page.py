@@ -371,6 +371,7 @@ def test_a_picture_is_made_once_and_damage_is_none(
     posters = list((cats.folder / ".studio/posters").glob("*.jpg"))
     with Image.open(posters[0]) as picture:
         assert picture.size == (64, 96), "upright"
+        assert np.asarray(picture).max() > 150, "of the middle, after the black"
     changed = posters[0].stat().st_mtime_ns
     assert (
         client.get("/p/my-cats/poster", params={"path": "clips/tall.mp4"}).status_code

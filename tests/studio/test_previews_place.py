@@ -2,12 +2,16 @@
 of a tried prompt.
 """
 
+import html
+import io
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support.clips import write_clip
 from tests.support.reports import full_run, write_file
@@ -105,3 +109,38 @@ def test_an_export_is_followed_below_its_button(
     assert (
         "Waits for the card" in text.split('id="r-exporting"')[1].split("</section>")[0]
     )
+
+
+def test_a_merged_model_is_an_export_of_its_own(
+    client: Any, cats: projects.Project
+) -> None:
+    posted = {"run": "run-1", "format": ["comfyui", "diffusers"], "merge": "yes"}
+    assert client.post(f"{CATS}/run/export", data=posted).status_code == 204
+    folder = queue_page.queue_folder(cats.folder.parent)
+    formats, merge = [entry.arguments for entry in queued.entries(folder)]
+    assert "--format" in formats
+    assert "--merge" not in formats
+    assert "--merge" in merge
+    assert "--format" not in merge
+
+
+def test_a_preview_shows_its_middle_before_it_plays(
+    client: Any, cats: projects.Project
+) -> None:
+    run = cats.folder / "runs/run-1"
+    black_first = np.zeros((12, 32, 48, 3), np.uint8)
+    black_first[4:] = 200
+    for preview in (run / "samples").iterdir():
+        write_clip(preview, black_first, 12)
+    for step in (60, 120):
+        marker = {"step": step, "kind": "save", "files": {}}
+        folder = run / f"checkpoints/step-{step:06d}"
+        (run / f"checkpoints/step-{step}").rename(folder)
+        write_file(folder, "COMPLETE", marker)
+    text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
+    table = text.split('id="saves-title"')[1].split("</table>")[0]
+    posters = re.findall(r'poster="([^"]*)"', table)
+    assert len(posters) == 2
+    answer = client.get(html.unescape(posters[0]))
+    with Image.open(io.BytesIO(answer.content)) as picture:
+        assert np.asarray(picture).mean() > 150

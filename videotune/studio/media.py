@@ -4,9 +4,10 @@ project.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any
@@ -24,6 +25,9 @@ from videotune.studio.records import read_record
 POSTER_SIZE = 320
 """Pixels of a poster's longer side."""
 
+MOST_FRAMES_DECODED = 120
+"""Frames that are decoded for a poster, at most."""
+
 MAX_PEAKS = 600
 """Largest number of values in a waveform."""
 
@@ -38,8 +42,10 @@ _decoders = BoundedSemaphore(2)
 
 
 def poster(path: Path, cache: Path) -> Path | None:
-    """Return a JPEG file with a frame of the clip; None if no frame can be decoded."""
-    jpeg_path = _cached_file(path, cache / "posters", ".jpg", _poster_jpeg)
+    """Return a JPEG file with a frame of the clip's middle; None if no frame can be
+    decoded.
+    """
+    jpeg_path = _cached_file(path, cache / "posters", "-middle.jpg", _poster_jpeg)
     return jpeg_path if jpeg_path.stat().st_size else None
 
 
@@ -116,20 +122,36 @@ def _is_still(path: Path) -> bool:
 
 
 def _video_frame(path: Path) -> Image.Image:
-    """Return a frame at a third of the video, upright and with square pixels."""
+    """Return a frame of the video's middle, upright and with square pixels."""
     with _open(path) as container:
         stream = video_stream(container)
         limit_pixels(stream.codec_context)
         stream.codec_context.thread_count = 1
 
-        container.seek((container.duration or 0) // 3)  # many clips begin with black
-        frame = next(container.decode(stream))
+        # Many clips begin with black, and so do previews.
+        middle_us = (container.duration or 0) // 2
+        container.seek(middle_us)
+        frame = _frame_at(container.decode(stream), middle_us / 1e6)
         # The file may claim any pixel aspect: only its poster's size is ever made.
         width = float(frame.width * (stream.sample_aspect_ratio or 1))
         scale = min(1.0, POSTER_SIZE / max(width, frame.height))
         size = (max(1, round(width * scale)), max(1, round(frame.height * scale)))
         picture: Image.Image = frame.to_image().resize(size)
         return picture.rotate(frame.rotation, expand=True)
+
+
+def _frame_at(frames: Iterator[Any], seconds: float) -> Any:
+    """Return the first frame from a time on, or the last one if decoding would take too
+    long.
+
+    A seek ends at the keyframe before, which may be the video's first frame.
+    """
+    frame = next(frames)
+    for later_frame in islice(frames, MOST_FRAMES_DECODED):
+        if frame.time is None or frame.time >= seconds:
+            break
+        frame = later_frame
+    return frame
 
 
 def _peaks_json(path: Path) -> bytes:

@@ -6,6 +6,7 @@ document.addEventListener("DOMContentLoaded", () => {
   let rows = null, beside = { run: "", rows: [] };
   const name = (row) => `${row.branch}\n${row.prompt}\n${row.seed}`;
   const url = (path) => viewer.dataset.file + encodeURIComponent(path);
+  const poster = (address) => address.replace("/file?", "/poster?"); // a frame of the middle: many previews begin with black
   const said = (step) => step === 0 ? "base model" : `step ${step}`;
 
   function read() {
@@ -34,7 +35,7 @@ document.addEventListener("DOMContentLoaded", () => {
         chip.onmouseenter = () => video.play().catch(() => {}); chip.onmouseleave = () => video.pause();
       }
       const last = url(row.cells.at(-1)[1]), video = chip.querySelector("video");
-      if (video.getAttribute("src") !== last) video.setAttribute("src", last);
+      if (video.getAttribute("src") !== last) { video.setAttribute("src", last); video.poster = poster(last); }
     });
     there.forEach((chip) => chip.remove());
     group.hidden = rows.length < 2 || !$("viewer-matrix").hidden;
@@ -120,7 +121,7 @@ document.addEventListener("DOMContentLoaded", () => {
         if (!cell) continue;
         const button = make("button"), video = Object.assign(document.createElement("video"), { muted: true, loop: true, playsInline: true, preload: "metadata", tabIndex: -1 });
         button.type = "button"; button.setAttribute("aria-label", `Show ${said(step)} of ${row.prompt}${cell[2] ? `, which is ${cell[2]}` : ""}`);
-        video.setAttribute("src", url(cell[1])); button.append(video);
+        video.setAttribute("src", url(cell[1])); video.poster = poster(url(cell[1])); button.append(video);
         if (cell[2]) { const words = make("span", cell[2]); words.className = "badge care"; button.append(words); }
         button.onmouseenter = () => video.play().catch(() => {}); button.onmouseleave = () => video.pause();
         button.onclick = () => { if (row.run) return; state.row = name(row); state.right = step; state.newest = false; show(); $("stage").scrollIntoView({ block: "nearest" }); };
