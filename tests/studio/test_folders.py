@@ -72,6 +72,27 @@ def test_the_user_of_the_computer_sees_what_the_studio_can_read(root: Path) -> N
     assert [entry.name for entry in of_file.entries] == ["more", "a.mp4"]
 
 
+@pytest.mark.parametrize("is_restricted", [False, True])
+def test_the_dialog_may_begin_in_the_project(root: Path, is_restricted: bool) -> None:
+    rule = PathRule(root, is_restricted=is_restricted)
+    project = root / "cats"
+    for text, folder in (
+        ("", project),
+        ("clips/a.mp4", project / "clips"),
+        (str(root), root),
+    ):
+        listing = list_folder(rule, text, start=str(project), with_files=True)
+        assert (listing.folder, listing.note) == (folder.resolve(), "")
+    if is_restricted:
+        with pytest.raises(VideotuneError, match="the folder"):
+            list_folder(rule, "", start="/etc")
+
+
+def test_the_start_image_is_looked_for_in_the_project(client: Any, root: Path) -> None:
+    text = client.get("/p/cats/setup").text
+    assert f'data-kind="file" data-start="{root / "cats"}"' in text
+
+
 def test_what_cannot_be_read_is_said(root: Path) -> None:
     closed = root / "closed"
     closed.mkdir(mode=0o000)

@@ -59,7 +59,12 @@ class FolderListing:
 
 
 def list_folder(
-    rule: PathRule, text: str, *, search: str = "", with_files: bool = False
+    rule: PathRule,
+    text: str,
+    *,
+    start: str = "",
+    search: str = "",
+    with_files: bool = False,
 ) -> FolderListing:
     """Return what the user may see of a folder.
 
@@ -67,13 +72,15 @@ def list_folder(
         rule: what the user may name.
         text: the folder, or a file in it; if it does not exist, the nearest folder above
             it that does. Empty: where the user starts.
+        start: the folder in which the user starts, and that a relative path is in.
+            Empty: see ``start_folder``.
         search: part of the names to show.
         with_files: whether files are shown, too.
 
     Raises:
         VideotuneError: if the user may not see the folder, or it cannot be read.
     """
-    folder, note = _existing_folder(rule, text)
+    folder, note = _existing_folder(rule, text.strip(), start)
     try:
         with os.scandir(folder) as scan:
             items = list(islice(scan, MAX_READ + 1))
@@ -113,9 +120,10 @@ def known_folders(rule: PathRule) -> dict[str, Path]:
     return {name: folder for name, folder in folders.items() if folder.is_dir()}
 
 
-def _existing_folder(rule: PathRule, text: str) -> tuple[Path, str]:
+def _existing_folder(rule: PathRule, text: str, start: str) -> tuple[Path, str]:
     """Return the folder to show for a text, and why it is another one."""
-    text = text.strip()
+    if start and not os.path.isabs(os.path.expanduser(text)):
+        text = os.path.join(start, text)
     if not text:
         return start_folder(rule), ""
     if "\0" in text:
@@ -168,12 +176,14 @@ def _folders_above(rule: PathRule, folder: Path) -> tuple[Path, ...]:
 
 
 @routes.get("/folders")
-def show(page: CurrentPage, path: str = "", q: str = "", kind: str = "") -> Response:
+def show(
+    page: CurrentPage, path: str = "", q: str = "", kind: str = "", start: str = ""
+) -> Response:
     """Send the content of the dialog: a folder's entries."""
     rule = page.path_rule
     with_files = kind == "file"
     try:
-        listing = list_folder(rule, path, search=q, with_files=with_files)
+        listing = list_folder(rule, path, start=start, search=q, with_files=with_files)
     except VideotuneError as error:
         return fragment(
             render("folders", listing=None, error=str(error), known=known_folders(rule))

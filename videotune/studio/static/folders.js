@@ -2,12 +2,12 @@
 "use strict";
 document.addEventListener("DOMContentLoaded", () => {
   const $ = (id) => document.getElementById(id), dialog = $("folders");
-  let field = null, kind = "folder", turn = 0, typing = 0;
+  let field = null, kind = "folder", start = "", turn = 0, typing = 0;
 
   async function show(path, { isSearch = false, from = "" } = {}) {
     const current = ++turn;
     if (!isSearch) $("folders-find").value = "";
-    const answer = await vt.ask(`/folders?${new URLSearchParams({ path, kind, q: $("folders-find").value })}`);
+    const answer = await vt.ask(`/folders?${new URLSearchParams({ path, kind, start, q: $("folders-find").value })}`);
     const text = await answer.text();
     if (current !== turn) return;
     if (!answer.ok) return vt.toast(text.slice(0, 300), true);
@@ -29,7 +29,7 @@ document.addEventListener("DOMContentLoaded", () => {
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-browse]");
     if (opener) {
-      field = $(opener.dataset.browse); kind = opener.dataset.kind || "folder";
+      field = $(opener.dataset.browse); kind = opener.dataset.kind || "folder"; start = opener.dataset.start || "";
       $("folders-title").textContent = kind === "file" ? "Choose a file or folder" : "Choose a folder";
       dialog.showModal(); show(field.value);
     }
