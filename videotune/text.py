@@ -89,6 +89,8 @@ REASON_WORDS = {
     "unreadable": "cannot be read",
     "empty": "empty file",
     "missing_file": "file is missing",
+    "bad_mask": "its mask does not fit",
+    "bad_start_image": "its start image cannot be used",
     "missing_caption": "no caption",
     "empty_caption": "its caption is empty",
     "undecodable_caption": "its caption is not UTF-8 text",

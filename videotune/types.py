@@ -127,6 +127,8 @@ class Window:
     """How a frame gets its size: "center" or "random" crop, "pad" or "stretch"."""
     flip: bool = False
     """Whether every second variant is mirrored, left to right."""
+    companions: tuple[tuple[str, str], ...] = ()
+    """(role, id) of each file that belongs to the clip, such as its loss mask."""
 
     @property
     def id(self) -> str:
@@ -134,6 +136,10 @@ class Window:
         the shape.
         """
         return f"{self.clip_id[:12]}@{self.start:.3f}+{self.shape}"
+
+    def companion(self, role: str) -> str | None:
+        """Return the id of the file in a role, or None if the clip has none."""
+        return dict(self.companions).get(role)
 
     @property
     def varies(self) -> bool:
@@ -309,6 +315,9 @@ class LatentDistribution:
     """(C,F,H,W), or None if only the mean trains."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs that are encoded of the clip's pixels, by the family's own names.
+    """
+    start: Tensor | None = None
+    """(C,1,H,W): latents of a start image, in the place of the clip's own first frame.
     """
 
 

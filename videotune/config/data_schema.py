@@ -68,6 +68,10 @@ class Dataset(Section):
     """a folder of images that are numbered without a gap is a clip, at this frame rate
     (default: each image is a clip of one frame)
     """
+    loss_masks: str | None = data(None, min_length=1)
+    """the folder of its clips' masks, by the names of the clips (default: loss_masks or
+    masks beside videos, or the alpha channel); see loss_mask
+    """
     max_clips: int | None = data(None, ge=1, le=10**9)
     """most clips of the dataset, chosen evenly in path order (default: all)"""
     from_step: int = data(1, ge=1, le=10**9)

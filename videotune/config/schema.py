@@ -30,6 +30,7 @@ from videotune.config.sections import (
     Embedding,
     Lora,
     LoraFile,
+    LossMask,
     TextEncoder,
     Transformer,
     Vae,
@@ -396,6 +397,8 @@ class Config(Section):
         0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber"))
     )
     """huber, pseudo_huber: the error about which the square gives way"""
+    loss_mask: LossMask = Field(default_factory=LossMask)
+    """weights of the loss by each clip's mask"""
     loss_weighting: Literal["none", "min_snr"] = override("none")
     """weight of each noise level; flow takes none"""
     loss_weighting_gamma: float = override(

@@ -98,6 +98,22 @@ class BaseLora(LoraFile):
     """
 
 
+class LossMask(Section):
+    """How much the loss counts inside and outside of a clip's mask."""
+
+    inside: float = override(1.0, ge=0, le=1000)
+    """weight of the loss where a clip's mask is white"""
+    outside: float = override(1.0, ge=0, le=1000)
+    """weight of the loss where its mask is black; masks are read if it differs from
+    loss_mask.inside
+    """
+
+    @property
+    def is_used(self) -> bool:
+        """Whether masks make a difference."""
+        return self.inside != self.outside
+
+
 class Ema(Section):
     """An average of the last steps' weights."""
 

@@ -50,6 +50,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         _with_sharding,
         _with_the_optimizer,
         _with_the_method,
+        _with_masks,
         _with_the_loss,
         _with_the_adapter,
         _of_datasets,
@@ -267,6 +268,18 @@ def _with_step_in_backward(config: Config) -> Iterator[str]:
         )
 
 
+def _with_masks(config: Config) -> Iterator[str]:
+    """Yield weights of masks that leave nothing to learn, or that make no difference."""
+    weights = config.loss_mask
+    if not weights.inside and not weights.outside:
+        yield "loss_mask.inside, loss_mask.outside: both are 0, so nothing counts. Set one above 0"
+    elif weights.inside == weights.outside != 1:
+        yield (
+            f"loss_mask.inside, loss_mask.outside: both are {weights.inside:g}, so masks change nothing. "
+            "Set two that differ, or leave both out"
+        )
+
+
 def _with_the_method(config: Config) -> Iterator[str]:
     """Yield faults of what the training method cannot train or does not use, and if
     nothing would train.
@@ -404,6 +417,11 @@ def _of_datasets(config: Config) -> Iterator[str]:
             yield f"datasets.caption_weights: {does_not_use}: it is measured with each clip's first caption"
         yield from _of_captions(dataset)
         yield from _of_steps(dataset, config)
+        if dataset.loss_masks is not None and not config.loss_mask.is_used:
+            yield (
+                f"datasets.loss_masks: the masks of {dataset.path} change nothing while loss_mask.inside "
+                "and loss_mask.outside are equal. Set loss_mask.outside, such as 0"
+            )
         if dataset.flip != "never" and config.video_config.variants == 1:
             yield (
                 f"datasets.flip: {dataset.path} would never be mirrored with one variant of each window. "

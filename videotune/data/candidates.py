@@ -20,7 +20,8 @@ from videotune.data.captions import (
     read_caption_text,
     split_variants,
 )
-from videotune.data.clip_file import ClipFile, repeats_of
+from videotune.data.clip_file import ClipFile, Role, repeats_of
+from videotune.data.companions import Companion, alpha_mask, check_companion
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import shrink_factor
@@ -60,6 +61,9 @@ class Candidate:
     info: MediaInfo | None = None
     scan: ContentScan | None = None
     problem: ClipProblem | None = None
+
+    companions: dict[Role, Companion] = field(default_factory=dict)
+    """Its mask and start image, if the config uses them."""
 
     captions: tuple[str, ...] = ()
     """Variants of the caption, without the trigger."""
@@ -176,11 +180,20 @@ class Candidate:
         sampling = sample_frames(self.media, video, rules, cuts)
 
         height, width = self.size
+        companions = sorted(
+            (role, companion.content_id) for role, companion in self.companions.items()
+        )
         windows = []
         for window in sampling.windows:
             shape = replace(window.shape, height=height, width=width)
             windows.append(
-                replace(window, clip_id=self.clip_id, shape=shape, resize=resize)
+                replace(
+                    window,
+                    clip_id=self.clip_id,
+                    shape=shape,
+                    resize=resize,
+                    companions=tuple(companions),
+                )
             )
         self.sampling = replace(sampling, windows=tuple(windows))
 
@@ -282,6 +295,13 @@ def _prepare(
         raise _duplicate_problem(candidate, original, config)
     if candidate.problem is not None:
         raise candidate.problem
+
+    has_mask_file = "loss_mask" in candidate.companions
+    if config.loss_mask.is_used and candidate.media.transparent and not has_mask_file:
+        mask = alpha_mask(candidate.clip_id, candidate.media)
+        candidate.companions["loss_mask"] = mask
+    for companion in candidate.companions.values():
+        check_companion(companion, candidate.media)
 
     candidate.sample_windows(config, rules)
     damaged_at = candidate.scan.damaged_at if candidate.scan is not None else None

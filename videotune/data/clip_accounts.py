@@ -9,6 +9,7 @@ from typing import Any
 from videotune.data.buckets import upscale_factor, visible_share
 from videotune.data.candidates import Candidate
 from videotune.data.captions import fill_trigger, lint_caption
+from videotune.data.clip_file import Role
 from videotune.data.content_scan import ContentScan
 from videotune.data.frame_counts import (
     sample_fps,
@@ -70,6 +71,8 @@ def account_of(
     - "speed": how fast motion plays; 1.0 is as filmed.
     - "serious": the warnings on what the clip shows or how its file is made, such as
       frozen pictures and cuts. Look at the clip. They come first in "warnings".
+    - "mask": path of the mask that weighs its loss, its own path if that is its alpha
+      channel; None without one, or if masks are not used. "start_image" alike.
     - "views_a_pass": views per epoch, with repeats. The caller sets "views", since it
       knows the number of steps.
 
@@ -115,10 +118,17 @@ def account_of(
         "views_a_pass": _views_per_epoch(clip, sampling),
         "views": None,
         "captions": list(clip.captions) if clip is not None else [],
+        "mask": _companion_path(candidate, "loss_mask"),
+        "start_image": _companion_path(candidate, "start_image"),
         "serious": serious,
         "warnings": [*serious, *warnings],
         "notes": notes,
     }
+
+
+def _companion_path(candidate: Candidate, role: Role) -> str | None:
+    companion = candidate.companions.get(role)
+    return None if companion is None else str(companion.path)
 
 
 def _clip_fields(clip: Clip | None) -> dict[str, Any]:

@@ -4,10 +4,19 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from videotune.data.captions import split_variants
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.probe import VIDEO_SUFFIXES
+
+Role = Literal["loss_mask", "start_image"]
+"""What a file that belongs to a clip is for.
+
+loss_mask: white where the loss counts ``loss_mask.inside``, black where it counts
+``loss_mask.outside``. start_image: the image that a clip is conditioned on, in the place
+of its own first frame.
+"""
 
 CLIP_FOLDERS = ("videos", "images")
 """Folders whose clips have their captions in a sibling folder ``captions``."""
@@ -60,6 +69,9 @@ class ClipFile:
 
     content_id: str = ""
     """Hash of what ``media`` was made of."""
+
+    companions: tuple[tuple[Role, Path], ...] = ()
+    """Files that belong to the clip, by their role."""
 
     @property
     def metadata_captions(self) -> tuple[str, ...] | None:

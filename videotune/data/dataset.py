@@ -21,6 +21,8 @@ from videotune.data.buckets import (
 from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_accounts import account_of
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
+from videotune.data.companion_files import CompanionSettings
+from videotune.data.companions import mask_notes, used_companions
 from videotune.data.dataset_notes import notes_on_clips, variant_notes
 from videotune.data.file_checks import ClipProblem, refuse_links
 from videotune.data.frame_counts import (
@@ -112,7 +114,7 @@ def scan(
         # once.
         size_choices = _size_choices(dataset, config, rules)
         video = _video_settings(dataset, config)
-        location = _open(dataset, cache, progress)
+        location = _open(dataset, config, cache, progress)
         locations.append(location)
         notes += location.notes
         files, left_out = choose_evenly(location.files, dataset.max_clips)
@@ -126,6 +128,8 @@ def scan(
             notes.append(_left_out_note(dataset, location, left_out))
 
     index = MediaIndex(index_path, progress)
+    for candidate in candidates:
+        candidate.companions = used_companions(candidate.file, config)
     _examine(
         [candidate for candidate in candidates if candidate.problem is None],
         index,
@@ -141,10 +145,21 @@ def scan(
     for candidate in usable:
         candidate.mirror()
     notes += notes_on_clips(usable, config.video_config, rules)
+    masks = mask_notes(
+        [candidate.companions.get("loss_mask") for candidate in usable],
+        sum("loss_mask" in dict(candidate.file.companions) for candidate in usable),
+        config,
+    )
+    notes = [*masks, *notes]
     return _build_library(candidates, locations, notes, rules, config.seed)
 
 
-def _open(dataset: Dataset, cache: Path, progress: FileProgressFn) -> Location:
+def _open(
+    dataset: Dataset, config: Config, cache: Path, progress: FileProgressFn
+) -> Location:
+    mask_folder = None
+    if config.loss_mask.is_used and dataset.loss_masks is not None:
+        mask_folder = Path(dataset.loss_masks).expanduser()
     return open_location(
         dataset.path,
         cache,
@@ -152,6 +167,10 @@ def _open(dataset: Dataset, cache: Path, progress: FileProgressFn) -> Location:
         dataset.caption_extension,
         frame_folders=dataset.frame_folder_fps is not None,
         columns=Columns(dataset.file_column, dataset.caption_column),
+        companions=CompanionSettings(
+            loss_masks=mask_folder,
+            start_images=bool(config.first_frame_probability),
+        ),
     )
 
 
@@ -163,12 +182,25 @@ def _examine(
     The settings are those of ``MediaIndex.examine``.
     """
     paths = [candidate.file.media or candidate.file.path for candidate in candidates]
-    results = index.examine(paths, **settings)
-    for candidate, result in zip(candidates, results, strict=True):
+    companions = {}
+    for candidate in candidates:
+        for companion in candidate.companions.values():
+            companions[companion.path] = companion
+
+    results = index.examine([*paths, *companions], **settings)
+    for candidate, result in zip(candidates, results[: len(paths)], strict=True):
         candidate.content_id = candidate.file.content_id or result.id
         candidate.info = result.info
         candidate.scan = result.scan
         candidate.problem = result.problem
+
+    result_by_companion = dict(zip(companions, results[len(paths) :], strict=True))
+    for candidate in candidates:
+        for companion in candidate.companions.values():
+            result = result_by_companion[companion.path]
+            companion.content_id = result.id
+            companion.info = result.info
+            companion.problem = result.problem
 
 
 def _join_frames(candidate: Candidate, cache: Path, progress: FileProgressFn) -> None:
@@ -358,6 +390,8 @@ def _build_library(
         clips.append(clip)
         accounts.append(account_of(candidate, clip, rules))
         media[candidate.clip_id] = candidate.media
+        for companion in candidate.companions.values():
+            media[companion.content_id] = companion.media
         if candidate.held_out:
             held_out_windows += candidate.sampling.windows
         else:

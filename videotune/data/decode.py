@@ -31,13 +31,14 @@ def decode(
     resize: str = "center",
     crop_position: tuple[float, float] = (0.5, 0.5),
     threads: int = 0,
+    alpha: bool = False,
 ) -> Frames:
     """Decode the frame on display at each time.
 
     A frame is turned upright, its pixels are made square, and it is resized
     (antialiased bicubic). Colours follow the matrix and the range that the frame
-    declares; undeclared, BT.709 for HD and BT.601 below, as players do. An alpha
-    channel is dropped, the two fields of an interlaced frame stay woven, HDR (PQ, HLG)
+    declares; undeclared, BT.709 for HD and BT.601 below, as players do. The alpha
+    channel is dropped unless it is asked for, the two fields of an interlaced frame stay woven, HDR (PQ, HLG)
     is tone-mapped to BT.709, and wide gamuts (BT.2020, P3) are converted to it.
 
     Args:
@@ -50,6 +51,7 @@ def decode(
             centred on black; "stretch" gives up the aspect ratio.
         crop_position: where a crop is, as fractions of its margins (down, right).
         threads: decoding threads; 0 chooses by the size of frames.
+        alpha: return the alpha channel, in all three channels.
 
     Returns:
         uint8 (len(times), height, width, 3).
@@ -62,8 +64,8 @@ def decode(
     if not indices:
         return out
 
-    resizer = _Resizer(info, height, width, resize, crop_position)
-    with closing(Reader(info, threads)) as reader:
+    resizer = _Resizer(info, height, width, resize, crop_position, alpha)
+    with closing(Reader(info, threads, alpha=alpha)) as reader:
         for index, frame in reader.frames(sorted(set(indices))):
             first, *repeats = np.flatnonzero(np.equal(indices, index))
             resizer.write(frame, out[first])
@@ -81,6 +83,7 @@ class _Resizer:
         width: width of the arrays.
         resize: "center", "random", "pad" or "stretch".
         crop_position: where a crop is, as fractions of its margins (down, right).
+        alpha: write the alpha channel in the place of the colours.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class _Resizer:
         width: int,
         resize: str,
         crop_position: tuple[float, float],
+        alpha: bool = False,
     ) -> None:
         self.info = info
+        self._alpha = alpha
         self.height = height
         self.width = width
         self.picture_height, self.picture_width = _picture_size(
@@ -128,8 +133,11 @@ class _Resizer:
 
         # swscale writes planar RGB with vector instructions and packed RGB without: the
         # same values in a third of the time.
-        self._pixel_format = "gbrp10le" if info.colours else "gbrp"
-        self._dtype: Any = np.uint16 if info.colours else np.uint8
+        self._converts_colours = info.colours is not None and not alpha
+        self._pixel_format = "gbrp10le" if self._converts_colours else "gbrp"
+        if alpha:
+            self._pixel_format = "gbrap"
+        self._dtype: Any = np.uint16 if self._converts_colours else np.uint8
         self._reformatter = av_reformatter.VideoReformatter()
 
     def write(self, frame: Any, out: Frames) -> None:
@@ -144,7 +152,7 @@ class _Resizer:
 
         # Written in place, unless colours are converted.
         cropped: Any = visible
-        if self.info.colours is not None:
+        if self._converts_colours:
             cropped = np.empty(visible.shape, np.uint16)
         for channel, plane in enumerate(planes):
             if self.info.mirrored:
@@ -154,7 +162,8 @@ class _Resizer:
                 self.crop_top : self.crop_top + self.height,
                 self.crop_left : self.crop_left + self.width,
             ]
-        if self.info.colours is not None:
+        if self._converts_colours:
+            assert self.info.colours is not None
             visible[...] = to_sdr(cropped, self.info.colours)
 
     def _scaled_planes(self, frame: Any) -> list[Any]:
@@ -180,9 +189,10 @@ class _Resizer:
             interpolation=self._interpolation | scaling,
             threads=1,
         )
-        green, blue, red = scaled.planes
+        green, blue, red, *alpha_plane = scaled.planes
+        shown = alpha_plane * 3 if self._alpha else (red, green, blue)
         arrays = []
-        for plane in (red, green, blue):
+        for plane in shown:
             rows = np.frombuffer(memoryview(plane), self._dtype).reshape(
                 decoded_height, -1
             )

@@ -21,6 +21,8 @@ REASONS = (
     "undecodable_caption",
     "duplicate",
     "missing_file",
+    "bad_mask",
+    "bad_start_image",
 )
 """Codes of the reasons for which a clip is left out, as the dataset account uses them.
 """

@@ -12,7 +12,7 @@ import numpy as np
 from videotune.cpu_threads import available_cores
 from videotune.data.clock import BROADCAST_FORMATS, Clock
 from videotune.data.file_checks import ClipProblem
-from videotune.data.images import read_image
+from videotune.data.images import read_alpha, read_image
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import OPEN_OPTIONS, demux, limit_pixels, video_stream
 from videotune.data.side_data import Crop
@@ -34,10 +34,14 @@ class Reader:
     Args:
         info: media info of the clip.
         threads: decoding threads; 0 chooses by the size of frames.
+        alpha: give a still its alpha channel, which videos always have.
     """
 
-    def __init__(self, info: MediaInfo, threads: int = 0) -> None:
+    def __init__(
+        self, info: MediaInfo, threads: int = 0, *, alpha: bool = False
+    ) -> None:
         self.info = info
+        self._alpha = alpha
         self.threads = threads or _default_threads(info)
         self._container: Any = None
         self._decoded: Iterator[tuple[int, Any]] = iter(())
@@ -86,7 +90,7 @@ class Reader:
             ClipProblem: "decode_error", with the frame that cannot be decoded.
         """
         if self.info.still:
-            yield 0, _still_frame(self.info)
+            yield 0, _still_frame(self.info, self._alpha)
             return
 
         missing = list(needed)
@@ -212,18 +216,19 @@ def _default_threads(info: MediaInfo) -> int:
     return min(4, available_cores())
 
 
-def _still_frame(info: MediaInfo) -> Any:
-    """Return an image as a PyAV frame (rgb24), upright.
+def _still_frame(info: MediaInfo, alpha: bool) -> Any:
+    """Return an image as a PyAV frame, upright: rgb24, or rgba with its alpha channel.
 
     Raises:
         ClipProblem: "decode_error" if the file has changed.
     """
+    path = Path(info.path)
     try:
-        pixels, _, _ = read_image(Path(info.path))
-    except ClipProblem as problem:
-        raise ClipProblem(
-            "decode_error", f"frame 0 of 1: {problem.detail}"
-        ) from problem
+        pixels, _, _ = read_image(path)
+        if alpha:
+            pixels = np.dstack([pixels, read_alpha(path)])
+    except (ClipProblem, ValueError) as problem:
+        raise ClipProblem("decode_error", f"frame 0 of 1: {problem}") from problem
 
     if pixels.shape[:2] != (info.height, info.width):
         size = f"{pixels.shape[1]} × {pixels.shape[0]}"
@@ -231,7 +236,8 @@ def _still_frame(info: MediaInfo) -> Any:
             "decode_error",
             f"frame 0 of 1 is {size} now, not {info.width} × {info.height}",
         )
-    return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+    pixel_format = "rgba" if alpha else "rgb24"
+    return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format=pixel_format)
 
 
 class _Cropper:

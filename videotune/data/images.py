@@ -1,6 +1,8 @@
 """Read an image file's pixels, upright and in sRGB, with Pillow."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -37,6 +39,24 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
     Raises:
         ClipProblem: if the file cannot be used, whatever its bytes are.
     """
+    with _opened(path) as picture:
+        codec = "jpeg" if picture.format == "MPO" else str(picture.format).lower()
+        return _pixels(picture), codec, _is_transparent(picture)
+
+
+def read_alpha(path: Path) -> NDArray[np.uint8]:
+    """Decode the alpha channel of an image file, upright: uint8 (H, W).
+
+    Raises:
+        ClipProblem: if the file cannot be used, whatever its bytes are.
+    """
+    with _opened(path) as picture:
+        return _alpha(picture)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Picture]:
+    """Open and decode an image; turn every failure into a ClipProblem."""
     try:
         with warnings.catch_warnings():
             # Pillow warns of decompression bombs; MAX_PIXELS is the limit here.
@@ -44,10 +64,7 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
             with Image.open(path, formats=FORMATS) as picture:
                 _check_header(picture)
                 picture.load()
-                codec = (
-                    "jpeg" if picture.format == "MPO" else str(picture.format).lower()
-                )
-                return _pixels(picture), codec, _is_transparent(picture)
+                yield picture
     except ClipProblem:
         raise
     except UnidentifiedImageError as error:
@@ -129,6 +146,18 @@ def _pixels(picture: Picture) -> NDArray[np.uint8]:
     elif picture.mode in ("1", "LA"):
         picture = picture.convert("L")
     return np.asarray(_to_srgb(picture, profile).convert("RGB"))
+
+
+def _alpha(picture: Picture) -> NDArray[np.uint8]:
+    """Return uint8 (H, W): 255 where a picture is opaque, upright."""
+    transparent_colour = picture.info.get("transparency")
+    picture = ImageOps.exif_transpose(picture)
+
+    # Pillow cannot convert integer modes to RGBA.
+    if picture.mode.startswith("I"):
+        is_transparent = np.asarray(picture) == transparent_colour
+        return np.where(is_transparent, 0, 255).astype(np.uint8)
+    return np.asarray(picture.convert("RGBA"))[..., 3].copy()
 
 
 def _is_transparent(picture: Picture) -> bool:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,12 @@ from videotune.data.clip_file import (
     ClipFile,
     text_files_by_name,
 )
+from videotune.data.companion_files import (
+    DEFAULT_COMPANIONS,
+    CompanionFiles,
+    CompanionSettings,
+    mask_folders_beside,
+)
 from videotune.data.frame_folders import find_frame_folders
 from videotune.data.layout_notes import UNREAD_SUFFIXES, LayoutNotes
 from videotune.data.metadata_files import (
@@ -28,6 +34,7 @@ from videotune.data.metadata_files import (
     read_metadata,
 )
 from videotune.errors import VideotuneError
+from videotune.text import counted_are
 
 RUN_FILES = ("config.json", "journal.jsonl")
 """A folder that has both is a training run."""
@@ -51,6 +58,7 @@ def read_folder(
     *,
     frame_folders: bool = False,
     columns: Columns = NO_COLUMNS,
+    companions: CompanionSettings = DEFAULT_COMPANIONS,
 ) -> tuple[list[ClipFile], list[str]]:
     """Find all videos and images in a folder, and those that its metadata files list.
 
@@ -66,6 +74,7 @@ def read_folder(
         caption_suffix: suffix of the caption files.
         frame_folders: a folder of numbered images is one clip.
         columns: the columns of metadata files, if the dataset names them.
+        companions: which files belong to clips and are no clips themselves.
 
     Returns:
         The clips in path order, and notes.
@@ -82,7 +91,7 @@ def read_folder(
     refuse_no_folder(root)
 
     folder = _DatasetFolder(
-        root, within or root, caption_suffix, frame_folders, columns
+        root, within or root, caption_suffix, frame_folders, columns, companions
     )
     clips = folder.clips()
     run_notes = [
@@ -92,7 +101,8 @@ def read_folder(
     layout_notes = LayoutNotes(
         clips, folder.files, folder.rows, folder.prefix, caption_suffix
     )
-    return clips, [*folder.metadata_notes, *run_notes, *layout_notes.all()]
+    notes = [*folder.metadata_notes, *run_notes, *folder.companion_notes(clips)]
+    return clips, [*notes, *layout_notes.all()]
 
 
 class _Layout(NamedTuple):
@@ -117,6 +127,7 @@ class _DatasetFolder:
         caption_suffix: str,
         frame_folders: bool,
         columns: Columns,
+        companions: CompanionSettings,
     ) -> None:
         self.root = root
         self.caption_suffix = caption_suffix
@@ -132,10 +143,13 @@ class _DatasetFolder:
         outside_captions = self._find_files()
         self._check_names()
 
+        self.companions = CompanionFiles(self.files, companions, self._masks_outside())
+
         self.frames: dict[str, tuple[Path, ...]] = {}
         """Images of the folders that are clips, in order."""
         if frame_folders:
-            self.frames = find_frame_folders(self.files, str(root))
+            files = self.files.keys() - self.companions.paths
+            self.frames = find_frame_folders(files, str(root))
 
         self.metadata_files: dict[str, str] = {}
         """Path of the metadata file by folder."""
@@ -179,6 +193,27 @@ class _DatasetFolder:
             raise VideotuneError(
                 f"The folder {error.filename} cannot be read: {error.strerror}."
             ) from error
+
+    def _masks_outside(self) -> set[str]:
+        """Return the masks beside the folder if it is itself a ``videos`` folder."""
+        masks: set[str] = set()
+        for folder in mask_folders_beside(self.root):
+            for path, _ in _walk(str(folder), frozenset(), False, []):
+                if path.lower().endswith(CLIP_SUFFIXES):
+                    masks.add(path)
+        return masks
+
+    def companion_notes(self, clips: Sequence[ClipFile]) -> list[str]:
+        """Return a note on companions that belong to no clip."""
+        paths = [str(clip.path) for clip in clips]
+        orphans = self.companions.without_clip(paths)
+        if not orphans:
+            return []
+        names = ", ".join(self._relative(path) for path in orphans[:3])
+        return [
+            f"{counted_are(len(orphans), 'mask')} of no clip and not used: no clip has the "
+            f"same name and place ({names}{', …' if len(orphans) > 3 else ''})"
+        ]
 
     def _check_names(self) -> None:
         """Raise VideotuneError for a training run and for file names that are not
@@ -284,6 +319,7 @@ class _DatasetFolder:
     def clips(self) -> list[ClipFile]:
         """Return the clips in path order; raise VideotuneError if there are none."""
         paths = {path for path in self.files if path.lower().endswith(CLIP_SUFFIXES)}
+        paths -= self.companions.paths
         for folder, frames in self.frames.items():
             paths.difference_update(str(frame) for frame in frames)
             paths.add(folder)
@@ -345,6 +381,7 @@ class _DatasetFolder:
             exists=exists,
             missing_detail=missing_detail,
             frames=self.frames.get(path, ()),
+            companions=self.companions.of(path),
         )
 
     def _missing_caption_detail(

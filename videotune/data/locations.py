@@ -19,6 +19,7 @@ from videotune.data.archives import (
     unpack,
 )
 from videotune.data.clip_file import CAPTION_SUFFIX, CLIP_SUFFIXES, ClipFile
+from videotune.data.companion_files import DEFAULT_COMPANIONS, CompanionSettings
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import METADATA_NAMES, NO_COLUMNS, Columns
@@ -84,6 +85,7 @@ def open_location(
     *,
     frame_folders: bool = False,
     columns: Columns = NO_COLUMNS,
+    companions: CompanionSettings = DEFAULT_COMPANIONS,
 ) -> Location:
     """Find the clips of a dataset, after unpacking or downloading it if needed.
 
@@ -96,6 +98,7 @@ def open_location(
         frame_folders: a folder of numbered images is one clip.
         columns: the columns of metadata files and files of rows, if the dataset names
             them.
+        companions: which files belong to clips and are no clips themselves.
 
     Raises:
         VideotuneError: if the dataset does not exist or cannot be read.
@@ -105,6 +108,7 @@ def open_location(
         caption_suffix=caption_suffix,
         frame_folders=frame_folders,
         columns=columns,
+        companions=companions,
     )
     if path.startswith("hf://"):
         return _open_hub(path, cache, progress, caption_suffix, read_clips, columns)

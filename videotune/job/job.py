@@ -220,11 +220,13 @@ def _facts_of(clip: Clip) -> dict[str, Any]:
 
 
 def _window_facts(window: Window) -> tuple[Any, ...]:
-    """Return the values of a window, as they were before windows could be mirrored if
-    this one is not.
+    """Return the values of a window, without those of its last fields that are their
+    defaults: runs from before these fields were there have the same hash.
     """
     facts = astuple(window)
-    return facts if window.flip else facts[:-1]
+    if window.companions:
+        return facts
+    return facts[:-1] if window.flip else facts[:-2]
 
 
 def open_job(

@@ -341,6 +341,7 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("sample.loras[]", "sample.loras[].file"), absolute),
     **dict.fromkeys(("samples[].loras[]", "samples[].loras[].file"), absolute),
     "samples[].image": absolute,
+    "datasets[].loss_masks": absolute,
     "sample_metrics.encoder": lambda path: (
         absolute(path) if expand_user(path).is_dir() else path
     ),

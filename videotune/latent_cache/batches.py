@@ -83,6 +83,8 @@ class BatchSource:
     """Makes the latents of a sample where no variants are cached
     (``video_config.variants`` 0).
     """
+    read_mask: Callable[[Window, int], Tensor] | None = None
+    """Makes the loss mask of such a sample, (F,H,W): the share of each cell."""
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
     """Whether the batches of steps are put into pinned memory."""
@@ -232,7 +234,25 @@ class BatchSource:
         tensors = dict(self.store.get("latents", name))
         mean = tensors.pop("mean")
         logvar = tensors.pop("logvar", None)
-        return LatentDistribution(mean, logvar, extras=tensors)
+        start = tensors.pop("start", None)
+        return LatentDistribution(mean, logvar, extras=tensors, start=start)
+
+    def mask_weight(self, window: Window, variant: int) -> Tensor | None:
+        """Return the loss's weight in each cell of a sample, (F,H,W), or None if its
+        clip has no mask.
+        """
+        name = self.keys.mask(self.keys.sample(window, variant))
+        if name is None:
+            return None
+
+        is_plain = variant == DETERMINISTIC_VARIANT
+        if self.variants == 0 and not is_plain and self.varies(window):
+            assert self.read_mask is not None, "without cached variants masks are read"
+            share = self.read_mask(window, variant)
+        else:
+            share = self.store.get("masks", name)["share"].clamp(0, 1)
+        settings = self.config.loss_mask
+        return settings.outside + (settings.inside - settings.outside) * share
 
     def step_draws(self, step: int) -> StepDraws:
         """Return the draws of a step.
@@ -335,6 +355,7 @@ def make_step_batch(
             draws.captions[begin:end],
             latents,
             draws.first_frame[begin:end],
+            variants=[variant for _, variant in draws.samples[begin:end]],
         )
         noise = draw_noise(batch.x0, source.keys.seed, step, begin)
         batch = _with_dropped_frames(source, batch, step, begin)
@@ -364,6 +385,7 @@ def assemble(
     captions: Sequence[str],
     latents: Sequence[LatentDistribution],
     first_frame: Sequence[bool],
+    variants: Sequence[int] | None = None,
 ) -> Batch:
     """Build a batch on the CPU from windows of one bucket. No frame is dropped.
 
@@ -378,6 +400,7 @@ def assemble(
         captions: of the samples.
         latents: means of the samples, with what else was encoded of their clips.
         first_frame: which samples are conditioned on their first frame.
+        variants: of the windows. None: of each the one without random parts.
     """
     x0 = torch.stack([sample.mean for sample in latents])
     conditioning_mask = torch.zeros(
@@ -386,17 +409,23 @@ def assemble(
     # A still has one frame, and fed clean it would leave nothing to learn.
     if source.spec.image_conditioning == "replace" and x0.shape[2] > 1:
         conditioning_mask[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
+        _put_start_images(x0, latents, first_frame)
 
     extras = []
     for sample, is_conditioned in zip(latents, first_frame, strict=True):
         extras.append({name: x * is_conditioned for name, x in sample.extras.items()})
+
+    if variants is None:
+        variants = [DETERMINISTIC_VARIANT] * len(windows)
+    loss_mask = _picture_mask(source, windows, x0)
+    loss_mask = _with_masks(source, windows, variants, loss_mask, x0)
 
     clips = [source.clips[window.clip_id] for window in windows]
     return Batch.of(
         x0,
         _conditioning(source, captions, extras),
         conditioning_mask=conditioning_mask,
-        loss_mask=_picture_mask(source, windows, x0) * ~conditioning_mask,
+        loss_mask=loss_mask * ~conditioning_mask,
         loss_weight=torch.tensor(
             [clip.loss_weight for clip in clips], dtype=torch.float32
         ),
@@ -406,6 +435,17 @@ def assemble(
         prior_preservation=tuple(clip.prior_preservation for clip in clips),
         has_clean_frames=bool(conditioning_mask.any()),
     )
+
+
+def _put_start_images(
+    x0: Tensor, latents: Sequence[LatentDistribution], first_frame: Sequence[bool]
+) -> None:
+    """Put start images in the place of the first latent frames that are fed clean."""
+    for clip_latents, sample, is_conditioned in zip(
+        x0, latents, first_frame, strict=True
+    ):
+        if is_conditioned and sample.start is not None:
+            clip_latents[:, :1] = sample.start
 
 
 def _conditioning(
@@ -455,6 +495,25 @@ def _picture_mask(source: BatchSource, windows: Sequence[Window], x0: Tensor) ->
         mask[:, :, ~has_rows] = 0
         mask[..., ~has_columns] = 0
     return masks
+
+
+def _with_masks(
+    source: BatchSource,
+    windows: Sequence[Window],
+    variants: Sequence[int],
+    picture_mask: Tensor,
+    x0: Tensor,
+) -> Tensor:
+    """Return the weights of the cells times those of the clips' loss masks."""
+    if not any(window.companion("loss_mask") for window in windows):
+        return picture_mask
+
+    weights = picture_mask.expand(-1, -1, -1, *x0.shape[-2:]).clone()
+    for weight, window, variant in zip(weights, windows, variants, strict=True):
+        mask_weight = source.mask_weight(window, variant)
+        if mask_weight is not None:
+            weight *= mask_weight
+    return weights
 
 
 def _covered_cells(begin: int, length: int, cells: int, cell_size: int) -> Tensor:

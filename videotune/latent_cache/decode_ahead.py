@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from videotune.data.companions import ALPHA
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_index import SLOWEST_DECODER
@@ -43,6 +44,7 @@ def decode_arguments(group: Sequence[FrameSample], media: MediaInfo) -> dict[str
         "width": first.window.shape.width,
         "resize": first.window.resize,
         "crop_position": first.crop_position,
+        "alpha": first.window.clip_id.endswith(ALPHA),
     }
 
 

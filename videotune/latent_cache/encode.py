@@ -8,9 +8,10 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Workers
+from videotune.diffusion.regions import cell_shares
 from videotune.errors import VideotuneError
 from videotune.files import name_in_cache
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
@@ -25,6 +27,7 @@ from videotune.latent_cache.entry import CacheEntry, EntryName, TensorForm, form
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
+from videotune.model_spec import VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, FrameSample, LatentDistribution, Window
 
@@ -38,6 +41,13 @@ FitsFn = Callable[[CacheEntry, ClipShape | None], bool]
 
 WindowVariant = tuple[Window, int]
 
+MASK_TENSOR = "share"
+"""Name of the tensor of a mask's entry: the share of each cell that it covers."""
+
+MASK_BLACK = 16
+MASK_WHITE = 239
+"""Grey values of a mask up to which it is black, and from which on it is white."""
+
 
 @dataclass(frozen=True)
 class CacheItems:
@@ -47,9 +57,13 @@ class CacheItems:
 
     captions: tuple[str, ...]
     samples: tuple[WindowVariant, ...]
+    masks: tuple[WindowVariant, ...] = ()
+    """Samples whose loss mask is missing. In what a run reads it is empty: which of
+    ``samples`` have a mask follows from their windows.
+    """
 
     def __bool__(self) -> bool:
-        return bool(self.captions or self.samples)
+        return bool(self.captions or self.samples or self.masks)
 
 
 def entries_of(
@@ -62,8 +76,11 @@ def entries_of(
     for caption in items.captions:
         entries["text", keys.text(caption)] = caption
     for window, variant in items.samples:
-        name = keys.latents(keys.sample(window, variant))
-        entries.setdefault(("latents", name), (window, variant))
+        sample = keys.sample(window, variant)
+        entries.setdefault(("latents", keys.latents(sample)), (window, variant))
+        mask = keys.mask(sample)
+        if mask is not None:
+            entries.setdefault(("masks", mask), (window, variant))
     return entries
 
 
@@ -87,14 +104,17 @@ def missing(
 
     captions: list[str] = []
     samples: list[WindowVariant] = []
+    masks: list[WindowVariant] = []
     for name, item in entries.items():
         if store.has(*name):
             continue
         if isinstance(item, str):
             captions.append(item)
+        elif name[0] == "masks":
+            masks.append(item)
         else:
             samples.append(item)
-    return CacheItems(tuple(captions), tuple(samples))
+    return CacheItems(tuple(captions), tuple(samples), tuple(masks))
 
 
 def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
@@ -116,6 +136,9 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
 
     def fits(entry: CacheEntry, shape: ClipShape | None) -> bool:
         forms = dict(entry.tensors)
+        if entry.kind == "masks":
+            assert shape is not None
+            return forms == {MASK_TENSOR: ("float32", spec.rules.latent_size(shape))}
         if shape is None:
             if "text" not in forms:
                 return False
@@ -127,6 +150,10 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
             for name in latent_names:
                 if forms.pop(name, None) != latent_form:
                     return False
+            channels, _, rows, columns = latent_form[1]
+            start_form = ("float32", (channels, 1, rows, columns))
+            if forms.pop("start", start_form) != start_form:
+                return False
 
         expected = expected_forms(shape or some_shape)
         return all(
@@ -182,9 +209,12 @@ def fill(
     keys = CacheKeys.of(family, seed)
     with nullcontext() if lock_is_held else store.write_lock():
         _fill_captions(family, store, keys, todo.captions, progress)
-        return _fill_windows(
+        waited = _fill_windows(
             family, store, keys, todo.samples, media, workers, progress
         )
+        rules = family.spec.rules
+        waited += fill_masks(store, keys, rules, todo.masks, media, workers, progress)
+        return waited
 
 
 def _fill_captions(
@@ -245,7 +275,8 @@ def _fill_windows(
         decoded = _decode(frame_samples, media, workers)
         for done, (sample, frames, wait) in enumerate(decoded, start=1):
             clip = media[sample.window.clip_id]
-            tensors = tensors_of(_encode_frames(family, keys, sample, frames, clip))
+            latents = _encode_frames(family, keys, sample, frames, media)
+            tensors = tensors_of(latents)
             name = name_in_cache(store.folder, Path(clip.path))
             metadata = {
                 # A path that any JSON can hold, even if its bytes are not UTF-8.
@@ -261,6 +292,77 @@ def _fill_windows(
     finally:
         family.free("vae")
     return waited
+
+
+def fill_masks(
+    store: LatentCache,
+    keys: CacheKeys,
+    rules: VideoRules,
+    samples: Sequence[WindowVariant],
+    media: Mapping[str, MediaInfo],
+    workers: Workers | None,
+    progress: ProgressFn,
+) -> float:
+    """Write the loss masks of samples; return the seconds waited for frames."""
+    remaining: list[FrameSample] = []
+    names: list[str] = []
+    for window, variant in samples:
+        sample = keys.sample(window, variant)
+        name = keys.mask(sample)
+        if name is not None and not store.has("masks", name):
+            remaining.append(mask_sample(sample, media))
+            names.append(name)
+
+    begun = time.monotonic()
+    waited = 0.0
+    decoded = _decode(iter(remaining), media, workers)
+    for done, (sample, frames, wait) in enumerate(decoded, start=1):
+        path = Path(media[sample.window.clip_id].path)
+        name = name_in_cache(store.folder, path)
+        metadata = {
+            "clip": os.fsencode(name).decode("utf-8", "replace"),
+            "window": sample.window.id,
+            "variant": sample.variant,
+        }
+        share = cell_shares(mask_pixels(frames), rules)
+        store.put("masks", names[done - 1], {MASK_TENSOR: share}, metadata)
+
+        waited += wait
+        progress(_with_rate("masks", done, begun), done, len(remaining))
+    return waited
+
+
+def mask_sample(sample: FrameSample, media: Mapping[str, MediaInfo]) -> FrameSample:
+    """Return the frames of a sample's loss mask: its file at the same times and crop."""
+    mask_id = sample.window.companion("loss_mask")
+    assert mask_id is not None, "the window has no mask"
+    info = media[mask_id]
+    times = sample.times
+    if not info.still:
+        # A mask may be a frame shorter than its clip.
+        times = tuple(min(second, info.seconds) for second in times)
+    return replace(sample, window=replace(sample.window, clip_id=mask_id), times=times)
+
+
+def read_loss_mask(
+    sample: FrameSample, rules: VideoRules, media: Mapping[str, MediaInfo]
+) -> Tensor:
+    """Decode a sample's loss mask now, in this process: (F,H,W), the share of each cell.
+
+    Raises VideotuneError that names the file.
+    """
+    mask = mask_sample(sample, media)
+    frames = frames_of([mask], media[mask.window.clip_id], None)
+    return cell_shares(mask_pixels(frames), rules)
+
+
+def mask_pixels(frames: np.ndarray) -> Tensor:
+    """Convert the uint8 frames (T,H,W,3) of a mask to float32 (T,H,W) in [0, 1].
+
+    Nearly black is 0 and nearly white is 1: compressed masks are never quite either.
+    """
+    grey = torch.from_numpy(frames).float().mean(-1)
+    return ((grey - MASK_BLACK) / (MASK_WHITE - MASK_BLACK)).clamp_(0, 1)
 
 
 def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:
@@ -286,7 +388,7 @@ def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:
         pixels_by_process[process] += _pixels(samples)
         if process == part:
             own_samples += samples
-    return CacheItems(todo.captions[part::of], tuple(own_samples))
+    return CacheItems(todo.captions[part::of], tuple(own_samples), todo.masks[part::of])
 
 
 def _pixels(samples: Iterable[WindowVariant]) -> int:
@@ -306,7 +408,7 @@ def encode_sample(
     """
     clip = media[sample.window.clip_id]
     frames = frames_of([sample], clip, None)
-    return _encode_frames(family, keys, sample, frames, clip)
+    return _encode_frames(family, keys, sample, frames, media)
 
 
 def _encode_frames(
@@ -314,20 +416,36 @@ def _encode_frames(
     keys: CacheKeys,
     sample: FrameSample,
     frames: np.ndarray,
-    clip: MediaInfo,
+    media: Mapping[str, MediaInfo],
 ) -> LatentDistribution:
-    """Encode the decoded frames of a sample."""
+    """Encode the decoded frames of a sample, and its start image if it has one."""
+    arguments: dict[str, Any] = {}
+    start_image = _start_image_of(sample, media)
+    if start_image is not None:
+        arguments["start_image"] = start_image
     noise = keys.noise(sample)
+    if noise is not None:
+        arguments["random"] = noise
+
+    clip = media[sample.window.clip_id]
     subject = f"{clip.path}: window {sample.window.id}"
     remedy = "Fewer frames or a lower resolution need less memory."
     with _name_failure(subject, remedy):
-        pixels = to_model(frames)
-        if noise is None:
-            distribution = family.encode_video(pixels)
-        else:
-            distribution = family.encode_video(pixels, noise)
+        distribution = family.encode_video(to_model(frames), **arguments)
         _check_finite(tensors_of(distribution))
     return distribution
+
+
+def _start_image_of(
+    sample: FrameSample, media: Mapping[str, MediaInfo]
+) -> Tensor | None:
+    """Return the start image of a sample, cropped as its clip: (3,1,H,W) in [-1, 1]."""
+    image_id = sample.window.companion("start_image")
+    if image_id is None:
+        return None
+    window = replace(sample.window, clip_id=image_id)
+    still = replace(sample, window=window, times=(0.0,))
+    return to_model(frames_of([still], media[image_id], None))
 
 
 def tensors_of(distribution: LatentDistribution) -> dict[str, Tensor]:
@@ -337,6 +455,8 @@ def tensors_of(distribution: LatentDistribution) -> dict[str, Tensor]:
     tensors = {"mean": distribution.mean}
     if distribution.logvar is not None:
         tensors["logvar"] = distribution.logvar
+    if distribution.start is not None:
+        tensors["start"] = distribution.start
     assert not tensors.keys() & distribution.extras.keys(), (
         "an extra has the name of a latent"
     )

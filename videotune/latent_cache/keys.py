@@ -37,6 +37,8 @@ class CacheKeys:
     seed: int
     image_noise: bool = False
     """Whether noise is drawn onto the conditioning frame before it is encoded."""
+    cell_size: tuple[int, int] = (1, 1)
+    """Pixel frames and pixels of a latent cell's sides, (frames, pixels)."""
 
     @classmethod
     def of(cls, family: DiffusersModel, seed: int) -> "CacheKeys":
@@ -48,6 +50,10 @@ class CacheKeys:
             tokens=family.spec.text_tokens,
             seed=seed,
             image_noise=family.spec.image_noise,
+            cell_size=(
+                family.spec.rules.temporal_stride,
+                family.spec.rules.spatial_stride,
+            ),
         )
 
     def sample(self, window: Window, variant: int) -> FrameSample:
@@ -81,29 +87,29 @@ class CacheKeys:
         if self._has_noise(sample):
             vae = f"{vae} image noise {self.seed} {window.id} {sample.variant}"
 
-        resize: list[Any] = [window.resize]
-        if window.resize in ("center", "random"):
-            resize = [
-                "crop",
-                *(round(position, 9) for position in sample.crop_position),
-            ]
-
-        times = " ".join(str(round(time * 1e6)) for time in sample.times)
-        frames = [
-            window.clip_id,
-            times,
-            window.shape.height,
-            window.shape.width,
-            resize,
-        ]
-        if sample.flipped:
-            frames.append("flipped")
+        frames = _frames_of(sample, window.clip_id)
+        start_image = window.companion("start_image")
+        if start_image is not None:
+            frames.append(f"start image {start_image}")
         # "take" is the name that frame samples had when the first caches were written.
         content = {
             "schema": SCHEMA,
             "decode": DECODE_VERSION,
             "take": frames,
             "vae": vae,
+        }
+        return digest(content)
+
+    def mask(self, sample: FrameSample) -> str | None:
+        """Return the name of a sample's loss mask, or None if its clip has none."""
+        mask_id = sample.window.companion("loss_mask")
+        if mask_id is None:
+            return None
+        content = {
+            "schema": SCHEMA,
+            "decode": DECODE_VERSION,
+            "mask": _frames_of(sample, mask_id),
+            "cell": self.cell_size,
         }
         return digest(content)
 
@@ -115,3 +121,17 @@ class CacheKeys:
 
     def _has_noise(self, sample: FrameSample) -> bool:
         return self.image_noise and sample.variant != DETERMINISTIC_VARIANT
+
+
+def _frames_of(sample: FrameSample, file_id: str) -> list[Any]:
+    """Return everything that decides the pixels of a sample, decoded from a file."""
+    window = sample.window
+    resize: list[Any] = [window.resize]
+    if window.resize in ("center", "random"):
+        resize = ["crop", *(round(position, 9) for position in sample.crop_position)]
+
+    times = " ".join(str(round(time * 1e6)) for time in sample.times)
+    frames = [file_id, times, window.shape.height, window.shape.width, resize]
+    if sample.flipped:
+        frames.append("flipped")
+    return frames

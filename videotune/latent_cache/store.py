@@ -165,7 +165,7 @@ class LatentCache:
         """Write an entry, completely or not at all.
 
         Args:
-            kind: "latents" or "text".
+            kind: "latents", "text" or "masks".
             key: name within the kind.
             tensors: the content.
             about: what it was made of, see ``About``.

@@ -298,7 +298,10 @@ class DiffusersModel(Checkpoint):
         return {}
 
     def encode_video(
-        self, frames: Tensor, random: np.random.Generator | None = None
+        self,
+        frames: Tensor,
+        random: np.random.Generator | None = None,
+        start_image: Tensor | None = None,
     ) -> LatentDistribution:
         """Encode one clip to normalised latents, on the CPU in float32.
 
@@ -306,6 +309,8 @@ class DiffusersModel(Checkpoint):
             frames: (3,T,H,W) in [-1, 1].
             random: source of this view's draws (``spec.image_noise``). None: without
                 any draw.
+            start_image: (3,1,H,W), the image that the clip is conditioned on. None: its
+                own first frame.
 
         Returns:
             The mean, and the variance unless the authors train on the mean only.
@@ -314,11 +319,23 @@ class DiffusersModel(Checkpoint):
         with self.vae_lock, torch.no_grad():
             latent = self.vae().encode(frames[None].to(self.device)).latent_dist
             mean, logvar = self._normalised(latent.mean[0], latent.logvar[0])
-            extras = self.image_states(frames, random)
+            conditioning_frames = frames
+            if start_image is not None:
+                conditioning_frames = torch.cat([start_image, frames[:, 1:]], dim=1)
+            extras = self.image_states(conditioning_frames, random)
+
+            start = None
+            if start_image is not None and self.spec.image_conditioning == "replace":
+                latent = (
+                    self.vae().encode(start_image[None].to(self.device)).latent_dist
+                )
+                start, _ = self._normalised(latent.mean[0], latent.logvar[0])
+                start = start.float().cpu()
         return LatentDistribution(
             mean.float().cpu(),
             logvar.float().cpu() if self.spec.keeps_variance else None,
             extras,
+            start,
         )
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:

@@ -16,6 +16,8 @@ from PIL import Image
 
 from videotune.console import bar, echo
 from videotune.data import file_checks, frame_sampling, video_writer
+from videotune.data.companions import ALPHA
+from videotune.data.decode import decode
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
@@ -42,6 +44,9 @@ LABEL_WIDTH = 360
 LABEL_LINES = 9
 """Lines of text that fit beside a clip's pictures."""
 
+DIMMED = 0.25
+"""Brightness of a picture where the clip's loss mask is black."""
+
 SHOTS = ("first", "middle", "last")
 
 SheetRow = tuple[str, list[Any]]
@@ -53,7 +58,7 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
 
     The pictures of a clip are the first frame of its first window, the middle frame of
     its middle window, and the last frame of its last window: cropped, resized and timed
-    as in training. A still has one.
+    as in training, and dark where its loss mask is black. A still has one.
 
     Args:
         job: the job.
@@ -160,8 +165,35 @@ def shots(
             progress.update(done, len(clips))
             if isinstance(answer, file_checks.ClipProblem):
                 yield clip, answer
-            else:
-                yield clip, list(answer)
+                continue
+            mask = _masks(job, clip, windows[clip.id], height)
+            yield clip, list(answer if mask is None else _dimmed(answer, mask))
+
+
+def _masks(
+    job: Job, clip: Clip, windows: Sequence[Window], max_height: int | None
+) -> np.ndarray | None:
+    """Return the loss mask of a clip's frames, uint8 (T,H,W,3); None if it has none, or
+    if it cannot be decoded, which encoding reports.
+    """
+    mask_id = windows[0].companion("loss_mask")
+    if mask_id is None:
+        return None
+    request = _decode_request(job, clip, windows, max_height)
+    info = job.library.media[mask_id]
+    if not info.still:
+        request["times"] = [min(time, info.seconds) for time in request["times"]]
+    request["info"] = info
+    try:
+        return decode(**request, alpha=mask_id.endswith(ALPHA))
+    except file_checks.ClipProblem:
+        return None
+
+
+def _dimmed(frames: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """Return frames that are dark where their mask is black."""
+    brightness = DIMMED + (1 - DIMMED) * (masks.astype(np.float32) / 255)
+    return (frames * brightness).astype(np.uint8)
 
 
 def _decode_request(
@@ -219,6 +251,11 @@ def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
         f"{state_words(row)}, {shape_words(row['shape'])}, {windows}",
         f"source {row['width']}x{row['height']}, {rate}",
     ]
+    if row["mask"] is not None:
+        is_alpha = row["mask"] == row["path"]
+        facts.append(f"mask: {'alpha' if is_alpha else short_path(row['mask'], roots)}")
+    if row["start_image"] is not None:
+        facts.append(f"start image: {short_path(row['start_image'], roots)}")
     caption = next(iter(row["captions"]), "").partition("\n")[0]
     if caption:
         facts.append(f'"{textwrap.shorten(caption, 130, placeholder=" …")}"')
@@ -286,7 +323,9 @@ def _cached_pictures(job: Job) -> list[tuple[Clip, Path]]:
     for clip in clips[:MAX_PICTURES]:
         if clip.id in window_by_clip:
             window = window_by_clip[clip.id]
-            name = f"{clip.id[:16]}-{window.shape}-{window.resize}.jpg"
+            mask = (window.companion("loss_mask") or "")[:16]
+            suffix = f"-{mask}" if mask else ""
+            name = f"{clip.id[:16]}-{window.shape}-{window.resize}{suffix}.jpg"
             paths.append((clip, job.cache / FOLDER / name))
     return paths
 

@@ -51,6 +51,7 @@ _VIEWS = _object(
 )
 _CLIPS = _list(
     id=str | None, path=str, used=bool, held_out=bool, captions=NotRequired[list[str] | None],
+    mask=NotRequired[str | None], start_image=NotRequired[str | None],
     shape=NotRequired[str | None], source_fps=NotRequired[float | None], repeats_share=NotRequired[float | None],
     serious=NotRequired[list[str]], warnings=NotRequired[list[str]], notes=NotRequired[list[str]],
 )  # fmt: skip

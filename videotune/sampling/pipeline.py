@@ -109,7 +109,8 @@ def draw(
             extras = {} if image is None else image.extras
             first_latent = None
             if image is not None and family.spec.image_conditioning == "replace":
-                first_latent = image.mean[None, :, :1]
+                start = image.mean[:, :1] if image.start is None else image.start
+                first_latent = start[None]
 
             conditioning = family.condition([{**text(prompt), **extras}])
             unconditional = None

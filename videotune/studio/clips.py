@@ -68,6 +68,8 @@ UNKNOWN: ClipRow = {
     "long": False,
     "part": "",
     "picture": "",
+    "mask_picture": "",
+    "start_picture": "",
     "tokens": 0,
     "changed": 0,
     "seconds_cut": 0,
@@ -194,8 +196,12 @@ def _read_rows(
         checked_rows = {row["path"]: row for row in check[1]["clips"]}
         checked_since = check[0].started
 
+    # As the check saw them: whether an image is a start image depends on the model.
+    start_images = {row.get("start_image") for row in checked_rows.values()}
     rows: dict[str, ClipRow] = {}
     for part, clip in _clip_files(project):
+        if str(clip.path) in start_images:
+            continue
         checked_row = checked_rows.pop(str(clip.path), None)
         row = _row(project, part, clip, checked_row, checked_since)
         rows[row["path"]] = row
@@ -387,6 +393,10 @@ def _row(
         "name": clip.path.relative_to(project.folder / part).as_posix(),
         "clip": clip,
         "picture": _picture_of(project, clip),
+        "mask_picture": _inside(project, dict(clip.companions).get("loss_mask")),
+        "start_picture": _inside(
+            project, checked_row.get("start_image") if checked_row else None
+        ),
         "part": part,
         "caption": caption,
         "changed": changed,
@@ -404,6 +414,13 @@ def _picture_of(project: Project, clip: ClipFile) -> str:
         return ""
     middle = clip.frames[len(clip.frames) // 2]
     return middle.relative_to(project.folder).as_posix()
+
+
+def _inside(project: Project, path: Path | str | None) -> str:
+    """Return a file's path within the project; "" if it is elsewhere or None."""
+    if path is None or not Path(path).is_relative_to(project.folder):
+        return ""
+    return Path(path).relative_to(project.folder).as_posix()
 
 
 def _fixed_reason(clip: ClipFile) -> str:

@@ -78,6 +78,8 @@ class CheckedClip(TypedDict):
     spans: NotRequired[list[tuple[Number, Number]]]
     shape: NotRequired[str | None]
     seconds_cut: NotRequired[Number]
+    mask: NotRequired[PathText | None]
+    start_image: NotRequired[PathText | None]
 
 
 class CheckAccount(TypedDict):

@@ -18,7 +18,7 @@ from videotune.errors import VideotuneError
 from videotune.exporter.base_loras import merge_into_base
 from videotune.job.job import Job
 from videotune.latent_cache.batches import BatchSource, assemble
-from videotune.latent_cache.encode import encode_sample
+from videotune.latent_cache.encode import encode_sample, read_loss_mask
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
@@ -157,6 +157,11 @@ def make_source(
     def encode(window: Window, variant: int) -> LatentDistribution:
         return encode_sample(family, keys, keys.sample(window, variant), library.media)
 
+    def read_mask(window: Window, variant: int) -> torch.Tensor:
+        return read_loss_mask(
+            keys.sample(window, variant), job.spec.rules, library.media
+        )
+
     source = BatchSource(
         config=job.config,
         spec=job.spec,
@@ -171,6 +176,7 @@ def make_source(
         schedule=job.schedule,
         objective=objective,
         encode=encode,
+        read_mask=read_mask,
         expert_schedule=expert_schedule,
         pin=overlaps(local_device()),
     )

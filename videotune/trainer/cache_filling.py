@@ -271,7 +271,10 @@ def _print_encoded(
 def items_text(items: CacheItems) -> str:
     """Return how many captions and windows there are."""
     captions = counted(len(items.captions), "caption")
-    return f"{captions} and {counted(len(items.samples), 'window')}"
+    windows = counted(len(items.samples), "window")
+    if items.masks:
+        return f"{captions}, {windows} and {counted(len(items.masks), 'mask')}"
+    return f"{captions} and {windows}"
 
 
 def missing_entries(

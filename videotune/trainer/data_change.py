@@ -5,6 +5,9 @@ from pathlib import Path
 from videotune.job.job import Job
 from videotune.runs.schemas import read_record
 
+COMPANION_KEYS = ("mask", "start_image")
+"""Keys of a clip's account that name files which belong to it."""
+
 
 def describe_change(account: Path, job: Job) -> str:
     """Describe what has changed in the data since a check.json was written."""
@@ -15,6 +18,8 @@ def describe_change(account: Path, job: Job) -> str:
     clips = {
         clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)
     }
+
+    accounts = {account["id"]: account for account in job.library.accounts}
 
     added = [clip.path for clip in clips.values() if clip.id not in old_clips]
     removed = sorted(
@@ -29,6 +34,7 @@ def describe_change(account: Path, job: Job) -> str:
         ],
         "renamed": [],
         "with another caption": [],
+        "with another mask or start image": [],
         "trained on before, now held out: the validation loss is no longer blind to them": [],
         "no longer held out": [],
     }
@@ -40,6 +46,8 @@ def describe_change(account: Path, job: Job) -> str:
             changes["renamed"].append(clip.path)
         if list(clip.captions) != old.get("captions"):
             changes["with another caption"].append(clip.path)
+        if any(old.get(key) != accounts[clip.id][key] for key in COMPANION_KEYS):
+            changes["with another mask or start image"].append(clip.path)
         if clip.held_out and old["used"]:
             key = "trained on before, now held out: the validation loss is no longer blind to them"
             changes[key].append(clip.path)

@@ -1,0 +1,263 @@
+"""Companion files of clips: masks in a folder beside ``videos``, and start images.
+
+A companion has the name of its clip with any suffix of an image or video, at the same
+place below its folder: ``masks/a/001.png`` belongs to ``videos/a/001.mp4``. It is not a
+clip itself.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from videotune.data.clip_file import CLIP_FOLDERS, CLIP_SUFFIXES, Role
+from videotune.data.images import IMAGE_SUFFIXES
+from videotune.errors import VideotuneError
+
+MASK_FOLDERS = ("loss_masks", "masks")
+"""Folders of loss masks. If a clip has a file in both, the first one counts."""
+
+MASK_LABEL = "-masklabel"
+"""End of the name of a mask that is next to its image, as OneTrainer writes them."""
+
+MAX_EXTRA_MASKS = 1_000_000
+"""Most files of a folder of masks that a dataset names."""
+
+
+@dataclass(frozen=True)
+class CompanionSettings:
+    """Which files of a dataset are companions."""
+
+    loss_masks: Path | None = None
+    """A folder of masks elsewhere. None: those beside the clips."""
+    start_images: bool = False
+    """Whether an image in ``images`` with the name of a video in ``videos`` is that
+    video's start image. Else it is a clip of its own.
+    """
+
+
+DEFAULT_COMPANIONS = CompanionSettings()
+
+
+class CompanionFiles:
+    """The companions among the files of a dataset.
+
+    Args:
+        files: paths of all files of the dataset.
+        settings: what counts as a companion.
+        outside: files of ``masks`` folders beside a root that is itself ``videos``.
+    """
+
+    def __init__(
+        self,
+        files: Collection[str],
+        settings: CompanionSettings = DEFAULT_COMPANIONS,
+        outside: Collection[str] = (),
+    ) -> None:
+        self._settings = settings
+        media = [path for path in files if path.lower().endswith(CLIP_SUFFIXES)]
+        folders = {os.path.dirname(path) for path in media}
+        self._stems = {os.path.splitext(path)[0] for path in media}
+        self._mask_folders = self._find_mask_folders(media, folders)
+
+        self.paths: set[str] = set()
+        """Files that are companions and therefore no clips."""
+        self._by_stem: dict[str, str] = {}
+        """Path of a mask by that path without its suffix."""
+        for path in sorted([*media, *outside]):
+            if path in outside or self._is_in_mask_folder(path):
+                self._by_stem.setdefault(os.path.splitext(path)[0], path)
+                self.paths.add(path)
+
+        self._labels = self._find_labels(media)
+        self.paths.update(self._labels.values())
+        self._start_images = self._find_start_images(media)
+        self.paths.update(self._start_images.values())
+        self._extra_masks = _masks_in(settings.loss_masks)
+
+    def of(self, clip: str) -> tuple[tuple[Role, Path], ...]:
+        """Return the companions of a clip by its path in the dataset."""
+        companions: list[tuple[Role, Path]] = []
+        mask = self._mask_of(clip)
+        if mask is not None:
+            companions.append(("loss_mask", Path(mask)))
+        start_image = self._start_images.get(clip)
+        if start_image is not None:
+            companions.append(("start_image", Path(start_image)))
+        return tuple(companions)
+
+    def without_clip(self, clips: Collection[str]) -> list[str]:
+        """Return the companions that belong to none of the clips, sorted."""
+        used = {str(path) for clip in clips for _, path in self.of(clip)}
+        return sorted(self.paths - used)
+
+    def _mask_of(self, clip: str) -> str | None:
+        stem = os.path.splitext(clip)[0]
+        if self._settings.loss_masks is not None:
+            for name in _names_below(stem):
+                mask = self._extra_masks.get(name)
+                if mask is not None:
+                    return mask
+            return None
+
+        for candidate in _stems_of_masks(stem):
+            mask = self._by_stem.get(candidate)
+            if mask is not None:
+                return mask
+        return self._labels.get(stem)
+
+    def _find_mask_folders(
+        self, media: Sequence[str], folders: Collection[str]
+    ) -> set[str]:
+        """Return the folders whose files are masks.
+
+        A folder with the name of one is beside ``videos`` or ``images``, or has a file
+        with the name of a clip in the folder above it. A folder "masks" of clips of
+        their own is not one.
+        """
+        all_folders = _with_parents(folders)
+        mask_folders = set()
+        undecided = set()
+        for folder in all_folders:
+            parent, name = os.path.split(folder)
+            if name not in MASK_FOLDERS:
+                continue
+            siblings = {os.path.join(parent, sibling) for sibling in CLIP_FOLDERS}
+            if siblings & all_folders:
+                mask_folders.add(folder)
+            else:
+                undecided.add(folder)
+
+        for path in media if undecided else ():
+            for folder in undecided.intersection(_parents(path)):
+                name = os.path.relpath(os.path.splitext(path)[0], folder)
+                if os.path.join(os.path.dirname(folder), name) in self._stems:
+                    mask_folders.add(folder)
+        return mask_folders
+
+    def _is_in_mask_folder(self, path: str) -> bool:
+        return not self._mask_folders.isdisjoint(_parents(path))
+
+    def _find_labels(self, media: Sequence[str]) -> dict[str, str]:
+        """Return the masks next to their clips, by the clip's path without suffix."""
+        labels = {}
+        for path in media:
+            stem = os.path.splitext(path)[0]
+            clip_stem = stem.removesuffix(MASK_LABEL)
+            if clip_stem != stem and clip_stem in self._stems:
+                labels[clip_stem] = path
+        return labels
+
+    def _find_start_images(self, media: Sequence[str]) -> dict[str, str]:
+        """Return the start images by the path of their video."""
+        if not self._settings.start_images:
+            return {}
+        images = {
+            os.path.splitext(path)[0]: path
+            for path in sorted(media, reverse=True)
+            if path.lower().endswith(IMAGE_SUFFIXES)
+        }
+        start_images = {}
+        for path in media:
+            if path.lower().endswith(IMAGE_SUFFIXES):
+                continue
+            for stem in _stems_beside(os.path.splitext(path)[0], "videos", "images"):
+                if stem in images:
+                    start_images[path] = images[stem]
+                    break
+        return start_images
+
+
+def mask_folders_beside(root: Path) -> list[Path]:
+    """Return the folders of masks beside a root that is itself ``videos`` or
+    ``images``.
+    """
+    if root.absolute().name not in CLIP_FOLDERS:
+        return []
+    siblings = [root.absolute().with_name(name) for name in MASK_FOLDERS]
+    return [folder for folder in siblings if folder.is_dir()]
+
+
+def _stems_of_masks(stem: str) -> Iterator[str]:
+    """Yield the paths, without suffix, at which a clip's mask may be."""
+    for folder_name in MASK_FOLDERS:
+        for clip_folder in CLIP_FOLDERS:
+            yield from _stems_beside(stem, clip_folder, folder_name)
+
+    parent, name = os.path.split(stem)
+    while True:
+        for folder_name in MASK_FOLDERS:
+            yield os.path.join(parent, folder_name, name)
+        above, part = os.path.split(parent)
+        if above == parent or not part:
+            return
+        parent = above
+        name = os.path.join(part, name)
+
+
+def _stems_beside(stem: str, clip_folder: str, sibling: str) -> Iterator[str]:
+    """Yield a path with one of its folders ``clip_folder`` replaced by a sibling, the
+    nearest first.
+    """
+    parts = stem.split(os.sep)
+    for index in range(len(parts) - 2, -1, -1):
+        if parts[index] == clip_folder:
+            yield os.sep.join([*parts[:index], sibling, *parts[index + 1 :]])
+
+
+def _names_below(stem: str) -> Iterator[str]:
+    """Yield the last parts of a path, from the longest to the name alone."""
+    parts = stem.split(os.sep)
+    for index in range(len(parts)):
+        yield os.sep.join(parts[index:])
+
+
+def _parents(path: str) -> list[str]:
+    """Return all folders that a path is in, as strings."""
+    parents = []
+    folder = os.path.dirname(path)
+    while folder:
+        parents.append(folder)
+        above = os.path.dirname(folder)
+        if above == folder:
+            break
+        folder = above
+    return parents
+
+
+def _with_parents(folders: Collection[str]) -> set[str]:
+    """Return folders and all that contain them."""
+    with_parents = set(folders)
+    for folder in folders:
+        with_parents.update(_parents(folder))
+    with_parents.discard("")
+    return with_parents
+
+
+def _masks_in(folder: Path | None) -> dict[str, str]:
+    """Return the images and videos of a folder, by their path in it without suffix.
+
+    Raises:
+        VideotuneError: if the folder does not exist or has too many files.
+    """
+    if folder is None:
+        return {}
+    if not folder.is_dir():
+        raise VideotuneError(
+            f"datasets.loss_masks: {folder} is not a folder. Give the folder of the masks."
+        )
+    masks: dict[str, str] = {}
+    for parent, names, files in os.walk(folder):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        for file in sorted(files):
+            if file.startswith(".") or not file.lower().endswith(CLIP_SUFFIXES):
+                continue
+            path = os.path.join(parent, file)
+            stem = os.path.splitext(os.path.relpath(path, folder))[0]
+            masks.setdefault(stem, path)
+        if len(masks) > MAX_EXTRA_MASKS:
+            raise VideotuneError(
+                f"datasets.loss_masks: {folder} has more than {MAX_EXTRA_MASKS} files. "
+                "Give a folder of the masks of this dataset only."
+            )
+    return masks

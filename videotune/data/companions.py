@@ -1,0 +1,161 @@
+"""Companions of a clip as a run uses them: read, and checked against their clip."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from videotune.config.schema import Config
+from videotune.data.clip_file import ClipFile, Role
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo
+from videotune.errors import VideotuneError
+from videotune.text import counted
+
+ASPECT_TOLERANCE = 0.02
+"""How far the aspect ratio of a mask may differ from its clip's, as a share."""
+
+FRAME_TOLERANCE = 1
+"""How many frames a mask may have more or fewer than its clip."""
+
+ALPHA = "-alpha"
+"""End of the id of a mask that is the alpha channel of its clip."""
+
+HIDDEN_ALPHA = ("vp8", "vp9", "libvpx", "libvpx-vp9", "av1", "libdav1d")
+"""Codecs whose alpha channel is a stream of its own, which FFmpeg does not decode."""
+
+
+@dataclass
+class Companion:
+    """A file that belongs to a clip, or the clip's alpha channel as its mask."""
+
+    role: Role
+    path: Path
+    content_id: str = ""
+    """Hash of the file's bytes."""
+    info: MediaInfo | None = None
+    problem: ClipProblem | None = None
+
+    @property
+    def media(self) -> MediaInfo:
+        """Media info of a companion without a problem."""
+        assert self.info is not None
+        return self.info
+
+
+def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
+    """Return the companions of a clip that the config uses, not yet read."""
+    is_used: dict[Role, bool] = {
+        "loss_mask": config.loss_mask.is_used,
+        "start_image": bool(config.first_frame_probability),
+    }
+    return {
+        role: Companion(role, path) for role, path in file.companions if is_used[role]
+    }
+
+
+def alpha_mask(clip_id: str, media: MediaInfo) -> Companion:
+    """Return the mask of a clip whose alpha channel is its mask."""
+    return Companion("loss_mask", Path(media.path), f"{clip_id}{ALPHA}", media)
+
+
+def check_companion(companion: Companion, clip: MediaInfo) -> None:
+    """Raise ClipProblem if a companion cannot be used with its clip.
+
+    A mask is an image, or a video with the frames of its clip. A start image is an
+    image.
+    """
+    if companion.role == "start_image":
+        _check_start_image(companion)
+        return
+
+    name = companion.path.name
+    if companion.problem is not None:
+        raise ClipProblem("bad_mask", f"its mask {name}: {companion.problem.detail}")
+
+    mask = companion.media
+    if companion.content_id.endswith(ALPHA):
+        if mask.codec in HIDDEN_ALPHA:
+            raise ClipProblem(
+                "bad_mask",
+                f"the alpha channel of {mask.codec.upper()} is not read: write it as a mask "
+                "into masks/ beside videos/",
+            )
+        return
+
+    aspect = mask.width / mask.height
+    clip_aspect = clip.width / clip.height
+    if abs(aspect / clip_aspect - 1) > ASPECT_TOLERANCE:
+        raise ClipProblem(
+            "bad_mask",
+            f"its mask {name} is {mask.width}x{mask.height}, the clip {clip.width}x{clip.height}: "
+            "they need the same aspect ratio",
+        )
+    if mask.still:
+        return
+
+    frames = len(mask.ticks)
+    clip_frames = len(clip.ticks)
+    frame_seconds = clip.seconds / max(1, clip_frames)
+    is_longer = abs(mask.seconds - clip.seconds) > 1.5 * frame_seconds
+    if clip.still or abs(frames - clip_frames) > FRAME_TOLERANCE or is_longer:
+        raise ClipProblem(
+            "bad_mask",
+            f"its mask {name} has {_length(mask)}, the clip {_length(clip)}: "
+            "a mask is an image, or a video with the frames of its clip",
+        )
+
+
+def _check_start_image(companion: Companion) -> None:
+    name = companion.path.name
+    if companion.problem is not None:
+        raise ClipProblem(
+            "bad_start_image", f"its start image {name}: {companion.problem.detail}"
+        )
+    if not companion.media.still:
+        raise ClipProblem(
+            "bad_start_image", f"its start image {name} is a video: it must be an image"
+        )
+
+
+def _length(media: MediaInfo) -> str:
+    if media.still:
+        return "1 frame"
+    return f"{len(media.ticks)} frames in {media.seconds:.2f} s"
+
+
+def mask_notes(
+    masks_by_clip: Sequence[Companion | None], unused_masks: int, config: Config
+) -> list[str]:
+    """Return a note on how many clips have a mask.
+
+    Args:
+        masks_by_clip: the mask of each clip that is used.
+        unused_masks: clips with a mask file, if the config does not use masks.
+        config: the run's config.
+
+    Raises:
+        VideotuneError: if the config uses masks and no clip has one.
+    """
+    if not config.loss_mask.is_used:
+        if not unused_masks:
+            return []
+        return [
+            f"{counted(unused_masks, 'clip')} with a mask: masks are not used unless "
+            "loss_mask.outside is set, such as --set loss_mask.outside=0"
+        ]
+
+    masks = [mask for mask in masks_by_clip if mask is not None]
+    if not masks:
+        raise VideotuneError(
+            "loss_mask.outside: no clip has a mask. Put masks with the names of the clips into "
+            "masks/ beside videos/, name their folder (datasets.loss_masks), or leave it out."
+        )
+    num_alpha = sum(mask.content_id.endswith(ALPHA) for mask in masks)
+    sources = [f"{len(masks) - num_alpha} of files"] if num_alpha < len(masks) else []
+    if num_alpha:
+        sources.append(f"{num_alpha} of alpha channels")
+    without_mask = len(masks_by_clip) - len(masks)
+    note = f"{counted(len(masks), 'mask')} of the loss ({' and '.join(sources)})"
+    if without_mask:
+        note += f"; {counted(without_mask, 'clip')} without one, all of which counts 1"
+    return [note]
