@@ -35,7 +35,7 @@ from videotune.data.parquet_clips import read_clips as read_parquet_clips
 from videotune.data.parquet_files import PARQUET_SUFFIX
 from videotune.data.row_files import ROW_SUFFIXES, read_rows
 from videotune.data.shards import shards_of, unpack_clips
-from videotune.data.wildcard_files import WildcardFiles
+from videotune.data.wildcard_files import WILDCARD_FOLDER, WildcardFiles
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
@@ -237,10 +237,9 @@ def _open_hub(
 
     repo = match["repo"]
     suffixes = (*CLIP_SUFFIXES, caption_suffix)
+    names = (*METADATA_NAMES, f"{WILDCARD_FOLDER}/*.txt")
     try:
-        root = _snapshot(
-            repo, match["revision"], suffixes=suffixes, names=METADATA_NAMES
-        )
+        root = _snapshot(repo, match["revision"], suffixes=suffixes, names=names)
     except VideotuneError as error:
         local = (
             "" if path.startswith("hf://") else f"There is no folder {path} here, and "
@@ -251,25 +250,20 @@ def _open_hub(
     repo_files = _repo_files(repo, root)
     archives = [file for file in repo_files if file.lower().endswith(ARCHIVE_SUFFIXES)]
 
-    parquet_files = [
-        file for file in repo_files if file.lower().endswith(PARQUET_SUFFIX)
-    ]
-    # Links in snapshots/ lead to its sibling blobs/.
-    repo_cache = root.parent.parent
+    has_clips = any(file.lower().endswith(CLIP_SUFFIXES) for file in repo_files)
 
-    if any(file.lower().endswith(CLIP_SUFFIXES) for file in repo_files):
-        location = None
-        if parquet_files and columns != NO_COLUMNS and not _has_metadata(root):
-            _fetch_parquet(repo, root, parquet_files)
-            location = _open_parquet_folder(root, repo_cache, cache, progress, columns)
+    lists_clips = has_clips and columns != NO_COLUMNS and not _has_metadata(root)
+    if lists_clips or not (has_clips or archives):
+        location = _open_hub_parquet(repo, repo_files, root, cache, progress, columns)
         if location is not None:
-            notes = [commit_note, *location.notes]
-            return replace(location, notes=notes, name=repo.split("/")[-1])
+            return replace(location, notes=[commit_note, *location.notes])
 
-        files, notes = read_clips(root, repo_cache)
+    if has_clips:
+        # Links in snapshots/ lead to its sibling blobs/.
+        files, notes = read_clips(root, root.parent.parent)
         notes = [commit_note, *notes, *_repo_notes(repo, repo_files, archives)]
         name = repo.split("/")[-1]
-        return Location(root, files, notes, name, within=repo_cache)
+        return Location(root, files, notes, name, within=root.parent.parent)
 
     if len(archives) == 1:
         return _open_hub_archive(
@@ -283,13 +277,27 @@ def _open_hub(
             caption_suffix=caption_suffix,
             read_clips=read_clips,
         )
-    if parquet_files and not archives:
-        _fetch_parquet(repo, root, parquet_files)
-        location = _open_parquet_folder(root, repo_cache, cache, progress, columns)
-        if location is not None:
-            notes = [commit_note, *location.notes]
-            return replace(location, notes=notes, name=repo.split("/")[-1])
     raise VideotuneError(_no_clips_message(repo, repo_files))
+
+
+def _open_hub_parquet(
+    repo: str,
+    repo_files: Sequence[str],
+    root: Path,
+    cache: Path,
+    progress: FileProgressFn,
+    columns: Columns,
+) -> Location | None:
+    """Open the Parquet files of a Hub dataset; None if it has none of clips."""
+    names = [file for file in repo_files if file.lower().endswith(PARQUET_SUFFIX)]
+    if not names:
+        return None
+    _fetch_parquet(repo, root, names)
+    repo_cache = root.parent.parent
+    location = _open_parquet_folder(root, repo_cache, cache, progress, columns)
+    if location is None:
+        return None
+    return replace(location, name=repo.split("/")[-1])
 
 
 def _fetch_parquet(repo: str, root: Path, names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from videotune.bounds import read_limited
 from videotune.data.captions import split_variants
 from videotune.errors import VideotuneError
 
-FOLDER = "wildcards"
+WILDCARD_FOLDER = "wildcards"
 
 MAX_FILE_BYTES = 1 << 20
 """Most bytes of a file."""
@@ -37,7 +37,7 @@ class WildcardFiles:
     """
 
     def __init__(self, home: Path, within: Path) -> None:
-        self.folder = home / FOLDER
+        self.folder = home / WILDCARD_FOLDER
         self._within = within
         self._lines: dict[str, tuple[str, ...]] = {}
 
