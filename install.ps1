@@ -41,7 +41,7 @@ function Get-Builds {
 function Find-Card {
     if (-not (Get-Command nvidia-smi -ErrorAction SilentlyContinue)) { return }
     $ErrorActionPreference = "Continue"
-    $rows = & nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2>$null
+    $rows = & nvidia-smi "--query-gpu=driver_version,compute_cap" "--format=csv,noheader" 2>$null
     $row = '^\s*([0-9]+(?:\.[0-9]+){1,3}),\s*([0-9]+\.[0-9]+)\s*$'
     $rows | Where-Object { $_ -match $row } | ForEach-Object {
         $null = $_ -match $row

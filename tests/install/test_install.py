@@ -208,13 +208,15 @@ def test_install_ps1_reads_the_same_table_and_takes_the_same_steps() -> None:
     for text in (
         "scripts/torch_builds.txt",
         "https://download.pytorch.org/whl",
-        "--query-gpu=driver_version,compute_cap --format=csv,noheader",
+        "--query-gpu=driver_version,compute_cap",
+        "--format=csv,noheader",
         "pyproject.toml",
         "videotune studio    # in the browser; or in the terminal: videotune demo",
     ):
         assert text in shell
         assert text in power
     assert '"doctor"' in power
+    assert "PositionalBinding = $false" in power, "--dry-run is no name of an extra"
     drivers = [row[2] for row in builds()]
     assert f"({drivers[-1]} or newer)" in power
     assert f"({builds()[-1][1]} or newer)" in shell
