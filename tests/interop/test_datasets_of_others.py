@@ -75,6 +75,31 @@ def test_a_key_of_a_dataset_is_translated(
             assert row.verdict in ("same", "translated", "differs"), row
 
 
+MASKS: list[tuple[str, str, dict[str, Any], float, bool]] = [
+    ("kohya", KOHYA + "image_dir",
+     {"masked_loss": True, KOHYA + "conditioning_data_dir": "masks"}, 0.0, True),
+    ("ai-toolkit", AI_TOOLKIT + "folder_path", {AI_TOOLKIT + "mask_path": "masks"}, 0.0, True),
+    ("ai-toolkit", AI_TOOLKIT + "folder_path",
+     {AI_TOOLKIT + "mask_path": "masks", AI_TOOLKIT + "mask_min_value": 0.25}, 0.25, True),
+    ("diffusion-pipe", PIPE + "path", {PIPE + "mask_path": "masks"}, 0.0, True),
+    ("onetrainer", TRAINER + "path", {"masked_training": True}, 0.1, False),
+    ("onetrainer", TRAINER + "path", {"masked_training": True, "unmasked_weight": 0.5}, 0.5, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("trainer", "path", "keys", "outside", "has_folder"), MASKS)
+def test_masks_are_translated(
+    trainer: str, path: str, keys: dict[str, Any], outside: float, has_folder: bool
+) -> None:
+    values = flat_leaves({path: "clips", **keys})
+    imported = translate(ForeignConfig(trainer, values, (CONFIGS / "x",), ()))
+    assert imported.config["loss_mask"]["outside"] == outside
+    (dataset,) = imported.config["datasets"]
+    assert ("loss_masks" in dataset) == has_folder
+    if has_folder:
+        assert Path(dataset["loss_masks"]).name == "masks"
+
+
 @pytest.mark.parametrize(
     ("trainer", "path", "batch_size"),
     [

@@ -266,6 +266,11 @@ def _share_of_rate(value: Any, _: Path) -> float:
     return float(share) * float(rate)
 
 
+def _mask_folder(value: Any, folder: Path) -> list[Any]:
+    """Convert a folder of masks to itself and the weight outside of them, 0."""
+    return [_path(value, folder), 0.0]
+
+
 CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     None: _as_is,
     "size": _size,
@@ -273,6 +278,7 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "megapixels": _megapixels_side,
     "buckets": _buckets,
     "path": _path,
+    "mask folder": _mask_folder,
     "path or id": _path_or_id,
     "weights": _weights,
     "LoRA files": _lora_files,
