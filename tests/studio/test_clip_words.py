@@ -2,13 +2,18 @@
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 
+from tests.support.clips import write_clip
 from tests.support.job_folders import ended_job
+from videotune.commands.check import check as run_check
 from videotune.config.schema import leaves
+from videotune.data.remarks import Remark, RemarkCode
 from videotune.files import write_json
 from videotune.studio import clip_words, clips, projects
 from videotune.studio.clips import UNKNOWN
@@ -39,14 +44,18 @@ def cats(tmp_path: Path) -> projects.Project:
 
 
 def check(
-    project: projects.Project, rows: dict[str, dict[str, Any]], notes: list[str]
+    project: projects.Project,
+    rows: dict[str, dict[str, Any]],
+    notes: list[str],
+    note_codes: Sequence[str] = (),
 ) -> None:
     listed = [
         CHECKED | {"path": str(project.folder / f"clips/{name}.mp4")} | row
         for name, row in rows.items()
     ]
     folder = ended_job(project, "check", 0, started=time.time() + 60)
-    write_json(folder / "out", {"clips": listed, "notes": notes, "blockers": []})
+    account = {"clips": listed, "notes": notes, "note_codes": list(note_codes)}
+    write_json(folder / "out", account | {"blockers": []})
 
 
 def skipped(reason: str) -> dict[str, Any]:
@@ -110,40 +119,11 @@ def test_the_player_of_a_damaged_clip_removes_it(
     assert "data-write" in text
 
 
-WARNINGS = {
-    "3 frame rates are mixed: 24 fps (2), 30 fps (1); all are sampled at 16 fps, at their true speed": "setting",
-    "most clips are slower than the 24 fps of training: frames are repeated, so motion keeps its speed": "setting",
-    "40% of the frames repeat the one before: 8 fps is slower than the 24 fps of training": "setting",
-    "distorted: 64x48 becomes 32x32": "setting",
-    "black borders fill 30% of the frame: 64x48 in 64x64": "setting",
-    "no clip is long enough for 81 frames: the longest window has 41": "setting",
-    "no window has 81 frames: they take 5 s, and only 3 s of a clip are used (max_duration)": "setting",
-    "frames 18 becomes 17": "setting",
-    "1.20 of 8.00 s are beyond max_duration 6": "setting",
-    '30 of 40 windows of videos are single frames, since frames has 1: each frame of a clip is one': "setting",
-    "2 cuts inside the windows (at 1.00, 2.00 s): `videotune dataset split` makes a clip of each scene": "cut",
-    "95% of it is frozen: the picture does not change": "bin",
-    "looks nearly the same as b.mp4": "bin",
-    "interlaced: each frame shows two moments": "bin",
-    "stereoscopic: each frame has a picture for each eye, and both are trained": "bin",
-    "spherical (360°): the whole projection is trained": "bin",
-    "30% of the file follows the end of its video and is not used": "bin",
-    "its pictures have another shape from 2.00 s on, where the clip is ended": "bin",
-    "the frames are damaged from 2.00 s on; no window reaches them": "bin",
-    "transparency is ignored: hidden pixels become visible": "bin",
-    "40 images a/1 to 40 are numbered without a gap and all 64x64": "bin",
-    '3 of 4 clips have the same caption ("a cat"); describe what each one shows': "captions",
-    "2 captions have several lines (such as that of a.mp4); each line is a variant": "captions",
-    "no clip is held out, so there is no verdict: 4 source videos, 20 are needed": "validation",
-    "the caption tells a sequence (\"then\"); describe what is seen instead": "write",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", WARNINGS)
-def test_every_warning_has_its_remedy(line: str) -> None:
-    remedy = clip_words.remedy_of(line)
-    assert remedy is not None
-    assert remedy.action == WARNINGS[line]
+@pytest.mark.parametrize("code", get_args(RemarkCode))
+def test_every_kind_of_warning_has_its_remedy(code: Any) -> None:
+    (remedy,) = [remedy for remedy in clip_words.REMEDIES if code in remedy.codes]
+    assert clip_words.remedy_of(Remark(code, "any words")) is remedy
+    assert clip_words.remedy_of("any words") is None
     assert (remedy.action == "setting") == bool(remedy.setting)
     if remedy.setting:
         assert remedy.setting in leaves()
@@ -152,8 +132,11 @@ def test_every_warning_has_its_remedy(line: str) -> None:
 def test_a_warning_of_the_set_stands_beside_its_button(
     client: Any, cats: projects.Project
 ) -> None:
-    mixed = next(iter(WARNINGS))
-    frozen = {"warnings": ["95% of it is frozen: the picture does not change"]}
+    mixed = "3 frame rates are mixed: 24 fps (2), 30 fps (1)"
+    frozen = {
+        "warnings": ["95% of it is frozen: the picture does not change"],
+        "warning_codes": ["frozen"],
+    }
     check(
         cats,
         {"a": frozen, "b": frozen, "c": frozen, "d": {}},
@@ -163,6 +146,7 @@ def test_a_warning_of_the_set_stands_beside_its_button(
             "no clip is held out, so there is no verdict: 1 source video, 20 are needed. "
             "Add clips, or put some into a dataset of kind validation",
         ],
+        ["mixed_rates", "", "none_held_out"],
     )
     page = client.get(DATA).text
     (notes,) = re.findall(r'<details id="data-notes">.*?</details>', page, re.DOTALL)
@@ -180,3 +164,18 @@ def test_a_clip_in_another_folder_says_no_more_than_is_known() -> None:
     assert clips.state_of(UNKNOWN | {"caption": "x"}) == "new"
     written = row | {"state": "new", "part": "clips", "caption": "a cat"}
     assert clips.state_of(written) == "new", "its caption was written since"
+
+
+def test_a_check_says_what_each_warning_is_about(tmp_path: Path) -> None:
+    for shade, name in enumerate("abc", 3):
+        frames = np.full((24, 48, 64, 3), 30 * shade, np.uint8)
+        write_clip(tmp_path / f"{name}.mp4", frames, 12)
+        (tmp_path / f"{name}.txt").write_text("todo\n")
+    account = run_check(data=str(tmp_path)).account
+    for row in account["clips"]:
+        codes = dict(zip(row["warning_codes"], row["warnings"], strict=True))
+        assert "one flat colour" in codes["black"]
+        assert "placeholder" in codes["caption"]
+        assert len(row["note_codes"]) == len(row["notes"])
+    notes = dict(zip(account["note_codes"], account["notes"], strict=True))
+    assert "no clip is held out" in notes["none_held_out"]

@@ -234,7 +234,11 @@ def test_a_warning_is_what_a_person_should_act_on(cats: projects.Project) -> Non
         "the crop keeps 62% of the picture: 256x160 becomes 64x64",
         "0.44 of 1.50 s are in no window",
     )
-    account(cats, warnings=[crop, cut, "80% of it is frozen"])
+    account(
+        cats,
+        warnings=[crop, cut, "80% of it is frozen"],
+        warning_codes=["cropped", "in_no_window", "frozen"],
+    )
     row = clips.table(cats).rows["clips/a.mp4"]
     assert (row["warned"], row["notes"]) == (["80% of it is frozen"], [crop, cut])
     assert [row["path"] for row in clips.select(cats, {"state": "warned"})] == [

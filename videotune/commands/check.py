@@ -7,6 +7,7 @@ from typing import Any
 
 from videotune.console import echo
 from videotune.data.dataset import to_json
+from videotune.data.remarks import Remark, codes_of
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.job.job import Job, crop_blocker, open_job, with_views
 from videotune.job.overrides import (
@@ -119,7 +120,10 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
         if job.base:
             reason = "the base model has no tokenizer.json here"
         note = f"captions were not counted in tokens: {reason}"
-        return account | {"notes": [*account["notes"], note]}
+        return account | {
+            "notes": [*account["notes"], note],
+            "note_codes": [*account["note_codes"], ""],
+        }
 
     longest = {}
     for clip in job.library.clips:
@@ -130,8 +134,7 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
         tokens = longest.get(row["path"], 0)
         warnings = list(row["warnings"])
         if tokens > limit:
-            warnings.append(
-                f"a caption has {tokens} tokens; the model reads {limit}, the rest is cut"
-            )
-        rows.append(row | {"warnings": warnings})
+            text = f"a caption has {tokens} tokens; the model reads {limit}, the rest is cut"
+            warnings.append(Remark("caption", text))
+        rows.append(row | {"warnings": warnings, "warning_codes": codes_of(warnings)})
     return account | {"clips": rows}

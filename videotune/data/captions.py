@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from videotune.data.file_checks import ClipProblem
+from videotune.data.remarks import Remark
 
 LONG_CAPTION = 512
 """Words beyond which every model's text encoder truncates a caption."""
@@ -193,7 +194,7 @@ def lint_caption(caption: str, name: str | None = None) -> list[str]:
     if invisible:
         codes = ", ".join(f"U+{ord(char):04X}" for char in list(invisible)[:5])
         hints.append(f"the caption contains invisible characters ({codes}); retype it")
-    return hints
+    return [Remark("caption", hint) for hint in hints]
 
 
 def _normalize(text: str) -> str:
@@ -236,6 +237,5 @@ def lint_captions(captions: Mapping[str, Iterable[str]]) -> list[str]:
     if text:
         ellipsis = "…" if len(text) > 60 else ""
         description = f'the same caption ("{text[:60]}{ellipsis}")'
-    return [
-        f"{count} of {len(captions)} clips have {description}; describe what each one shows"
-    ]
+    text = f"{count} of {len(captions)} clips have {description}; describe what each one shows"
+    return [Remark("captions_alike", text)]

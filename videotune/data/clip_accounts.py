@@ -15,15 +15,13 @@ from videotune.data.frame_counts import (
     sample_fps,
 )
 from videotune.data.frame_sampling import FrameSampling
+from videotune.data.remarks import Remark, codes_of
 from videotune.model_spec import VideoRules
 from videotune.text import counted_are
 from videotune.types import Clip
 
 REPEATS_LIMIT = 0.2
 """Share of repeated frames above which a clip has a warning."""
-
-REPEATS = "of the frames repeat the one before"
-"""What a warning says of repeated frames."""
 
 JITTER_LIMIT = 0.1
 """Share of uneven frame intervals above which a clip counts as one of variable frame
@@ -71,6 +69,8 @@ def account_of(
     - "speed": how fast motion plays; 1.0 is as filmed.
     - "serious": the warnings on what the clip shows or how its file is made, such as
       frozen pictures and cuts. Look at the clip. They come first in "warnings".
+    - "warning_codes", "note_codes": what each warning and note is about; empty for one
+      that only says what is done.
     - "mask": path of the mask that weighs its loss, its own path if that is its alpha
       channel; None without one, or if masks are not used. "start_image" alike.
     - "views_a_pass": views per epoch, with repeats. The caller sets "views", since it
@@ -122,7 +122,9 @@ def account_of(
         "start_image": _companion_path(candidate, "start_image"),
         "serious": serious,
         "warnings": [*serious, *warnings],
+        "warning_codes": codes_of([*serious, *warnings]),
         "notes": notes,
+        "note_codes": codes_of(notes),
     }
 
 
@@ -179,26 +181,22 @@ def _add_size_hints(
     factor = upscale_factor(source_width, source_height, candidate.size, resize)
     if factor > 1.005:
         hints = warnings if factor > UPSCALE_LIMIT else notes
-        hints.append(
-            f"upscaled {factor:.2g}x: {source_width}x{source_height} pixels to {width}x{height}"
-        )
+        text = f"upscaled {factor:.2g}x: {source_width}x{source_height} pixels to {width}x{height}"
+        hints.append(Remark("upscaled", text))
 
     share = visible_share(source_width, source_height, candidate.size)
     hints = warnings if share < CROP_LIMIT else notes
     if resize in ("center", "random") and share < CROP_NOTE:
-        hints.append(
-            f"the crop keeps {share:.0%} of the picture: "
-            f"{source_width}x{source_height} becomes {width}x{height}"
+        text = (
+            f"the crop keeps {share:.0%} of the picture: {source_width}x{source_height}"
         )
+        hints.append(Remark("cropped", f"{text} becomes {width}x{height}"))
     if resize == "pad" and share < CROP_NOTE:
-        hints.append(
-            f"black borders fill {1 - share:.0%} of the frame: "
-            f"{source_width}x{source_height} in {width}x{height}"
-        )
+        text = f"black borders fill {1 - share:.0%} of the frame: {source_width}x{source_height}"
+        hints.append(Remark("borders", f"{text} in {width}x{height}"))
     if resize == "stretch" and share < DISTORTION_LIMIT:
-        warnings.append(
-            f"distorted: {source_width}x{source_height} becomes {width}x{height}"
-        )
+        text = f"distorted: {source_width}x{source_height} becomes {width}x{height}"
+        warnings.append(Remark("distorted", text))
 
 
 def _add_time_hints(
@@ -214,33 +212,31 @@ def _add_time_hints(
         cause = f"{info.fps:.4g} fps is slower than the {fps:.4g} fps of training"
         if first_window.sampling == "hold":
             cause = "the clip is shorter than a window"
-        warnings.append(f"{sampling.repeats_share:.0%} {REPEATS}: {cause}")
+        share = f"{sampling.repeats_share:.0%}"
+        text = f"{share} of the frames repeat the one before: {cause}"
+        warnings.append(Remark("repeated_frames", text))
 
     # In single frames nothing plays too fast.
     if info.fps > 3 * fps and first_window.shape.frames > 1:
-        warnings.append(
-            f"{info.fps:.4g} fps is far above the {fps:.4g} fps of training: "
-            "most frames are left out"
-        )
+        text = f"{info.fps:.4g} fps is far above the {fps:.4g} fps of training"
+        warnings.append(Remark("fast_clip", f"{text}: most frames are left out"))
     if abs(sampling.speed - 1) > 0.005:
         notes.append(f"stretch: motion plays {sampling.speed:.2g}x as fast as filmed")
 
     max_duration = candidate.video.max_duration
     seconds_beyond = max(0.0, info.seconds - max_duration)
     if seconds_beyond > 0:
-        notes.append(
-            f"{seconds_beyond:.2f} of {info.seconds:.2f} s are beyond "
-            f"max_duration {max_duration:g}"
-        )
+        text = f"{seconds_beyond:.2f} of {info.seconds:.2f} s are beyond max_duration"
+        notes.append(Remark("beyond_max_duration", f"{text} {max_duration:g}"))
 
     seconds_cut = sampling.seconds_cut - seconds_beyond
     if seconds_cut > CUT_LIMIT * (info.seconds - seconds_beyond):
-        warnings.append(
-            f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window; "
-            "fewer frames or windows=slide show more"
-        )
+        text = f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window"
+        remedy = "fewer frames or windows=slide show more"
+        warnings.append(Remark("in_no_window", f"{text}; {remedy}"))
     elif seconds_cut * fps > 1 + 1e-6:
-        notes.append(f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window")
+        text = f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window"
+        notes.append(Remark("some_in_no_window", text))
 
     if info.unusable:
         notes.append(
@@ -263,18 +259,20 @@ def _add_content_hints(
 
     _add_stream_hints(candidate, warnings, notes)
     if info.transparent:
-        warnings.append("transparency is ignored: hidden pixels become visible")
+        text = "transparency is ignored: hidden pixels become visible"
+        warnings.append(Remark("transparency", text))
     if candidate.duplicate is not None:
-        warnings.append(f"looks nearly the same as {candidate.duplicate}")
+        text = f"looks nearly the same as {candidate.duplicate}"
+        warnings.append(Remark("near_duplicate", text))
     if scan is None or info.still:
         return
 
     if scan.black > STILL_LIMIT:
-        warnings.append(f"{scan.black:.0%} of it is black or one flat colour")
+        text = f"{scan.black:.0%} of it is black or one flat colour"
+        warnings.append(Remark("black", text))
     elif scan.frozen > STILL_LIMIT:
-        warnings.append(
-            f"{scan.frozen:.0%} of it is frozen: the picture does not change"
-        )
+        text = f"{scan.frozen:.0%} of it is frozen: the picture does not change"
+        warnings.append(Remark("frozen", text))
 
     cuts_inside = _cuts_inside_windows(scan, candidate.sampling)
     if cuts_inside:
@@ -282,10 +280,9 @@ def _add_content_hints(
         if len(cuts_inside) > 4:
             seconds += ", …"
         count = "1 cut" if len(cuts_inside) == 1 else f"{len(cuts_inside)} cuts"
-        warnings.append(
-            f"{count} inside the windows (at {seconds} s): "
-            "`videotune dataset split` makes a clip of each scene"
-        )
+        text = f"{count} inside the windows (at {seconds} s)"
+        remedy = "`videotune dataset split` makes a clip of each scene"
+        warnings.append(Remark("cuts", f"{text}: {remedy}"))
 
     if scan.jitter > JITTER_LIMIT:
         notes.append(
@@ -293,9 +290,8 @@ def _add_content_hints(
             "frames are chosen by their timestamps"
         )
     if scan.damaged_at is not None:
-        warnings.append(
-            f"the frames are damaged from {scan.damaged_at:.2f} s on; no window reaches them"
-        )
+        text = f"the frames are damaged from {scan.damaged_at:.2f} s on; no window reaches them"
+        warnings.append(Remark("damaged", text))
 
 
 def _add_stream_hints(
@@ -306,30 +302,35 @@ def _add_stream_hints(
     scan = candidate.scan
 
     if info.interlaced or (scan is not None and scan.interlaced > INTERLACED_LIMIT):
-        warnings.append(
+        text = (
             "interlaced: each frame shows two moments, and moving edges look like combs; "
             "deinterlace it first"
         )
+        warnings.append(Remark("interlaced", text))
     if info.stereo:
-        warnings.append(
+        text = (
             "stereoscopic: each frame has a picture for each eye, and both are trained; "
             "crop it to one first"
         )
+        warnings.append(Remark("stereoscopic", text))
     if info.spherical:
-        warnings.append(
+        text = (
             "spherical (360°): the whole projection is trained, not a view of it; "
             "reproject it first"
         )
+        warnings.append(Remark("spherical", text))
     if info.unread:
-        warnings.append(
+        text = (
             f"{info.unread:.0%} of the file follows the end of its video and is not used: "
             "if files were joined byte by byte, join them with ffmpeg"
         )
+        warnings.append(Remark("unread", text))
     if info.turned_at is not None:
-        warnings.append(
+        text = (
             f"its pictures have another shape from {info.turned_at:.2f} s on, where the "
             "clip is ended"
         )
+        warnings.append(Remark("turned", text))
 
     if info.hdr is not None:
         notes.append(f"high dynamic range ({info.hdr}), tone-mapped to SDR (BT.709)")

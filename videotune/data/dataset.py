@@ -37,6 +37,7 @@ from videotune.data.media_index import MediaIndex
 from videotune.data.media_info import MediaInfo
 from videotune.data.metadata_files import Columns
 from videotune.data.picture_matching import SourceClip, near_duplicates
+from videotune.data.remarks import codes_of
 from videotune.data.source_videos import group_by_source, hold_out
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_NAME
@@ -566,4 +567,5 @@ def to_json(library: Library) -> dict[str, Any]:
         "clips": list(library.accounts),
         "buckets": bucket_rows,
         "notes": list(library.notes),
+        "note_codes": codes_of(library.notes),
     }

@@ -16,6 +16,7 @@ from videotune.data.frame_counts import (
     sample_fps,
     split_by_frame_count,
 )
+from videotune.data.remarks import Remark
 from videotune.model_spec import VideoRules
 from videotune.text import counted, counted_are
 from videotune.types import Clip
@@ -103,16 +104,17 @@ def _unfilled_count_notes(
         return []
 
     unfilled = [count for count in counts if count not in frames]
-    notes = [
-        _unfilled_count_note(count, videos, rules, longest_window=max(frames))
-        for count in unfilled
-    ]
+    notes: list[str] = []
+    for count in unfilled:
+        text = _unfilled_count_note(count, videos, rules, longest_window=max(frames))
+        notes.append(Remark("unfilled_count", text))
     singles = frames.count(1)
     if len(counts) > 1 and singles > len(frames) / 2:
-        notes.append(
+        text = (
             f"{singles} of {len(frames)} windows of videos are single frames, since "
             'frames has 1: each frame of a clip is one; windows "head" takes one a clip'
         )
+        notes.append(Remark("single_frames", text))
     return notes
 
 
@@ -145,7 +147,7 @@ def _unfilled_count_note(
 
 def _frame_rate_notes(videos: Sequence[Candidate], fps: float) -> list[str]:
     """Return notes on mixed frame rates, and on rates below the ``fps`` of samples."""
-    notes = []
+    notes: list[str] = []
     rates = Counter(round(candidate.media.fps, 2) for candidate in videos)
     if len(rates) > 1:
         counts = ", ".join(
@@ -153,15 +155,16 @@ def _frame_rate_notes(videos: Sequence[Candidate], fps: float) -> list[str]:
         )
         if len(rates) > 5:
             counts += f" and {len(rates) - 5} more"
-        notes.append(
+        text = (
             f"{len(rates)} frame rates are mixed: {counts}; "
             f"all are sampled at {fps:g} fps, at their true speed"
         )
+        notes.append(Remark("mixed_rates", text))
 
     if rates:
         usual = median(candidate.media.fps for candidate in videos)
         if usual < 0.8 * fps:
-            notes.append(_slow_note(usual, fps))
+            notes.append(Remark("slow_clips", _slow_note(usual, fps)))
     return notes
 
 
@@ -197,7 +200,7 @@ def _caption_line_notes(candidates: Sequence[Candidate]) -> list[str]:
         note += ": 1 of them has paragraphs, so it looks like one text"
     elif prose:
         note += f": {prose} of them have paragraphs, so they look like one text"
-    return [note]
+    return [Remark("caption_lines", note)]
 
 
 def variant_notes(candidates: Iterable[Candidate], clips: Iterable[Clip]) -> list[str]:
@@ -254,14 +257,15 @@ def _numbered_still_notes(candidates: Sequence[Candidate]) -> list[str]:
             )
             numbers_by_series.setdefault(series, set()).add(int(match[2]))
 
-    notes = []
+    notes: list[str] = []
     for (folder, prefix, width, height), numbers in numbers_by_series.items():
         is_gapless = max(numbers) - min(numbers) + 1 == len(numbers)
         if len(numbers) >= FEWEST_NUMBERED_STILLS and is_gapless:
-            notes.append(
+            text = (
                 f"{len(numbers)} images {folder / prefix}{min(numbers)} to {max(numbers)} "
                 f"are numbered without a gap and all {width}x{height}; each is a clip of "
                 "one frame. If they are the frames of a video, put them into a folder of "
                 "their own and set datasets.frame_folder_fps"
             )
+            notes.append(Remark("numbered_stills", text))
     return notes

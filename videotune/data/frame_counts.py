@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left, bisect_right
 
 from videotune.config.data_schema import VideoConfig
+from videotune.data.remarks import Remark
 from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules
 
@@ -132,10 +133,8 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
         raise VideotuneError(
             f"video_config.{key} is {requested}, but {rule}. Set it to {spanned_frames}."
         )
-    return (
-        frames,
-        f"{key} {requested} becomes {spanned_frames}: {interval_note or rule}",
-    )
+    note = f"{key} {requested} becomes {spanned_frames}: {interval_note or rule}"
+    return frames, Remark("frame_count", note)
 
 
 def frame_rule(rules: VideoRules) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from videotune.data.picture_matching import SourceClip, join_by_pictures, path_order
+from videotune.data.remarks import Remark
 from videotune.rng import key
 from videotune.text import counted
 
@@ -182,7 +183,8 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
             f" ({clip_count} clips: some are cuts of one video, by their names or their "
             "pictures)"
         )
-    return f"{note}. Add clips, or put some into a dataset of kind validation"
+    note += ". Add clips, or put some into a dataset of kind validation"
+    return Remark("none_held_out", note)
 
 
 def _sources_by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:

@@ -452,7 +452,7 @@ def _times(result: Fit, job: Job, dtype: str) -> dict[str, float | None]:
     """Return the hours of the run and the seconds of a step; None without rates."""
     if result.card is None or not result.card.timed:
         return {"hours": None, "hours_beside": None, "seconds_a_step": None}
-    return _times_on(result.card, result, job, dtype)
+    return dict(_times_on(result.card, result, job, dtype))
 
 
 def _times_on(card: Card, result: Fit, job: Job, dtype: str) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch
 from videotune.adapters import adapter_types, layers
 from videotune.config import schema
 from videotune.data.dataset import totals
+from videotune.data.remarks import codes_of
 from videotune.exporter.formats import check_formats
 from videotune.job.experts import trained
 from videotune.job.job import Job
@@ -65,6 +66,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "beside": overhead(job),
         "disk": disk(job, adapter),
         "notes": list(job.notes),
+        "note_codes": codes_of(job.notes),
         "settings": config.model_dump(mode="json"),
     }
 

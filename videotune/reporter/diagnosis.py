@@ -13,7 +13,7 @@ from typing import Any
 
 from videotune.config.load import flatten
 from videotune.config.resolve import parse
-from videotune.data.clip_accounts import REPEATS
+from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
 from videotune.reporter.read import Run, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
@@ -278,7 +278,9 @@ def _flagged_clips(run: Run, clips: Sequence[Any]) -> Iterator[Finding]:
     """Find remarks on clips, but those that the finding of the frame rates has."""
     flagged = []
     for clip in clips:
-        others = [text for text in clip.get("warnings") or () if REPEATS not in text]
+        codes = clip.get("warning_codes") or ()
+        warnings = with_codes(clip.get("warnings") or (), codes)
+        others = [text for text in warnings if code_of(text) != "repeated_frames"]
         if others:
             flagged.append((clip["path"], others[0]))
     if flagged:

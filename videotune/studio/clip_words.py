@@ -2,11 +2,11 @@
 warning.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from videotune.data.remarks import RemarkCode, code_of
 from videotune.studio.clips import ClipRow, state_of
 
 
@@ -58,7 +58,8 @@ Action = Literal["cut", "write", "bin", "captions", "setting", "validation"]
 class Remedy:
     """What a user can do about a warning."""
 
-    pattern: re.Pattern[str]
+    codes: tuple[RemarkCode, ...]
+    """What the warnings are about."""
 
     action: Action
     """The button that does it."""
@@ -70,97 +71,122 @@ class Remedy:
     """The setting of the page Setup that changes it."""
 
 
-def _remedy(pattern: str, action: Action, advice: str, setting: str = "") -> Remedy:
-    return Remedy(re.compile(pattern), action, advice, setting)
-
-
 REMEDIES = (
-    _remedy(
-        r"^no clip is held out",
+    Remedy(
+        ("none_held_out",),
         "validation",
         "It trains without, too. “Use for validation” is in the menu of each clip.",
     ),
-    _remedy(
-        r"cuts? inside the windows",
+    Remedy(
+        ("cuts",),
         "cut",
         "Cut these clips into scenes, so that no trained part jumps.",
     ),
-    _remedy(
-        r"of it is (black|frozen)",
+    Remedy(
+        (
+            "black",
+            "frozen",
+        ),
         "bin",
         "Remove them, unless the model is to learn just that.",
     ),
-    _remedy(r"looks nearly the same as", "bin", "Keep one of them, remove the others."),
-    _remedy(
-        r"clips have (an empty|the same) caption",
+    Remedy(("near_duplicate",), "bin", "Keep one of them, remove the others."),
+    Remedy(
+        ("captions_alike",),
         "captions",
         "Say in each caption what is special about its clip.",
     ),
-    _remedy(
-        r"captions? ha(s|ve) several lines",
+    Remedy(
+        ("caption_lines",),
         "captions",
         "Leave it, if the lines are other words for the same clip. If they are one "
         "text, join them in one line.",
     ),
-    _remedy(
-        r"interlaced|stereoscopic|spherical",
+    Remedy(
+        (
+            "interlaced",
+            "stereoscopic",
+            "spherical",
+        ),
         "bin",
         "Convert the files in a video editor and add them again, or remove them.",
     ),
-    _remedy(
-        r"of the file follows|damaged|another shape from",
+    Remedy(
+        (
+            "damaged",
+            "turned",
+            "unread",
+        ),
         "bin",
         "Export the files again, or remove them. What is whole is trained.",
     ),
-    _remedy(
-        r"^distorted|^black borders|crop keeps|upscaled",
+    Remedy(
+        (
+            "borders",
+            "cropped",
+            "distorted",
+            "upscaled",
+        ),
         "setting",
         "Choose whether clips of another shape are cropped, padded or stretched.",
         "resize",
     ),
-    _remedy(
-        r"frame rates are mixed",
+    Remedy(
+        ("mixed_rates",),
         "setting",
         "You need not do anything: motion keeps its speed. The rate itself can be set.",
         "video_config.target_fps",
     ),
-    _remedy(
-        r"frames repeat|slower than|far above",
+    Remedy(
+        (
+            "fast_clip",
+            "repeated_frames",
+            "slow_clips",
+        ),
         "setting",
         "Add clips with more frames a second, or train at the rate of these clips.",
         "video_config.target_fps",
     ),
-    _remedy(
-        r"in no window|frames becomes|^frames \d|no clip is long enough|no window has",
+    Remedy(
+        (
+            "frame_count",
+            "in_no_window",
+            "some_in_no_window",
+            "unfilled_count",
+        ),
         "setting",
         "Add longer clips, or train fewer frames at a time.",
         "video_config.frames",
     ),
-    _remedy(
-        r"beyond max_duration",
+    Remedy(
+        ("beyond_max_duration",),
         "setting",
         "Cut the clips, or use more seconds of each.",
         "video_config.max_duration",
     ),
-    _remedy(
-        r"windows of videos are single frames",
+    Remedy(
+        ("single_frames",),
         "setting",
         "Take one frame of each clip, or train videos only.",
         "video_config.windows",
     ),
-    _remedy(
-        r"transparency is ignored",
+    Remedy(
+        ("transparency",),
         "bin",
         "Save the pictures on a plain ground and add them again, or remove them.",
     ),
-    _remedy(
-        r"numbered without a gap",
+    Remedy(
+        ("numbered_stills",),
         "bin",
         "If they are one video, make a video file of them and remove the pictures.",
     ),
-    _remedy(r"the caption|placeholder|caption ", "write", "Change these captions."),
+    Remedy(("caption",), "write", "Change these captions."),
 )
-"""What to do about each warning; the first pattern that a warning has counts."""
+"""What to do about each kind of warning."""
+
+REMEDY_BY_CODE: Mapping[str, Remedy] = {
+    code: remedy for remedy in REMEDIES for code in remedy.codes
+}
 
 NO_REMEDY = "You need not do anything."
 """Said of a note that only tells what is done with the clips."""
@@ -168,10 +194,7 @@ NO_REMEDY = "You need not do anything."
 
 def remedy_of(line: str) -> Remedy | None:
     """Return what a user can do about a warning or note; None if nothing is needed."""
-    for remedy in REMEDIES:
-        if remedy.pattern.search(line):
-            return remedy
-    return None
+    return REMEDY_BY_CODE.get(code_of(line))
 
 
 def clip_actions(row: ClipRow) -> list[str]:

@@ -18,6 +18,7 @@ from videotune.data.clip_file import ClipFile
 from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import Columns
+from videotune.data.remarks import code_of, with_codes
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
@@ -38,16 +39,16 @@ CLIP_REASONS = frozenset(
 TOKENS_PER_WORD = 1.3
 """Rough number of text-encoder tokens per word of a caption."""
 
-ORDINARY = re.compile(
-    r"the crop keeps|upscaled|[\d.]+ of [\d.]+ s are in no window|[\d.]+ fps is far above"
-)
-"""Warnings of a check that need no action of the user; they are shown as notes."""
+ORDINARY = frozenset(["cropped", "fast_clip", "in_no_window", "upscaled"])
+"""Codes of a check's warnings that need no action of the user; they are shown as notes."""
 
 CAPTION_REASONS = ("missing_caption", "empty_caption", "undecodable_caption")
 """Reasons to skip a clip that a caption removes."""
 
-OF_MODEL = re.compile(r"fps of training|no window|windows|distorted|shorter than")
-"""Warnings that depend on the model."""
+OF_MODEL = frozenset(
+    ["cuts", "damaged", "distorted", "fast_clip", "in_no_window", "repeated_frames"]
+)
+"""Codes of warnings that depend on the model."""
 
 ClipRow = dict[str, Any]
 
@@ -448,6 +449,12 @@ def _read_caption(path: Path, changed: int) -> str:
         return ""
 
 
+def with_remarks(account: CheckAccount) -> dict[str, Any]:
+    """Return the account of a check, whose notes have their codes."""
+    notes = with_codes(account["notes"], account.get("note_codes", []))
+    return {**account, "notes": notes}
+
+
 def _without_model(row: ClipRow) -> ClipRow:
     """Return a row without what depends on a model, while none is chosen."""
     return row | {
@@ -455,15 +462,16 @@ def _without_model(row: ClipRow) -> ClipRow:
         "windows": None,
         "spans": None,
         "notes": [],
-        "warned": [line for line in row["warned"] if not OF_MODEL.search(line)],
+        "warned": [line for line in row["warned"] if code_of(line) not in OF_MODEL],
     }
 
 
 def _row_of_check(path: str, checked_row: CheckedClip) -> ClipRow:
     """Return the row of a clip with what a check reported about it."""
-    warnings = checked_row["warnings"]
-    serious_warnings = [line for line in warnings if not ORDINARY.match(line)]
-    ordinary_warnings = [line for line in warnings if line not in serious_warnings]
+    warnings = with_codes(checked_row["warnings"], checked_row.get("warning_codes", []))
+    notes = with_codes(checked_row["notes"], checked_row.get("note_codes", []))
+    serious_warnings = [line for line in warnings if code_of(line) not in ORDINARY]
+    ordinary_warnings = [line for line in warnings if code_of(line) in ORDINARY]
     seconds = checked_row["source_seconds"]
 
     return {
@@ -472,7 +480,7 @@ def _row_of_check(path: str, checked_row: CheckedClip) -> ClipRow:
         "state": _checked_state(checked_row),
         "why": _skip_reason(path, checked_row),
         "warned": serious_warnings,
-        "notes": [*ordinary_warnings, *checked_row["notes"]],
+        "notes": [*ordinary_warnings, *notes],
         "caption": "\n".join(checked_row["captions"]),
         "long": seconds is not None and seconds >= LONG_CLIP_SECONDS,
     }

@@ -89,7 +89,7 @@ def state(page: PageContext) -> str:
     latest_check = clips.latest_check(project)
     if latest_check:
         check = latest_check[0]
-        account = mapping(latest_check[1])
+        account = mapping(clips.with_remarks(latest_check[1]))
 
     return render(
         "data_state",

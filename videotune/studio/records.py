@@ -70,6 +70,8 @@ class CheckedClip(TypedDict):
     captions: list[str]
     warnings: list[str]
     notes: list[str]
+    warning_codes: NotRequired[list[str]]
+    note_codes: NotRequired[list[str]]
     source_fps: NotRequired[Number | None]
     source_frames: NotRequired[Count | None]
     width: NotRequired[Count | None]
@@ -87,6 +89,7 @@ class CheckAccount(TypedDict):
 
     clips: list[CheckedClip]
     notes: list[str]
+    note_codes: NotRequired[list[str]]
     blockers: NotRequired[list[str]]
 
 
@@ -166,6 +169,15 @@ class PlanViews(TypedDict):
     advice: str
 
 
+class PlanExample(TypedDict):
+    """The time of a run on an example card."""
+
+    card: str
+    hours: Number
+    hours_beside: Number
+    seconds_a_step: Number
+
+
 class Plan(TypedDict):
     """What ``videotune plan`` calculates, as far as the page Setup shows it."""
 
@@ -183,6 +195,8 @@ class Plan(TypedDict):
     views: PlanViews
     remedies: list[str]
     notes: list[str]
+    note_codes: NotRequired[list[str]]
+    examples: NotRequired[list[PlanExample]]
 
 
 class PresetHours(TypedDict, total=False):
@@ -191,6 +205,7 @@ class PresetHours(TypedDict, total=False):
     fits: bool | None
     verdict: str | None
     hours: Number | None
+    examples: list[PlanExample]
     need_bytes: Number | None
     words: str
 

@@ -20,6 +20,7 @@ from videotune.config.load import (
     unflatten,
 )
 from videotune.config.resolve import parse
+from videotune.data.remarks import with_codes
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.reporter.curves import COLOURS
@@ -143,6 +144,9 @@ def plan(page: PageContext) -> str:
     if answer.get("current") or answer.get("measuring"):
         current_plan = answer.get("plan") or {}
     remedies = [(text, _settings_in(text)) for text in current_plan.get("remedies", ())]
+    notes = with_codes(
+        current_plan.get("notes", ()), current_plan.get("note_codes", ())
+    )
     return render(
         "setup_plan",
         project=project,
@@ -156,6 +160,7 @@ def plan(page: PageContext) -> str:
         runs_anywhere=model_choices.runs_anywhere(project.preset),
         here=notes_on_this_computer(project),
         remedies=remedies,
+        notes=notes,
         remedy_of=clip_words.remedy_of,
         memory_parts=memory_parts,
         colours=COLOURS,
