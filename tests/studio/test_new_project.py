@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from videotune.data.remarks import Remark
 from videotune.files import read_json
 from videotune.models.model_files import CONFIGS
 from videotune.studio import clips, gpu, model_choices, projects, queue_page
@@ -177,10 +178,12 @@ def test_without_a_model_clips_are_checked_but_nothing_is_said_of_its_sizes(
     project = projects.create(tmp_path, "Cats")
     (project.folder / "clips/a.mp4").write_bytes(MP4)
     assert "toy" in projects.command_arguments(project)
+    slow = Remark("repeated_frames", "66% of the frames repeat the one before")
+    black = Remark("black", "100% of it is black or one flat colour")
     row = {
-        "warned": ["8 fps is slower than the 24 fps of training", "100% of it is black or one flat colour"],
+        "warned": [slow, black],
         "shape": "17x64x64", "windows": 3, "spans": [[0, 1]], "notes": ["upscaled"],
     }  # fmt: skip
     shown = clips._without_model(row)
-    assert shown["warned"] == ["100% of it is black or one flat colour"]
+    assert shown["warned"] == [black]
     assert (shown["shape"], shown["windows"], shown["notes"]) == (None, None, [])
