@@ -61,6 +61,18 @@ class VideoRules:
 
 
 @dataclass(frozen=True)
+class ConditionSupport:
+    """How a checkpoint takes a condition."""
+
+    mechanism: Literal["in_place", "channels"]
+    """"in_place": latent cells are fed clean, at timestep 0; "channels": the network has
+    input channels for it.
+    """
+    in_diffusers: bool = True
+    """Whether diffusers' pipeline samples with it. False: only videotune does."""
+
+
+@dataclass(frozen=True)
 class Expert:
     """A denoiser for the noise levels t in [t_lo, t_hi)."""
 
@@ -104,6 +116,8 @@ class ModelSpec:
     """How a conditioning image enters: "replace" feeds the first latent frame clean,
     "concat" adds channels.
     """
+    further_conditions: Mapping[str, ConditionSupport] = field(default_factory=dict)
+    """Conditions beside that of ``image_conditioning``, by their type."""
     experts: tuple[Expert, ...] = (Expert("transformer"),)
     timestep_distribution: str = "LOGIT_NORMAL"
     prediction_constants: Mapping[str, float] = field(default_factory=dict)
@@ -160,6 +174,21 @@ class ModelSpec:
     """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows
     with the resolution. None: the shift is fixed.
     """
+
+    @property
+    def conditions(self) -> Mapping[str, ConditionSupport]:
+        """Conditions that the checkpoint takes, by their type."""
+        conditions = dict(self.further_conditions)
+        if self.image_conditioning == "replace":
+            conditions["first_frame"] = ConditionSupport("in_place")
+        elif self.image_conditioning == "concat":
+            conditions["first_frame"] = ConditionSupport("channels")
+        return conditions
+
+    def is_in_place(self, condition: str) -> bool:
+        """Whether a condition's latent cells are fed clean."""
+        support = self.conditions.get(condition)
+        return support is not None and support.mechanism == "in_place"
 
     def part_of(self, expert: str | None = None) -> str:
         """Return the folder of an expert's weights in diffusers layout: transformer,

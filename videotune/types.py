@@ -319,6 +319,10 @@ class LatentDistribution:
     start: Tensor | None = None
     """(C,1,H,W): latents of a start image, in the place of the clip's own first frame.
     """
+    known: Tensor | None = None
+    """(F,H,W) bool: cells of ``mean`` that a sample is given clean. None: at most the
+    first frame.
+    """
 
 
 @dataclass(frozen=True)
@@ -368,6 +372,10 @@ class SampleRequest:
     """How far guidance is scaled back to the deviation of the prompt's prediction."""
     first: Tensor | None = None
     """Clean first latent frames (B,C,1,H,W), in the place of noise."""
+    known: Tensor | None = None
+    """Latents (B,C,F,H,W) of which the cells of ``known_mask`` are given clean."""
+    known_mask: Tensor | None = None
+    """(B,1,F,H,W) bool."""
 
 
 @dataclass(frozen=True)

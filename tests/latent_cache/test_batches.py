@@ -216,7 +216,10 @@ def made(
         buckets=tuple(tuple(bucket) for bucket in buckets),
         objective=objective("flow", {}, TimestepSampler()),
         spec=SimpleNamespace(
-            patch=(1, 2, 2), image_conditioning="none", shift_by_tokens=None
+            is_in_place=lambda condition: False,
+            patch=(1, 2, 2),
+            image_conditioning="none",
+            shift_by_tokens=None,
         ),
         schedule=Schedule(0, sizes, (2,) * len(sizes)),
         sizes=dict.fromkeys((clip.id for clip in clips), (64, 64)),

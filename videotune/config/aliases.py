@@ -63,11 +63,43 @@ def renamed(
             del keys[old_section]
         warn(f"{where}: {old} is now {new}; the old name is read until version 0.3")
 
+    _move_first_frame(keys, where)
     datasets = keys.get("datasets")
     for dataset in datasets if isinstance(datasets, list) else ():
         if isinstance(dataset, dict) and "target" in dataset:
             _rename_target(dataset, where, warn)
     return keys
+
+
+def _move_first_frame(keys: dict[str, Any], where: str) -> None:
+    """Take the first frame out of a config's conditions: its share has a key of its own.
+
+    Raises:
+        VideotuneError: if both are there.
+    """
+    conditions = keys.get("conditions")
+    if not isinstance(conditions, list):
+        return
+    first_frames = [
+        condition
+        for condition in conditions
+        if isinstance(condition, dict) and condition.get("type") == "first_frame"
+    ]
+    if not first_frames:
+        return
+
+    if keys.get("first_frame_probability") is not None or len(first_frames) > 1:
+        raise VideotuneError(
+            f"{where}: conditions: the share of first frames is there twice "
+            "(first_frame_probability is short for it). Keep one"
+        )
+    surplus = first_frames[0].keys() - {"type", "probability"}
+    if surplus:
+        raise VideotuneError(
+            f"{where}: conditions: first_frame does not use {min(surplus)}. Leave it out"
+        )
+    keys["conditions"] = [item for item in conditions if item is not first_frames[0]]
+    keys["first_frame_probability"] = first_frames[0].get("probability", 1.0)
 
 
 def _rename_target(

@@ -26,6 +26,7 @@ from videotune.config.notify_addresses import NotifyAddress, NotifyEvent
 from videotune.config.optimizers import Optimizer
 from videotune.config.sections import (
     BaseLora,
+    Condition,
     Ema,
     Embedding,
     Lora,
@@ -409,6 +410,10 @@ class Config(Section):
     """share of samples trained with the empty caption (default for EMBEDDING: 0)"""
     first_frame_probability: Share | None = override(None)
     """share of samples conditioned on their clip's first frame (default: the family's)
+    """
+    conditions: list[Condition] = override([])
+    """[{"type", "probability", "latent_frames"}]: parts of the clip that are given clean:
+    last_frame, prefix, suffix, mask; first_frame is first_frame_probability
     """
     missing_caption: Literal["error", "skip", "empty", "text"] = data("error")
     """what a clip without a caption does; text: it takes missing_caption_text"""

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from videotune.config.data_schema import Section
 from videotune.config.fields import (
+    Share,
     fatal,
     override,
     safe,
@@ -96,6 +97,22 @@ class BaseLora(LoraFile):
     """the result is used without it: previews, samples and merged models leave it out
     (an adapter for training a distilled base)
     """
+
+
+ConditionType = Literal["first_frame", "last_frame", "prefix", "suffix", "mask"]
+
+
+class Condition(Section):
+    """A part of the clip that some samples are given clean."""
+
+    type: ConditionType
+    """first_frame, last_frame; prefix, suffix: the first or last latent_frames; mask:
+    what is black in the clip's mask, or lies outside of a drawn box
+    """
+    probability: Share = 1.0
+    """share of the samples"""
+    latent_frames: int = Field(1, ge=1, le=1000)
+    """prefix, suffix: number of latent frames"""
 
 
 class LossMask(Section):

@@ -471,13 +471,35 @@ def _of_captions(dataset: Dataset) -> Iterator[str]:
             yield f"datasets.{key}: {dataset.path} does not use it without {needs}. Set that, or leave it out"
 
 
-def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
-    yield from _unused(config, spec)
-    targets = config.lora.targets
-    if spec.first_frame is None and config.first_frame_probability is not None:
+def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
+    """Yield conditions that the model does not take, or that contradict each other."""
+    supported = ", ".join(spec.conditions) or "none"
+    if config.first_frame_probability is not None and (
+        "first_frame" not in spec.conditions
+    ):
         yield (
             f"first_frame_probability: {spec.title} takes no image; it generates only from text. Leave it out."
         )
+
+    types = [condition.type for condition in config.conditions]
+    for condition_type in types:
+        if condition_type not in spec.conditions:
+            yield (
+                f"conditions: {spec.title} cannot learn {condition_type}; it takes {supported}. Leave it out"
+            )
+        if types.count(condition_type) > 1:
+            yield f"conditions: {condition_type} is there twice. Keep one"
+    for condition in config.conditions:
+        if condition.latent_frames > 1 and condition.type not in ("prefix", "suffix"):
+            yield (
+                f"conditions: {condition.type} does not use latent_frames; prefix and suffix do. Leave it out"
+            )
+
+
+def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
+    yield from _unused(config, spec)
+    targets = config.lora.targets
+    yield from _of_conditions(config, spec)
     if isinstance(targets, str) and targets not in spec.lora_targets:
         names = ", ".join(sorted(spec.lora_targets))
         yield (

@@ -10,11 +10,12 @@ from videotune.data.captions import split_variants
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.probe import VIDEO_SUFFIXES
 
-Role = Literal["loss_mask", "start_image"]
+Role = Literal["loss_mask", "mask", "start_image"]
 """What a file that belongs to a clip is for.
 
 loss_mask: white where the loss counts ``loss_mask.inside``, black where it counts
-``loss_mask.outside``. start_image: the image that a clip is conditioned on, in the place
+``loss_mask.outside``. mask: white where a sample conditioned on the rest is to be
+painted. start_image: the image that a clip is conditioned on, in the place
 of its own first frame.
 """
 

@@ -17,6 +17,9 @@ from videotune.errors import VideotuneError
 MASK_FOLDERS = ("loss_masks", "masks")
 """Folders of loss masks. If a clip has a file in both, the first one counts."""
 
+CONDITION_FOLDERS = ("masks",)
+"""Folders of masks that say what a sample is conditioned on."""
+
 MASK_LABEL = "-masklabel"
 """End of the name of a mask that is next to its image, as OneTrainer writes them."""
 
@@ -78,9 +81,12 @@ class CompanionFiles:
     def of(self, clip: str) -> tuple[tuple[Role, Path], ...]:
         """Return the companions of a clip by its path in the dataset."""
         companions: list[tuple[Role, Path]] = []
-        mask = self._mask_of(clip)
+        loss_mask = self._loss_mask_of(clip)
+        if loss_mask is not None:
+            companions.append(("loss_mask", Path(loss_mask)))
+        mask = self._beside(os.path.splitext(clip)[0], CONDITION_FOLDERS)
         if mask is not None:
-            companions.append(("loss_mask", Path(mask)))
+            companions.append(("mask", Path(mask)))
         start_image = self._start_images.get(clip)
         if start_image is not None:
             companions.append(("start_image", Path(start_image)))
@@ -91,7 +97,7 @@ class CompanionFiles:
         used = {str(path) for clip in clips for _, path in self.of(clip)}
         return sorted(self.paths - used)
 
-    def _mask_of(self, clip: str) -> str | None:
+    def _loss_mask_of(self, clip: str) -> str | None:
         stem = os.path.splitext(clip)[0]
         if self._settings.loss_masks is not None:
             for name in _names_below(stem):
@@ -100,11 +106,15 @@ class CompanionFiles:
                     return mask
             return None
 
-        for candidate in _stems_of_masks(stem):
+        return self._beside(stem, MASK_FOLDERS) or self._labels.get(stem)
+
+    def _beside(self, stem: str, folder_names: Sequence[str]) -> str | None:
+        """Return a clip's file in the first of these folders that has one."""
+        for candidate in _stems_in(stem, folder_names):
             mask = self._by_stem.get(candidate)
             if mask is not None:
                 return mask
-        return self._labels.get(stem)
+        return None
 
     def _find_mask_folders(
         self, media: Sequence[str], folders: Collection[str]
@@ -178,15 +188,15 @@ def mask_folders_beside(root: Path) -> list[Path]:
     return [folder for folder in siblings if folder.is_dir()]
 
 
-def _stems_of_masks(stem: str) -> Iterator[str]:
+def _stems_in(stem: str, folder_names: Sequence[str]) -> Iterator[str]:
     """Yield the paths, without suffix, at which a clip's mask may be."""
-    for folder_name in MASK_FOLDERS:
+    for folder_name in folder_names:
         for clip_folder in CLIP_FOLDERS:
             yield from _stems_beside(stem, clip_folder, folder_name)
 
     parent, name = os.path.split(stem)
     while True:
-        for folder_name in MASK_FOLDERS:
+        for folder_name in folder_names:
             yield os.path.join(parent, folder_name, name)
         above, part = os.path.split(parent)
         if above == parent or not part:

@@ -46,6 +46,7 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
     """Return the companions of a clip that the config uses, not yet read."""
     is_used: dict[Role, bool] = {
         "loss_mask": config.loss_mask.is_used,
+        "mask": any(condition.type == "mask" for condition in config.conditions),
         "start_image": bool(config.first_frame_probability),
     }
     return {

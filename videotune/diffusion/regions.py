@@ -1,5 +1,7 @@
 """Regions of the picture on the latent grid: which cells a mask covers."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -18,11 +20,31 @@ def cell_shares(mask: Tensor, rules: VideoRules) -> Tensor:
     """
     stride = rules.spatial_stride
     cells_per_frame = torch.nn.functional.avg_pool2d(mask[:, None], stride)[:, 0]
+    shares = [
+        cells_per_frame[frames].mean(0) for frames in _pixel_frames(len(mask), rules)
+    ]
+    return torch.stack(shares)
 
-    latent_frames = (len(mask) - 1) // rules.temporal_stride + 1
-    shares = [cells_per_frame[0]]
+
+def cells_without(mask: Tensor, rules: VideoRules) -> Tensor:
+    """Return which latent cells a mask covers no pixel of, (F,H,W) bool.
+
+    Args:
+        mask: (T,H,W) float32, 0 where it covers nothing.
+        rules: strides of the latent grid.
+    """
+    stride = rules.spatial_stride
+    cells_per_frame = torch.nn.functional.max_pool2d(mask[:, None], stride)[:, 0]
+    most = [
+        cells_per_frame[frames].amax(0) for frames in _pixel_frames(len(mask), rules)
+    ]
+    return torch.stack(most) == 0
+
+
+def _pixel_frames(count: int, rules: VideoRules) -> Iterator[slice]:
+    """Yield the pixel frames of each latent frame."""
+    latent_frames = (count - 1) // rules.temporal_stride + 1
+    yield slice(0, 1)
     for frame in range(1, latent_frames):
         end = frame * rules.temporal_stride + 1
-        begin = end - rules.temporal_stride
-        shares.append(cells_per_frame[begin:end].mean(0))
-    return torch.stack(shares)
+        yield slice(end - rules.temporal_stride, end)

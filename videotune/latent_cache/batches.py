@@ -16,6 +16,12 @@ from videotune.config.schema import Config
 from videotune.data.buckets import padded_box
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
+from videotune.latent_cache.conditions import (
+    ConditionSample,
+    condition_key,
+    condition_samples,
+    put_conditions,
+)
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import (
     ExpertSchedule,
@@ -50,8 +56,10 @@ class StepDraws:
     samples: tuple[tuple[Window, int], ...]
     """Window and variant of each sample."""
     captions: tuple[str, ...]
-    first_frame: tuple[bool, ...]
-    """Whether each sample is conditioned on its first frame."""
+    shown: tuple[frozenset[str], ...]
+    """Types of the conditions of each sample."""
+    boxes: tuple[int, ...]
+    """Number of the box that each sample hides, if it hides a drawn one."""
     t: Tensor
     """Noise levels (B,)."""
 
@@ -88,6 +96,8 @@ class BatchSource:
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
     """Whether the batches of steps are put into pinned memory."""
+    encode_condition: Callable[[ConditionSample], dict[str, Tensor]] | None = None
+    """Makes a condition of such a sample, see ``encode_condition``."""
     _encode_lock: Lock = field(
         default_factory=Lock, init=False, repr=False, compare=False
     )
@@ -141,15 +151,63 @@ class BatchSource:
         """
         return self.sample(window, DETERMINISTIC_VARIANT, window.id)
 
-    @property
-    def conditions_on_first_frame(self) -> bool:
-        """Whether most samples are conditioned on first frames.
-
-        Validation and previews then are, too.
+    def plain_with_conditions(self, window: Window) -> LatentDistribution:
+        """Return a plain window with the cells that most samples are given, as previews
+        read it.
         """
-        if self.spec.image_conditioning == "none":
-            return False
-        return (self.config.first_frame_probability or 0.0) >= 0.5
+        latents = self.plain(window)
+        in_place = frozenset(filter(self.spec.is_in_place, self.usual_conditions))
+        if in_place <= {"first_frame"}:
+            return latents
+        x0 = latents.mean.clone()
+        if latents.start is not None and "first_frame" in in_place:
+            x0[:, :1] = latents.start
+        entries = self.given(window, DETERMINISTIC_VARIANT, in_place, 0)
+        known = put_conditions(x0, in_place, self.prefix_frames, entries)
+        return replace(latents, mean=x0, known=known)
+
+    @cached_property
+    def usual_conditions(self) -> frozenset[str]:
+        """Types of the conditions that most samples have.
+
+        Validation and previews then have them, too.
+        """
+        return usual_conditions(self.config, self.spec)
+
+    @cached_property
+    def prefix_frames(self) -> int:
+        """Latent frames of a prefix that samples are given."""
+        for condition in self.config.conditions:
+            if condition.type == "prefix":
+                return condition.latent_frames
+        return 0
+
+    @property
+    def num_boxes(self) -> int:
+        """How many boxes are drawn for a view, of which each sample hides one."""
+        return max(1, self.variants)
+
+    def given(
+        self, window: Window, variant: int, shown: frozenset[str], box: int
+    ) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of a sample's conditions that are encoded on their own."""
+        entries: dict[str, dict[str, Tensor]] = {}
+        for condition in self.config.conditions:
+            if condition.type not in shown:
+                continue
+            choices = condition_samples(window, variant, condition, self.num_boxes)
+            if choices:
+                chosen = choices[box % len(choices)]
+                entries[condition.type] = self._condition_tensors(chosen)
+        return entries
+
+    def _condition_tensors(self, sample: ConditionSample) -> dict[str, Tensor]:
+        is_plain = sample.variant == DETERMINISTIC_VARIANT
+        if self.variants == 0 and not is_plain and self.varies(sample.window):
+            assert self.encode_condition is not None, "an encoder is needed"
+            with self._encode_lock:
+                return self.encode_condition(sample)
+        return self.store.get("conditions", condition_key(self.keys, sample))
 
     @property
     def variants(self) -> int:
@@ -294,12 +352,41 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     numbers = uniforms(seed, step, len(samples), config.timestep_stratified)
     t = source.timesteps_of(step).draw(numbers)
 
-    probability = config.first_frame_probability or 0.0
-    first_frame = tuple(
-        generator_for(seed, "first frame", step, index).random() < probability
-        for index in range(len(samples))
+    shown = tuple(
+        _draw_conditions(source, step, index) for index in range(len(samples))
     )
-    return StepDraws(samples, captions, first_frame, t)
+    boxes = tuple(
+        int(
+            generator_for(seed, "condition box", step, index).integers(source.num_boxes)
+        )
+        for index in range(len(samples) if config.conditions else 0)
+    )
+    return StepDraws(samples, captions, shown, boxes, t)
+
+
+def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[str]:
+    """Draw the conditions of a sample, each by itself."""
+    seed = source.keys.seed
+    probability = source.config.first_frame_probability or 0.0
+    shown = set()
+    if generator_for(seed, "first frame", step, index).random() < probability:
+        shown.add("first_frame")
+    for condition in source.config.conditions:
+        generator = generator_for(seed, f"condition {condition.type}", step, index)
+        if generator.random() < condition.probability:
+            shown.add(condition.type)
+    return frozenset(shown)
+
+
+def usual_conditions(config: Config, spec: ModelSpec) -> frozenset[str]:
+    """Return the types of the conditions that at least half of the samples have."""
+    shares = {condition.type: condition.probability for condition in config.conditions}
+    shares["first_frame"] = config.first_frame_probability or 0.0
+    return frozenset(
+        name
+        for name, share in shares.items()
+        if share >= 0.5 and name in spec.conditions
+    )
 
 
 def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
@@ -354,8 +441,9 @@ def make_step_batch(
             windows[begin:end],
             draws.captions[begin:end],
             latents,
-            draws.first_frame[begin:end],
+            draws.shown[begin:end],
             variants=[variant for _, variant in draws.samples[begin:end]],
+            boxes=draws.boxes[begin:end],
         )
         noise = draw_noise(batch.x0, source.keys.seed, step, begin)
         batch = _with_dropped_frames(source, batch, step, begin)
@@ -384,39 +472,42 @@ def assemble(
     windows: Sequence[Window],
     captions: Sequence[str],
     latents: Sequence[LatentDistribution],
-    first_frame: Sequence[bool],
+    shown: Sequence[frozenset[str]],
     variants: Sequence[int] | None = None,
+    boxes: Sequence[int] = (),
 ) -> Batch:
     """Build a batch on the CPU from windows of one bucket. No frame is dropped.
 
-    A sample that is conditioned on its first frame has it in the way that
-    ``spec.image_conditioning`` names: "replace" feeds the first latent frame clean and
-    leaves it out of the loss; "concat" appends the channels that were encoded with the
-    clip, which are zeros for all other samples.
+    A condition enters in the way that ``spec.conditions`` names: "in_place" feeds its
+    latent cells clean and leaves them out of the loss; "channels" appends the channels
+    that were encoded with the clip, which are zeros for all other samples.
 
     Args:
         source: where batches come from.
         windows: of the samples.
         captions: of the samples.
         latents: means of the samples, with what else was encoded of their clips.
-        first_frame: which samples are conditioned on their first frame.
+        shown: the conditions of each sample.
         variants: of the windows. None: of each the one without random parts.
+        boxes: number of the box that each sample hides. Empty: of each the first.
     """
     x0 = torch.stack([sample.mean for sample in latents])
-    conditioning_mask = torch.zeros(
-        len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool
-    )
-    # A still has one frame, and fed clean it would leave nothing to learn.
-    if source.spec.image_conditioning == "replace" and x0.shape[2] > 1:
-        conditioning_mask[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
-        _put_start_images(x0, latents, first_frame)
-
-    extras = []
-    for sample, is_conditioned in zip(latents, first_frame, strict=True):
-        extras.append({name: x * is_conditioned for name, x in sample.extras.items()})
-
     if variants is None:
         variants = [DETERMINISTIC_VARIANT] * len(windows)
+
+    _put_start_images(source.spec, x0, latents, shown)
+    known = []
+    for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
+        in_place = frozenset(filter(source.spec.is_in_place, shown[index]))
+        entries = source.given(window, variant, in_place, boxes[index] if boxes else 0)
+        known.append(put_conditions(x0[index], in_place, source.prefix_frames, entries))
+    conditioning_mask = _as_mask(known)
+
+    extras = []
+    for sample, types in zip(latents, shown, strict=True):
+        is_conditioned = "first_frame" in types
+        extras.append({name: x * is_conditioned for name, x in sample.extras.items()})
+
     loss_mask = _picture_mask(source, windows, x0)
     loss_mask = _with_masks(source, windows, variants, loss_mask, x0)
 
@@ -438,14 +529,27 @@ def assemble(
 
 
 def _put_start_images(
-    x0: Tensor, latents: Sequence[LatentDistribution], first_frame: Sequence[bool]
+    spec: ModelSpec,
+    x0: Tensor,
+    latents: Sequence[LatentDistribution],
+    shown: Sequence[frozenset[str]],
 ) -> None:
     """Put start images in the place of the first latent frames that are fed clean."""
-    for clip_latents, sample, is_conditioned in zip(
-        x0, latents, first_frame, strict=True
-    ):
-        if is_conditioned and sample.start is not None:
+    for clip_latents, sample, types in zip(x0, latents, shown, strict=True):
+        is_in_place = "first_frame" in types and spec.is_in_place("first_frame")
+        if is_in_place and sample.start is not None and clip_latents.shape[1] > 1:
             clip_latents[:, :1] = sample.start
+
+
+def _as_mask(known: Sequence[Tensor]) -> Tensor:
+    """Return the cells (F,H,W) that samples are given as one mask: (B,1,F,1,1), or
+    (B,1,F,H,W) if one of them is given a part of a frame.
+    """
+    cells = torch.stack(list(known))[:, None]
+    whole_frames = cells.flatten(3).all(3)
+    if torch.equal(cells.flatten(3).any(3), whole_frames):
+        return whole_frames[..., None, None]
+    return cells
 
 
 def _conditioning(
@@ -540,7 +644,7 @@ def _with_dropped_frames(
     padding = -frames % frames_per_token  # stands before the first frame
     token_of_frame = (torch.arange(frames) + padding) // frames_per_token
 
-    dropped = torch.zeros_like(batch.conditioning_mask)
+    dropped = torch.zeros_like(batch.dropped_frames_mask)
     for index in range(len(batch)):
         generator = generator_for(
             source.keys.seed, "frame dropout", step, first + index
@@ -550,7 +654,7 @@ def _with_dropped_frames(
         )  # more than there are tokens
         is_drawn = random_by_token[token_of_frame] < probability
         dropped[index, 0, :, 0, 0] = is_drawn & (token_of_frame > 0)
-    dropped &= ~batch.conditioning_mask
+    dropped &= ~batch.conditioning_mask.flatten(3).any(3)[..., None, None]
     return replace(
         batch, dropped_frames_mask=dropped, loss_mask=batch.loss_mask * ~dropped
     )

@@ -22,6 +22,14 @@ from videotune.data.workers import Workers
 from videotune.diffusion.regions import cell_shares
 from videotune.errors import VideotuneError
 from videotune.files import name_in_cache
+from videotune.latent_cache.conditions import (
+    ConditionSample,
+    companion_sample,
+    condition_key,
+    drawn_box,
+    encode_condition,
+    has_condition_form,
+)
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.entry import CacheEntry, EntryName, TensorForm, form_of
 from videotune.latent_cache.keys import CacheKeys
@@ -62,17 +70,21 @@ class CacheItems:
     ``samples`` have a mask follows from their windows.
     """
 
+    conditions: tuple[ConditionSample, ...] = ()
+
     def __bool__(self) -> bool:
-        return bool(self.captions or self.samples or self.masks)
+        return bool(self.captions or self.samples or self.masks or self.conditions)
 
 
-def entries_of(
-    keys: CacheKeys, items: CacheItems
-) -> dict[EntryName, str | WindowVariant]:
+CacheItem = str | WindowVariant | ConditionSample
+"""A caption, a sample, or a condition of one."""
+
+
+def entries_of(keys: CacheKeys, items: CacheItems) -> dict[EntryName, CacheItem]:
     """Return the names of the entries that items are read from, each with the first
     caption or sample that needs it.
     """
-    entries: dict[EntryName, str | WindowVariant] = {}
+    entries: dict[EntryName, CacheItem] = {}
     for caption in items.captions:
         entries["text", keys.text(caption)] = caption
     for window, variant in items.samples:
@@ -81,6 +93,9 @@ def entries_of(
         mask = keys.mask(sample)
         if mask is not None:
             entries.setdefault(("masks", mask), (window, variant))
+    for condition in items.conditions:
+        name = condition_key(keys, condition)
+        entries.setdefault(("conditions", name), condition)
     return entries
 
 
@@ -99,22 +114,33 @@ def missing(
     entries = entries_of(keys, items)
     shapes: dict[EntryName, ClipShape | None] = {}
     for name, item in entries.items():
-        shapes[name] = None if isinstance(item, str) else item[0].shape
+        shapes[name] = _shape_of(item)
     store.examine(shapes, fits)
 
     captions: list[str] = []
     samples: list[WindowVariant] = []
     masks: list[WindowVariant] = []
+    conditions: list[ConditionSample] = []
     for name, item in entries.items():
         if store.has(*name):
             continue
         if isinstance(item, str):
             captions.append(item)
+        elif isinstance(item, ConditionSample):
+            conditions.append(item)
         elif name[0] == "masks":
             masks.append(item)
         else:
             samples.append(item)
-    return CacheItems(tuple(captions), tuple(samples), tuple(masks))
+    return CacheItems(tuple(captions), tuple(samples), tuple(masks), tuple(conditions))
+
+
+def _shape_of(item: CacheItem) -> ClipShape | None:
+    """Return the shape of a window, None for a caption."""
+    if isinstance(item, str):
+        return None
+    window = item.window if isinstance(item, ConditionSample) else item[0]
+    return window.shape
 
 
 def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
@@ -139,6 +165,9 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
         if entry.kind == "masks":
             assert shape is not None
             return forms == {MASK_TENSOR: ("float32", spec.rules.latent_size(shape))}
+        if entry.kind == "conditions":
+            assert shape is not None
+            return has_condition_form(forms, spec, shape)
         if shape is None:
             if "text" not in forms:
                 return False
@@ -209,9 +238,13 @@ def fill(
     keys = CacheKeys.of(family, seed)
     with nullcontext() if lock_is_held else store.write_lock():
         _fill_captions(family, store, keys, todo.captions, progress)
-        waited = _fill_windows(
-            family, store, keys, todo.samples, media, workers, progress
-        )
+        try:
+            waited = _fill_windows(
+                family, store, keys, todo.samples, media, workers, progress
+            )
+            _fill_conditions(family, store, keys, todo.conditions, media, progress)
+        finally:
+            family.free("vae")
         rules = family.spec.rules
         waited += fill_masks(store, keys, rules, todo.masks, media, workers, progress)
         return waited
@@ -271,26 +304,23 @@ def _fill_windows(
     waited = 0.0
     # Made one at a time: all frame samples together would take much memory.
     frame_samples = (keys.sample(window, variant) for window, variant in remaining)
-    try:
-        decoded = _decode(frame_samples, media, workers)
-        for done, (sample, frames, wait) in enumerate(decoded, start=1):
-            clip = media[sample.window.clip_id]
-            latents = _encode_frames(family, keys, sample, frames, media)
-            tensors = tensors_of(latents)
-            name = name_in_cache(store.folder, Path(clip.path))
-            metadata = {
-                # A path that any JSON can hold, even if its bytes are not UTF-8.
-                "clip": os.fsencode(name).decode("utf-8", "replace"),
-                "window": sample.window.id,
-                "variant": sample.variant,
-                "encoder": keys.vae,
-            }
-            store.put("latents", keys.latents(sample), tensors, metadata)
+    decoded = _decode(frame_samples, media, workers)
+    for done, (sample, frames, wait) in enumerate(decoded, start=1):
+        clip = media[sample.window.clip_id]
+        latents = _encode_frames(family, keys, sample, frames, media)
+        tensors = tensors_of(latents)
+        name = name_in_cache(store.folder, Path(clip.path))
+        metadata = {
+            # A path that any JSON can hold, even if its bytes are not UTF-8.
+            "clip": os.fsencode(name).decode("utf-8", "replace"),
+            "window": sample.window.id,
+            "variant": sample.variant,
+            "encoder": keys.vae,
+        }
+        store.put("latents", keys.latents(sample), tensors, metadata)
 
-            waited += wait
-            progress(_with_rate("windows", done, begun), done, len(remaining))
-    finally:
-        family.free("vae")
+        waited += wait
+        progress(_with_rate("windows", done, begun), done, len(remaining))
     return waited
 
 
@@ -310,7 +340,7 @@ def fill_masks(
         sample = keys.sample(window, variant)
         name = keys.mask(sample)
         if name is not None and not store.has("masks", name):
-            remaining.append(mask_sample(sample, media))
+            remaining.append(companion_sample(sample, "loss_mask", media))
             names.append(name)
 
     begun = time.monotonic()
@@ -332,16 +362,58 @@ def fill_masks(
     return waited
 
 
-def mask_sample(sample: FrameSample, media: Mapping[str, MediaInfo]) -> FrameSample:
-    """Return the frames of a sample's loss mask: its file at the same times and crop."""
-    mask_id = sample.window.companion("loss_mask")
-    assert mask_id is not None, "the window has no mask"
-    info = media[mask_id]
-    times = sample.times
-    if not info.still:
-        # A mask may be a frame shorter than its clip.
-        times = tuple(min(second, info.seconds) for second in times)
-    return replace(sample, window=replace(sample.window, clip_id=mask_id), times=times)
+def _fill_conditions(
+    family: DiffusersModel,
+    store: LatentCache,
+    keys: CacheKeys,
+    conditions: Sequence[ConditionSample],
+    media: Mapping[str, MediaInfo],
+    progress: ProgressFn,
+) -> None:
+    """Encode the conditions that no other process has encoded in the meantime."""
+    begun = time.monotonic()
+    for done, condition in enumerate(conditions, start=1):
+        name = condition_key(keys, condition)
+        if not store.has("conditions", name):
+            tensors = encode_condition_sample(family, keys, condition, media)
+            path = Path(media[condition.window.clip_id].path)
+            clip = name_in_cache(store.folder, path)
+            metadata = {
+                "clip": os.fsencode(clip).decode("utf-8", "replace"),
+                "window": f"{condition.window.id} {condition.type}",
+                "variant": condition.variant,
+                "encoder": keys.vae,
+            }
+            store.put("conditions", name, tensors, metadata)
+        progress(_with_rate("conditions", done, begun), done, len(conditions))
+
+
+def encode_condition_sample(
+    family: DiffusersModel,
+    keys: CacheKeys,
+    condition: ConditionSample,
+    media: Mapping[str, MediaInfo],
+) -> dict[str, Tensor]:
+    """Decode a clip and encode one of its conditions now, in this process.
+
+    Raises VideotuneError that names the clip.
+    """
+    sample = keys.sample(condition.window, condition.variant)
+    clip = media[condition.window.clip_id]
+    frames = to_model(frames_of([sample], clip, None))
+
+    hidden = torch.zeros(1, *frames.shape[2:])
+    if condition.draws_box:
+        hidden = drawn_box(keys.seed, condition)
+        if sample.flipped:
+            hidden = hidden.flip(-1)
+    elif condition.type == "mask":
+        mask = companion_sample(sample, "mask", media)
+        hidden = mask_pixels(frames_of([mask], media[mask.window.clip_id], None))
+
+    subject = f"{clip.path}: window {condition.window.id}: {condition.type}"
+    with _name_failure(subject, "Fewer frames or a lower resolution need less memory."):
+        return _check_finite(encode_condition(family, frames, condition, hidden))
 
 
 def read_loss_mask(
@@ -351,7 +423,7 @@ def read_loss_mask(
 
     Raises VideotuneError that names the file.
     """
-    mask = mask_sample(sample, media)
+    mask = companion_sample(sample, "loss_mask", media)
     frames = frames_of([mask], media[mask.window.clip_id], None)
     return cell_shares(mask_pixels(frames), rules)
 

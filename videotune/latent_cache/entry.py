@@ -20,7 +20,7 @@ from videotune._version import __version__
 from videotune.files import Count, checked
 from videotune.types import DETERMINISTIC_VARIANT
 
-KINDS = ("latents", "text", "masks")
+KINDS = ("latents", "text", "masks", "conditions")
 SUFFIX = ".safetensors"
 METADATA_KEY = "videotune"
 """The only metadata key of a file.

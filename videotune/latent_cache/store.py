@@ -165,7 +165,7 @@ class LatentCache:
         """Write an entry, completely or not at all.
 
         Args:
-            kind: "latents", "text" or "masks".
+            kind: one of ``KINDS``.
             key: name within the kind.
             tensors: the content.
             about: what it was made of, see ``About``.

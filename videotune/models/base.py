@@ -325,7 +325,7 @@ class DiffusersModel(Checkpoint):
             extras = self.image_states(conditioning_frames, random)
 
             start = None
-            if start_image is not None and self.spec.image_conditioning == "replace":
+            if start_image is not None and self.spec.is_in_place("first_frame"):
                 latent = (
                     self.vae().encode(start_image[None].to(self.device)).latent_dist
                 )
@@ -358,18 +358,16 @@ class DiffusersModel(Checkpoint):
     def model_timesteps(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return the network's timestep input 1000 · t in float32.
 
-        (B,), or (B,S) with one value a token if frames are conditioning; those frames'
-        is 0.
+        (B,), or (B,S) with one value a token if some cells are conditioning; that of
+        their tokens is 0.
         """
         times = t.float() * 1000
-        if self.spec.image_conditioning != "replace" or not batch.has_clean_frames:
+        if self.spec.image_conditioning == "concat" or not batch.has_clean_frames:
             return times
-        _, patch_rows, patch_columns = self.spec.patch
-        tokens_per_frame = (x_t.shape[3] // patch_rows) * (
-            x_t.shape[4] // patch_columns
-        )
-        is_noisy = ~batch.conditioning_mask[:, 0, :, 0, 0]
-        return (times[:, None] * is_noisy).repeat_interleave(tokens_per_frame, dim=1)
+        patch_frames, patch_rows, patch_columns = self.spec.patch
+        cells = batch.conditioning_mask[:, 0].expand(-1, -1, *x_t.shape[3:])
+        is_noisy = ~cells[:, ::patch_frames, ::patch_rows, ::patch_columns]
+        return times[:, None] * is_noisy.flatten(1)
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Let video tokens attend only to their own latent frame and to the text, if

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
-from videotune.model_spec import Expert, ImageConditioning, ModelSpec, VideoRules
+from videotune.model_spec import (
+    ConditionSupport,
+    Expert,
+    ImageConditioning,
+    ModelSpec,
+    VideoRules,
+)
 from videotune.models.base import DiffusersModel
 from videotune.models.fingerprint import fingerprint
 from videotune.models.loading import load_model
@@ -31,6 +37,17 @@ if TYPE_CHECKING:
 
 SIZES = {(1536, 30): "1.3B", (3072, 30): "5B", (5120, 40): "14B"}
 """(width, blocks) of the published transformers."""
+
+IN_PLACE = {
+    "first_frame": ConditionSupport("in_place"),
+    **dict.fromkeys(
+        ("last_frame", "prefix", "suffix", "mask"),
+        ConditionSupport("in_place", in_diffusers=False),
+    ),
+}
+"""What a transformer without image channels can learn: it takes a timestep for each
+token. diffusers' loop gives a first frame at timestep 0, and nothing else.
+"""
 
 COMFYUI_NAMES = (
     (r"\.attn1\.", ".self_attn."),
@@ -283,6 +300,7 @@ class Wan(DiffusersModel):
             text_width=net["text_dim"],
             image_conditioning=image_conditioning,
             first_frame=first_frame,
+            further_conditions={} if from_image else IN_PLACE,
             experts=experts,
             timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,
             sample_guidance=guidance,
@@ -410,13 +428,14 @@ class Wan(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """Sample latents; an image is in the ``extras`` (I2V) or in ``request.first``
-        (TI2V).
+        """Sample latents; an image is in the ``extras`` (I2V) or in ``request.first``,
+        other clean cells are in ``request.known``.
 
         Samples with an image are sampled one by one, because the pipeline takes only
         one image.
         """
-        if self.spec.image_conditioning != "concat" and request.first is None:
+        is_in_place = self.spec.image_conditioning != "concat"
+        if is_in_place and request.first is None and request.known is None:
             return super().sample(nets, conditioning, unconditional, request)
 
         samples = []
@@ -424,13 +443,22 @@ class Wan(DiffusersModel):
             pick = itemgetter(slice(i, i + 1))
             positive = conditioning.map(pick)
             negative = None if unconditional is None else unconditional.map(pick)
-            if request.first is None:
-                first = positive.extras["image"][:, -self.spec.latent_channels :]
-            else:
+            if request.first is not None:
                 first = request.first[[i]]
+            elif request.known is not None:
+                first = request.known[[i], :, :1]
+            else:
+                first = positive.extras["image"][:, -self.spec.latent_channels :]
 
             # Stand-ins return the states that the pipeline's encoders would compute.
-            pipe = self.pipeline(nets, request.shift, diffusers.WanImageToVideoPipeline)
+            pipe = self.pipeline(
+                nets,
+                request.shift,
+                diffusers.WanImageToVideoPipeline,
+                expand_timesteps=is_in_place,
+            )
+            if request.known is not None and request.known_mask is not None:
+                give_cells(pipe, request.known[[i]], request.known_mask[[i]])
             pipe.vae = vae_stand_in(
                 self.spec, first.float().to(self.device), self.device
             )
@@ -480,6 +508,26 @@ class Wan(DiffusersModel):
                 [prints["vae"], "image", *image_prints, str(self.dtype)]
             )
         return prints
+
+
+def give_cells(pipe: Any, known: Tensor, known_mask: Tensor) -> None:
+    """Let an image-to-video pipeline that expands timesteps feed these cells clean.
+
+    Its loop handles any mask; only the first frame's comes from its arguments.
+
+    Args:
+        pipe: the pipeline.
+        known: latents (1,C,F,H,W).
+        known_mask: (1,1,F,H,W) bool: the cells that are given.
+    """
+    prepare_latents = pipe.prepare_latents
+
+    def prepare_with_cells(*arguments: Any, **keywords: Any) -> Any:
+        latents, _, _ = prepare_latents(*arguments, **keywords)
+        is_sampled = (~known_mask).to(latents)
+        return latents, known.to(latents), is_sampled
+
+    pipe.prepare_latents = prepare_with_cells
 
 
 def _channels_with_image(vae: Mapping[str, Any]) -> int:

@@ -319,13 +319,14 @@ class FakeRun:
         )
         if self.config.text_in_step:
             conditioning.text.requires_grad_()
-        replaces_frame = spec.image_conditioning == "replace"
+        types = {condition.type for condition in self.config.conditions}
+        if self.config.first_frame_probability:
+            types.add("first_frame")
         batch = Batch.of(
             x0,
             conditioning,
             fps=torch.full((samples,), shape.fps),
-            has_clean_frames=replaces_frame
-            and bool(self.config.first_frame_probability),
+            has_clean_frames=any(map(spec.is_in_place, types)),
         )
         return StepBatch(
             1,

@@ -198,6 +198,8 @@ class PlanInputs:
             "shapes": [str(shape) for shape in self.shapes],
             "preview": str(self.preview),
         }
+        if config.conditions:
+            inputs["conditions"] = sorted(item.type for item in config.conditions)
         return digest(inputs)[:32]
 
 

@@ -85,8 +85,8 @@ def draw(
         text: returns the cached states of a prompt.
         samples: (prompt, seed) of each.
         on_done: called with the number of finished samples.
-        first: for each sample the clip or image whose first frame it is conditioned on,
-            or None.
+        first: for each sample the clip or image whose first frame, or whose ``known``
+            cells, it is conditioned on, or None.
         isolated: whether the networks' frames are isolated now; they are again
             afterwards.
         updates: added to the networks' linear modules meanwhile, by expert.
@@ -108,7 +108,12 @@ def draw(
             image = first[index] if first else None
             extras = {} if image is None else image.extras
             first_latent = None
-            if image is not None and family.spec.image_conditioning == "replace":
+            known = None
+            known_mask = None
+            if image is not None and image.known is not None:
+                known = image.mean[None]
+                known_mask = image.known[None, None]
+            elif image is not None and family.spec.is_in_place("first_frame"):
                 start = image.mean[:, :1] if image.start is None else image.start
                 first_latent = start[None]
 
@@ -127,6 +132,8 @@ def draw(
                 settings.scheduler,
                 settings.guidance_rescale,
                 first_latent,
+                known,
+                known_mask,
             )
             batch = family.sample(eval_nets, conditioning, unconditional, request)
             latents += batch.unbind(0)

@@ -18,7 +18,12 @@ from videotune.errors import VideotuneError
 from videotune.exporter.base_loras import merge_into_base
 from videotune.job.job import Job
 from videotune.latent_cache.batches import BatchSource, assemble
-from videotune.latent_cache.encode import encode_sample, read_loss_mask
+from videotune.latent_cache.conditions import ConditionSample
+from videotune.latent_cache.encode import (
+    encode_condition_sample,
+    encode_sample,
+    read_loss_mask,
+)
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
@@ -162,6 +167,9 @@ def make_source(
             keys.sample(window, variant), job.spec.rules, library.media
         )
 
+    def encode_condition(condition: ConditionSample) -> dict[str, torch.Tensor]:
+        return encode_condition_sample(family, keys, condition, library.media)
+
     source = BatchSource(
         config=job.config,
         spec=job.spec,
@@ -177,6 +185,7 @@ def make_source(
         objective=objective,
         encode=encode,
         read_mask=read_mask,
+        encode_condition=encode_condition,
         expert_schedule=expert_schedule,
         pin=overlaps(local_device()),
     )
@@ -190,9 +199,7 @@ def plain_batch(source: BatchSource, window: Window) -> Batch:
     """
     caption = source.clips[window.clip_id].captions[0]
     latents = source.plain(window)
-    return assemble(
-        source, [window], [caption], [latents], [source.conditions_on_first_frame]
-    )
+    return assemble(source, [window], [caption], [latents], [source.usual_conditions])
 
 
 def what_trains(

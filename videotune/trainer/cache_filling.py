@@ -11,6 +11,8 @@ from videotune.data.workers import Workers
 from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import Job
+from videotune.latent_cache.batches import usual_conditions
+from videotune.latent_cache.conditions import ConditionSample, condition_samples
 from videotune.latent_cache.encode import (
     CacheItems,
     ProgressFn,
@@ -59,7 +61,26 @@ def reads_of(
         samples.append((window, DETERMINISTIC_VARIANT))
 
     captions = () if job.config.text_in_step else texts_of(job, prompts)
-    return CacheItems(captions, tuple(samples))
+    conditions = _conditions_of(job, samples)
+    return CacheItems(captions, tuple(samples), conditions=tuple(conditions))
+
+
+def _conditions_of(
+    job: Job, samples: Sequence[tuple[Window, int]]
+) -> list[ConditionSample]:
+    """Return the conditions of samples that are encoded on their own."""
+    num_boxes = max(1, job.config.video_config.variants)
+    usual = usual_conditions(job.config, job.spec)
+    conditions = []
+    for condition in job.config.conditions:
+        for window, variant in samples:
+            is_plain = variant == DETERMINISTIC_VARIANT
+            # What is read without random parts has what most samples have.
+            if is_plain and condition.type not in usual:
+                continue
+            encoded = condition_samples(window, variant, condition, num_boxes)
+            conditions += encoded[:1] if is_plain else encoded
+    return conditions
 
 
 def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
@@ -272,9 +293,12 @@ def items_text(items: CacheItems) -> str:
     """Return how many captions and windows there are."""
     captions = counted(len(items.captions), "caption")
     windows = counted(len(items.samples), "window")
+    parts = [captions, windows]
     if items.masks:
-        return f"{captions}, {windows} and {counted(len(items.masks), 'mask')}"
-    return f"{captions} and {windows}"
+        parts.append(counted(len(items.masks), "mask"))
+    if items.conditions:
+        parts.append(counted(len(items.conditions), "condition"))
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def missing_entries(

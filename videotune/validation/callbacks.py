@@ -297,7 +297,9 @@ class Previews(SamplingCallback):
         if request.image is not None:
             return self._images[request.image, request.settings.shape]
         window = windows.get(request)
-        return None if window is None else trainer.source.plain(window)
+        if window is None:
+            return None
+        return trainer.source.plain_with_conditions(window)
 
     def windows(self) -> Sequence[Window]:
         """Return the windows whose first frame a preview is conditioned on."""

@@ -141,7 +141,7 @@ class SampleMetricsCallback(SamplingCallback):
         first = []
         if plan.first:
             windows = [plan.first[index] for index, _ in plan.pairs]
-            first = [trainer.source.plain(window) for window in windows]
+            first = [trainer.source.plain_with_conditions(window) for window in windows]
         return self.frames(trainer, step, plan.settings, samples, first)
 
     def _reason_to_skip(self, trainer: Trainer, step: int) -> str | None:

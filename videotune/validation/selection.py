@@ -14,6 +14,7 @@ from videotune.data.buckets import is_valid_size, size_rule
 from videotune.data.frame_counts import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
+from videotune.latent_cache.batches import usual_conditions
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.sampling.pipeline import SampleSettings
 from videotune.types import ClipShape, Window
@@ -144,10 +145,8 @@ def preview_requests(job: Job) -> list[PreviewRequest]:
         }
         prompt_sample = sample.model_copy(update=overrides)
         config = job.config.model_copy(update={"sample": prompt_sample})
-        if prompt.image is not None and job.spec.image_conditioning == "none":
-            raise VideotuneError(
-                f"samples: image: {job.spec.title} takes no image; it samples only from text"
-            )
+        if prompt.image is not None:
+            _refuse_image(job)
         if key in requests:
             raise VideotuneError(
                 f"samples: {text!r} occurs twice with seed {seed}. "
@@ -156,6 +155,20 @@ def preview_requests(job: Job) -> list[PreviewRequest]:
         settings = sample_settings(config, job.spec, default_shape)
         requests[key] = PreviewRequest(text, seed, settings, prompt.image)
     return list(requests.values())
+
+
+def _refuse_image(job: Job) -> None:
+    """Raise VideotuneError if previews of a run cannot begin with an image."""
+    if "first_frame" not in job.spec.conditions:
+        raise VideotuneError(
+            f"samples: image: {job.spec.title} takes no image; it samples only from text"
+        )
+    takes_image = job.spec.image_conditioning != "none"
+    if not takes_image and not job.config.first_frame_probability:
+        raise VideotuneError(
+            f"samples: image: {job.spec.title} begins with no image unless it is trained to. "
+            "Set first_frame_probability, or leave the image out"
+        )
 
 
 def preview_keys(job: Job) -> list[tuple[str, int]]:
@@ -182,7 +195,7 @@ def spread_captions(job: Job, count: int) -> list[str]:
 
 
 def preview_first_frames(job: Job) -> dict[PreviewRequest, Window]:
-    """Return for each preview the window whose first frame it is conditioned on.
+    """Return for each preview the window that its conditions are taken from.
 
     The window has the prompt as its caption if there is one; otherwise the prompts go
     through the windows in order. It has the shape of the preview, because first frames
@@ -191,7 +204,7 @@ def preview_first_frames(job: Job) -> dict[PreviewRequest, Window]:
     Raises:
         VideotuneError: if no window has the shape of a preview.
     """
-    if not conditions_on_first_frame(job):
+    if not usual_conditions(job.config, job.spec):
         return {}
     return {
         request: _first_window(job, request, index)
@@ -225,15 +238,6 @@ def _with_caption(
         if prompt in job.captions[window.id]:
             return window
     return windows[index % len(windows)]
-
-
-def conditions_on_first_frame(job: Job) -> bool:
-    """Whether at least half of the training samples are conditioned on first frames.
-
-    The same rule as ``BatchSource.conditions_on_first_frame``.
-    """
-    probability = job.config.first_frame_probability or 0.0
-    return job.spec.image_conditioning != "none" and probability >= 0.5
 
 
 def preview_settings(job: Job) -> SampleSettings:
@@ -449,7 +453,7 @@ def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     are encoded only for the windows' own shapes; so these samples cost as much as
     previews. Empty if samples have only text.
     """
-    if not conditions_on_first_frame(job):
+    if not usual_conditions(job.config, job.spec):
         return ()
     shape = str(usual_shape(job))
     held_out = job.library.held_out_windows

@@ -1,0 +1,314 @@
+"""What samples are given clean: the last frame, a prefix, a suffix, a masked region. None
+of it knows a pixel that is hidden.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.clips import noise, write_clip, write_dataset, write_image
+from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
+from videotune.diffusion.loss import denoising_loss
+from videotune.errors import VideotuneError
+from videotune.latent_cache.batches import BatchSource, make_step_batch
+from videotune.latent_cache.conditions import known_cells
+from videotune.model_spec import VideoRules
+from videotune.trainer.build import open_models, plain_batch
+from videotune.types import Batch, ClipShape, SampleRequest
+
+FRAMES = 17
+"""Pixel frames of a clip: five latent frames."""
+
+
+def conditions(*types: str, **keys: Any) -> dict[str, Any]:
+    return {
+        "conditions": [{"type": name, **keys} for name in types],
+        "resolution": "64x64",
+        "video_config.frames": FRAMES,
+        "video_config.variants": 1,
+    }
+
+
+def clips(folder: Path, frames: np.ndarray) -> Path:
+    return write_dataset(folder, {"a.mkv": frames}, {}, fps=16)
+
+
+def plain(lab: Lab, knobs: dict[str, Any], folder: Path) -> tuple[BatchSource, Batch]:
+    """The source and the batch of its only window, as validation reads it."""
+    source = source_of(lab, knobs, folder)
+    return source, plain_batch(source, source.buckets[0][0])
+
+
+def moved(frames: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """Frames with other pixels where they are hidden (T,H,W,1)."""
+    return np.where(hidden, noise(len(frames), 64, 64, seed=9), frames)
+
+
+def hidden_by(name: str) -> np.ndarray:
+    """Which pixels (T,H,W,1) a condition hides."""
+    hidden = np.ones((FRAMES, 64, 64, 1), bool)
+    if name == "prefix":
+        hidden[:5] = False  # two latent frames
+    elif name == "first_frame":
+        hidden[:1] = False
+    elif name == "suffix":
+        hidden[-8:] = False  # two latent frames
+    elif name == "last_frame":
+        hidden[-1:] = False
+    else:
+        hidden[:, :, :40] = False
+    return hidden
+
+
+@pytest.mark.effect("conditions")
+@pytest.mark.parametrize("name", ["prefix", "suffix", "last_frame", "mask"])
+def test_what_is_given_knows_nothing_of_what_is_hidden(
+    name: str, lab: Lab, lossless: Callable[[Path, np.ndarray], Path]
+) -> None:
+    """Other hidden pixels change nothing but the cells that are noised; latents cut out
+    of the whole clip would change.
+    """
+    knobs = conditions(name)
+    if name in ("prefix", "suffix"):
+        knobs["conditions"][0]["latent_frames"] = 2
+    frames = noise(FRAMES, 64, 64)
+    hidden = hidden_by(name)
+    batches = []
+    slices = []
+    for number, shown in enumerate((frames, moved(frames, hidden))):
+        folder = lossless(lab.tmp / f"{name} {number}", shown)
+        if name == "mask":
+            pixels = np.repeat(hidden[0] * np.uint8(255), 3, axis=2)
+            write_image(folder / "masks" / "a.png", pixels)
+        source, batch = plain(lab, knobs, folder)
+        batches.append(batch)
+        slices.append(source.plain(source.buckets[0][0]).mean)
+
+    first, second = batches
+    mask = first.conditioning_mask.expand(-1, -1, -1, *first.x0.shape[3:])
+    assert torch.equal(first.conditioning_mask, second.conditioning_mask)
+    assert 0 < mask.float().mean() < 1
+    cells = mask.expand_as(first.x0)
+    torch.testing.assert_close(first.x0[cells], second.x0[cells], atol=1e-5, rtol=0)
+    assert not torch.equal(first.x0, second.x0)
+    assert (first.loss_mask.expand_as(mask)[mask] == 0).all()
+
+    if name != "prefix":
+        naive = [latents[cells[0]] for latents in slices]
+        assert (naive[0] - naive[1]).abs().max() > 1e-3, (
+            "cut out of the clip, they know"
+        )
+
+
+@pytest.fixture
+def lossless() -> Callable[[Path, np.ndarray], Path]:
+    """A function that writes a dataset of one clip without loss of a bit."""
+
+    def write(folder: Path, frames: np.ndarray) -> Path:
+        path = folder / "videos" / "a.mov"
+        write_clip(path, frames, 16, codec="png", pix_fmt="rgb24")
+        (folder / "captions").mkdir()
+        (folder / "captions" / "a.txt").write_text("a clip", encoding="utf-8")
+        return folder
+
+    return write
+
+
+def test_every_condition_is_drawn_by_itself(lab: Lab) -> None:
+    folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    knobs = conditions("last_frame", "mask", probability=0.4)
+    knobs |= {"batch_size": 4, "first_frame_probability": 0.3}
+    source = source_of(lab, knobs, folder)
+    shown = [types for step in range(1, 101) for types in source.step_draws(step).shown]
+    for name, share in (("first_frame", 0.3), ("last_frame", 0.4), ("mask", 0.4)):
+        counted = sum(name in types for types in shown) / len(shown)
+        assert counted == pytest.approx(share, abs=0.07)
+    both = sum({"last_frame", "mask"} <= types for types in shown) / len(shown)
+    assert both == pytest.approx(0.16, abs=0.06)
+
+
+def test_a_first_frame_in_the_list_is_its_share(lab: Lab) -> None:
+    folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    listed = conditions("first_frame", probability=0.5)
+    job = job_of(lab, listed, folder)
+    assert job.config.first_frame_probability == 0.5
+    assert job.config.conditions == []
+
+    short = {**conditions(), "first_frame_probability": 0.5}
+    same = [source_of(lab, knobs, folder) for knobs in (listed, short)]
+    for step in range(1, 9):
+        first, second = (make_step_batch(source, step).batch for source in same)
+        assert torch.equal(first.x0, second.x0)
+        assert torch.equal(first.conditioning_mask, second.conditioning_mask)
+    with pytest.raises(VideotuneError, match="twice"):
+        job_of(lab, {**listed, "first_frame_probability": 0.5}, folder)
+
+
+@pytest.mark.parametrize(
+    ("variant", "condition", "fault"),
+    [
+        ("i2v", {"type": "suffix"}, "it takes first_frame"),
+        ("t2v", {"type": "last_frame", "latent_frames": 2}, "latent_frames"),
+        ("t2v", {"type": "sound"}, "conditions"),
+    ],
+)
+def test_what_the_model_does_not_take_is_refused(
+    variant: str,
+    condition: dict[str, Any],
+    fault: str,
+    lab: Lab,
+    tiny_bases: Callable[..., Path],
+) -> None:
+    model = replace(lab, model=tiny_bases("wan", variant))
+    with pytest.raises(VideotuneError, match=fault):
+        job_of(model, {"conditions": [condition]})
+
+
+def test_drawn_boxes_differ_and_are_those_of_the_seed(lab: Lab) -> None:
+    folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    knobs = conditions("mask") | {"video_config.variants": 4}
+    source = source_of(lab, knobs, folder)
+    numbers = {source.step_draws(step).boxes[0] for step in range(1, 33)}
+    assert numbers == {0, 1, 2, 3}
+    window = source.buckets[0][0]
+    latents = [
+        source.given(window, 0, frozenset({"mask"}), number)["mask"]["latents"]
+        for number in range(4)
+    ]
+    for first, second in itertools.combinations(latents, 2):
+        assert not torch.equal(first, second)
+
+    again = make_step_batch(source_of(lab, knobs, folder), 3).batch
+    batch = make_step_batch(source, 3).batch
+    assert torch.equal(batch.x0, again.x0)
+    assert torch.equal(batch.conditioning_mask, again.conditioning_mask)
+
+
+def test_steps_feed_them_clean_at_noise_level_0(lab: Lab) -> None:
+    folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    trainer = trainer_of(lab, conditions("suffix", "mask") | {"steps": 2}, folder)
+    for step, call in enumerate(take_steps(trainer).calls, 1):
+        batch = make_step_batch(trainer.source, step).batch
+        cells = batch.conditioning_mask.expand_as(batch.x0)
+        assert torch.equal(call["x_t"][cells], batch.x0[cells])
+        assert not torch.equal(call["x_t"][~cells], batch.x0[~cells])
+
+        tokens = cells[0, 0, :, ::2, ::2].flatten()
+        assert torch.equal(call["t"][0] == 0, tokens)
+        assert call["t"][0][~tokens].unique().numel() == 1
+
+
+def test_the_noise_of_a_given_cell_is_never_read(lab: Lab) -> None:
+    folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    knobs = conditions("suffix", "mask")
+    source = source_of(lab, knobs, folder)
+    job = job_of(lab, knobs, folder)
+    family = open_models(job.spec, job.base, job.config)
+    net = family.denoiser()
+    step = make_step_batch(source, 1)
+    other_noise = torch.where(step.batch.conditioning_mask, step.noise + 1, step.noise)
+    with torch.no_grad():
+        losses = [
+            denoising_loss(
+                family, net, source.objective, step.batch, step.t, noise_
+            ).loss
+            for noise_ in (step.noise, other_noise)
+        ]
+    assert torch.equal(*losses)
+
+
+class Perfect(torch.nn.Module):
+    """A network that knows the clip (1,C,F,H,W), and checks which tokens are clean."""
+
+    def __init__(self, clean: torch.Tensor, known_mask: torch.Tensor) -> None:
+        super().__init__()
+        self.clean = clean
+        self.known_mask = known_mask
+
+    def cache_context(self, *_: Any) -> Any:
+        return torch.no_grad()
+
+    def forward(self, hidden_states: Any, timestep: Any, **_: Any) -> Any:
+        frames, rows, columns = self.clean.shape[2:]
+        t = timestep.float().view(1, 1, frames, rows // 2, columns // 2) / 1000
+        t = t.repeat_interleave(2, dim=3).repeat_interleave(2, dim=4)
+        assert torch.equal(t == 0, self.known_mask)
+        v = (hidden_states - self.clean) / t.clamp(min=1e-9)
+        return (v.where(t > 0, t.new_zeros(())),)
+
+
+@pytest.mark.parametrize("variant", ["t2v", "ti2v"])
+def test_a_perfect_network_ends_at_the_clip_around_what_is_given(
+    variant: str, tiny_family: Callable[..., Any]
+) -> None:
+    """diffusers' loop with other cells than a first frame: they stay to the bit, and
+    the rest becomes what the network knows.
+    """
+    family = tiny_family("wan", variant=variant)
+    rules = family.spec.rules
+    side = 4 * rules.side_multiple
+    shape = ClipShape(FRAMES, side, side, rules.fps)
+    size = rules.latent_size(shape)
+    random = torch.Generator().manual_seed(3)
+    clean = torch.randn(1, family.spec.latent_channels, *size, generator=random)
+    known = clean + 0.5
+    known_mask = torch.zeros(1, 1, *size, dtype=torch.bool)
+    known_mask[:, :, -2:, :4] = True
+
+    request = SampleRequest(shape, 12, 1.0, (1,), known=known, known_mask=known_mask)
+    conditioning = family.condition(family.encode_text(["a"]))
+    nets = {"transformer": Perfect(clean, known_mask)}
+    end = family.sample(nets, conditioning, None, request)
+    cells = known_mask.expand_as(end)
+    assert torch.equal(end[cells], known[cells])
+    assert torch.allclose(end[~cells], clean[~cells], atol=5e-3)
+
+
+@pytest.mark.parametrize("variant", ["t2v", "ti2v"])
+def test_the_vae_is_causal_so_a_prefix_may_be_cut_out_of_a_clip(
+    variant: str, tiny_family: Callable[..., Any]
+) -> None:
+    family = tiny_family("wan", variant=variant)
+    side = 2 * family.spec.rules.side_multiple
+    clip = torch.rand(3, FRAMES, side, side) * 2 - 1
+    other_end = clip.clone()
+    other_end[:, 9:] = torch.rand(3, FRAMES - 9, side, side)
+    latents, others = (family.encode_video(frames).mean for frames in (clip, other_end))
+    torch.testing.assert_close(latents[:, :3], others[:, :3], atol=1e-6, rtol=0)
+    assert not torch.allclose(latents[:, 3:], others[:, 3:], atol=1e-2)
+
+
+@pytest.mark.parametrize("patch", [(1, 2, 2), (1, 1, 1), (2, 2, 2)])
+def test_a_cell_is_known_if_no_hidden_pixel_reaches_its_token(
+    patch: tuple[int, int, int],
+) -> None:
+    rules = VideoRules(4, 1, 16, 16.0, 8, 4)
+    hidden = torch.zeros(13, 64, 64)
+    hidden[6, 17, 60] = 1
+    known = known_cells(hidden, rules, patch)
+    assert known.shape == (4, 8, 8)
+
+    # The pixel is in the cell (2, 2, 7), and reaches one cell further.
+    reached = {
+        (frame, row, column)
+        for frame in (1, 2, 3)
+        for row in (1, 2, 3)
+        for column in (6, 7)
+    }
+    frames, rows, columns = patch
+    for frame in range(4):
+        for row in range(8):
+            for column in range(8):
+                token = {
+                    (f, r, c)
+                    for f, r, c in reached
+                    if (f // frames, r // rows, c // columns)
+                    == (frame // frames, row // rows, column // columns)
+                }
+                assert bool(known[frame, row, column]) == (not token)
