@@ -69,8 +69,6 @@ def account_of(
     - "speed": how fast motion plays; 1.0 is as filmed.
     - "serious": the warnings on what the clip shows or how its file is made, such as
       frozen pictures and cuts. Look at the clip. They come first in "warnings".
-    - "warning_codes", "note_codes": what each warning and note is about; empty for one
-      that only says what is done.
     - "mask": path of the mask that weighs its loss, its own path if that is its alpha
       channel; None without one, or if masks are not used. "start_image" alike.
     - "views_a_pass": views per epoch, with repeats. The caller sets "views", since it
@@ -97,10 +95,6 @@ def account_of(
     if clip is None:
         seconds = candidate.info.seconds if candidate.info else 0.0
         sampling = FrameSampling(seconds_cut=seconds)
-    spans = [
-        [window.start, end]
-        for window, end in zip(sampling.windows, sampling.ends, strict=True)
-    ]
     return {
         "path": candidate.path,
         **_clip_fields(clip),
@@ -108,7 +102,7 @@ def account_of(
         **_media_fields(candidate),
         "model_frames": sampling.frames if clip is not None else None,
         "windows": len(sampling.windows),
-        "spans": spans,
+        "spans": _spans(sampling),
         "frames": sum(window.shape.frames for window in sampling.windows),
         "shape": str(sampling.windows[0].shape) if clip is not None else None,
         "frames_cut": sampling.frames_cut,
@@ -126,6 +120,14 @@ def account_of(
         "notes": notes,
         "note_codes": codes_of(notes),
     }
+
+
+def _spans(sampling: FrameSampling) -> list[list[float]]:
+    """Return start and end of each window in seconds."""
+    return [
+        [window.start, end]
+        for window, end in zip(sampling.windows, sampling.ends, strict=True)
+    ]
 
 
 def _companion_path(candidate: Candidate, role: Role) -> str | None:

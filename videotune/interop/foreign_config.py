@@ -96,14 +96,10 @@ def read_foreign_config(
             trainer, and for files of several trainers or runs.
     """
     config_files, texts = _open_configs(paths)
-    trainers = sorted({file.kind["trainer"] for file in config_files})
     parts = {file.kind["part"]: file.leaves for file in config_files if file.is_part}
     main_files = [file for file in config_files if not file.is_part]
     has_duplicates = len(parts) + len(main_files) < len(config_files)
-    if len(trainers) != 1 or has_duplicates:
-        raise VideotuneError(
-            f"the files are of {' and '.join(trainers)}, or of several runs: give those of one run"
-        )
+    trainer = _trainer_of(config_files, has_duplicates=has_duplicates)
 
     values: dict[str, Any] = {}
     files = [file.path for file in config_files]
@@ -152,8 +148,18 @@ def read_foreign_config(
             f"{paths[0]} has {len(values):,} keys; at most {MAX_KEYS:,} are read"
         )
     return ForeignConfig(
-        trainer=trainers[0], values=values, files=tuple(files), missing=tuple(missing)
+        trainer=trainer, values=values, files=tuple(files), missing=tuple(missing)
     )
+
+
+def _trainer_of(config_files: Sequence[_ConfigFile], *, has_duplicates: bool) -> str:
+    """Return the trainer of all files; VideotuneError if they are of several runs."""
+    trainers = sorted({file.kind["trainer"] for file in config_files})
+    if len(trainers) != 1 or has_duplicates:
+        raise VideotuneError(
+            f"the files are of {' and '.join(trainers)}, or of several runs: give those of one run"
+        )
+    return str(trainers[0])
 
 
 def _below(key: str, leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,9 +184,9 @@ REMEDIES = (
 )
 """What to do about each kind of warning."""
 
-REMEDY_BY_CODE: Mapping[str, Remedy] = {
-    code: remedy for remedy in REMEDIES for code in remedy.codes
-}
+REMEDY_BY_CODE: dict[str, Remedy] = {}
+for _remedy in REMEDIES:
+    REMEDY_BY_CODE.update(dict.fromkeys(_remedy.codes, _remedy))
 
 NO_REMEDY = "You need not do anything."
 """Said of a note that only tells what is done with the clips."""
