@@ -4,7 +4,8 @@ of it knows a pixel that is hidden.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import pytest
 import torch
 
 from tests.support.clips import noise, write_clip, write_dataset, write_image
+from tests.support.run_parts import preview
+from tests.support.run_results import film, of_kind
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.conditions import known_cells
 from videotune.model_spec import VideoRules
+from videotune.sampling.given_files import GivenFiles, encode_given
 from videotune.trainer.build import open_models, plain_batch
 from videotune.types import Batch, ClipShape, SampleRequest
 
@@ -312,3 +316,104 @@ def test_a_cell_is_known_if_no_hidden_pixel_reaches_its_token(
                     == (frame // frames, row // rows, column // columns)
                 }
                 assert bool(known[frame, row, column]) == (not token)
+
+
+def coloured_clip(path: Path, colour: tuple[int, int, int], frames: int = 24) -> str:
+    pixels = np.zeros((frames, 64, 64, 3), np.uint8)
+    pixels[:] = colour
+    return str(write_clip(path, pixels, 16, codec="png", pix_fmt="rgb24"))
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of one colour each, and a mask whose right part is white."""
+
+    prefix: str
+    suffix: str
+    kept: str
+    image: str
+    mask: str
+
+
+@pytest.fixture
+def files(lab: Lab) -> Files:
+    blue = np.full((64, 64, 3), (0, 0, 255), np.uint8)
+    white_right = np.zeros((64, 64, 3), np.uint8)
+    white_right[:, 40:] = 255
+    return Files(
+        coloured_clip(lab.tmp / "red.mov", (255, 0, 0)),
+        coloured_clip(lab.tmp / "green.mov", (0, 255, 0)),
+        coloured_clip(lab.tmp / "blue.mov", (0, 0, 255)),
+        str(write_image(lab.tmp / "blue.png", blue)),
+        str(write_image(lab.tmp / "mask.png", white_right)),
+    )
+
+
+ALL = conditions("prefix", "suffix", latent_frames=2)
+ALL["conditions"] += [{"type": "last_frame"}, {"type": "mask"}]
+
+
+def test_files_become_the_latents_that_training_would_have_of_them(
+    lab: Lab, files: Files
+) -> None:
+    job = job_of(lab, ALL, clips(lab.tmp / "clips", noise(FRAMES, 64, 64)))
+    family = open_models(job.spec, job.base, job.config)
+    shape = ClipShape(FRAMES, 64, 64, 16.0)
+
+    def flat(*colour: int) -> torch.Tensor:
+        pixels = torch.tensor(colour).view(3, 1, 1, 1).expand(3, FRAMES, 64, 64)
+        return family.encode_video(pixels / 127.5 - 1).mean
+
+    red, green, blue = flat(255, 0, 0), flat(0, 255, 0), flat(0, 0, 255)
+    given = [
+        GivenFiles(prefix=files.prefix, suffix=files.suffix),
+        GivenFiles(last_frame=files.image),
+        GivenFiles(video=files.kept, mask=files.mask),
+    ]
+    requests = [(one, shape) for one in given]
+    both, last, inpainted = encode_given(family, requests, job.config, "samples")
+
+    close = partial(torch.testing.assert_close, atol=1e-4, rtol=0)
+    assert both.known[:, 0, 0].tolist() == [True, True, False, True, True]
+    close(both.mean[:, :2], red[:, :2])
+    close(both.mean[:, -2:], green[:, -2:])
+    assert last.known[:, 0, 0].tolist() == [False] * 4 + [True]
+    close(last.mean[:, -1], blue[:, -1])
+    assert inpainted.known[0, 0].tolist() == [True] * 4 + [False] * 4
+    assert not inpainted.known[..., 4:].any()
+
+
+@pytest.mark.effect("samples")
+def test_a_preview_is_given_the_files_of_its_prompt(lab: Lab, files: Files) -> None:
+    folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    prompts = [
+        {"prompt": "a", "prefix": path, "seed": 1}
+        for path in (files.prefix, files.kept)
+    ]
+    films = []
+    for prompt in prompts:
+        knobs = ALL | {"samples": [prompt], "sample_after": 1, "steps": 1}
+        trainer = trainer_of(lab, knobs, folder)
+        preview(trainer, 0)
+        (line,) = of_kind(trainer.run, "sample")
+        films.append(film(trainer.run / line["path"]).astype(float))
+    changes = np.abs(films[0] - films[1]).mean((1, 2, 3))
+    assert changes.mean() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fault"),
+    [
+        ({"last_frame": "image"}, "does not learn it"),
+        ({"video": "kept"}, "belong together"),
+        ({"prefix": "nowhere"}, "no such file"),
+    ],
+)
+def test_files_that_cannot_be_given_are_refused(
+    prompt: dict[str, str], fault: str, lab: Lab, files: Files
+) -> None:
+    folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    paths = {key: getattr(files, name, name) for key, name in prompt.items()}
+    knobs = conditions("prefix", "mask") | {"samples": [{"prompt": "a", **paths}]}
+    with pytest.raises(VideotuneError, match=fault):
+        trainer_of(lab, knobs | {"sample_after": 1, "steps": 1}, folder)

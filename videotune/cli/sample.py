@@ -53,6 +53,17 @@ def sample(
     loras: LoraOption = None,
     embeddings: Tokens = None,
     images: Images = None,
+    last_frame: Annotated[
+        Path | None, Opt(help="the image that it ends with, if the run learns that")
+    ] = None,
+    prefix: Annotated[Path | None, Opt(help="the clip that it continues")] = None,
+    suffix: Annotated[Path | None, Opt(help="the clip that it leads to")] = None,
+    video: Annotated[
+        Path | None, Opt(help="the clip of which it keeps what --mask leaves")
+    ] = None,
+    mask: Annotated[
+        Path | None, Opt(help="image or clip, white where it is painted anew")
+    ] = None,
     strength: Strength = None,
     sets: Sets = None,
     offline: Offline = False,
@@ -77,6 +88,11 @@ def sample(
         loras=loras or (),
         embeddings=embeddings or (),
         images=images or (),
+        last_frame=last_frame,
+        prefix=prefix,
+        suffix=suffix,
+        video=video,
+        mask=mask,
         strength=strength,
         sets=sets or (),
     )

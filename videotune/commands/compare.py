@@ -87,10 +87,11 @@ def compare(
     with bar("checkpoints") as progress:
         for done, step in enumerate(todo):
             progress.update(done, len(todo), title(step))
-            sampler = open_sampler(
-                SampleOptions((prompt,), seed, run, step, images=images, sets=sets)
+            options = SampleOptions(
+                (prompt,), seed, run, step, images=images, sets=sets
             )
-            frames = render(sampler, [prompt], [seed], images=images, title="")
+            sampler = open_sampler(options)
+            frames = render(sampler, [prompt], [seed], options.given(), title="")
             write_video(videos[step], frames[0], settings.shape.fps)
         progress.update(len(todo), len(todo))
 

@@ -32,7 +32,7 @@ from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.runs.schemas import read_record
-from videotune.sampling.first_frames import encode_images
+from videotune.sampling.given_files import GivenFiles, encode_given
 from videotune.sampling.picture_faults import FAULTS
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
@@ -51,6 +51,8 @@ class Sampler:
     nets: Mapping[str, nn.Module]
     """The denoisers with the adapter, by expert."""
     settings: SampleSettings
+    config: Config
+    """The run's."""
     step: int
     """The adapter's step."""
     seed: int
@@ -105,7 +107,7 @@ def write_samples(source: SampleSource, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
 
     seeds = [sampler.seed + index for index in range(len(prompts))]
-    videos = render(sampler, prompts, seeds, options.images)
+    videos = render(sampler, prompts, seeds, options.given())
     paths = []
     for prompt, prompt_seed, video in zip(prompts, seeds, videos, strict=True):
         name = named_by(file_name(sampler.step, prompt, prompt_seed), prompt)
@@ -156,6 +158,7 @@ def make_sampler(source: SampleSource) -> Sampler:
         family=family,
         nets=nets,
         settings=sample_settings(config, spec, shape),
+        config=config,
         step=checkpoint.step if checkpoint else 0,
         seed=config.sample.seed if options.seed is None else options.seed,
         teach=loader.teach,
@@ -303,7 +306,7 @@ def render(
     sampler: Sampler,
     prompts: Sequence[str],
     seeds: Sequence[int],
-    images: Sequence[Path] = (),
+    given: Sequence[GivenFiles] = (),
     title: str = "sampling",
 ) -> list[np.ndarray]:
     """Return uint8 frames (T,H,W,3) of each prompt.
@@ -314,7 +317,7 @@ def render(
         sampler: what to draw with.
         prompts: what to draw.
         seeds: one for each prompt.
-        images: first frames, one for all prompts or one each.
+        given: what prompts are conditioned on, one for all prompts or one each.
         title: of the progress bar. Empty: the caller shows one.
     """
     family = sampler.family
@@ -327,10 +330,9 @@ def render(
         family.free("text_encoder")
 
     first_frames = None
-    if images:
-        shape = sampler.settings.shape
-        pictures = [(path, shape) for path in images]
-        first_frames = encode_images(family, pictures, "--image")
+    if given:
+        requests = [(files, sampler.settings.shape) for files in given]
+        first_frames = encode_given(family, requests, sampler.config, "sample")
         if len(first_frames) != len(prompts):
             first_frames = first_frames * len(prompts)
 

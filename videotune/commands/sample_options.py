@@ -16,6 +16,7 @@ from videotune.model_spec import ModelSpec
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, complete_checkpoints, pick
 from videotune.runs.journal import History
+from videotune.sampling.given_files import GivenFiles, refuse_given
 from videotune.types import BasePlace
 
 LONGEST = 10_000
@@ -50,6 +51,24 @@ class SampleOptions:
     """First frames, one for all prompts or one each."""
     embeddings: Sequence[Path] = ()
     """Files of new tokens for the base model."""
+    last_frame: Path | None = None
+    prefix: Path | None = None
+    suffix: Path | None = None
+    video: Path | None = None
+    mask: Path | None = None
+    """Files that all prompts are conditioned on, see ``GivenFiles``."""
+
+    def given(self) -> list[GivenFiles]:
+        """Return what each prompt is conditioned on, or nothing; one entry counts for
+        all.
+        """
+        names = ("last_frame", "prefix", "suffix", "video", "mask")
+        paths = {name: getattr(self, name) for name in names}
+        shared = {name: str(path) for name, path in paths.items() if path is not None}
+        images = [str(path) for path in self.images]
+        if not images and not shared:
+            return []
+        return [GivenFiles(image=image, **shared) for image in images or (None,)]
 
 
 @dataclass(frozen=True)
@@ -81,7 +100,7 @@ def open_source(options: SampleOptions) -> SampleSource:
         sets = merge(sets, {"sample": {"strength": options.strength}})
     settings = overrides.absolute_paths(merge(settings, sets))
     resolved, spec, base = overrides.reopened(settings)
-    refuse_images(options, spec)
+    refuse_images(options, spec, resolved.config)
     lora_files = {} if options.run else by_expert(options.loras, spec)
 
     checkpoint = None
@@ -165,25 +184,27 @@ def refuse(options: SampleOptions) -> None:
         )
     if options.base and options.step is not None:
         raise VideotuneError("--step needs a RUN: a base model has no steps")
-    files = {
+    files: dict[str, Sequence[Path]] = {
         "--lora": options.loras,
         "--embedding": options.embeddings,
         "--image": options.images,
     }
+    for name in ("last_frame", "prefix", "suffix", "video", "mask"):
+        path = getattr(options, name)
+        if path is not None:
+            files[f"--{name.replace('_', '-')}"] = (path,)
     for option, paths in files.items():
         for path in paths:
             if not path.is_file():
                 raise VideotuneError(f"{option}: no such file: {path}")
 
 
-def refuse_images(options: SampleOptions, spec: ModelSpec) -> None:
-    """Raise VideotuneError if the model takes no image, needs one, or the images are
-    not one for each prompt.
+def refuse_images(options: SampleOptions, spec: ModelSpec, config: Config) -> None:
+    """Raise VideotuneError if the model does not take the conditions, needs an image,
+    or the images are not one for each prompt.
     """
-    if options.images and spec.first_frame is None:
-        raise VideotuneError(
-            f"--image: {spec.title} takes no image; it generates only from text"
-        )
+    for files in options.given():
+        refuse_given(files, spec, config, "sample")
     if not options.images and spec.image_conditioning == "concat":
         raise VideotuneError(
             f"no image given; {spec.title} continues one: pass --image FILE, for each prompt or for all"

@@ -138,7 +138,8 @@ def mask_notes(
         VideotuneError: if the config uses masks and no clip has one.
     """
     if not config.loss_mask.is_used:
-        if not unused_masks:
+        uses_masks = any(condition.type == "mask" for condition in config.conditions)
+        if not unused_masks or uses_masks:
             return []
         return [
             f"{counted(unused_masks, 'clip')} with a mask: masks are not used unless "

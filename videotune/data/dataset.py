@@ -42,6 +42,7 @@ from videotune.data.source_videos import group_by_source, hold_out
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_NAME
 from videotune.model_spec import VideoRules
+from videotune.text import counted
 from videotune.types import Clip, ClipShape, Pacing, Window
 
 
@@ -146,13 +147,23 @@ def scan(
     for candidate in usable:
         candidate.mirror()
     notes += notes_on_clips(usable, config.video_config, rules)
-    masks = mask_notes(
-        [candidate.companions.get("loss_mask") for candidate in usable],
-        sum("loss_mask" in dict(candidate.file.companions) for candidate in usable),
-        config,
-    )
-    notes = [*masks, *notes]
+    notes = [*_notes_on_masks(usable, config), *notes]
     return _build_library(candidates, locations, notes, rules, config.seed)
+
+
+def _notes_on_masks(usable: Sequence[Candidate], config: Config) -> list[str]:
+    loss_masks = [candidate.companions.get("loss_mask") for candidate in usable]
+    files = [dict(candidate.file.companions) for candidate in usable]
+    unused_masks = sum("loss_mask" in roles for roles in files)
+    notes = mask_notes(loss_masks, unused_masks, config)
+
+    if any(condition.type == "mask" for condition in config.conditions):
+        num_masks = sum("mask" in candidate.companions for candidate in usable)
+        notes.append(
+            f"conditions: mask: {counted(num_masks, 'clip')} with a mask in masks/; of "
+            f"{len(usable) - num_masks} a drawn box is hidden"
+        )
+    return notes
 
 
 def _open(

@@ -160,8 +160,9 @@ def _prompts(value: Any, folder: Path) -> list[Any]:
         if len(flags & {"w", "h"}) == 1:  # a size needs both
             known = [option for option in known if option.split()[0] not in ("w", "h")]
         entry = parse_prompt(" --".join([prompt, *known]), "samples")
-        if isinstance(entry, dict) and "image" in entry:
-            entry["image"] = _path(entry["image"], folder)
+        for key in ("image", "last_frame"):
+            if isinstance(entry, dict) and key in entry:
+                entry[key] = _path(entry[key], folder)
         prompts.append(entry)
     return prompts
 

@@ -409,6 +409,8 @@ def _with_valid_previews(
         notes = [row.note]
         if _texts_of("image", ours) != _texts_of("image", row.ours):
             notes.append(f"{spec.title} takes no image to begin with")
+        if _texts_of("last_frame", ours) != _texts_of("last_frame", row.ours):
+            notes.append("a last frame needs last_frame in conditions")
         if _texts_of("frames", ours) != _texts_of("frames", row.ours):
             notes.append(f"{spec.title} samples {frame_rule(spec.rules)}")
         if ours != row.ours:
@@ -438,6 +440,8 @@ def _valid_prompt(prompt: Any, spec: ModelSpec) -> Any:
         valid_prompt["frames"] = _valid_frames(prompt["frames"], spec)
     if spec.image_conditioning == "none":
         valid_prompt.pop("image", None)
+    # An imported config learns none.
+    valid_prompt.pop("last_frame", None)
     return valid_prompt
 
 

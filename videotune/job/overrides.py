@@ -203,9 +203,10 @@ def _named_files(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
     prompts = keys.get("samples")
     for prompt in prompts if isinstance(prompts, list) else ():
-        path = prompt.get("image") if isinstance(prompt, Mapping) else None
-        if isinstance(path, str):
-            yield "samples: image", path
+        for name in FILES_OF_PROMPTS if isinstance(prompt, Mapping) else ():
+            path = prompt.get(name)
+            if isinstance(path, str):
+                yield f"samples: {name}", path
 
 
 def refuse_no_model(keys: Mapping[str, Any]) -> None:
@@ -330,6 +331,9 @@ def where_there(path: str) -> str:
     return absolute(path) if expand_user(path).exists() else path
 
 
+FILES_OF_PROMPTS = ("image", "last_frame", "prefix", "suffix", "video", "mask")
+"""Keys of a prompt that name a file."""
+
 LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("prior_preservation", "datasets[].path"), local_or_id),
     **dict.fromkeys(("base_model_name", "base_parts"), where_there),
@@ -340,7 +344,7 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("base_loras[]", "base_loras[].file"), absolute),
     **dict.fromkeys(("sample.loras[]", "sample.loras[].file"), absolute),
     **dict.fromkeys(("samples[].loras[]", "samples[].loras[].file"), absolute),
-    "samples[].image": absolute,
+    **{f"samples[].{name}": absolute for name in FILES_OF_PROMPTS},
     "datasets[].loss_masks": absolute,
     "sample_metrics.encoder": lambda path: (
         absolute(path) if expand_user(path).is_dir() else path

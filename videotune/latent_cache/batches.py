@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from videotune.config.schema import Config
-from videotune.data.buckets import padded_box
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.latent_cache.conditions import (
     ConditionSample,
+    as_mask,
     condition_key,
     condition_samples,
     put_conditions,
+    put_start_images,
 )
 from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.picture_mask import picture_mask
 from videotune.latent_cache.sampler import (
     ExpertSchedule,
     Schedule,
@@ -495,20 +497,20 @@ def assemble(
     if variants is None:
         variants = [DETERMINISTIC_VARIANT] * len(windows)
 
-    _put_start_images(source.spec, x0, latents, shown)
+    put_start_images(source.spec, x0, latents, shown)
     known = []
     for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
         in_place = frozenset(filter(source.spec.is_in_place, shown[index]))
         entries = source.given(window, variant, in_place, boxes[index] if boxes else 0)
         known.append(put_conditions(x0[index], in_place, source.prefix_frames, entries))
-    conditioning_mask = _as_mask(known)
+    conditioning_mask = as_mask(known)
 
     extras = []
     for sample, types in zip(latents, shown, strict=True):
         is_conditioned = "first_frame" in types
         extras.append({name: x * is_conditioned for name, x in sample.extras.items()})
 
-    loss_mask = _picture_mask(source, windows, x0)
+    loss_mask = picture_mask(windows, source.sizes, x0)
     loss_mask = _with_masks(source, windows, variants, loss_mask, x0)
 
     clips = [source.clips[window.clip_id] for window in windows]
@@ -526,30 +528,6 @@ def assemble(
         prior_preservation=tuple(clip.prior_preservation for clip in clips),
         has_clean_frames=bool(conditioning_mask.any()),
     )
-
-
-def _put_start_images(
-    spec: ModelSpec,
-    x0: Tensor,
-    latents: Sequence[LatentDistribution],
-    shown: Sequence[frozenset[str]],
-) -> None:
-    """Put start images in the place of the first latent frames that are fed clean."""
-    for clip_latents, sample, types in zip(x0, latents, shown, strict=True):
-        is_in_place = "first_frame" in types and spec.is_in_place("first_frame")
-        if is_in_place and sample.start is not None and clip_latents.shape[1] > 1:
-            clip_latents[:, :1] = sample.start
-
-
-def _as_mask(known: Sequence[Tensor]) -> Tensor:
-    """Return the cells (F,H,W) that samples are given as one mask: (B,1,F,1,1), or
-    (B,1,F,H,W) if one of them is given a part of a frame.
-    """
-    cells = torch.stack(list(known))[:, None]
-    whole_frames = cells.flatten(3).all(3)
-    if torch.equal(cells.flatten(3).any(3), whole_frames):
-        return whole_frames[..., None, None]
-    return cells
 
 
 def _conditioning(
@@ -571,36 +549,6 @@ def _conditioning(
     return Conditioning(torch.empty(len(extras), 0, 0), None, stacked)
 
 
-def _picture_mask(source: BatchSource, windows: Sequence[Window], x0: Tensor) -> Tensor:
-    """Return 1 where a latent cell shows some of the picture, 0 where it shows only the
-    black border.
-
-    (B,1,F,1,1), or (B,1,F,H,W) if a window is padded.
-    """
-    frames, rows, columns = x0.shape[2:]
-    if all(window.resize != "pad" for window in windows):
-        return torch.ones(len(windows), 1, frames, 1, 1)
-
-    masks = torch.ones(len(windows), 1, frames, rows, columns)
-    for mask, window in zip(masks, windows, strict=True):
-        if window.resize != "pad":
-            continue
-        shape = window.shape
-        clip_width, clip_height = source.sizes[window.clip_id]
-        top, left, picture_height, picture_width = padded_box(
-            clip_width, clip_height, (shape.height, shape.width)
-        )
-        has_rows = _covered_cells(top, picture_height, rows, shape.height // rows)
-        cell_width = shape.width // columns
-        has_columns = _covered_cells(left, picture_width, columns, cell_width)
-        if window.flip:
-            # A border of an odd width is a pixel wider on the right.
-            has_columns |= has_columns.flip(0)
-        mask[:, :, ~has_rows] = 0
-        mask[..., ~has_columns] = 0
-    return masks
-
-
 def _with_masks(
     source: BatchSource,
     windows: Sequence[Window],
@@ -618,14 +566,6 @@ def _with_masks(
         if mask_weight is not None:
             weight *= mask_weight
     return weights
-
-
-def _covered_cells(begin: int, length: int, cells: int, cell_size: int) -> Tensor:
-    """Return which of ``cells`` cells of ``cell_size`` pixels hold pixels of [begin,
-    begin + length): (cells,) bool.
-    """
-    cell_begin = torch.arange(cells) * cell_size
-    return (cell_begin < begin + length) & (cell_begin + cell_size > begin)
 
 
 def _with_dropped_frames(

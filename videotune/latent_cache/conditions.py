@@ -10,7 +10,7 @@ are cut out of the clip's latents, because the VAE is causal: they depend on no 
 frame.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +25,7 @@ from videotune.latent_cache.keys import SCHEMA, CacheKeys
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
-from videotune.types import ClipShape, FrameSample, Window
+from videotune.types import ClipShape, FrameSample, LatentDistribution, Window
 
 ENCODED_ALONE = ("last_frame", "suffix", "mask")
 """Conditions with an encoding of their own."""
@@ -242,3 +242,27 @@ def put_conditions(
         return torch.zeros_like(known)
     x0.copy_(given)
     return known
+
+
+def put_start_images(
+    spec: ModelSpec,
+    x0: Tensor,
+    latents: Sequence[LatentDistribution],
+    shown: Sequence[frozenset[str]],
+) -> None:
+    """Put start images in the place of the first latent frames that are fed clean."""
+    for clip_latents, sample, types in zip(x0, latents, shown, strict=True):
+        is_in_place = "first_frame" in types and spec.is_in_place("first_frame")
+        if is_in_place and sample.start is not None and clip_latents.shape[1] > 1:
+            clip_latents[:, :1] = sample.start
+
+
+def as_mask(known: Sequence[Tensor]) -> Tensor:
+    """Return the cells (F,H,W) that samples are given as one mask: (B,1,F,1,1), or
+    (B,1,F,H,W) if one of them is given a part of a frame.
+    """
+    cells = torch.stack(list(known))[:, None]
+    whole_frames = cells.flatten(3).all(3)
+    if torch.equal(cells.flatten(3).any(3), whole_frames):
+        return whole_frames[..., None, None]
+    return cells

@@ -33,6 +33,7 @@ from videotune.latent_cache.conditions import (
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.entry import CacheEntry, EntryName, TensorForm, form_of
 from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.mask_reading import MASK_TENSOR, mask_pixels
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.model_spec import VideoRules
@@ -48,13 +49,6 @@ FitsFn = Callable[[CacheEntry, ClipShape | None], bool]
 """Says whether a cache entry can hold a window of this shape, or a caption (None)."""
 
 WindowVariant = tuple[Window, int]
-
-MASK_TENSOR = "share"
-"""Name of the tensor of a mask's entry: the share of each cell that it covers."""
-
-MASK_BLACK = 16
-MASK_WHITE = 239
-"""Grey values of a mask up to which it is black, and from which on it is white."""
 
 
 @dataclass(frozen=True)
@@ -414,27 +408,6 @@ def encode_condition_sample(
     subject = f"{clip.path}: window {condition.window.id}: {condition.type}"
     with _name_failure(subject, "Fewer frames or a lower resolution need less memory."):
         return _check_finite(encode_condition(family, frames, condition, hidden))
-
-
-def read_loss_mask(
-    sample: FrameSample, rules: VideoRules, media: Mapping[str, MediaInfo]
-) -> Tensor:
-    """Decode a sample's loss mask now, in this process: (F,H,W), the share of each cell.
-
-    Raises VideotuneError that names the file.
-    """
-    mask = companion_sample(sample, "loss_mask", media)
-    frames = frames_of([mask], media[mask.window.clip_id], None)
-    return cell_shares(mask_pixels(frames), rules)
-
-
-def mask_pixels(frames: np.ndarray) -> Tensor:
-    """Convert the uint8 frames (T,H,W,3) of a mask to float32 (T,H,W) in [0, 1].
-
-    Nearly black is 0 and nearly white is 1: compressed masks are never quite either.
-    """
-    grey = torch.from_numpy(frames).float().mean(-1)
-    return ((grey - MASK_BLACK) / (MASK_WHITE - MASK_BLACK)).clamp_(0, 1)
 
 
 def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:

@@ -107,39 +107,56 @@ def draw(
         for index, (prompt, seed) in enumerate(samples):
             image = first[index] if first else None
             extras = {} if image is None else image.extras
-            first_latent = None
-            known = None
-            known_mask = None
-            if image is not None and image.known is not None:
-                known = image.mean[None]
-                known_mask = image.known[None, None]
-            elif image is not None and family.spec.is_in_place("first_frame"):
-                start = image.mean[:, :1] if image.start is None else image.start
-                first_latent = start[None]
-
             conditioning = family.condition([{**text(prompt), **extras}])
             unconditional = None
             if settings.guidance > 1:
                 negative_states = text(settings.negative)
                 unconditional = family.condition([{**negative_states, **extras}])
-            request = SampleRequest(
-                settings.shape,
-                settings.steps,
-                settings.guidance,
-                (seed,),
-                settings.shift,
-                settings.guidance_2,
-                settings.scheduler,
-                settings.guidance_rescale,
-                first_latent,
-                known,
-                known_mask,
-            )
+            request = _request(family, settings, seed, image)
             batch = family.sample(eval_nets, conditioning, unconditional, request)
             latents += batch.unbind(0)
             if on_done:
                 on_done(len(latents))
     return latents
+
+
+def _request(
+    family: DiffusersModel,
+    settings: SampleSettings,
+    seed: int,
+    given: LatentDistribution | None,
+) -> SampleRequest:
+    """Return what to sample with a seed.
+
+    Args:
+        family: the model family.
+        settings: settings of all samples.
+        seed: of the noise.
+        given: what it is conditioned on, or None.
+    """
+    first_latent = None
+    known = None
+    known_mask = None
+    if given is not None and given.known is not None:
+        known = given.mean[None]
+        known_mask = given.known[None, None]
+    elif given is not None and family.spec.is_in_place("first_frame"):
+        start = given.mean[:, :1] if given.start is None else given.start
+        first_latent = start[None]
+
+    return SampleRequest(
+        shape=settings.shape,
+        steps=settings.steps,
+        guidance=settings.guidance,
+        seeds=(seed,),
+        shift=settings.shift,
+        guidance_2=settings.guidance_2,
+        scheduler=settings.scheduler,
+        guidance_rescale=settings.guidance_rescale,
+        first=first_latent,
+        known=known,
+        known_mask=known_mask,
+    )
 
 
 class _EvalNetworks(Mapping[str, "nn.Module"]):

@@ -24,11 +24,9 @@ FLAGS = {
     "fs": ("shift", float),
     "n": ("negative", str),
     "i": ("image", str),
+    "ei": ("last_frame", str),
 }
 """Options of musubi-tuner (docs/sampling_during_training.md) and our keys."""
-
-LAST_FRAME_FLAG = "ei"
-"""musubi-tuner's option for an image to end with."""
 
 
 def resolve_prompts(value: Any) -> Any:
@@ -100,12 +98,9 @@ def _parse_option(option: str, location: str) -> tuple[str, Any]:
     """Parse "flag value" into a key and a value."""
     flag, _, text = option.strip().partition(" ")
     if flag not in FLAGS:
-        note = ""
-        if flag == LAST_FRAME_FLAG:
-            note = " (no model here is given a last frame)"
         flags = " ".join(f"--{known_flag}" for known_flag in FLAGS)
         raise VideotuneError(
-            f"{location}: --{flag} is not an option of a prompt{note}. Use one of: {flags}."
+            f"{location}: --{flag} is not an option of a prompt. Use one of: {flags}."
         )
 
     key, convert = FLAGS[flag]

@@ -22,9 +22,9 @@ from videotune.latent_cache.conditions import ConditionSample
 from videotune.latent_cache.encode import (
     encode_condition_sample,
     encode_sample,
-    read_loss_mask,
 )
 from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.mask_reading import read_loss_mask
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.accelerator import has_bf16, local_device, overlaps

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from videotune.console import echo
@@ -13,7 +12,7 @@ from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
 from videotune.runs.stop_signals import Interrupted
-from videotune.sampling.first_frames import encode_images, read_image
+from videotune.sampling.given_files import GivenFiles, encode_given, read_given
 from videotune.sampling.picture_faults import remark_at
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, file_name
@@ -249,7 +248,7 @@ class Previews(SamplingCallback):
         self.every = job.config.sample_after or 0
         self._job = job
         self._prompts = selection.preview_prompts(job)
-        self._images: dict[tuple[str, ClipShape], LatentDistribution] = {}
+        self._given: dict[tuple[GivenFiles, ClipShape], LatentDistribution] = {}
 
     def prompts(self) -> Sequence[str]:
         """Return the prompts and negative prompts, each once."""
@@ -268,24 +267,20 @@ class Previews(SamplingCallback):
         for settings in dict.fromkeys(request.settings for request in requests):
             updates_of(family, self._job.config, settings)
         for request in requests:
-            if request.image is not None:
-                path = Path(request.image)
-                read_image(path, request.settings.shape, "samples: image")
+            read_given(request.files, request.settings.shape, "samples")
 
     def encode(self, family: DiffusersModel) -> None:
-        """Encode the images that previews begin with."""
+        """Encode the files that previews are conditioned on."""
         if not self.every:
             return
-        pictures = [
-            (request.image, request.settings.shape)
+        given = {
+            (request.files, request.settings.shape): None
             for request in selection.preview_requests(self._job)
-            if request.image is not None
-        ]
-        if not pictures:
-            return
-        paths = [(Path(image), shape) for image, shape in pictures]
-        encoded = encode_images(family, paths, "samples: image")
-        self._images = dict(zip(pictures, encoded, strict=True))
+            if request.files
+        }
+        if given:
+            encoded = encode_given(family, list(given), self._job.config, "samples")
+            self._given = dict(zip(given, encoded, strict=True))
 
     def _first_frame(
         self,
@@ -294,8 +289,8 @@ class Previews(SamplingCallback):
         windows: Mapping[PreviewRequest, Window],
     ) -> LatentDistribution | None:
         """Return what the first frame of a preview is taken from, or None."""
-        if request.image is not None:
-            return self._images[request.image, request.settings.shape]
+        if request.files:
+            return self._given[request.files, request.settings.shape]
         window = windows.get(request)
         if window is None:
             return None

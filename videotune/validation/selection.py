@@ -16,6 +16,7 @@ from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.batches import usual_conditions
 from videotune.model_spec import ModelSpec, VideoRules
+from videotune.sampling.given_files import FILE_KEYS, NO_FILES, GivenFiles, refuse_given
 from videotune.sampling.pipeline import SampleSettings
 from videotune.types import ClipShape, Window
 
@@ -103,8 +104,8 @@ class PreviewRequest:
     prompt: str
     seed: int
     settings: SampleSettings
-    image: str | None = None
-    """The file of its first frame. None: of a clip, or none."""
+    files: GivenFiles = NO_FILES
+    """What it is conditioned on. Nothing: parts of a clip, or no condition."""
 
 
 def preview_prompts(job: Job) -> list[Prompt]:
@@ -140,35 +141,22 @@ def preview_requests(job: Job) -> list[PreviewRequest]:
         text, seed = key
         overrides = {
             name: getattr(prompt, name)
-            for name in prompt.model_fields_set - {"prompt", "image"}
+            for name in prompt.model_fields_set - {"prompt", *FILE_KEYS}
             if getattr(prompt, name) is not None
         }
         prompt_sample = sample.model_copy(update=overrides)
         config = job.config.model_copy(update={"sample": prompt_sample})
-        if prompt.image is not None:
-            _refuse_image(job)
+        files = GivenFiles(**{name: getattr(prompt, name) for name in FILE_KEYS})
+        if files:
+            refuse_given(files, job.spec, job.config, "samples")
         if key in requests:
             raise VideotuneError(
                 f"samples: {text!r} occurs twice with seed {seed}. "
                 "Give one of them another seed."
             )
         settings = sample_settings(config, job.spec, default_shape)
-        requests[key] = PreviewRequest(text, seed, settings, prompt.image)
+        requests[key] = PreviewRequest(text, seed, settings, files)
     return list(requests.values())
-
-
-def _refuse_image(job: Job) -> None:
-    """Raise VideotuneError if previews of a run cannot begin with an image."""
-    if "first_frame" not in job.spec.conditions:
-        raise VideotuneError(
-            f"samples: image: {job.spec.title} takes no image; it samples only from text"
-        )
-    takes_image = job.spec.image_conditioning != "none"
-    if not takes_image and not job.config.first_frame_probability:
-        raise VideotuneError(
-            f"samples: image: {job.spec.title} begins with no image unless it is trained to. "
-            "Set first_frame_probability, or leave the image out"
-        )
 
 
 def preview_keys(job: Job) -> list[tuple[str, int]]:
@@ -209,7 +197,7 @@ def preview_first_frames(job: Job) -> dict[PreviewRequest, Window]:
     return {
         request: _first_window(job, request, index)
         for index, request in enumerate(preview_requests(job))
-        if request.image is None
+        if not request.files
     }
 
 
