@@ -29,7 +29,7 @@ def test_a_line_is_read_as_musubi_tuner_writes_it(line: str, prompt: Any) -> Non
 
 @pytest.mark.parametrize(
     "line",
-    ["a --quality film", "a --w 640", "a --s many", "a --ei cat.png", "a --s", "--s 3"],
+    ["a --quality film", "a --w 640", "a --s many", "a --s", "--s 3"],
 )
 def test_a_line_that_says_something_else_is_refused(line: str) -> None:
     with pytest.raises(VideotuneError, match=r"^prompts\.txt:3: "):

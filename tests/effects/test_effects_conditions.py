@@ -383,6 +383,17 @@ def test_files_become_the_latents_that_training_would_have_of_them(
     assert not inpainted.known[..., 4:].any()
 
 
+def test_a_mask_that_leaves_nothing_is_refused(lab: Lab, files: Files) -> None:
+    job = job_of(lab, ALL, clips(lab.tmp / "clips", noise(FRAMES, 64, 64)))
+    family = open_models(job.spec, job.base, job.config)
+    white = np.full((64, 64, 3), 255, np.uint8)
+    mask = str(write_image(lab.tmp / "white.png", white))
+    given = GivenFiles(video=files.kept, mask=mask)
+    shape = ClipShape(FRAMES, 64, 64, 16.0)
+    with pytest.raises(VideotuneError, match="nothing of the video is left"):
+        encode_given(family, [(given, shape)], job.config, "sample")
+
+
 @pytest.mark.effect("samples")
 def test_a_preview_is_given_the_files_of_its_prompt(lab: Lab, files: Files) -> None:
     folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))

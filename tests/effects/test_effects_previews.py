@@ -296,8 +296,9 @@ def test_a_preview_begins_with_the_image_that_its_prompt_names(
     ]
     trainer = trainer_of(lab, knobs | {"samples": samples})
     (callback,) = [each for each in trainer.callbacks if each.word == "sample"]
-    images = callback._images  # type: ignore[attr-defined]
-    red, blue = (next(v for k, v in images.items() if k[0] == path) for path in paths)
+    given = callback._given  # type: ignore[attr-defined]
+    latents = {files.image: encoded for (files, _), encoded in given.items()}
+    red, blue = (latents[path] for path in paths)
     assert not torch.allclose(red.mean, blue.mean)
     preview(trainer, 0)
     assert of_kind(trainer.run, "warning") == []
@@ -315,5 +316,5 @@ def test_a_preview_begins_with_the_image_that_its_prompt_names(
 def test_a_model_that_takes_no_image_refuses_one(lab: Lab) -> None:
     path = lab.tmp / "x.png"
     Image.new("RGB", (32, 32)).save(path)
-    with pytest.raises(VideotuneError, match="unless it is trained to"):
+    with pytest.raises(VideotuneError, match="does not learn it"):
         preview_of(lab, samples=[{"prompt": "a cat", "image": str(path)}])

@@ -335,7 +335,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"loss_weighting_gamma": 1.0}, "loss_weighting_gamma: it is for .*min_snr"),
     ({"loss_weighting": "min_snr"}, r"loss_weighting.*flow"),
-    ({"first_frame_probability": 0.0}, "first_frame_probability.*takes no image"),
+    ({"conditions": [{"type": "mask", "latent_frames": 2}]}, "latent_frames"),
     ({"missing_caption": "text"}, "belong together"),
     ({"resolution": None, "width": 96}, "width"),
     ({"resolution": None, "height": 64}, "height"),

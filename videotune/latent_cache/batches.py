@@ -22,6 +22,7 @@ from videotune.latent_cache.conditions import (
     condition_samples,
     put_conditions,
     put_start_images,
+    usual_conditions,
 )
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.picture_mask import picture_mask
@@ -378,17 +379,6 @@ def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[st
         if generator.random() < condition.probability:
             shown.add(condition.type)
     return frozenset(shown)
-
-
-def usual_conditions(config: Config, spec: ModelSpec) -> frozenset[str]:
-    """Return the types of the conditions that at least half of the samples have."""
-    shares = {condition.type: condition.probability for condition in config.conditions}
-    shares["first_frame"] = config.first_frame_probability or 0.0
-    return frozenset(
-        name
-        for name, share in shares.items()
-        if share >= 0.5 and name in spec.conditions
-    )
 
 
 def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from videotune.config.schema import Config
 from videotune.config.sections import Condition
 from videotune.data.media_info import MediaInfo
 from videotune.diffusion.regions import cells_without
@@ -266,3 +267,14 @@ def as_mask(known: Sequence[Tensor]) -> Tensor:
     if torch.equal(cells.flatten(3).any(3), whole_frames):
         return whole_frames[..., None, None]
     return cells
+
+
+def usual_conditions(config: Config, spec: ModelSpec) -> frozenset[str]:
+    """Return the types of the conditions that at least half of the samples have."""
+    shares = {condition.type: condition.probability for condition in config.conditions}
+    shares["first_frame"] = config.first_frame_probability or 0.0
+    return frozenset(
+        name
+        for name, share in shares.items()
+        if share >= 0.5 and name in spec.conditions
+    )

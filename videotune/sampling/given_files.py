@@ -15,6 +15,7 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 from videotune.errors import VideotuneError
 from videotune.latent_cache.conditions import (
+    KNOWN,
     ConditionSample,
     encode_condition,
     put_conditions,
@@ -157,6 +158,12 @@ def _encode(
             # The clip's first frames become the sample's last.
             frames = np.concatenate([end[: shape.frames - shown], end[:shown]])
         entries[name] = encode_condition(family, to_model(frames), sample, hidden)
+        if name == "mask" and not entries[name][KNOWN].any():
+            raise VideotuneError(
+                f"{key}: mask {path}: at {shape.width}x{shape.height} nothing of the video is left: a cell is "
+                "given only if the mask is black there and in the cells around it. Use a smaller "
+                "white part, or a larger size"
+            )
 
     if files.prefix is not None:
         count = latent_frames["prefix"]

@@ -11,8 +11,11 @@ from videotune.data.workers import Workers
 from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import Job
-from videotune.latent_cache.batches import usual_conditions
-from videotune.latent_cache.conditions import ConditionSample, condition_samples
+from videotune.latent_cache.conditions import (
+    ConditionSample,
+    condition_samples,
+    usual_conditions,
+)
 from videotune.latent_cache.encode import (
     CacheItems,
     ProgressFn,

@@ -14,7 +14,7 @@ from videotune.data.buckets import is_valid_size, size_rule
 from videotune.data.frame_counts import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
-from videotune.latent_cache.batches import usual_conditions
+from videotune.latent_cache.conditions import usual_conditions
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.sampling.given_files import FILE_KEYS, NO_FILES, GivenFiles, refuse_given
 from videotune.sampling.pipeline import SampleSettings
