@@ -22,7 +22,8 @@ from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.conditions import known_cells
 from videotune.model_spec import VideoRules
-from videotune.sampling.given_files import GivenFiles, encode_given
+from videotune.sampling.given_files import GivenFiles
+from videotune.sampling.given_latents import encode_given
 from videotune.trainer.build import open_models, plain_batch
 from videotune.types import Batch, ClipShape, SampleRequest
 

@@ -32,7 +32,8 @@ from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.runs.schemas import read_record
-from videotune.sampling.given_files import GivenFiles, encode_given
+from videotune.sampling.given_files import GivenFiles
+from videotune.sampling.given_latents import encode_given
 from videotune.sampling.picture_faults import FAULTS
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name

@@ -12,7 +12,8 @@ from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
 from videotune.runs.stop_signals import Interrupted
-from videotune.sampling.given_files import GivenFiles, encode_given, read_given
+from videotune.sampling.given_files import GivenFiles
+from videotune.sampling.given_latents import encode_given, read_given
 from videotune.sampling.picture_faults import remark_at
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, file_name

@@ -1,0 +1,147 @@
+"""Latents of the files that samples are conditioned on."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from videotune.bounds import require_file
+from videotune.config.schema import Config
+from videotune.data.decode import decode
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
+from videotune.errors import VideotuneError
+from videotune.latent_cache.conditions import (
+    KNOWN,
+    ConditionSample,
+    encode_condition,
+    put_conditions,
+)
+from videotune.latent_cache.encode import to_model
+from videotune.latent_cache.mask_reading import mask_pixels
+from videotune.models.base import DiffusersModel
+from videotune.sampling.given_files import GivenFiles
+from videotune.types import ClipShape, LatentDistribution, Window
+
+
+def read_given(files: GivenFiles, shape: ClipShape, key: str) -> None:
+    """Raise VideotuneError, with the key, if any of the files cannot be read."""
+    one_frame = ClipShape(1, shape.height, shape.width, shape.fps)
+    for field in fields(files):
+        path = getattr(files, field.name)
+        if path is not None:
+            _read(Path(path), one_frame, f"{key}: {field.name}")
+
+
+def encode_given(
+    family: DiffusersModel,
+    requests: Sequence[tuple[GivenFiles, ClipShape]],
+    config: Config,
+    key: str,
+) -> list[LatentDistribution]:
+    """Encode what samples of these shapes are conditioned on, then free the VAE.
+
+    Raises VideotuneError, with the key, for a file that cannot be read.
+    """
+    try:
+        return [_encode(family, files, shape, config, key) for files, shape in requests]
+    finally:
+        family.free("vae")
+
+
+def _encode(
+    family: DiffusersModel,
+    files: GivenFiles,
+    shape: ClipShape,
+    config: Config,
+    key: str,
+) -> LatentDistribution:
+    if files.types == {"first_frame"}:
+        assert files.image is not None
+        still = _read(Path(files.image), shape, f"{key}: image")
+        return family.encode_video(to_model(still))
+
+    latent_frames = {
+        condition.type: condition.latent_frames for condition in config.conditions
+    }
+    window = Window("", 0.0, shape.frames / shape.fps, shape)
+    x0 = torch.zeros(family.spec.latent_channels, *family.spec.rules.latent_size(shape))
+    entries = {}
+    for name in ("suffix", "last_frame", "mask"):
+        path = getattr(files, name)
+        if path is None:
+            continue
+        count = latent_frames[name]
+        sample = ConditionSample(window, 0, name, count)
+        hidden = torch.zeros(1, shape.height, shape.width)
+        if name == "mask":
+            assert files.video is not None
+            hidden = mask_pixels(_read(Path(path), shape, f"{key}: mask"))
+            frames = _read(Path(files.video), shape, f"{key}: video")
+        else:
+            end = _read(Path(path), shape, f"{key}: {name}")
+            shown = count * family.spec.rules.temporal_stride if name == "suffix" else 1
+            # The clip's first frames become the sample's last.
+            frames = np.concatenate([end[: shape.frames - shown], end[:shown]])
+        entries[name] = encode_condition(family, to_model(frames), sample, hidden)
+        if name == "mask" and not entries[name][KNOWN].any():
+            raise VideotuneError(
+                f"{key}: mask {path}: at {shape.width}x{shape.height} nothing of the video is left: a cell is "
+                "given only if the mask is black there and in the cells around it. Use a smaller "
+                "white part, or a larger size"
+            )
+
+    if files.prefix is not None:
+        count = latent_frames["prefix"]
+        num_frames = (count - 1) * family.spec.rules.temporal_stride + 1
+        beginning = _read_end(Path(files.prefix), shape, num_frames, f"{key}: prefix")
+        x0[:, :count] = family.encode_video(to_model(beginning)).mean[:, :count]
+    if files.image is not None:
+        still = _read(Path(files.image), shape, f"{key}: image")
+        x0[:, :1] = family.encode_video(to_model(still[:1])).mean[:, :1]
+
+    prefix_frames = latent_frames.get("prefix", 0)
+    known = put_conditions(x0, files.types, prefix_frames, entries)
+    return LatentDistribution(x0, known=known)
+
+
+def _read(path: Path, shape: ClipShape, key: str) -> np.ndarray:
+    """Return the first frames of a clip, or an image as a still video, cropped as clips
+    are: uint8 (T,H,W,3). The last frame of a clip that is too short is held.
+    """
+    return _decoded(path, shape, range(shape.frames), key)
+
+
+def _read_end(path: Path, shape: ClipShape, frames: int, key: str) -> np.ndarray:
+    """Return the last frames of a clip at the rate of a shape."""
+    return _decoded(path, shape, range(-frames + 1, 1), key)
+
+
+def _decoded(path: Path, shape: ClipShape, numbers: range, key: str) -> np.ndarray:
+    """Return frames by their numbers at the rate of a shape; those from below 0 on are
+    counted from the end.
+    """
+    require_file(path, key)
+    try:
+        info = probe(path)
+        times = [_second_of(number, shape.fps, info) for number in numbers]
+        if numbers.start < 0:
+            times = [
+                max(0.0, _last_second(info) + number / shape.fps) for number in numbers
+            ]
+        return decode(info, times, shape.height, shape.width)
+    except (ClipProblem, OSError) as problem:
+        reason = getattr(problem, "detail", None) or problem
+        raise VideotuneError(f"{key} {path}: {reason}") from problem
+
+
+def _second_of(number: int, fps: float, info: MediaInfo) -> float:
+    return min(max(number, 0) / fps, _last_second(info))
+
+
+def _last_second(info: MediaInfo) -> float:
+    """Return the time of the last frame; 0 for an image."""
+    return 0.0 if info.still else info.timestamps[-1]
