@@ -154,6 +154,8 @@ def test_a_warning_of_the_set_stands_beside_its_button(
     assert notes.count(clip_words.NO_REMEDY) == 1, "what needs nothing says so"
     assert "of kind validation" not in notes
     assert notes.count("“Use for validation”") == 2
+    assert 'data-files="files"' in notes
+    assert "Show clips with a warning" not in notes, "no clip has a warning of these"
     (shared,) = re.findall(r'id="shared-1">.*?<details', page, re.DOTALL)
     assert "clips/a.mp4" in shared.split("data-select=")[1]
 

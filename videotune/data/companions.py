@@ -8,6 +8,7 @@ from videotune.config.schema import Config
 from videotune.data.clip_file import ClipFile, Role
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
+from videotune.data.remarks import Remark
 from videotune.errors import VideotuneError
 from videotune.text import counted
 
@@ -141,10 +142,11 @@ def mask_notes(
         uses_masks = any(condition.type == "mask" for condition in config.conditions)
         if not unused_masks or uses_masks:
             return []
-        return [
-            f"{counted(unused_masks, 'clip')} with a mask: masks are not used unless "
-            "loss_mask.outside is set, such as --set loss_mask.outside=0"
-        ]
+        note = (
+            f"{counted(unused_masks, 'clip')} with a mask that is not used: with "
+            "--set loss_mask.outside=0 the loss counts only where the mask is white"
+        )
+        return [Remark("unused_masks", note)]
 
     masks = [mask for mask in masks_by_clip if mask is not None]
     if not masks:

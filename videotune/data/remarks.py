@@ -36,6 +36,7 @@ RemarkCode = Literal[
     "turned",
     "unfilled_count",
     "unread",
+    "unused_masks",
     "upscaled",
 ]
 """What a remark is about."""

@@ -75,7 +75,8 @@ REMEDIES = (
     Remedy(
         ("none_held_out",),
         "validation",
-        "It trains without, too. “Use for validation” is in the menu of each clip.",
+        "It trains without, too. Add clips, or choose “Use for validation” in the menu of "
+        "some.",
     ),
     Remedy(
         ("cuts",),
@@ -179,6 +180,13 @@ REMEDIES = (
         ("numbered_stills",),
         "bin",
         "If they are one video, make a video file of them and remove the pictures.",
+    ),
+    Remedy(
+        ("unused_masks",),
+        "setting",
+        "To train only what the masks show in white, set “Outside” of “Masks of the loss” "
+        "to 0. To train the whole pictures, leave it empty.",
+        "loss_mask.outside",
     ),
     Remedy(("caption",), "write", "Change these captions."),
 )
