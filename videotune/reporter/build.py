@@ -180,10 +180,12 @@ def warnings(run: Run) -> dict[str, Any]:
     lines = list(run.notes)
     for warning, steps in steps_by_text.items():
         lines.append(f"{warning} (step {text.some(steps)})" if steps else warning)
-    num_clips = sum(bool(clip.get("warnings")) for clip in run.clips)
-    if num_clips:
-        clips = text.counted(num_clips, "clip")
-        lines.append(f"{clips} with a note of its own, in the table of clips")
+    warned_clips = [clip for clip in run.clips if items(clip.get("warnings"))]
+    if warned_clips:
+        clips = text.counted(len(warned_clips), "clip")
+        name = Path(str(warned_clips[0].get("path", ""))).name
+        first_warning = str(items(warned_clips[0]["warnings"])[0])
+        lines.append(f"{clips} with a warning, such as {name}: {first_warning}")
     return {"lines": lines}
 
 
