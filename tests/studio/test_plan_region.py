@@ -96,6 +96,18 @@ def test_numbers_of_an_older_state_are_not_shown(
     assert "It cannot start" in failed
 
 
+def test_the_time_of_a_card_that_is_not_here_names_the_card(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    answer.update({"plan": PLAN, "current": True, "measuring": False})
+    assert "seconds a step</span>" in region(client), "no card: the time of this CPU"
+
+    projects.update(cats, card="RTX 4090")
+    text = region(client)
+    assert "seconds a step on RTX 4090</span>" in text
+    assert "would use the CPU" in text
+
+
 def test_a_clip_that_cannot_be_used_is_said_once_with_its_remedies(
     client: Any, cats: projects.Project, answer: dict[str, Any]
 ) -> None:

@@ -159,6 +159,7 @@ def plan(page: PageContext) -> str:
         ],
         runs_anywhere=model_choices.runs_anywhere(project.preset),
         here=notes_on_this_computer(project),
+        card_elsewhere=card_elsewhere(project),
         remedies=remedies,
         notes=notes,
         remedy_of=clip_words.remedy_of,
@@ -186,23 +187,39 @@ def notes_on_this_computer(project: Project) -> list[str]:
     """Return what the plan takes for granted and this computer does not have: the base
     model, and the card.
     """
-    if not project.has_model or model_choices.runs_anywhere(project.preset):
+    if not project.has_model:
         return []
     notes = []
+    card_note = _missing_card_note(project)
+    if model_choices.runs_anywhere(project.preset):
+        return [card_note] if card_note else []
+
     inherited = inherited_values(project.preset)
     base = str(draft(project).get("base_model_name") or inherited["base_model_name"])
     names = [model.name for model in downloaded_models()]
     if HUB_MODEL.fullmatch(base) and base not in names and not Path(base).exists():
         notes.append(_download_note(base, {**inherited, **flatten(draft(project))}))
 
+    return [*notes, card_note] if card_note else notes
+
+
+def _missing_card_note(project: Project) -> str:
+    """Return that the plan's time is of a card that this computer does not have; "" if
+    it has a card, or none is chosen.
+    """
+    card = card_elsewhere(project)
+    if not card:
+        return ""
+    return (
+        f"The plan is for {card}. This computer has no NVIDIA card, so a training here "
+        "would use the CPU, which takes far longer."
+    )
+
+
+def card_elsewhere(project: Project) -> str:
+    """Return the name of the chosen card, if this computer has no NVIDIA card; else ""."""
     card = model_choices.chosen_card(project.facts)
-    gpu_names = [device.name for device in gpu.list_gpus()]
-    if card.name and not gpu_names:
-        notes.append(
-            f"The plan is for {card.name}. This computer has no NVIDIA card, so a "
-            "training here would use the CPU, which takes far longer."
-        )
-    return notes
+    return card.name if card.name and not gpu.list_gpus() else ""
 
 
 def _download_note(base: str, values: Mapping[str, Any]) -> str:
