@@ -35,6 +35,9 @@ REFUSED: dict[str, Sequence[str]] = {
     "plan for a card that does not exist": [
         *("plan", "CLIPS", "--preset", "toy", "--card", "rtx 49990"),
     ],
+    "plan for a memory that is no number": [
+        *("plan", "CLIPS", "--preset", "toy", "--vram", "16 apples"),
+    ],
     "plan with a wrong number of skips": [
         *("plan", "CLIPS", "--preset", "toy", "--allow-skips", "many"),
     ],

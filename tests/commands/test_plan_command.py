@@ -22,7 +22,7 @@ from tests.support.out_of_memory import OUT_OF_MEMORY
 from tests.support.run_processes import Make, Work, resume
 from tests.support.run_results import assert_same_run, of_kind, same_tensors, state
 from tests.support.tiny_networks import deepen
-from videotune.cli.plan import ROWS, curve
+from videotune.cli.plan import ROWS, curve, parse_vram
 from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.commands.plan import plan as plan_run
 from videotune.diffusion.timesteps import TimestepSampler
@@ -114,6 +114,15 @@ def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
     assert read_run_config(run)["origins"]["micro_batch_size"] == "user"
 
 
+def test_a_memory_may_have_its_unit() -> None:
+    for text in ("16", "16 GB", "16GB", " 16 gib "):
+        assert parse_vram(text) == 16
+    assert parse_vram("7.5") == 7.5
+    for text in ("", "0", "-16", "16 MB", "many"):
+        with pytest.raises(VideotuneError, match="not a number of GB"):
+            parse_vram(text)
+
+
 def test_a_plan_for_a_card_begins_with_its_verdict(
     overrides: Make, capsys: Printed
 ) -> None:
@@ -169,6 +178,7 @@ def test_without_a_card_the_plan_is_for_the_cards_of_the_preset(
     assert (device["vram_bytes"], device["memory_from"]) == (16 << 30, "preset")
     facts = plan_run(settings, vram=24).plan
     assert facts["device"]["memory_from"] == "vram"
+    assert plan_run(settings, card="24 GB").plan["device"] == facts["device"]
     assert facts["hours"] is None
     slow, fast = facts["examples"]
     assert (slow["card"], fast["card"]) == ("RTX 3090", "RTX 4090")

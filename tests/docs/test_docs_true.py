@@ -13,6 +13,7 @@ from scripts.site_hooks import COMMANDS
 from videotune.cli.main import app
 from videotune.config.load import preset_names
 from videotune.config.schema import leaves
+from videotune.planner.gpus import find_card, memory_and_name
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -226,6 +227,18 @@ def test_every_preset_and_schema_is_named() -> None:
         for path in (DOCS / "schemas").iterdir()
         if f"schemas/{path.name}" not in index
     ] == []
+
+
+@EACH
+def test_each_card_of_a_command_is_one_card(page: Path) -> None:
+    code = "\n".join([*blocks(page), *spans(page)])
+    for quoted, quoted_once, word in re.findall(
+        r"""--card (?:"([^"]+)"|'([^']+)'|([\w-]+))""", code
+    ):
+        name = quoted or quoted_once or word
+        if name != "NAME":
+            memory, card = memory_and_name(None, name)
+            assert memory or (card and find_card(card))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,13 @@ from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
 from videotune.planner.fit import unstreamed_bytes
-from videotune.planner.gpus import USUAL, cards, cards_with_memory, find_card
+from videotune.planner.gpus import (
+    USUAL,
+    cards,
+    cards_with_memory,
+    find_card,
+    memory_and_name,
+)
 from videotune.planner.ledger import Ledger, Reading
 from videotune.planner.measure import FakeRun, fake_mode, to_fake
 from videotune.planner.memory import Choice, Constraints, need
@@ -275,6 +281,8 @@ def test_work_goes_with_tokens_and_their_square() -> None:
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", 48), ("Tesla V100-SXM2-32GB", "V100 32GB", 32),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000", 96), ("NVIDIA L40S", "L40S", 48),
         ("NVIDIA RTX A4000", "RTX A4000", 16), ("rtx 3090", "RTX 3090", 24),
+        ("an RTX 4090", "RTX 4090", 24), ("a 4090", "RTX 4090", 24), ("my nvidia geforce rtx 4090", "RTX 4090", 24),
+        ("a 100 80gb", "A100 80GB", 80), ("an A100 80GB", "A100 80GB", 80),
     ],
 )  # fmt: skip
 def test_a_card_is_known_by_every_word_of_its_name(
@@ -310,6 +318,23 @@ def test_a_name_that_is_no_card_or_several_is_refused() -> None:
     ):
         with pytest.raises(VideotuneError):
             find_card(asked)
+
+
+def test_a_memory_is_a_card_and_tells_cards_of_a_name_apart() -> None:
+    for name in ("16 GB", "16GB", "16g", "a 16 GB card", "16 GiB of VRAM"):
+        assert memory_and_name(None, name) == (16, None)
+    assert memory_and_name(16, "16 GB") == (16, None)
+    assert memory_and_name(16, "rtx 4090") == (16, "rtx 4090")
+    with pytest.raises(VideotuneError, match="--vram 24 is another"):
+        memory_and_name(24, "16 GB")
+    assert find_card("rtx 3060", 8).name == "RTX 3060 8GB"
+
+
+def test_the_nearest_name_is_suggested_first() -> None:
+    with pytest.raises(VideotuneError, match=r"did you mean 'RTX 4090' or "):
+        find_card("rtx 49990")
+    with pytest.raises(VideotuneError, match=r"did you mean 'RTX 4070 Ti Super' or "):
+        find_card("rtx 4070ti superr")
 
 
 def test_every_card_of_the_table_is_found_by_its_own_name() -> None:

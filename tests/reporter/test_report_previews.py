@@ -415,6 +415,17 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
     said = reports.part(page, "use")
     assert "Write into the prompt: zorble" in said
     assert f"videotune export {tmp_path.name} --format comfyui" in said
+    image_use = USE.replace("SomePipeline", "SomeImageToVideoPipeline")
+    image_page = use_of(
+        tmp_path, {"format": "diffusers", "path": "x", "use": image_use}
+    )
+    found = re.search(r"<pre><code>(.*?)</code></pre>", image_page, re.DOTALL)
+    assert found
+    code = " ".join(unescape(found[1]).split())
+    assert "pipe( image=load_image('first-frame.png'), prompt='a zorble" in code
+    assert "import export_to_video, load_image" in code
+    assert "LoadImage" in reports.part(image_page, "use")
+
     toy = USE.replace("owner/base", "asset:toy")
     base = reports.part(
         use_of(tmp_path, {"format": "diffusers", "path": "x", "use": toy}), "use"

@@ -9,6 +9,7 @@ import typer
 
 from videotune.cli.options import AsJson, Opt, Skips, Verbose, takes_config
 from videotune.console import answer, doing, out, print_table, size, tell
+from videotune.errors import VideotuneError
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.exposure import band_limits
 from videotune.text import counted, duration, memory_size, shape_words
@@ -28,10 +29,30 @@ TimestepsOption = Annotated[
     bool,
     Opt("--timesteps", help="show the trained noise levels instead; needs no clips"),
 ]
+
+
+def parse_vram(text: str | None) -> float | None:
+    """Return the GB of "16", "16 GB" or "16GB"."""
+    if text is None:
+        return None
+    from videotune.planner.gpus import memory_in_name
+
+    has_unit = not text.strip()[-1:].isdigit()
+    gigabytes = memory_in_name(text if has_unit else f"{text} GB")
+    if gigabytes is None or gigabytes < 1:
+        raise VideotuneError(
+            f"--vram {text[:40]!r}: not a number of GB of at least 1. Write --vram 16"
+        )
+    return gigabytes
+
+
 VramOption = Annotated[
     float | None,
     Opt(
-        min=1, help="memory of the card in GB, as it is sold: print what fits, and how"
+        parser=str,
+        callback=parse_vram,
+        metavar="GB",
+        help="memory of the card in GB, as it is sold: print what fits, and how",
     ),
 ]
 CardOption = Annotated[
@@ -68,11 +89,12 @@ def plan(
         return
 
     from videotune.job.overrides import check_files
-    from videotune.planner.gpus import find_card
+    from videotune.planner.gpus import find_card, memory_and_name
 
     check_files(overrides)
+    vram, card = memory_and_name(vram, card)
     if card is not None:
-        find_card(card)  # raises for an unknown card
+        find_card(card, vram)  # raises for an unknown card
     doing("measuring memory")
     from videotune.commands.plan import plan as plan_run
 

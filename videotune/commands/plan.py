@@ -35,7 +35,7 @@ from videotune.planner.fit import (
     step_seconds,
     to_json,
 )
-from videotune.planner.gpus import Card
+from videotune.planner.gpus import Card, memory_and_name
 from videotune.planner.plan import make_plan
 from videotune.planner.step_spec import known_step_spec, step_spec
 from videotune.trainer import build
@@ -79,7 +79,7 @@ def plan(
     Args:
         config: the config.
         vram: memory of the GPU in GiB, as it is sold and as nvidia-smi shows it.
-        card: name of the GPU. Without it and without ``vram``, the plan is for this
+        card: name of the GPU, or its memory, such as "16 GB". Without it and without ``vram``, the plan is for this
             machine's GPU, or else for the smallest cards that the preset is for.
         views: how often a window should be seen, for which the steps are calculated,
             instead of 10, 20, 50 and 100.
@@ -129,6 +129,7 @@ def _card_of_plan(
     The memory is that of ``--card`` or ``--vram``, of this machine's card, or of the
     cards that the preset is for; otherwise None.
     """
+    vram, name = memory_and_name(vram, name)
     limit, card = requested_card(vram, name)
     if limit is not None:
         source = "machine"

@@ -37,6 +37,7 @@ from videotune.sampling.given_latents import encode_given
 from videotune.sampling.picture_faults import FAULTS
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
+from videotune.text import counted, shape_words
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.trainable import attach
@@ -107,6 +108,11 @@ def write_samples(source: SampleSource, folder: Path) -> list[Path]:
     # only now: a refused command leaves no folder
     folder.mkdir(parents=True, exist_ok=True)
 
+    shape = sampler.settings.shape
+    echo(
+        f"drawing {counted(len(prompts), 'video')}: {shape_words(str(shape))}, "
+        f"{counted(sampler.settings.steps, 'step')} each"
+    )
     seeds = [sampler.seed + index for index in range(len(prompts))]
     videos = render(sampler, prompts, seeds, options.given())
     paths = []

@@ -157,6 +157,12 @@ def _notes_on_masks(usable: Sequence[Candidate], config: Config) -> list[str]:
     unused_masks = sum("loss_mask" in roles for roles in files)
     notes = mask_notes(loss_masks, unused_masks, config)
 
+    num_start_images = sum("start_image" in item.companions for item in usable)
+    if num_start_images:
+        notes.append(
+            f"{counted(num_start_images, 'image')} of images/ with the name of a video in videos/: "
+            "used as that video's start image, not as a clip"
+        )
     if any(condition.type == "mask" for condition in config.conditions):
         num_masks = sum("mask" in candidate.companions for candidate in usable)
         notes.append(

@@ -431,6 +431,10 @@ def of_base(folder: Path) -> type[DiffusersModel]:
     raise not_trained(title, str(folder))
 
 
+ASSET_SHAPES = {f"{ASSET}toy": (17, 64, 64)}
+"""(frames, height, width) that base models which come with videotune were trained at."""
+
+
 def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
     """Return the spec of a base model, or a family's own spec without a base model.
 
@@ -449,4 +453,7 @@ def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
     with explained(f"{base.folder}: its configs are not those of a {cls.spec.title}"):
         spec = cls.read_spec(base.folder)
     title = asset_title(base.name)
-    return spec if title is None else replace(spec, title=title)
+    if title is None:
+        return spec
+    shape = ASSET_SHAPES.get(base.name, spec.sample_shape)
+    return replace(spec, title=title, sample_shape=shape)

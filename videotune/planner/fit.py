@@ -112,7 +112,7 @@ def requested_card(
         vram: Memory in GiB, as cards are sold and nvidia-smi shows them.
         name: Name of a card.
     """
-    card = None if name is None else find_card(name)
+    card = None if name is None else find_card(name, vram)
     if vram is not None:
         return int(vram * 2**30), card
     if card is not None:

@@ -99,11 +99,48 @@ _OPTIONAL_WORDS = ("rtx", "pcie")
 """Words that users omit: the first never tell two cards apart, the others may."""
 
 
-def find_card(name: str) -> Card:
+_ARTICLE = re.compile(r"\s*(?:an?|the|my)\s+", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"(\d{1,4}(?:[.,]\d+)?)\s*g(?:i?b)?(?:\s+(?:of\s+)?(?:v?ram|card|gpu|memory))*",
+    re.IGNORECASE,
+)
+
+
+def memory_in_name(name: str) -> float | None:
+    """Return the GB of a card that is named by its memory only, such as "16 GB"."""
+    article = _ARTICLE.match(name)
+    memory = _MEMORY.fullmatch(name[article.end() if article else 0 :].strip())
+    return float(memory[1].replace(",", ".")) if memory else None
+
+
+def memory_and_name(
+    memory: float | None, name: str | None
+) -> tuple[float | None, str | None]:
+    """Return (GB, name of a card) as a user means them: a name such as "16 GB" is a
+    memory.
+
+    Raises:
+        VideotuneError: The name is a memory, and another one is given too.
+    """
+    named_memory = None if name is None else memory_in_name(name)
+    if named_memory is None:
+        return memory, name
+    if memory not in (None, named_memory):
+        raise VideotuneError(
+            f"--card {name!r}: it is a memory, and --vram {memory:g} is another. Give one of them"
+        )
+    return named_memory, None
+
+
+def find_card(name: str, memory: float | None = None) -> Card:
     """Return the card with a name as users or nvidia-smi write it.
 
-    Such names are "4090", "rtx 4060 ti 16gb", "NVIDIA A100-SXM4-80GB". Every word
-    counts, so that a Ti, Super or Laptop card is never taken for another.
+    Such names are "4090", "an RTX 4090", "rtx 4060 ti 16gb", "NVIDIA A100-SXM4-80GB".
+    Every word counts, so that a Ti, Super or Laptop card is never taken for another.
+
+    Args:
+        name: The name.
+        memory: GB that tell cards of the same name apart, if the name has none.
 
     Raises:
         VideotuneError: No card, or several, have the name; the message has similar
@@ -111,7 +148,13 @@ def find_card(name: str) -> Card:
     """
     words, gigabytes = _split_name(name)
     same_name = _cards_with_words(words)
+    article = _ARTICLE.match(name)
+    if not same_name and article:  # "A 100" is tried first: its A is no article
+        words, gigabytes = _split_name(name[article.end() :])
+        same_name = _cards_with_words(words)
     fitting = [card for card in same_name if gigabytes in (None, card.vram >> 30)]
+    if len(fitting) > 1:
+        fitting = [card for card in fitting if memory == card.vram >> 30]
     if len(fitting) == 1:
         return fitting[0]
     if same_name:
@@ -123,13 +166,21 @@ def find_card(name: str) -> Card:
             f"Give one of these names, or the memory with --vram GB."
         )
 
-    known_names = [_joined(card.name) for card in cards()]
-    similar = difflib.get_close_matches(" ".join(words), known_names, 4, 0.6)
-    suggestions = [card.name for card in cards() if _joined(card.name) in similar]
-    hint = did_you_mean(dict.fromkeys(suggestions), ".")
+    hint = did_you_mean(_similar_names(words), ".")
     raise VideotuneError(
         f"--card {name[:80]!r}: unknown card{hint} You can give its memory instead: --vram GB."
     )
+
+
+def _similar_names(words: tuple[str, ...]) -> list[str]:
+    """Return the names of the cards that words are nearest to, the nearest first."""
+    names_by_words: dict[str, list[str]] = {}
+    for card in cards():
+        names_by_words.setdefault(_joined(card.name), []).append(card.name)
+
+    text = " ".join(_without(words, _IGNORED_WORDS))
+    nearest = difflib.get_close_matches(text, list(names_by_words), 4, 0.6)
+    return [name for similar in nearest for name in names_by_words[similar]]
 
 
 def _cards_with_words(words: tuple[str, ...]) -> list[Card]:

@@ -238,6 +238,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "trigger": ", ".join(dict.fromkeys(triggers)),
         "lines": lines,
         "pipelines": sorted(pipelines),
+        "takes_image": any("ImageToVideo" in name for name in pipelines),
         "prompt": str(previews[0].get("prompt")) if previews else "…",
         "shape": _preview_shape(run),
         "sample": mapping(run.setting("sample")),

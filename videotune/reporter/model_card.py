@@ -191,5 +191,4 @@ def _pipeline_tag(use: dict[str, Any]) -> str:
     """Return the Hub's name of the task."""
     if use["shape"] is not None and use["shape"][0] == 1:
         return "text-to-image"
-    is_image_to_video = "ImageToVideo" in "".join(use["pipelines"])
-    return "image-to-video" if is_image_to_video else "text-to-video"
+    return "image-to-video" if use["takes_image"] else "text-to-video"
