@@ -504,3 +504,19 @@ def test_stop_ends_only_jobs_of_this_page(client: Any, cats: projects.Project) -
     for kind in ("train", "check", "../x"):
         assert client.post(f"{DATA}/stop", params={"kind": kind}).status_code == 422
     assert json.loads(client.post(f"{DATA}/undo").headers["HX-Trigger"])["toast"]["bad"]
+
+
+def test_a_mask_is_shown_over_its_clip_and_is_no_clip(
+    client: Any, cats: projects.Project
+) -> None:
+    masks = cats.folder / "clips" / "masks"
+    masks.mkdir()
+    Image.new("RGB", (32, 32), "white").save(masks / "a.png")
+    rows = clips.table(cats).rows
+    assert set(rows) == {"clips/a.mp4", "clips/b.mp4", "clips/c.mp4"}
+    assert rows["clips/a.mp4"]["mask_picture"] == "clips/masks/a.png"
+    assert rows["clips/b.mp4"]["mask_picture"] == ""
+
+    page = client.get(f"{DATA}/tiles").text
+    assert page.count('class="clip-mask"') == 1
+    assert client.get("/p/my-cats/poster?path=clips/masks/a.png").status_code == 200

@@ -257,6 +257,7 @@ def _masks_in(folder: Path | None) -> dict[str, str]:
             f"datasets.loss_masks: {folder} is not a folder. Give the folder of the masks."
         )
     masks: dict[str, str] = {}
+    num_files = 0
     for parent, names, files in os.walk(folder):
         names[:] = sorted(name for name in names if not name.startswith("."))
         for file in sorted(files):
@@ -265,9 +266,10 @@ def _masks_in(folder: Path | None) -> dict[str, str]:
             path = os.path.join(parent, file)
             stem = os.path.splitext(os.path.relpath(path, folder))[0]
             masks.setdefault(stem, path)
-        if len(masks) > MAX_EXTRA_MASKS:
+        num_files += len(files) + len(names)
+        if num_files > MAX_EXTRA_MASKS:
             raise VideotuneError(
-                f"datasets.loss_masks: {folder} has more than {MAX_EXTRA_MASKS} files. "
+                f"datasets.loss_masks: {folder} has more than {MAX_EXTRA_MASKS:,} files. "
                 "Give a folder of the masks of this dataset only."
             )
     return masks

@@ -221,7 +221,8 @@ def put_conditions(
 
     if "mask" in shown:
         entry = entries["mask"]
-        cells = entry[KNOWN].bool()
+        # Somebody else's cache may hold another condition under this name.
+        cells = entry.get(KNOWN, torch.zeros_like(known)).bool()
         given[:, cells] = entry[LATENTS][:, cells]
         known |= cells
     for name in ("suffix", "last_frame"):

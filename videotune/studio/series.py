@@ -39,8 +39,7 @@ MAX_PRODUCT = 1 << 24
 MAX_OPERATIONS = 1e12
 """Multiplications that the norms of a checkpoint may take, some seconds of a CPU."""
 
-LARGEST_STEP = 2**32 - 1
-
+@@LS@@
 _NORMS: dict[tuple[str, int], dict[str, float] | str] = {}
 """Norms of checkpoints, or why there are none, by file and time of its last change."""
 
@@ -201,16 +200,6 @@ def _checkpoint_norms(weights: Path) -> dict[str, float] | str:
         return {group: scale * norm for group, norm in lora_norms(weights).items()}
     except (ValueError, OSError, MemoryError) as error:
         return f"{weights.name} gives no curve: {error or 'there is no memory for it'}"
-
-
-def checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """Return the complete checkpoints of a run with their steps, in order."""
-    steps = []
-    for marker in run.glob("checkpoints/step-*/COMPLETE"):
-        step = marker.parent.name.partition("-")[2]
-        if re.fullmatch(r"[0-9]{1,10}", step) and int(step) <= LARGEST_STEP:
-            steps.append((int(step), marker.parent))
-    return sorted(steps)
 
 
 def charts(run: Run, deadline: float) -> dict[str, Any]:

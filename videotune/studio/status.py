@@ -1,5 +1,6 @@
 """The state of a run while it trains, from its journal; only new lines are read."""
 
+import re
 import time
 from array import array
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
+from videotune.queue.jobs import QueuedJob
+from videotune.reporter.progress import RunProgress, progress
 from videotune.reporter.read import FILES, Run
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import Curve, Steps, regularization
@@ -22,6 +25,8 @@ MAX_RECORD_BYTES = 64_000_000
 
 MAX_LINE_BYTES = 4_000_000
 """Size limit of a line of a journal."""
+
+LARGEST_STEP = 2**32 - 1
 
 MAX_OPEN_RUNS = 8
 """Runs whose journals are kept in memory."""
@@ -165,4 +170,34 @@ def read_live(folder: Path) -> Run:
         written=journal_path.stat().st_mtime if journal_path.is_file() else None,
         life=life(folder),
         **records,
+    )
+
+
+def checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """Return the complete checkpoints of a run with their steps, in order."""
+    steps = []
+    for marker in run.glob("checkpoints/step-*/COMPLETE"):
+        step = marker.parent.name.partition("-")[2]
+        if re.fullmatch(r"[0-9]{1,10}", step) and int(step) <= LARGEST_STEP:
+            steps.append((int(step), marker.parent))
+    return sorted(steps)
+
+
+def process_progress(run: Run, job: QueuedJob | None) -> RunProgress:
+    """Return how far the present process of a run is.
+
+    A resumed run begins at its newest checkpoint. Until it has removed the later steps
+    from the journal, they are those of the process before it.
+    """
+    journal_progress = progress(run)
+    if job is None or not job.is_running or (run.written or 0) >= job.started:
+        return journal_progress
+
+    saved_step = max((step for step, _ in checkpoints(run.folder)), default=0)
+    return RunProgress(
+        done=min(saved_step, journal_progress.done),
+        total=journal_progress.total,
+        left=None,
+        throughput=None,
+        loss=None,
     )
