@@ -115,7 +115,7 @@ def test_start_images_are_no_clips_only_if_they_are_used(tmp_path: Path) -> None
     [
         (np.zeros((9, 64, 64, 3), np.uint8), "64x64"),
         (np.zeros((12, 64, 96, 3), np.uint8), "12 frames"),
-        (None, "mask a.png"),
+        (None, "a.png: "),
     ],
 )
 def test_a_mask_that_does_not_fit_is_a_problem_of_its_clip(

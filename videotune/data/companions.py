@@ -72,7 +72,7 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
 
     name = companion.path.name
     if companion.problem is not None:
-        raise ClipProblem("bad_mask", f"its mask {name}: {companion.problem.detail}")
+        raise ClipProblem("bad_mask", f"{name}: {companion.problem.detail}")
 
     mask = companion.media
     if companion.content_id.endswith(ALPHA):
@@ -89,7 +89,7 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
     if abs(aspect / clip_aspect - 1) > ASPECT_TOLERANCE:
         raise ClipProblem(
             "bad_mask",
-            f"its mask {name} is {mask.width}x{mask.height}, the clip {clip.width}x{clip.height}: "
+            f"{name} is {mask.width}x{mask.height}, the clip {clip.width}x{clip.height}: "
             "they need the same aspect ratio",
         )
     if mask.still:
@@ -102,7 +102,7 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
     if clip.still or abs(frames - clip_frames) > FRAME_TOLERANCE or is_longer:
         raise ClipProblem(
             "bad_mask",
-            f"its mask {name} has {_length(mask)}, the clip {_length(clip)}: "
+            f"{name} has {_length(mask)}, the clip {_length(clip)}: "
             "a mask is an image, or a video with the frames of its clip",
         )
 
@@ -110,13 +110,9 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
 def _check_start_image(companion: Companion) -> None:
     name = companion.path.name
     if companion.problem is not None:
-        raise ClipProblem(
-            "bad_start_image", f"its start image {name}: {companion.problem.detail}"
-        )
+        raise ClipProblem("bad_start_image", f"{name}: {companion.problem.detail}")
     if not companion.media.still:
-        raise ClipProblem(
-            "bad_start_image", f"its start image {name} is a video: it must be an image"
-        )
+        raise ClipProblem("bad_start_image", f"{name} is a video: it must be an image")
 
 
 def _length(media: MediaInfo) -> str:
@@ -126,7 +122,11 @@ def _length(media: MediaInfo) -> str:
 
 
 def mask_notes(
-    masks_by_clip: Sequence[Companion | None], unused_masks: int, config: Config
+    masks_by_clip: Sequence[Companion | None],
+    unused_masks: int,
+    config: Config,
+    *,
+    any_bad: bool = False,
 ) -> list[str]:
     """Return a note on how many clips have a mask.
 
@@ -134,6 +134,7 @@ def mask_notes(
         masks_by_clip: the mask of each clip that is used.
         unused_masks: clips with a mask file, if the config does not use masks.
         config: the run's config.
+        any_bad: a clip is skipped because its mask cannot be used.
 
     Raises:
         VideotuneError: if the config uses masks and no clip has one.
@@ -149,6 +150,8 @@ def mask_notes(
         return [Remark("unused_masks", note)]
 
     masks = [mask for mask in masks_by_clip if mask is not None]
+    if not masks and any_bad:
+        return []
     if not masks:
         raise VideotuneError(
             "loss_mask.outside: no clip has a mask. Put masks with the names of the clips into "

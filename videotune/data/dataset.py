@@ -147,15 +147,21 @@ def scan(
     for candidate in usable:
         candidate.mirror()
     notes += notes_on_clips(usable, config.video_config, rules)
-    notes = [*_notes_on_masks(usable, config), *notes]
+    notes = [*_notes_on_masks(candidates, usable, config), *notes]
     return _build_library(candidates, locations, notes, rules, config.seed)
 
 
-def _notes_on_masks(usable: Sequence[Candidate], config: Config) -> list[str]:
+def _notes_on_masks(
+    candidates: Sequence[Candidate], usable: Sequence[Candidate], config: Config
+) -> list[str]:
     loss_masks = [candidate.companions.get("loss_mask") for candidate in usable]
     files = [dict(candidate.file.companions) for candidate in usable]
     unused_masks = sum("loss_mask" in roles for roles in files)
-    notes = mask_notes(loss_masks, unused_masks, config)
+    any_bad = any(
+        candidate.problem is not None and candidate.problem.reason == "bad_mask"
+        for candidate in candidates
+    )
+    notes = mask_notes(loss_masks, unused_masks, config, any_bad=any_bad)
 
     num_start_images = sum("start_image" in item.companions for item in usable)
     if num_start_images:
