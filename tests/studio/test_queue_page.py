@@ -2,12 +2,15 @@
 is started where it is needed.
 """
 
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.studio.test_jobs import sleeper
+from tests.support.job_folders import steps
 from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -212,3 +215,47 @@ def test_a_click_on_start_after_the_clock_was_set_back_is_a_click(
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 3600)
     assert queue_page.queue_run(tmp_path, cats) == "run-2"
+
+
+def test_a_run_that_was_killed_says_so_and_counts_from_its_checkpoint(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
+    queue_page.queue_run(tmp_path, cats)
+    run = cats.folder / "runs/run-1"
+    steps(run, range(1, 36))
+    write_json(run / "config.json", {"steps": 60, "settings": {}})
+    queue = queue_page.queue_folder(tmp_path)
+    killed = queue / "jobs/000000-train"
+    killed.mkdir(parents=True)
+    facts = {"kind": "train", "about": "cats--run-1", "words": [], "cwd": "."}
+    write_json(killed / "job.json", facts | {"started": time.time() - 60})
+    write_json(killed / "rc.json", {"code": -9, "ended": time.time()})
+
+    job, process = sleeper(queue, "cats--run-1")
+    try:
+        text = client.get("/p/cats/train").text
+        assert "ended unexpectedly: its process was killed by signal 9" in text
+        assert "started again from the beginning" in text
+        assert "0 of 60 steps" in text
+        assert "35 of 60" not in text
+        assert "58 %" not in text
+
+        marker = run / "checkpoints/step-20/COMPLETE"
+        marker.parent.mkdir(parents=True)
+        marker.touch()
+        text = client.get("/p/cats/train").text
+        assert "started again from step 20" in text
+        assert "20 of 60 steps" in text
+
+        # The process has cut the journal to the checkpoint, and goes on.
+        (run / "journal.jsonl").unlink()
+        steps(run, range(1, 23))
+        with (run / "journal.jsonl").open("a") as journal:
+            journal.write('{"kind": "resume", "from_step": 20, "versions": {}}\n')
+        os.utime(run / "journal.jsonl", (job.started + 1, job.started + 1))
+        text = client.get("/p/cats/train").text
+        assert "started again from step 20" in text
+        assert "22 of 60 steps" in text
+    finally:
+        process.kill()
+        process.wait()

@@ -7,9 +7,8 @@ from typing import Any
 
 from videotune.queue import entries as queued
 from videotune.queue.jobs import all_jobs
-from videotune.reporter.progress import progress
 from videotune.studio.projects import find_project, list_projects
-from videotune.studio.status import read_live
+from videotune.studio.status import process_progress, read_live
 from videotune.studio.web import PageContext, Regions, render
 from videotune.text import duration
 
@@ -46,7 +45,7 @@ def _entry_row(entry: queued.QueueEntry) -> dict[str, Any]:
     row["paused"] = entry.state == "paused"
 
     if entry.kind == "train":
-        run_progress = progress(read_live(entry.run))
+        run_progress = process_progress(read_live(entry.run), entry.job)
         if run_progress.total and run_progress.done:
             row["share"] = run_progress.done / run_progress.total
         if run_progress.left is not None:

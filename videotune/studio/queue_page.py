@@ -20,14 +20,13 @@ from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
-from videotune.reporter.progress import progress
 from videotune.reporter.read import points
 from videotune.studio import gpu, header, projects
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.projects import Project, inside
 from videotune.studio.records import SweepRecord, read_record
-from videotune.studio.status import read_live
+from videotune.studio.status import process_progress, read_live
 from videotune.studio.web import (
     CurrentPage,
     PageContext,
@@ -370,7 +369,7 @@ def board(page: PageContext) -> str:
         card=queued.GPU_VARIABLE,
         life=life,
         best=best_validation_loss,
-        far=lambda run: progress(read_live(run)),
+        far=lambda entry: process_progress(read_live(entry.run), entry.job),
         duration=duration,
     )
 

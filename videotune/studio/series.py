@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request, Response
 from videotune.files import digest
 from videotune.reporter.read import Run, number, points
 from videotune.studio.queue_page import run_folder
-from videotune.studio.status import curves, read_cached, read_live
+from videotune.studio.status import checkpoints, curves, read_cached, read_live
 from videotune.studio.tensor_file import TensorFile
 from videotune.studio.web import CurrentPage
 
@@ -39,7 +39,6 @@ MAX_PRODUCT = 1 << 24
 MAX_OPERATIONS = 1e12
 """Multiplications that the norms of a checkpoint may take, some seconds of a CPU."""
 
-@@LS@@
 _NORMS: dict[tuple[str, int], dict[str, float] | str] = {}
 """Norms of checkpoints, or why there are none, by file and time of its last change."""
 

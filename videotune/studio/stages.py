@@ -11,7 +11,6 @@ from videotune.errors import VideotuneError
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.outcome import FINISHED_STATES
-from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping
 from videotune.studio import (
     clips,
@@ -24,6 +23,7 @@ from videotune.studio import (
 )
 from videotune.studio.clips import ClipRow
 from videotune.studio.projects import Project
+from videotune.studio.status import process_progress
 from videotune.studio.train_page import BUSY_STATUSES
 from videotune.studio.web import PageContext, Regions, render
 from videotune.text import counted, duration, plain
@@ -217,8 +217,8 @@ def _current_plan(project: Project) -> dict[str, Any] | None:
 
 def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
     """Yield how a run and its result stand."""
-    run, _, _, code = state
-    done = progress(run)
+    run, _, job, code = state
+    done = process_progress(run, job)
     text = f"{name}: {projects.texts()['train_badges'].get(code, [code])[0]}"
 
     if code in BUSY_STATUSES:
