@@ -56,15 +56,24 @@ def test_a_mask_has_the_name_of_its_clip(tmp_path: Path, clip: str, mask: str) -
     folder = touch(tmp_path / "data", clip, mask, "videos/other.mp4")
     found = companions(folder)
     assert found.pop("videos/other.mp4") == {}
-    assert found == {clip: {"loss_mask": f"data/{mask}"}}
+    roles = {"loss_mask": f"data/{mask}"}
+    if "/masks/" in f"/{mask}":
+        roles["mask"] = f"data/{mask}"
+    assert found == {clip: roles}
 
 
 def test_loss_masks_come_before_masks(tmp_path: Path) -> None:
     names = ("videos/a.mp4", "videos/b.mp4", "masks/a.png", "masks/b.png")
     folder = touch(tmp_path / "data", *names, "loss_masks/a.png")
     assert companions(folder) == {
-        "videos/a.mp4": {"loss_mask": "data/loss_masks/a.png"},
-        "videos/b.mp4": {"loss_mask": "data/masks/b.png"},
+        "videos/a.mp4": {
+            "loss_mask": "data/loss_masks/a.png",
+            "mask": "data/masks/a.png",
+        },
+        "videos/b.mp4": {
+            "loss_mask": "data/masks/b.png",
+            "mask": "data/masks/b.png",
+        },
     }
 
 
@@ -76,7 +85,7 @@ def test_a_folder_of_clips_may_be_called_masks(tmp_path: Path) -> None:
 def test_masks_beside_a_root_that_is_the_folder_of_videos(tmp_path: Path) -> None:
     touch(tmp_path, "videos/a.mp4", "masks/a.png")
     found = companions(tmp_path / "videos")
-    assert found == {"a.mp4": {"loss_mask": "masks/a.png"}}
+    assert found == {"a.mp4": {"loss_mask": "masks/a.png", "mask": "masks/a.png"}}
 
 
 def test_masks_of_no_clip_are_named(tmp_path: Path) -> None:
@@ -91,7 +100,10 @@ def test_masks_in_another_folder(tmp_path: Path) -> None:
     folder = touch(tmp_path / "data", *names)
     masks = touch(tmp_path / "elsewhere", "a.png", "sub/b.png", "c.png")
     assert companions(folder, loss_masks=masks) == {
-        "videos/a.mp4": {"loss_mask": "elsewhere/a.png"},
+        "videos/a.mp4": {
+            "loss_mask": "elsewhere/a.png",
+            "mask": "data/masks/a.png",
+        },
         "videos/sub/b.mp4": {"loss_mask": "elsewhere/sub/b.png"},
     }
     with pytest.raises(VideotuneError, match=r"datasets\.loss_masks"):

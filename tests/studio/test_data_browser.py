@@ -109,9 +109,11 @@ def test_every_clip_has_its_picture_and_the_button_that_mends_it(
     until((home.folder / "clips/bird.txt").is_file)
     assert (home.folder / "clips/bird.txt").read_text() == "a bird <b>that</b> flies\n"
     tile(page, "clips/damaged.mp4").locator("p [data-act=bin]").click()
+    view.hover()  # a tile that plays is renewed too
     page.locator(
         '#tiles .clip[data-path="clips/bird.mp4"][data-state=used]'
     ).wait_for()  # the check begins by itself
+    assert "used" in tile(page, "clips/bird.mp4").locator(".clip-marks").inner_text()
     assert tile(page, "clips/damaged.mp4").count() == 0
     page.locator("[data-open=bin]").click()
     page.locator("#r-bin li").get_by_role("button", name="Restore").click()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -124,14 +126,17 @@ def noise_text(noise: Any) -> str:
     return f"{noise[2]:.2f} ({noise[0]:.2f}-{noise[4]:.2f})"
 
 
-ORDER = ("differs", "unknown", "missing", "none", "translated", "same")
+ORDER = ("missing", "differs", "unknown", "none", "translated", "same")
 """Verdicts in the order in which the notes on their keys are printed."""
 
-SURPRISES = ("differs", "unknown", "missing")
+SURPRISES = ("missing", "differs", "unknown")
 """Verdicts of which each key is printed without --all."""
 
 LISTED = 8
 """Keys that are printed without --all."""
+
+EXAMPLE_PRESET = "wan 2.1 1.3B LoRA 16GB"
+"""In a command, if a config names no model."""
 
 
 def import_config(
@@ -155,11 +160,33 @@ def import_config(
         as_json, asdict(result.shown()), lambda _: show_imported(result, every=every)
     )
     if to is not None:
-        echo(f"config: {to}; `videotune check {to}` accounts for its clips")
-        for path in missing_folders(result.config):
-            echo(
-                f"{path} is not here: give the clips with --data DIR, which replaces it"
-            )
+        show_next_command(to, result)
+
+
+def show_next_command(to: Path, result: Imported) -> None:
+    """Print the command that reads the written config, with what the config lacks.
+
+    Args:
+        to: The file of videotune's config.
+        result: The translation.
+    """
+    missing = missing_folders(result.config)
+    only_dataset = len(result.config.get("datasets", [])) == 1
+    command = f"videotune check {shlex.quote(str(to))}"
+    if missing and only_dataset:
+        command += " --data DIR"
+    if not names_base(result):
+        command += f' --preset "{EXAMPLE_PRESET}"'
+    echo(f"config: {to}; `{command}` accounts for its clips")
+
+    if not names_base(result):
+        echo(
+            "the config names no model: choose the preset by `videotune presets list`, or"
+            f" add base_model_name to {to}"
+        )
+    for path in missing:
+        remedy = "give the clips with --data DIR, which replaces it"
+        echo(f"{path} is not here: {remedy if only_dataset else f'change it in {to}'}")
 
 
 def missing_folders(config: dict[str, Any]) -> list[str]:
@@ -194,18 +221,56 @@ def show_imported(result: Imported, *, every: bool = False) -> None:
     surprises = [row for row in result.rows if row.verdict in SURPRISES]
     surprises.sort(key=lambda row: (ORDER.index(row.verdict), not row.given))
     for row in surprises[:LISTED]:
-        note = row.note.partition(";")[0] or "no rule knows it"
-        tell(f"{row.verdict}: {short_key(row.key)}: {note}", indent="  ")
+        tell(surprise_text(row), indent="  ")
     if len(surprises) > LISTED:
         tell(f"{len(surprises) - LISTED} more differ (--all)")
 
-    # The key of a file that was read is not lost: rows of its own stand for it.
+    dropped = dropped_keys(result)
+    if dropped:
+        tell(f"none: {some(dropped, most=12)}", indent="  ")
+    others = counts["none"] - len(dropped)
+    if others:
+        more = " more" if dropped else ""
+        are = "is" if others == 1 else "are"
+        tell(
+            f"none: {others}{more} {are} empty, a default of theirs, or a file whose keys are read",
+            indent="  ",
+        )
+    tell("--all: every key, what it becomes, and the source of each remark")
+
+
+def surprise_text(row: TranslatedKey) -> str:
+    """Return a line on a key that does not carry over as it is: why, and what becomes
+    of it.
+    """
+    key = short_key(row.key)
+    if row.verdict == "missing":
+        return f"missing: {key}: {shortened(str(row.theirs))}: {row.note}"
+    note = row.note or "no rule knows it"
+    settings = []
+    for name, value in row.ours.items():
+        text = shortened(json.dumps(value, ensure_ascii=False))
+        settings.append(f"{our_key(name)} = {text}")
+    if settings:
+        note += f"; taken as {', '.join(settings)}"
+    elif row.given:
+        note += "; left out"
+    return f"{row.verdict}: {key}: {note}"
+
+
+def our_key(name: str) -> str:
+    """Return a key of a row without the place of its dataset."""
+    return re.sub(r"^datasets\.[\d_]*\.", "datasets.", name)
+
+
+def dropped_keys(result: Imported) -> list[str]:
+    """Return the keys of the config that are not taken over.
+
+    The key of a file that was read is not lost: rows of its own stand for it.
+    """
     read_files = {row.key.partition(".")[0] for row in result.rows if "." in row.key}
     lost_keys = [row.key for row in result.rows if is_lost(row)]
-    dropped = [short_key(key) for key in lost_keys if key not in read_files]
-    if dropped:
-        tell(f"none: {some(dropped, most=12)}")
-    tell("--all: every key, what it becomes, and the source of each remark")
+    return [short_key(key) for key in lost_keys if key not in read_files]
 
 
 def names_base(result: Imported) -> bool:
@@ -235,7 +300,7 @@ def show_every_key(result: Imported) -> None:
         ours = []
         for key, our_value in row.ours.items():
             text = shortened(json.dumps(our_value, ensure_ascii=False))
-            ours.append(f"{key} = {text}")
+            ours.append(f"{our_key(key)} = {text}")
         rows.append([f"{row.key} = {value}{default}", row.verdict, "\n".join(ours)])
 
         if row.note:

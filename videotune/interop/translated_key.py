@@ -19,7 +19,7 @@ class TranslatedKey:
     same: taken as it is; translated: taken under another name or with another value;
         none: there is no counterpart; differs: the key does something other than its
         name suggests; unknown: no rule knows the key; missing: a file that does not
-        exist.
+        exist; the note says what is taken instead.
     """
 
     ours: dict[str, Any] = field(default_factory=dict)

@@ -11,7 +11,11 @@ document.addEventListener("DOMContentLoaded", () => {
   const options = {
     morphStyle: "innerHTML", ignoreActiveValue: true,
     callbacks: {
-      beforeNodeMorphed: (old) => !(old.dataset && "keep" in old.dataset),
+      beforeNodeMorphed: (old) => {
+        const isKept = Boolean(old.dataset && "keep" in old.dataset);
+        if (isKept && old.matches(".clip-open")) old.dataset.stale = "";
+        return !isKept;
+      },
       beforeAttributeUpdated: (name, node) => !(name === "open" && node.matches("details")) && !(name === "class" && node.matches("img")),
     },
   };
@@ -47,7 +51,7 @@ document.addEventListener("DOMContentLoaded", () => {
   function play(view) {
     const open = view.querySelector(".clip-open"), path = open.dataset.view || open.dataset.play;
     if (view.querySelector("video") || !path || !VIDEO.test(path) || !open.querySelector("img")) return;
-    view.dataset.keep = "";
+    open.dataset.keep = "";  // the badges beside it are drawn anew all the same
     const video = document.createElement("video");
     video.muted = video.loop = video.playsInline = true; video.preload = "auto"; video.tabIndex = -1;
     video.setAttribute("aria-hidden", "true");
@@ -58,7 +62,9 @@ document.addEventListener("DOMContentLoaded", () => {
   function halt(view) {
     const video = view.querySelector("video");
     if (video) { video.onerror = null; video.removeAttribute("src"); video.load(); video.remove(); }
-    delete view.dataset.keep;
+    const open = view.querySelector(".clip-open"), isStale = "stale" in open.dataset;
+    delete open.dataset.keep; delete open.dataset.stale;
+    if (isStale) refresh();
   }
   const main = $("main");
   main.addEventListener("pointerover", (event) => { const view = event.target.closest?.(".clip-view"); if (view && event.pointerType !== "touch") play(view); });
