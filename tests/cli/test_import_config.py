@@ -3,12 +3,16 @@
 import json
 import os
 import pickle
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from videotune.cli.interop import import_config
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 
@@ -30,9 +34,17 @@ def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("48 keys of musubi: ")
-    assert lines[1].startswith("differs: ")
-    assert "network_alpha: absent, it is 1" in done.stdout
-    assert "translated" not in " ".join(lines[1:])
+    text = " ".join(done.stdout.split())
+    assert (
+        "missing: dit: weights/wan2.1_t2v_1.3B_bf16.safetensors: it is not here, so the weights of Wan-AI/"
+        in text
+    )
+    assert "missing: vae: weights/vae file.safetensors: it is not here" in text
+    assert "network_alpha: absent, it is 1" in text
+    assert "taken as lora.alpha = 1" in text, "it says what becomes of the key"
+    before, names, others = text.split(" none: ")
+    count = len(names.split(", ")) + int(others.split()[0])
+    assert f" {count} none, " in before
     assert "is not here: give the clips with --data DIR" in done.stderr
     resolved, spec, base = resolve_config(
         Overrides(config=tmp_path / "ours.json"), planning=True
@@ -46,6 +58,26 @@ def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
     )
     assert again.returncode == FAILED
     assert json.loads((tmp_path / "ours.json").read_text())["epochs"] == 6
+
+
+def test_the_next_command_of_a_config_without_a_model_works(
+    tmp_path: Path, small_clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = tmp_path / "dataset.toml"
+    folder = tmp_path / "clips"
+    shutil.copytree(small_clips / "videos", folder)
+    theirs.write_text(f'[[datasets]]\nvideo_directory = "{folder}"\n')
+    import_config([theirs], to=tmp_path / "our config.json")
+    printed = capsys.readouterr().err
+    command = re.search(r"`(videotune check [^`]+)`", printed)
+    assert command is not None, printed
+    _, _, config, option, preset = shlex.split(command[1])
+    assert option == "--preset"
+    assert resolve_config(Overrides(config=Path(config), preset=preset), planning=True)
+
+    folder.rename(tmp_path / "gone")
+    import_config([theirs], to=tmp_path / "b.json")
+    assert "b.json --data DIR --preset" in capsys.readouterr().err
 
 
 def test_all_keys_are_a_list_where_a_table_would_break_their_names() -> None:

@@ -279,6 +279,7 @@ def test_what_import_prints(capsys: pytest.CaptureFixture[str]) -> None:
         "none",
         "differs",
         "unknown",
+        "missing",
     }
     words = schema("import")["properties"]
     assert words["rows"]["items"]["properties"]["verdict"]["enum"] == sorted(ORDER)
