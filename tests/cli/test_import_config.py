@@ -45,7 +45,7 @@ def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
     before, names, others = text.split(" none: ")
     count = len(names.split(", ")) + int(others.split()[0])
     assert f" {count} none, " in before
-    assert "is not here: give the clips with --data DIR" in done.stderr
+    assert "is not here: change it in" in done.stderr, "it has several datasets"
     resolved, spec, base = resolve_config(
         Overrides(config=tmp_path / "ours.json"), planning=True
     )
