@@ -190,7 +190,9 @@ def _print_notes(job: Job, dist: DistributedContext) -> None:
         echo(f"note: {note}")
     repeated = len(job.notes) - len(new_notes)
     if repeated:
-        echo(f"{counted(repeated, 'note')} as shown before (videotune plan --verbose)")
+        echo(
+            f"{counted(repeated, 'note')} as shown before (videotune check --verbose shows them)"
+        )
     if dist.is_main:
         remember(job.cache, new_notes)
     if job.config.sharding == "FULL" and dist.size == 1:
