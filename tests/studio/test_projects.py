@@ -195,3 +195,17 @@ def test_a_damaged_project_is_listed_beside_the_others(
         "broken",
         cats.name,
     }
+
+
+def test_the_card_of_a_project_shows_its_clips_without_their_masks(
+    client: Any, cats: projects.Project
+) -> None:
+    for folder in ("videos", "masks"):
+        (cats.folder / "clips" / folder).mkdir()
+        (cats.folder / "clips" / folder / "a.mp4").write_bytes(MP4)
+    (cats.folder / "clips/videos/a.txt").write_text("a cat")
+    text = client.get("/").text
+    assert "1 clip ·" in text
+    assert text.count("/poster?path=") == 1
+    assert "a.mp4" in text
+    assert "masks" not in text

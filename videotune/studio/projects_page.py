@@ -13,6 +13,7 @@ from videotune.config.load import preset_named
 from videotune.errors import VideotuneError
 from videotune.queue import entries as queued
 from videotune.studio import (
+    clips,
     gpu,
     header,
     model_choices,
@@ -23,8 +24,8 @@ from videotune.studio import (
     trash,
 )
 from videotune.studio.downloads import send_zip
-from videotune.studio.projects import CLIPS, Project, visible_files
-from videotune.studio.uploads import TEXT_SUFFIXES, receive, temporary_upload
+from videotune.studio.projects import Project
+from videotune.studio.uploads import receive, temporary_upload
 from videotune.studio.web import (
     CurrentPage,
     PageContext,
@@ -66,21 +67,18 @@ def _busy_names(root: Path) -> set[str]:
 
 
 def _card(project: Project, *, is_busy: bool) -> dict[str, object]:
-    clips = [
-        path
-        for path in visible_files(project.folder / CLIPS)
-        if path.suffix.lower() not in TEXT_SUFFIXES
-    ]
-    clips.sort(key=str)  # comparing paths is slow
+    rows = clips.table(project).rows.values()
     covers = [
-        path.relative_to(project.folder).as_posix() for path in clips[:COVER_CLIPS]
+        row["picture"] or row["path"]
+        for row in rows
+        if row["part"] and row["reason"] not in clips.CLIP_REASONS
     ]
     runs = list((project.folder / "runs").glob("*/config.json"))
 
     return {
         **_empty_card(project, project.damage),
-        "clips": len(clips),
-        "cover": covers,
+        "clips": len(rows),
+        "cover": covers[:COVER_CLIPS],
         "runs": len(runs),
         "busy": is_busy,
     }
