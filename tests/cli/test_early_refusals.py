@@ -2,15 +2,19 @@
 begins.
 """
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import save_file
 
-from videotune.errors import FAILED
+from videotune.errors import FAILED, VideotuneError
+from videotune.job.early_captions import refuse_missing_captions
+from videotune.job.overrides import Overrides
 
 PROGRAM = """
 import sys
@@ -152,3 +156,26 @@ def test_a_mistake_in_the_arguments_is_refused_before_torch_is_imported(
     assert done.stderr.startswith("videotune: "), "no work was announced"
     assert len(done.stderr.splitlines()) == 1
     assert not (folder / "new").exists()
+
+
+def test_a_missing_caption_is_refused_early_unless_it_is_allowed_or_a_copy(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    folder = tmp_path / "clips"
+    shutil.copytree(small_clips, folder)
+    captions = sorted((folder / "captions").iterdir())
+    captions[0].unlink()
+    missing = Overrides(preset="toy", data=str(folder))
+    with pytest.raises(VideotuneError, match="1 clip has no usable caption") as error:
+        refuse_missing_captions(missing, None)
+    assert f"{captions[0]} does not exist" in str(error.value)
+    assert "--allow-skips 1. With --set missing_caption=empty" in str(error.value)
+
+    refuse_missing_captions(missing, "1")
+    for value in ("empty", "skip"):
+        allowed = replace(missing, sets=(f"missing_caption={value}",))
+        refuse_missing_captions(allowed, None)
+
+    first, second = sorted((folder / "videos").iterdir())[:2]
+    shutil.copy(second, first)
+    refuse_missing_captions(missing, None)

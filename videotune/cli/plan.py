@@ -88,6 +88,7 @@ def plan(
         show_timesteps(overrides, as_json=as_json)
         return
 
+    from videotune.job.early_captions import refuse_missing_captions
     from videotune.job.overrides import check_files
     from videotune.planner.gpus import find_card, memory_and_name
 
@@ -95,6 +96,7 @@ def plan(
     vram, card = memory_and_name(vram, card)
     if card is not None:
         find_card(card, vram)  # raises for an unknown card
+    refuse_missing_captions(overrides, allow_skips)
     doing("measuring memory")
     from videotune.commands.plan import plan as plan_run
 

@@ -83,21 +83,25 @@ def train(
         sets.append(f"push_to={json.dumps(push)}")
     overrides = replace(overrides, sets=(*overrides.sets, *sets))
     if not resume:
-        _refuse_early(overrides, out)
+        _refuse_early(overrides, out, allow_skips)
         return _train(overrides, out, None, allow_skips)
     _refuse_no_run(out, step)
     options = (step, override, allow_data_change, replan)
     return _train(overrides, out, options, allow_skips)
 
 
-def _refuse_early(overrides: Overrides, run: Path) -> None:
-    """Refuse a new run for its folder or a missing file before torch is imported."""
+def _refuse_early(overrides: Overrides, run: Path, allow_skips: str | None) -> None:
+    """Refuse a new run for its folder, a missing file or caption before torch is
+    imported.
+    """
+    from videotune.job.early_captions import refuse_missing_captions
     from videotune.job.overrides import check_files
     from videotune.runs.run_dir import refuse_run
 
     if not quiet():  # of several processes only the first one writes there
         refuse_run(run)
     check_files(overrides)
+    refuse_missing_captions(overrides, allow_skips)
 
 
 def _refuse_no_run(run: Path, step: int | None) -> None:

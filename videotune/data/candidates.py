@@ -239,7 +239,9 @@ def prepare_candidates(
             if candidate.problem is not None
             and not candidate.problem.reason.endswith("_caption")
         ]
-        raise VideotuneError(_caption_message(without_caption, others))
+        raise VideotuneError(
+            caption_message(_with_details(without_caption), _with_details(others))
+        )
 
 
 def _originals_first(
@@ -372,11 +374,11 @@ def _read_texts(file: ClipFile) -> tuple[str, ...]:
     return (read_caption_text(file.caption_file),)
 
 
-def _caption_message(
-    without_caption: Sequence[Candidate], others: Sequence[Candidate]
+def caption_message(
+    without_caption: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]] = ()
 ) -> str:
     """Describe the clips without a usable caption, and others that would be skipped
-    too.
+    too, each given as (path, what is wrong with it).
     """
     count = len(without_caption)
     lines = ["1 clip has no usable caption:"]
@@ -388,19 +390,25 @@ def _caption_message(
         lines += _listed(others)
 
     lines.append(
-        "Write the captions in UTF-8, let `videotune caption` write them, or train without"
+        "Write the captions in UTF-8, let `videotune caption` write them, or go on without"
         f" these files: --allow-skips {count + len(others)}. With --set"
         " missing_caption=empty clips without a caption are trained with no words."
     )
     return "\n".join(lines)
 
 
-def _listed(candidates: Sequence[Candidate]) -> list[str]:
-    """Return a line for each of the first ten, with what is wrong with it."""
-    lines = []
-    for candidate in candidates[:10]:
+def _with_details(candidates: Sequence[Candidate]) -> list[tuple[str, str]]:
+    """Return the path of each candidate, and what is wrong with it."""
+    rows = []
+    for candidate in candidates:
         assert candidate.problem is not None
-        lines.append(f"  {candidate.path}: {candidate.problem.detail}")
-    if len(candidates) > 10:
-        lines.append(f"  … and {len(candidates) - 10} more")
+        rows.append((str(candidate.path), candidate.problem.detail))
+    return rows
+
+
+def _listed(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a line for each of the first ten."""
+    lines = [f"  {path}: {detail}" for path, detail in rows[:10]]
+    if len(rows) > 10:
+        lines.append(f"  … and {len(rows) - 10} more")
     return lines

@@ -1,0 +1,63 @@
+"""Refuse a dataset with videos that have no caption, before torch is imported."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from videotune.config.load import merge
+from videotune.data.candidates import caption_message
+from videotune.data.clip_file import ClipFile
+from videotune.data.layouts import read_folder
+from videotune.data.probe import VIDEO_SUFFIXES
+from videotune.errors import VideotuneError
+from videotune.job.overrides import Overrides, preset_keys, user_keys
+
+PLAIN_KEYS = {"path", "kind", "repeats", "trigger"}
+"""Keys of a dataset that do not decide which files are its clips. A dataset with others
+is left to the complete check.
+"""
+
+
+def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> None:
+    """Refuse videos that surely have no caption, if clips must have one.
+
+    The complete check comes later, with the model's rules. A file that may be a copy of
+    another one is left to it, because a copy needs no caption.
+
+    Raises:
+        VideotuneError: The videos, and what allows them.
+    """
+    keys = merge(preset_keys(overrides), user_keys(overrides))
+    if allow_skips is not None or keys.get("missing_caption", "error") != "error":
+        return
+
+    without_caption = []
+    for dataset in keys.get("datasets") or ():
+        if isinstance(dataset, Mapping):
+            without_caption += _videos_without_caption(dataset)
+    if without_caption:
+        raise VideotuneError(caption_message(without_caption))
+
+
+def _videos_without_caption(dataset: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (path, what is wrong) of the videos of a folder that have no caption."""
+    folder = Path(str(dataset.get("path"))).expanduser()
+    if not set(dataset) <= PLAIN_KEYS or not folder.is_dir():
+        return []
+
+    clips, _ = read_folder(folder)
+    videos = [clip for clip in clips if _is_video(clip)]
+    sizes = {clip.path: clip.path.stat().st_size for clip in videos}
+    counts = Counter(sizes.values())
+    return [
+        (str(clip.path), clip.missing_detail)
+        for clip in videos
+        if clip.missing_detail and counts[sizes[clip.path]] == 1
+    ]
+
+
+def _is_video(clip: ClipFile) -> bool:
+    """Return whether a clip is one video file that exists."""
+    is_file = clip.exists and not clip.frames and clip.path.is_file()
+    return is_file and clip.path.name.lower().endswith(VIDEO_SUFFIXES)
