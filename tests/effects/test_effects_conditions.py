@@ -130,7 +130,11 @@ def test_every_condition_is_drawn_by_itself(lab: Lab) -> None:
     knobs = conditions("last_frame", "mask", probability=0.4)
     knobs |= {"batch_size": 4, "first_frame_probability": 0.3}
     source = source_of(lab, knobs, folder)
-    shown = [types for step in range(1, 101) for types in source.step_draws(step).shown]
+    shown = [
+        types
+        for step in range(1, 101)
+        for types in source.step_draws(step).condition_types
+    ]
     for name, share in (("first_frame", 0.3), ("last_frame", 0.4), ("mask", 0.4)):
         counted = sum(name in types for types in shown) / len(shown)
         assert counted == pytest.approx(share, abs=0.07)

@@ -313,7 +313,7 @@ def render(
     sampler: Sampler,
     prompts: Sequence[str],
     seeds: Sequence[int],
-    given: Sequence[GivenFiles] = (),
+    files: Sequence[GivenFiles] = (),
     title: str = "sampling",
 ) -> list[np.ndarray]:
     """Return uint8 frames (T,H,W,3) of each prompt.
@@ -324,7 +324,7 @@ def render(
         sampler: what to draw with.
         prompts: what to draw.
         seeds: one for each prompt.
-        given: what prompts are conditioned on, one for all prompts or one each.
+        files: what prompts are conditioned on, one for all prompts or one each.
         title: of the progress bar. Empty: the caller shows one.
     """
     family = sampler.family
@@ -337,8 +337,8 @@ def render(
         family.free("text_encoder")
 
     first_frames = None
-    if given:
-        requests = [(files, sampler.settings.shape) for files in given]
+    if files:
+        requests = [(each, sampler.settings.shape) for each in files]
         first_frames = encode_given(family, requests, sampler.config, "sample")
         if len(first_frames) != len(prompts):
             first_frames = first_frames * len(prompts)

@@ -94,7 +94,9 @@ class CompanionFiles:
 
     def without_clip(self, clips: Collection[str]) -> list[str]:
         """Return the companions that belong to none of the clips, sorted."""
-        used = {str(path) for clip in clips for _, path in self.of(clip)}
+        used: set[str] = set()
+        for clip in clips:
+            used.update(str(path) for _, path in self.of(clip))
         return sorted(self.paths - used)
 
     def _loss_mask_of(self, clip: str) -> str | None:

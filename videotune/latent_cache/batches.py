@@ -59,7 +59,7 @@ class StepDraws:
     samples: tuple[tuple[Window, int], ...]
     """Window and variant of each sample."""
     captions: tuple[str, ...]
-    shown: tuple[frozenset[str], ...]
+    condition_types: tuple[frozenset[str], ...]
     """Types of the conditions of each sample."""
     boxes: tuple[int, ...]
     """Number of the box that each sample hides, if it hides a drawn one."""
@@ -191,12 +191,12 @@ class BatchSource:
         return max(1, self.variants)
 
     def given(
-        self, window: Window, variant: int, shown: frozenset[str], box: int
+        self, window: Window, variant: int, condition_types: frozenset[str], box: int
     ) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a sample's conditions that are encoded on their own."""
         entries: dict[str, dict[str, Tensor]] = {}
         for condition in self.config.conditions:
-            if condition.type not in shown:
+            if condition.type not in condition_types:
                 continue
             choices = condition_samples(window, variant, condition, self.num_boxes)
             if choices:
@@ -355,7 +355,7 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     numbers = uniforms(seed, step, len(samples), config.timestep_stratified)
     t = source.timesteps_of(step).draw(numbers)
 
-    shown = tuple(
+    condition_types = tuple(
         _draw_conditions(source, step, index) for index in range(len(samples))
     )
     boxes = tuple(
@@ -364,21 +364,21 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
         )
         for index in range(len(samples) if config.conditions else 0)
     )
-    return StepDraws(samples, captions, shown, boxes, t)
+    return StepDraws(samples, captions, condition_types, boxes, t)
 
 
 def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[str]:
     """Draw the conditions of a sample, each by itself."""
     seed = source.keys.seed
     probability = source.config.first_frame_probability or 0.0
-    shown = set()
+    condition_types = set()
     if generator_for(seed, "first frame", step, index).random() < probability:
-        shown.add("first_frame")
+        condition_types.add("first_frame")
     for condition in source.config.conditions:
         generator = generator_for(seed, f"condition {condition.type}", step, index)
         if generator.random() < condition.probability:
-            shown.add(condition.type)
-    return frozenset(shown)
+            condition_types.add(condition.type)
+    return frozenset(condition_types)
 
 
 def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
@@ -433,7 +433,7 @@ def make_step_batch(
             windows[begin:end],
             draws.captions[begin:end],
             latents,
-            draws.shown[begin:end],
+            draws.condition_types[begin:end],
             variants=[variant for _, variant in draws.samples[begin:end]],
             boxes=draws.boxes[begin:end],
         )
@@ -464,7 +464,7 @@ def assemble(
     windows: Sequence[Window],
     captions: Sequence[str],
     latents: Sequence[LatentDistribution],
-    shown: Sequence[frozenset[str]],
+    condition_types: Sequence[frozenset[str]],
     variants: Sequence[int] | None = None,
     boxes: Sequence[int] = (),
 ) -> Batch:
@@ -479,7 +479,7 @@ def assemble(
         windows: of the samples.
         captions: of the samples.
         latents: means of the samples, with what else was encoded of their clips.
-        shown: the conditions of each sample.
+        condition_types: the conditions of each sample.
         variants: of the windows. None: of each the one without random parts.
         boxes: number of the box that each sample hides. Empty: of each the first.
     """
@@ -487,16 +487,16 @@ def assemble(
     if variants is None:
         variants = [DETERMINISTIC_VARIANT] * len(windows)
 
-    put_start_images(source.spec, x0, latents, shown)
+    put_start_images(source.spec, x0, latents, condition_types)
     known = []
     for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
-        in_place = frozenset(filter(source.spec.is_in_place, shown[index]))
+        in_place = frozenset(filter(source.spec.is_in_place, condition_types[index]))
         entries = source.given(window, variant, in_place, boxes[index] if boxes else 0)
         known.append(put_conditions(x0[index], in_place, source.prefix_frames, entries))
     conditioning_mask = as_mask(known)
 
     extras = []
-    for sample, types in zip(latents, shown, strict=True):
+    for sample, types in zip(latents, condition_types, strict=True):
         is_conditioned = "first_frame" in types
         extras.append({name: x * is_conditioned for name, x in sample.extras.items()})
 

@@ -197,7 +197,7 @@ def companion_sample(
 
 def put_conditions(
     x0: Tensor,
-    shown: frozenset[str],
+    condition_types: frozenset[str],
     prefix_frames: int,
     entries: Mapping[str, Mapping[str, Tensor]],
 ) -> Tensor:
@@ -205,7 +205,7 @@ def put_conditions(
 
     Args:
         x0: latents (C,F,H,W).
-        shown: conditions of the sample.
+        condition_types: conditions of the sample.
         prefix_frames: latent frames of a prefix.
         entries: of each condition that is encoded on its own, its tensors.
 
@@ -213,36 +213,36 @@ def put_conditions(
         (F,H,W) bool: the cells that are given.
     """
     frames = x0.shape[1]
-    given = x0.clone()
+    conditioned = x0.clone()
     known = torch.zeros(x0.shape[1:], dtype=torch.bool)
     # Given clean, a still would leave nothing to learn.
     if frames == 1:
         return known
 
-    if "mask" in shown:
+    if "mask" in condition_types:
         entry = entries["mask"]
         # Somebody else's cache may hold another condition under this name.
         cells = entry.get(KNOWN, torch.zeros_like(known)).bool()
-        given[:, cells] = entry[LATENTS][:, cells]
+        conditioned[:, cells] = entry[LATENTS][:, cells]
         known |= cells
     for name in ("suffix", "last_frame"):
-        if name in shown:
+        if name in condition_types:
             latents = entries[name][LATENTS]
             count = min(latents.shape[1], frames - 1)
-            given[:, -count:] = latents[:, -count:]
+            conditioned[:, -count:] = latents[:, -count:]
             known[-count:] = True
-    if "prefix" in shown:
+    if "prefix" in condition_types:
         count = min(prefix_frames, frames - 1)
-        given[:, :count] = x0[:, :count]
+        conditioned[:, :count] = x0[:, :count]
         known[:count] = True
-    if "first_frame" in shown:
-        given[:, 0] = x0[:, 0]
+    if "first_frame" in condition_types:
+        conditioned[:, 0] = x0[:, 0]
         known[0] = True
 
     # So would a clip of which all is given.
     if known.all():
         return torch.zeros_like(known)
-    x0.copy_(given)
+    x0.copy_(conditioned)
     return known
 
 
@@ -250,10 +250,10 @@ def put_start_images(
     spec: ModelSpec,
     x0: Tensor,
     latents: Sequence[LatentDistribution],
-    shown: Sequence[frozenset[str]],
+    condition_types: Sequence[frozenset[str]],
 ) -> None:
     """Put start images in the place of the first latent frames that are fed clean."""
-    for clip_latents, sample, types in zip(x0, latents, shown, strict=True):
+    for clip_latents, sample, types in zip(x0, latents, condition_types, strict=True):
         is_in_place = "first_frame" in types and spec.is_in_place("first_frame")
         if is_in_place and sample.start is not None and clip_latents.shape[1] > 1:
             clip_latents[:, :1] = sample.start

@@ -83,9 +83,13 @@ def _encode(
             frames = _read(Path(files.video), shape, f"{key}: video")
         else:
             end = _read(Path(path), shape, f"{key}: {name}")
-            shown = count * family.spec.rules.temporal_stride if name == "suffix" else 1
+            pixel_frames = (
+                count * family.spec.rules.temporal_stride if name == "suffix" else 1
+            )
             # The clip's first frames become the sample's last.
-            frames = np.concatenate([end[: shape.frames - shown], end[:shown]])
+            frames = np.concatenate(
+                [end[: shape.frames - pixel_frames], end[:pixel_frames]]
+            )
         entries[name] = encode_condition(family, to_model(frames), sample, hidden)
         if name == "mask" and not entries[name][KNOWN].any():
             raise VideotuneError(

@@ -124,7 +124,7 @@ def _request(
     family: DiffusersModel,
     settings: SampleSettings,
     seed: int,
-    given: LatentDistribution | None,
+    conditions: LatentDistribution | None,
 ) -> SampleRequest:
     """Return what to sample with a seed.
 
@@ -132,16 +132,16 @@ def _request(
         family: the model family.
         settings: settings of all samples.
         seed: of the noise.
-        given: what it is conditioned on, or None.
+        conditions: what it is conditioned on, or None.
     """
     first_latent = None
     known = None
     known_mask = None
-    if given is not None and given.known is not None:
-        known = given.mean[None]
-        known_mask = given.known[None, None]
-    elif given is not None and family.spec.is_in_place("first_frame"):
-        start = given.mean[:, :1] if given.start is None else given.start
+    if conditions is not None and conditions.known is not None:
+        known = conditions.mean[None]
+        known_mask = conditions.known[None, None]
+    elif conditions is not None and family.spec.is_in_place("first_frame"):
+        start = conditions.mean[:, :1] if conditions.start is None else conditions.start
         first_latent = start[None]
 
     return SampleRequest(

@@ -274,14 +274,14 @@ class Previews(SamplingCallback):
         """Encode the files that previews are conditioned on."""
         if not self.every:
             return
-        given = {
+        requests = {
             (request.files, request.settings.shape): None
             for request in selection.preview_requests(self._job)
             if request.files
         }
-        if given:
-            encoded = encode_given(family, list(given), self._job.config, "samples")
-            self._given = dict(zip(given, encoded, strict=True))
+        if requests:
+            encoded = encode_given(family, list(requests), self._job.config, "samples")
+            self._given = dict(zip(requests, encoded, strict=True))
 
     def _first_frame(
         self,
