@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from tests.support.command_line import Patch, Printed, run
 from videotune import console
+from videotune.cli.init import parse_card
 from videotune.cli.plan import views_text
 from videotune.commands import doctor
 from videotune.config.load import preset_names
@@ -144,6 +145,19 @@ def test_init_without_a_terminal_names_the_options(
     answers = {"purpose": "style", "model": "toy", "data": "clips", "trigger": ""}
     assert run("init", tmp_path / "work", card=8, **answers) == DONE
     assert (tmp_path / "work" / "config.yaml").is_file()
+
+
+def test_a_card_for_a_new_config_is_a_memory_or_a_name() -> None:
+    for text, gigabytes in (
+        ("16", 16),
+        ("16 GB", 16),
+        ("an rtx 4090", 24),
+        ("4090", 24),
+    ):
+        assert parse_card(text) == gigabytes
+    for text in ("0", "rtx 3060", "many"):
+        with pytest.raises(VideotuneError, match="--card"):
+            parse_card(text)
 
 
 def test_an_export_for_kohya_is_a_conversion(tiny_family: Any) -> None:

@@ -20,6 +20,25 @@ UNKNOWN_CARD = 1_000_000
 """Memory in GB of a card that nobody named: every preset fits it."""
 
 
+def parse_card(text: str | None) -> int | None:
+    """Return the GB of a card that is given by its memory or its name."""
+    if text is None:
+        return None
+    from videotune.planner.gpus import find_card, memory_and_name
+
+    # 16 is a memory, 4090 a name
+    is_memory = text.isdecimal() and len(text) <= 3
+    memory, name = memory_and_name(None, f"{text} GB" if is_memory else text)
+    try:
+        gigabytes = find_card(name).vram / 2**30 if name is not None else memory or 0
+    except VideotuneError as error:
+        message = str(error).replace("--vram GB", "--card GB")
+        raise VideotuneError(message) from error
+    if gigabytes < 1:
+        raise VideotuneError(f"--card {text!r}: a card has at least 1 GB")
+    return int(gigabytes)
+
+
 def init(
     folder: Annotated[Path, Arg(help="the folder that gets config.yaml")],
     purpose: Annotated[
@@ -29,7 +48,15 @@ def init(
         str | None,
         Opt(help="a model of `videotune presets list`, or a preset's full name"),
     ] = None,
-    card: Annotated[int | None, Opt(min=1, help="memory of the GPU in GB")] = None,
+    card: Annotated[
+        int | None,
+        Opt(
+            parser=str,
+            callback=parse_card,
+            metavar="GB|NAME",
+            help="memory of the GPU in GB, or its name, such as 'rtx 4090'",
+        ),
+    ] = None,
     data: Annotated[
         str | None, Opt(help="a folder of clips, an archive or a Hub dataset")
     ] = None,
