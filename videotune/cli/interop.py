@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune.cli.options import Arg, AsJson, Offline, Opt, Verbose
-from videotune.config.load import shortened
+from videotune.config.load import preset_names, shortened
 from videotune.console import answer, doing, echo, print_table, tell
 from videotune.errors import VideotuneError
 from videotune.text import counted, plain, shape_words, some
@@ -135,9 +135,6 @@ SURPRISES = ("missing", "differs", "unknown")
 LISTED = 8
 """Keys that are printed without --all."""
 
-EXAMPLE_PRESET = "wan 2.1 1.3B LoRA 16GB"
-"""In a command, if a config names no model."""
-
 
 def import_config(
     files: Annotated[
@@ -176,7 +173,8 @@ def show_next_command(to: Path, result: Imported) -> None:
     if missing and only_dataset:
         command += " --data DIR"
     if not names_base(result):
-        command += f' --preset "{EXAMPLE_PRESET}"'
+        example = next(name for name in preset_names() if "LoRA" in name)
+        command += f' --preset "{example}"'
     echo(f"config: {to}; `{command}` accounts for its clips")
 
     if not names_base(result):

@@ -24,6 +24,7 @@ from videotune.interop.addresses import (
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
+from videotune.interop.missing_files import is_missing_file, replacement_note
 from videotune.interop.optimizer_arguments import with_arguments
 from videotune.interop.translated_key import TranslatedKey
 from videotune.model_spec import ModelSpec
@@ -310,8 +311,8 @@ def _translate_key(
             )
 
     verdict = _verdict(key, value, ours, rule)
-    if _is_missing_file(value, rule, folder):
-        note = _replacement_note(rule, base)
+    if is_missing_file(value, rule, folder):
+        note = replacement_note(rule, base)
         if verdict == "differs":
             notes.append(note)
         else:
@@ -326,34 +327,6 @@ def _translate_key(
         note="; ".join(filter(None, notes)),
         source=rule.get("source", ""),
     )
-
-
-_FILE_CONVERSIONS = ("weights", "part file", "part files", "low expert", "high expert")
-"""Conversions of the path of weights; a file that does not exist is left out."""
-
-_LOCAL_PATH = re.compile(r"\.{0,2}[/\\]|[A-Za-z]:[/\\]|.*\.(safetensors|pth|pt|bin)$")
-"""A path on a machine, and no id of the Hub."""
-
-
-def _is_missing_file(value: Any, rule: Mapping[str, Any], folder: Path) -> bool:
-    """Return whether a value names weights on a machine that are not on this one."""
-    conversion = rule.get("as")
-    names_weights = "base" in rule or (
-        isinstance(conversion, str) and conversion in _FILE_CONVERSIONS
-    )
-    is_path = isinstance(value, str) and _LOCAL_PATH.match(value) is not None
-    return names_weights and is_path and not os.path.exists(folder / value)
-
-
-def _replacement_note(rule: Mapping[str, Any], base: Mapping[str, str]) -> str:
-    """Say what is taken instead of weights that are not on this machine."""
-    if rule.get("as") in ("part file", "part files"):
-        return "it is not here, so the base model's own is taken"
-    if "base_model_name" not in base:
-        return "it is not here; set base_model_name"
-    name = base["base_model_name"]
-    place = "" if os.path.isdir(name) else " from the Hub"
-    return f"it is not here, so the weights of {name}{place} are taken"
 
 
 def _verdict(
