@@ -32,3 +32,13 @@ def replacement_note(rule: Mapping[str, Any], base: Mapping[str, str]) -> str:
     name = base["base_model_name"]
     place = "" if os.path.isdir(name) else " from the Hub"
     return f"it is not here, so the weights of {name}{place} are taken"
+
+
+def with_missing_file(
+    verdict: str, notes: list[str], rule: Mapping[str, Any], base: Mapping[str, str]
+) -> tuple[str, list[str]]:
+    """Return the verdict and notes of a key whose file is not on this machine."""
+    note = replacement_note(rule, base)
+    if verdict == "differs":
+        return verdict, [*notes, note]
+    return "missing", [note, *notes[1:]]

@@ -24,7 +24,7 @@ from videotune.interop.addresses import (
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
-from videotune.interop.missing_files import is_missing_file, replacement_note
+from videotune.interop.missing_files import is_missing_file, with_missing_file
 from videotune.interop.optimizer_arguments import with_arguments
 from videotune.interop.translated_key import TranslatedKey
 from videotune.model_spec import ModelSpec
@@ -312,12 +312,7 @@ def _translate_key(
 
     verdict = _verdict(key, value, ours, rule)
     if is_missing_file(value, rule, folder):
-        note = replacement_note(rule, base)
-        if verdict == "differs":
-            notes.append(note)
-        else:
-            verdict = "missing"
-            notes[0] = note
+        verdict, notes = with_missing_file(verdict, notes, rule, base)
 
     return TranslatedKey(
         key=key,
