@@ -39,6 +39,17 @@ def parse_card(text: str | None) -> int | None:
     return int(gigabytes)
 
 
+Card = Annotated[
+    int | None,
+    Opt(
+        parser=str,
+        callback=parse_card,
+        metavar="GB|NAME",
+        help="memory of the GPU in GB, or its name, such as 'rtx 4090'",
+    ),
+]
+
+
 def init(
     folder: Annotated[Path, Arg(help="the folder that gets config.yaml")],
     purpose: Annotated[
@@ -48,15 +59,7 @@ def init(
         str | None,
         Opt(help="a model of `videotune presets list`, or a preset's full name"),
     ] = None,
-    card: Annotated[
-        int | None,
-        Opt(
-            parser=str,
-            callback=parse_card,
-            metavar="GB|NAME",
-            help="memory of the GPU in GB, or its name, such as 'rtx 4090'",
-        ),
-    ] = None,
+    card: Card = None,
     data: Annotated[
         str | None, Opt(help="a folder of clips, an archive or a Hub dataset")
     ] = None,

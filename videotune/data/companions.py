@@ -1,6 +1,5 @@
 """Companions of a clip as a run uses them: read, and checked against their clip."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,9 +7,6 @@ from videotune.config.schema import Config
 from videotune.data.clip_file import ClipFile, Role
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
-from videotune.data.remarks import Remark
-from videotune.errors import VideotuneError
-from videotune.text import counted
 
 ASPECT_TOLERANCE = 0.02
 """How far the aspect ratio of a mask may differ from its clip's, as a share."""
@@ -119,50 +115,3 @@ def _length(media: MediaInfo) -> str:
     if media.still:
         return "1 frame"
     return f"{len(media.ticks)} frames in {media.seconds:.2f} s"
-
-
-def mask_notes(
-    masks_by_clip: Sequence[Companion | None],
-    unused_masks: int,
-    config: Config,
-    *,
-    any_bad: bool = False,
-) -> list[str]:
-    """Return a note on how many clips have a mask.
-
-    Args:
-        masks_by_clip: the mask of each clip that is used.
-        unused_masks: clips with a mask file, if the config does not use masks.
-        config: the run's config.
-        any_bad: a clip is skipped because its mask cannot be used.
-
-    Raises:
-        VideotuneError: if the config uses masks and no clip has one.
-    """
-    if not config.loss_mask.is_used:
-        uses_masks = any(condition.type == "mask" for condition in config.conditions)
-        if not unused_masks or uses_masks:
-            return []
-        note = (
-            f"{counted(unused_masks, 'clip')} with a mask that is not used: with "
-            "--set loss_mask.outside=0 the loss counts only where the mask is white"
-        )
-        return [Remark("unused_masks", note)]
-
-    masks = [mask for mask in masks_by_clip if mask is not None]
-    if not masks and any_bad:
-        return []
-    if not masks:
-        raise VideotuneError(
-            "loss_mask.outside: no clip has a mask. Put masks with the names of the clips into "
-            "masks/ beside videos/, name their folder (datasets.loss_masks), or leave it out."
-        )
-    num_alpha = sum(mask.content_id.endswith(ALPHA) for mask in masks)
-    sources = [f"{len(masks) - num_alpha} of files"] if num_alpha < len(masks) else []
-    if num_alpha:
-        sources.append(f"{num_alpha} of alpha channels")
-    without_mask = len(masks_by_clip) - len(masks)
-    note = f"{counted(len(masks), 'mask')} of the loss ({' and '.join(sources)})"
-    if without_mask:
-        note += f"; {counted(without_mask, 'clip')} without one, all of which counts 1"
-    return [note]

@@ -22,7 +22,7 @@ from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_accounts import account_of
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
 from videotune.data.companion_files import CompanionSettings
-from videotune.data.companions import mask_notes, used_companions
+from videotune.data.companions import used_companions
 from videotune.data.dataset_notes import notes_on_clips, variant_notes
 from videotune.data.file_checks import ClipProblem, refuse_links
 from videotune.data.frame_counts import (
@@ -33,6 +33,7 @@ from videotune.data.frame_counts import (
 )
 from videotune.data.frame_folders import join_frames
 from videotune.data.locations import Location, open_location
+from videotune.data.mask_notes import notes_on_masks
 from videotune.data.media_index import MediaIndex
 from videotune.data.media_info import MediaInfo
 from videotune.data.metadata_files import Columns
@@ -42,7 +43,6 @@ from videotune.data.source_videos import group_by_source, hold_out
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_NAME
 from videotune.model_spec import VideoRules
-from videotune.text import counted
 from videotune.types import Clip, ClipShape, Pacing, Window
 
 
@@ -147,35 +147,8 @@ def scan(
     for candidate in usable:
         candidate.mirror()
     notes += notes_on_clips(usable, config.video_config, rules)
-    notes = [*_notes_on_masks(candidates, usable, config), *notes]
+    notes = [*notes_on_masks(candidates, usable, config), *notes]
     return _build_library(candidates, locations, notes, rules, config.seed)
-
-
-def _notes_on_masks(
-    candidates: Sequence[Candidate], usable: Sequence[Candidate], config: Config
-) -> list[str]:
-    loss_masks = [candidate.companions.get("loss_mask") for candidate in usable]
-    files = [dict(candidate.file.companions) for candidate in usable]
-    unused_masks = sum("loss_mask" in roles for roles in files)
-    any_bad = any(
-        candidate.problem is not None and candidate.problem.reason == "bad_mask"
-        for candidate in candidates
-    )
-    notes = mask_notes(loss_masks, unused_masks, config, any_bad=any_bad)
-
-    num_start_images = sum("start_image" in item.companions for item in usable)
-    if num_start_images:
-        notes.append(
-            f"{counted(num_start_images, 'image')} of images/ with the name of a video in videos/: "
-            "used as that video's start image, not as a clip"
-        )
-    if any(condition.type == "mask" for condition in config.conditions):
-        num_masks = sum("mask" in candidate.companions for candidate in usable)
-        notes.append(
-            f"conditions: mask: {counted(num_masks, 'clip')} with a mask in masks/; of "
-            f"{len(usable) - num_masks} a drawn box is hidden"
-        )
-    return notes
 
 
 def _open(

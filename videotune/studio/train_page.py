@@ -28,6 +28,7 @@ from videotune.studio.form import clip_keys_of, inherited_values
 from videotune.studio.preview_clips import nearest
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
+from videotune.studio.restarts import restart_step, unexpected_end
 from videotune.studio.status import (
     checkpoints,
     process_progress,
@@ -191,39 +192,11 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "best_why": best_why,
         "saves": checkpoints(run.folder),
         "waits": waits,
-        "unexpected_end": _unexpected_end(page, entry, job),
-        "restarted_from": _restart_step(run, job),
+        "unexpected_end": unexpected_end(page, entry, job),
+        "restarted_from": restart_step(run, job),
         "busy": code in BUSY_STATUSES,
         "beat": mapping(run.life),
     }
-
-
-def _unexpected_end(
-    page: PageContext, entry: QueueEntry | None, job: QueuedJob | None
-) -> QueuedJob | None:
-    """Return the process that ended unexpectedly and in whose place the queue has
-    started the present one; None if there is none.
-    """
-    if entry is None or job is None or not job.is_running:
-        return None
-    earlier_jobs = [
-        other
-        for other in jobs.all_jobs(queue_page.queue_folder(page.root), entry.kind)
-        if other.about == entry.name
-        and other.turn == job.turn
-        and other.started < job.started
-    ]
-    if earlier_jobs and earlier_jobs[0].state in ("dead", "failed"):
-        return earlier_jobs[0]
-    return None
-
-
-def _restart_step(run: Run, job: QueuedJob | None) -> int:
-    """Return the step after which the present process of a run continues."""
-    if job is not None and (run.written or 0) >= job.started:
-        resume_record = run.last("resume")
-        return int(resume_record["from_step"] or 0)
-    return process_progress(run, job).done
 
 
 def run_part(page: PageContext) -> str:
