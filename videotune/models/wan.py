@@ -117,6 +117,7 @@ class Wan(DiffusersModel):
         sample_steps=30,
         sample_guidance=5.0,
         licence="Apache-2.0",
+        further_conditions=IN_PLACE,
         schedulers=(
             "UniPCMultistepScheduler",
             "FlowMatchEulerDiscreteScheduler",
