@@ -87,7 +87,8 @@ def test_shapes_are_compared_before_anything_is_computed(
     path = tmp_path / "x.safetensors"
     save_file(OTHER_SIZE[name], path)
     found = readers(family, path, tmp_path / "out.safetensors")
-    with limited(5):
+    # The first reading also imports the library.
+    with limited():
         assert found.pop("inspect")()
         assert found.pop("against")()
     for read in found.values():

@@ -218,7 +218,7 @@ def test_a_film_becomes_scenes_to_keep_or_remove(
 ) -> None:
     checked(page)
     film = tile(page, "clips/film.mp4")
-    assert "long video" in film.locator(".clip-marks").inner_text()
+    film.locator(".clip-marks", has_text="long video").wait_for()
     film.locator("p [data-cut]").click()
     page.locator(".scene").nth(2).wait_for()
     film.wait_for(state="detached")
