@@ -388,6 +388,57 @@ def test_files_become_the_latents_that_training_would_have_of_them(
     assert not inpainted.known[..., 4:].any()
 
 
+def test_a_clip_is_continued_from_its_end(lab: Lab, files: Files) -> None:
+    """A prefix of one latent frame is the clip's last frame, not its first."""
+    pixels = np.zeros((24, 64, 64, 3), np.uint8)
+    pixels[-1] = (0, 255, 0)
+    path = lab.tmp / "turns-green.mov"
+    write_clip(path, pixels, 16, codec="png", pix_fmt="rgb24")
+    knobs = conditions("prefix")
+    job = job_of(lab, knobs, clips(lab.tmp / "clips", noise(FRAMES, 64, 64)))
+    family = open_models(job.spec, job.base, job.config)
+    shape = ClipShape(FRAMES, 64, 64, 16.0)
+
+    given = [GivenFiles(prefix=str(path)), GivenFiles(prefix=files.suffix)]
+    requests = [(prefix, shape) for prefix in given]
+    turned, green = encode_given(family, requests, job.config, "sample")
+    assert turned.known[:, 0, 0].tolist() == [True] + [False] * 4
+    torch.testing.assert_close(turned.mean[:, 0], green.mean[:, 0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["prefix", "suffix"])
+def test_more_latent_frames_than_a_clip_has_leave_one_to_learn(
+    name: str, lab: Lab, files: Files, lossless: Callable[[Path, np.ndarray], Path]
+) -> None:
+    """And the suffix then knows nothing of the first frame."""
+    knobs = conditions(name, latent_frames=40)
+    frames = noise(FRAMES, 64, 64)
+    other_start = frames.copy()
+    other_start[:1] = 255
+    batches = []
+    for number, pixels in enumerate((frames, other_start)):
+        folder = lossless(lab.tmp / f"{name} {number}", pixels)
+        batches.append(plain(lab, knobs, folder)[1])
+    first, second = batches
+    assert first.conditioning_mask.sum() == 4
+    if name == "suffix":
+        assert torch.equal(first.x0[:, :, 1:], second.x0[:, :, 1:])
+
+    job = job_of(lab, knobs, folder)
+    family = open_models(job.spec, job.base, job.config)
+    request = (GivenFiles(**{name: files.kept}), ClipShape(FRAMES, 64, 64, 16.0))
+    (given,) = encode_given(family, [request], job.config, "sample")
+    assert given.known[:, 0, 0].sum() == 4
+
+
+def test_of_a_still_nothing_is_given(lab: Lab) -> None:
+    folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    knobs = conditions("suffix", "mask", "last_frame", "prefix")
+    _, batch = plain(lab, knobs | {"video_config.frames": 1}, folder)
+    assert batch.x0.shape[2] == 1
+    assert not batch.conditioning_mask.any()
+
+
 def test_a_mask_that_leaves_nothing_is_refused(lab: Lab, files: Files) -> None:
     job = job_of(lab, ALL, clips(lab.tmp / "clips", noise(FRAMES, 64, 64)))
     family = open_models(job.spec, job.base, job.config)

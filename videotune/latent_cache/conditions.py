@@ -61,7 +61,8 @@ def condition_samples(
     window: Window, variant: int, condition: Condition, boxes: int
 ) -> list[ConditionSample]:
     """Return what of a condition is encoded on its own: nothing, one or several boxes."""
-    if condition.type not in ENCODED_ALONE:
+    is_still = window.shape.frames == 1
+    if condition.type not in ENCODED_ALONE or is_still:
         return []
     latent_frames = condition.latent_frames if condition.type == "suffix" else 1
     sample = ConditionSample(window, variant, condition.type, latent_frames)
@@ -132,13 +133,22 @@ def encode_condition(
         return {LATENTS: latents, KNOWN: known.to(torch.uint8)}
 
     num_frames = frames.shape[1]
+    latent_frames = given_frames(sample.latent_frames, sample.window.shape, rules)
     begin = num_frames - 1
     if sample.type == "suffix":
-        begin = max(0, num_frames - sample.latent_frames * rules.temporal_stride)
+        begin = num_frames - latent_frames * rules.temporal_stride
+
     repeated = frames[:, begin : begin + 1].expand(-1, begin, -1, -1)
     filled = torch.cat([repeated, frames[:, begin:]], dim=1).contiguous()
     latents = family.encode_video(filled).mean
-    return {LATENTS: latents[:, -sample.latent_frames :]}
+    return {LATENTS: latents[:, -latent_frames:]}
+
+
+def given_frames(latent_frames: int, shape: ClipShape, rules: VideoRules) -> int:
+    """Return how many latent frames of a prefix or suffix are given: one at least is
+    left to learn.
+    """
+    return min(latent_frames, rules.latent_size(shape)[0] - 1)
 
 
 def known_cells(

@@ -18,6 +18,7 @@ from videotune.latent_cache.conditions import (
     KNOWN,
     ConditionSample,
     encode_condition,
+    given_frames,
     put_conditions,
 )
 from videotune.latent_cache.encode import to_model
@@ -64,11 +65,13 @@ def _encode(
         still = _read(Path(files.image), shape, f"{key}: image")
         return family.encode_video(to_model(still))
 
+    rules = family.spec.rules
     latent_frames = {
-        condition.type: condition.latent_frames for condition in config.conditions
+        condition.type: given_frames(condition.latent_frames, shape, rules)
+        for condition in config.conditions
     }
     window = Window("", 0.0, shape.frames / shape.fps, shape)
-    x0 = torch.zeros(family.spec.latent_channels, *family.spec.rules.latent_size(shape))
+    x0 = torch.zeros(family.spec.latent_channels, *rules.latent_size(shape))
     entries = {}
     for name in ("suffix", "last_frame", "mask"):
         path = getattr(files, name)
@@ -83,9 +86,7 @@ def _encode(
             frames = _read(Path(files.video), shape, f"{key}: video")
         else:
             end = _read(Path(path), shape, f"{key}: {name}")
-            pixel_frames = (
-                count * family.spec.rules.temporal_stride if name == "suffix" else 1
-            )
+            pixel_frames = count * rules.temporal_stride if name == "suffix" else 1
             # The clip's first frames become the sample's last.
             frames = np.concatenate(
                 [end[: shape.frames - pixel_frames], end[:pixel_frames]]
@@ -100,7 +101,7 @@ def _encode(
 
     if files.prefix is not None:
         count = latent_frames["prefix"]
-        num_frames = (count - 1) * family.spec.rules.temporal_stride + 1
+        num_frames = (count - 1) * rules.temporal_stride + 1
         beginning = _read_end(Path(files.prefix), shape, num_frames, f"{key}: prefix")
         x0[:, :count] = family.encode_video(to_model(beginning)).mean[:, :count]
     if files.image is not None:
@@ -116,34 +117,45 @@ def _read(path: Path, shape: ClipShape, key: str) -> np.ndarray:
     """Return the first frames of a clip, or an image as a still video, cropped as clips
     are: uint8 (T,H,W,3). The last frame of a clip that is too short is held.
     """
-    return _decoded(path, shape, range(shape.frames), key)
+    info = _probed(path, key)
+    times = [
+        min(number / shape.fps, _last_second(info)) for number in range(shape.frames)
+    ]
+    return _decoded(info, times, shape, key)
 
 
 def _read_end(path: Path, shape: ClipShape, frames: int, key: str) -> np.ndarray:
-    """Return the last frames of a clip at the rate of a shape."""
-    return _decoded(path, shape, range(-frames + 1, 1), key)
-
-
-def _decoded(path: Path, shape: ClipShape, numbers: range, key: str) -> np.ndarray:
-    """Return frames by their numbers at the rate of a shape; those from below 0 on are
-    counted from the end.
+    """Return the last frames of a clip at the rate of a shape: uint8 (frames,H,W,3). The
+    first frame of a clip that is too short is held.
     """
+    info = _probed(path, key)
+    times = [
+        max(0.0, _last_second(info) - number / shape.fps)
+        for number in reversed(range(frames))
+    ]
+    return _decoded(info, times, shape, key)
+
+
+def _probed(path: Path, key: str) -> MediaInfo:
     require_file(path, key)
     try:
-        info = probe(path)
-        times = [_second_of(number, shape.fps, info) for number in numbers]
-        if numbers.start < 0:
-            times = [
-                max(0.0, _last_second(info) + number / shape.fps) for number in numbers
-            ]
+        return probe(path)
+    except (ClipProblem, OSError) as problem:
+        raise _unreadable(path, problem, key) from problem
+
+
+def _decoded(
+    info: MediaInfo, times: Sequence[float], shape: ClipShape, key: str
+) -> np.ndarray:
+    try:
         return decode(info, times, shape.height, shape.width)
     except (ClipProblem, OSError) as problem:
-        reason = getattr(problem, "detail", None) or problem
-        raise VideotuneError(f"{key} {path}: {reason}") from problem
+        raise _unreadable(Path(info.path), problem, key) from problem
 
 
-def _second_of(number: int, fps: float, info: MediaInfo) -> float:
-    return min(max(number, 0) / fps, _last_second(info))
+def _unreadable(path: Path, problem: Exception, key: str) -> VideotuneError:
+    reason = getattr(problem, "detail", None) or problem
+    return VideotuneError(f"{key} {path}: {reason}")
 
 
 def _last_second(info: MediaInfo) -> float:
