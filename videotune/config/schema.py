@@ -525,6 +525,14 @@ class Config(Section):
     """
 
     @property
+    def condition_types(self) -> frozenset[str]:
+        """Types of the conditions that some samples have."""
+        types = {condition.type for condition in self.conditions}
+        return frozenset(
+            types | {"first_frame"} if self.first_frame_probability else types
+        )
+
+    @property
     def text_in_step(self) -> bool:
         """Whether text is encoded in the step, because its encoder trains.
 

@@ -43,8 +43,8 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
     """Return the companions of a clip that the config uses, not yet read."""
     is_used: dict[Role, bool] = {
         "loss_mask": config.loss_mask.is_used,
-        "mask": any(condition.type == "mask" for condition in config.conditions),
-        "start_image": bool(config.first_frame_probability),
+        "mask": "mask" in config.condition_types,
+        "start_image": "first_frame" in config.condition_types,
     }
     return {
         role: Companion(role, path) for role, path in file.companions if is_used[role]

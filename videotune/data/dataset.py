@@ -166,7 +166,7 @@ def _open(
         columns=Columns(dataset.file_column, dataset.caption_column),
         companions=CompanionSettings(
             loss_masks=mask_folder,
-            start_images=bool(config.first_frame_probability),
+            start_images="first_frame" in config.condition_types,
         ),
     )
 

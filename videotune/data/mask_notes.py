@@ -30,7 +30,7 @@ def notes_on_masks(
         candidate.problem is not None and candidate.problem.reason == "bad_mask"
         for candidate in candidates
     )
-    notes = mask_notes(loss_masks, unused_masks, config, any_bad=any_bad)
+    notes = _loss_mask_notes(loss_masks, unused_masks, config, any_bad=any_bad)
 
     num_start_images = sum("start_image" in item.companions for item in usable)
     if num_start_images:
@@ -38,7 +38,7 @@ def notes_on_masks(
             f"{counted(num_start_images, 'image')} of images/ with the name of a video in videos/: "
             "used as that video's start image, not as a clip"
         )
-    if any(condition.type == "mask" for condition in config.conditions):
+    if "mask" in config.condition_types:
         num_masks = sum("mask" in candidate.companions for candidate in usable)
         notes.append(
             f"conditions: mask: {counted(num_masks, 'clip')} with a mask in masks/; of "
@@ -47,12 +47,12 @@ def notes_on_masks(
     return notes
 
 
-def mask_notes(
+def _loss_mask_notes(
     masks_by_clip: Sequence[Companion | None],
     unused_masks: int,
     config: Config,
     *,
-    any_bad: bool = False,
+    any_bad: bool,
 ) -> list[str]:
     """Return a note on how many clips have a mask.
 
@@ -66,8 +66,7 @@ def mask_notes(
         VideotuneError: if the config uses masks and no clip has one.
     """
     if not config.loss_mask.is_used:
-        uses_masks = any(condition.type == "mask" for condition in config.conditions)
-        if not unused_masks or uses_masks:
+        if not unused_masks or "mask" in config.condition_types:
             return []
         note = (
             f"{counted(unused_masks, 'clip')} with a mask that is not used: with "

@@ -100,7 +100,7 @@ class BatchSource:
     pin: bool = False
     """Whether the batches of steps are put into pinned memory."""
     encode_condition: Callable[[ConditionSample], dict[str, Tensor]] | None = None
-    """Makes a condition of such a sample, see ``encode_condition``."""
+    """Makes a condition of such a sample, see ``encode_condition_sample``."""
     _encode_lock: Lock = field(
         default_factory=Lock, init=False, repr=False, compare=False
     )
@@ -180,10 +180,8 @@ class BatchSource:
     @cached_property
     def prefix_frames(self) -> int:
         """Latent frames of a prefix that samples are given."""
-        for condition in self.config.conditions:
-            if condition.type == "prefix":
-                return condition.latent_frames
-        return 0
+        prefixes = (item for item in self.config.conditions if item.type == "prefix")
+        return sum(prefix.latent_frames for prefix in prefixes)
 
     @property
     def num_boxes(self) -> int:
@@ -205,8 +203,7 @@ class BatchSource:
         return entries
 
     def _condition_tensors(self, sample: ConditionSample) -> dict[str, Tensor]:
-        is_plain = sample.variant == DETERMINISTIC_VARIANT
-        if self.variants == 0 and not is_plain and self.varies(sample.window):
+        if self.is_encoded_in_step(sample.window, sample.variant):
             assert self.encode_condition is not None, "an encoder is needed"
             with self._encode_lock:
                 return self.encode_condition(sample)
@@ -220,6 +217,11 @@ class BatchSource:
     def varies(self, window: Window) -> bool:
         """Whether the variants of a window differ."""
         return window.varies or self.keys.image_noise
+
+    def is_encoded_in_step(self, window: Window, variant: int) -> bool:
+        """Whether a sample is encoded in its step, because no variants are cached."""
+        is_plain = variant == DETERMINISTIC_VARIANT
+        return self.variants == 0 and not is_plain and self.varies(window)
 
     def variant(self, bucket: int, position: int, epoch: int) -> int:
         """Return which variant of its window the entry at ``position`` of a bucket
@@ -281,8 +283,7 @@ class BatchSource:
         """Return a window's cached latents, or encode them if its variants are not
         cached.
         """
-        is_plain = variant == DETERMINISTIC_VARIANT
-        if self.variants == 0 and not is_plain and self.varies(window):
+        if self.is_encoded_in_step(window, variant):
             assert self.encode is not None, (
                 "without cached variants an encoder is needed"
             )
@@ -306,8 +307,7 @@ class BatchSource:
         if name is None:
             return None
 
-        is_plain = variant == DETERMINISTIC_VARIANT
-        if self.variants == 0 and not is_plain and self.varies(window):
+        if self.is_encoded_in_step(window, variant):
             assert self.read_mask is not None, "without cached variants masks are read"
             share = self.read_mask(window, variant)
         else:
@@ -358,13 +358,11 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     condition_types = tuple(
         _draw_conditions(source, step, index) for index in range(len(samples))
     )
-    boxes = tuple(
-        int(
-            generator_for(seed, "condition box", step, index).integers(source.num_boxes)
-        )
-        for index in range(len(samples) if config.conditions else 0)
-    )
-    return StepDraws(samples, captions, condition_types, boxes, t)
+    boxes = []
+    for index in range(len(samples) if "mask" in config.condition_types else 0):
+        generator = generator_for(seed, "condition box", step, index)
+        boxes.append(int(generator.integers(source.num_boxes)))
+    return StepDraws(samples, captions, condition_types, tuple(boxes), t)
 
 
 def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[str]:

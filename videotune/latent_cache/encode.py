@@ -26,14 +26,17 @@ from videotune.latent_cache.conditions import (
     ConditionSample,
     companion_sample,
     condition_key,
-    drawn_box,
     encode_condition,
     has_condition_form,
 )
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.entry import CacheEntry, EntryName, TensorForm, form_of
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.mask_reading import MASK_TENSOR, mask_pixels
+from videotune.latent_cache.mask_reading import (
+    MASK_TENSOR,
+    mask_pixels,
+    read_hidden_pixels,
+)
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.model_spec import VideoRules
@@ -65,6 +68,7 @@ class CacheItems:
     """
 
     conditions: tuple[ConditionSample, ...] = ()
+    """Conditions that are encoded on their own."""
 
     def __bool__(self) -> bool:
         return bool(self.captions or self.samples or self.masks or self.conditions)
@@ -240,7 +244,7 @@ def fill(
         finally:
             family.free("vae")
         rules = family.spec.rules
-        waited += fill_masks(store, keys, rules, todo.masks, media, workers, progress)
+        waited += _fill_masks(store, keys, rules, todo.masks, media, workers, progress)
         return waited
 
 
@@ -303,10 +307,8 @@ def _fill_windows(
         clip = media[sample.window.clip_id]
         latents = _encode_frames(family, keys, sample, frames, media)
         tensors = tensors_of(latents)
-        name = name_in_cache(store.folder, Path(clip.path))
         metadata = {
-            # A path that any JSON can hold, even if its bytes are not UTF-8.
-            "clip": os.fsencode(name).decode("utf-8", "replace"),
+            "clip": _clip_name(store, clip),
             "window": sample.window.id,
             "variant": sample.variant,
             "encoder": keys.vae,
@@ -318,7 +320,7 @@ def _fill_windows(
     return waited
 
 
-def fill_masks(
+def _fill_masks(
     store: LatentCache,
     keys: CacheKeys,
     rules: VideoRules,
@@ -341,10 +343,8 @@ def fill_masks(
     waited = 0.0
     decoded = _decode(iter(remaining), media, workers)
     for done, (sample, frames, wait) in enumerate(decoded, start=1):
-        path = Path(media[sample.window.clip_id].path)
-        name = name_in_cache(store.folder, path)
         metadata = {
-            "clip": os.fsencode(name).decode("utf-8", "replace"),
+            "clip": _clip_name(store, media[sample.window.clip_id]),
             "window": sample.window.id,
             "variant": sample.variant,
         }
@@ -370,16 +370,22 @@ def _fill_conditions(
         name = condition_key(keys, condition)
         if not store.has("conditions", name):
             tensors = encode_condition_sample(family, keys, condition, media)
-            path = Path(media[condition.window.clip_id].path)
-            clip = name_in_cache(store.folder, path)
             metadata = {
-                "clip": os.fsencode(clip).decode("utf-8", "replace"),
+                "clip": _clip_name(store, media[condition.window.clip_id]),
                 "window": f"{condition.window.id} {condition.type}",
                 "variant": condition.variant,
                 "encoder": keys.vae,
             }
             store.put("conditions", name, tensors, metadata)
         progress(_with_rate("conditions", done, begun), done, len(conditions))
+
+
+def _clip_name(store: LatentCache, clip: MediaInfo) -> str:
+    """Return a file's name in the cache, which any JSON can hold even if its bytes are
+    not UTF-8.
+    """
+    name = name_in_cache(store.folder, Path(clip.path))
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def encode_condition_sample(
@@ -396,15 +402,7 @@ def encode_condition_sample(
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
 
-    hidden = torch.zeros(1, *frames.shape[2:])
-    if condition.draws_box:
-        hidden = drawn_box(keys.seed, condition)
-        if sample.flipped:
-            hidden = hidden.flip(-1)
-    elif condition.type == "mask":
-        mask = companion_sample(sample, "mask", media)
-        hidden = mask_pixels(frames_of([mask], media[mask.window.clip_id], None))
-
+    hidden = read_hidden_pixels(condition, sample, keys.seed, media)
     subject = f"{clip.path}: window {condition.window.id}: {condition.type}"
     with _name_failure(subject, "Fewer frames or a lower resolution need less memory."):
         return _check_finite(encode_condition(family, frames, condition, hidden))

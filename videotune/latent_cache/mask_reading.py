@@ -8,7 +8,11 @@ from torch import Tensor
 
 from videotune.data.media_info import MediaInfo
 from videotune.diffusion.regions import cell_shares
-from videotune.latent_cache.conditions import companion_sample
+from videotune.latent_cache.conditions import (
+    ConditionSample,
+    companion_sample,
+    drawn_box,
+)
 from videotune.latent_cache.decode_ahead import frames_of
 from videotune.model_spec import VideoRules
 from videotune.types import FrameSample
@@ -31,6 +35,27 @@ def read_loss_mask(
     mask = companion_sample(sample, "loss_mask", media)
     frames = frames_of([mask], media[mask.window.clip_id], None)
     return cell_shares(mask_pixels(frames), rules)
+
+
+def read_hidden_pixels(
+    condition: ConditionSample,
+    sample: FrameSample,
+    seed: int,
+    media: Mapping[str, MediaInfo],
+) -> Tensor:
+    """Return what a mask hides of a sample, by a drawn box or the clip's mask file:
+    (T or 1,H,W), above 0 where pixels are hidden. Zeros for other conditions.
+
+    Raises VideotuneError that names the file.
+    """
+    if condition.draws_box:
+        box = drawn_box(seed, condition)
+        return box.flip(-1) if sample.flipped else box
+    if condition.type == "mask":
+        mask = companion_sample(sample, "mask", media)
+        return mask_pixels(frames_of([mask], media[mask.window.clip_id], None))
+    shape = sample.window.shape
+    return torch.zeros(1, shape.height, shape.width)
 
 
 def mask_pixels(frames: np.ndarray) -> Tensor:

@@ -319,14 +319,11 @@ class FakeRun:
         )
         if self.config.text_in_step:
             conditioning.text.requires_grad_()
-        types = {condition.type for condition in self.config.conditions}
-        if self.config.first_frame_probability:
-            types.add("first_frame")
         batch = Batch.of(
             x0,
             conditioning,
             fps=torch.full((samples,), shape.fps),
-            has_clean_frames=any(map(spec.is_in_place, types)),
+            has_clean_frames=any(map(spec.is_in_place, self.config.condition_types)),
         )
         return StepBatch(
             1,

@@ -62,9 +62,9 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
             "painted anew. Set both or neither"
         )
     supported = ", ".join(spec.conditions) or "none: it generates only from text"
-    learnt = {condition.type for condition in config.conditions}
-    if config.first_frame_probability or spec.image_conditioning != "none":
-        learnt.add("first_frame")
+    # A model that is made for an image needs no training for it.
+    takes_image = spec.image_conditioning != "none"
+    learnt = config.condition_types | ({"first_frame"} if takes_image else set())
     for name in sorted(files.types):
         word = "image" if name == "first_frame" else name
         if name not in spec.conditions:
