@@ -202,9 +202,9 @@ class Dense:
             captions = [
                 self.source.clips[window.clip_id].captions[0] for window in some
             ]
-            told = [self.source.usual_conditions] * len(some)
+            types = [self.source.usual_conditions] * len(some)
             batch = assemble(
-                self.source, some, captions, [self.source.plain(w) for w in some], told
+                self.source, some, captions, [self.source.plain(w) for w in some], types
             )
             shape = tuple(batch.x0.shape)
             noise = torch.from_numpy(

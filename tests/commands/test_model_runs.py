@@ -37,7 +37,7 @@ from videotune.planner.plan import make_plan
 from videotune.trainer.loop import train_steps
 from videotune.types import DETERMINISTIC_VARIANT
 from videotune.validation.callbacks import cache_items_of
-from videotune.validation.selection import preview_first_frames
+from videotune.validation.selection import preview_windows
 
 BASE = ("wan", "t2v-a14b")
 HALVES = ("expert_period=2", "expert_share=0.5")
@@ -292,14 +292,14 @@ def test_a_preview_begins_with_the_first_frame_of_the_clip_of_its_caption(
     overrides: Make,
 ) -> None:
     job = job_of(overrides, "i2v", "samples=3", "sample_after=1")
-    found = preview_first_frames(job)
+    found = preview_windows(job)
     captions = {clip.id: clip.captions for clip in job.library.clips}
     assert len(found) == 3
     assert all(one.prompt in captions[window.clip_id] for one, window in found.items())
     assert {(window, DETERMINISTIC_VARIANT) for window in found.values()} <= set(
         cache_items_of(job).samples
     )
-    one, two = preview_first_frames(
+    one, two = preview_windows(
         job_of(overrides, "i2v", 'samples=["no caption", "none too"]')
     ).values()
     assert one != two, "the first windows, one after the other"
@@ -307,9 +307,9 @@ def test_a_preview_begins_with_the_first_frame_of_the_clip_of_its_caption(
 
 def test_a_model_without_an_image_has_no_first_frames(overrides: Make) -> None:
     for variant, sets in (("t2v", ()), ("ti2v", ()), ("i2v", ("samples=0",))):
-        assert not preview_first_frames(job_of(overrides, variant, *sets))
+        assert not preview_windows(job_of(overrides, variant, *sets))
     for variant, sets in (("ti2v", ("first_frame_probability=0.7",)), ("i2v", ())):
-        assert preview_first_frames(job_of(overrides, variant, *sets))
+        assert preview_windows(job_of(overrides, variant, *sets))
 
 
 @pytest.mark.parametrize("shape", ["sample.frames=5", "sample.resolution=32x64"])
@@ -342,7 +342,7 @@ def test_previews_begin_with_the_first_frames_of_clips(
     assert warnings_of(run) == []
     _, last = of_kind(run, "sample")
     job = open_job(*resolve_config(work.overrides(*sets, base=("wan", variant))))
-    (window,) = preview_first_frames(job).values()
+    (window,) = preview_windows(job).values()
     first = decode(job.library.media[window.clip_id], [window.start], 32, 32)[0]
 
     def sampled(name: str, image: Path) -> np.ndarray:

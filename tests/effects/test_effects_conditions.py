@@ -252,7 +252,7 @@ class Perfect(torch.nn.Module):
         return (v.where(t > 0, t.new_zeros(())),)
 
 
-@pytest.mark.parametrize("variant", ["t2v", "ti2v"])
+@pytest.mark.parametrize("variant", ["t2v", "ti2v", "t2v-a14b"])
 def test_a_perfect_network_ends_at_the_clip_around_what_is_given(
     variant: str, tiny_family: Callable[..., Any]
 ) -> None:
@@ -272,7 +272,8 @@ def test_a_perfect_network_ends_at_the_clip_around_what_is_given(
 
     request = SampleRequest(shape, 12, 1.0, (1,), known=known, known_mask=known_mask)
     conditioning = family.condition(family.encode_text(["a"]))
-    nets = {"transformer": Perfect(clean, known_mask)}
+    network = Perfect(clean, known_mask)
+    nets = {expert.name: network for expert in family.spec.experts}
     end = family.sample(nets, conditioning, None, request)
     cells = known_mask.expand_as(end)
     assert torch.equal(end[cells], known[cells])

@@ -336,12 +336,12 @@ def render(
     finally:
         family.free("text_encoder")
 
-    first_frames = None
+    conditions = None
     if files:
         requests = [(each, sampler.settings.shape) for each in files]
-        first_frames = encode_given(family, requests, sampler.config, "sample")
-        if len(first_frames) != len(prompts):
-            first_frames = first_frames * len(prompts)
+        conditions = encode_given(family, requests, sampler.config, "sample")
+        if len(conditions) != len(prompts):
+            conditions = conditions * len(prompts)
 
     with bar(title) if title else nullcontext() as progress:
 
@@ -356,6 +356,6 @@ def render(
             states.__getitem__,
             list(zip(prompts, seeds, strict=True)),
             on_done=report,
-            first=first_frames,
+            first=conditions,
         )
     return decode(family, latents)

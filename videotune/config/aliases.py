@@ -72,7 +72,7 @@ def renamed(
 
 
 def _move_first_frame(keys: dict[str, Any], where: str) -> None:
-    """Take the first frame out of a config's conditions: its share has a key of its own.
+    """Move the first frame from a config's conditions to ``first_frame_probability``.
 
     Raises:
         VideotuneError: if both are there.

@@ -1,5 +1,6 @@
 """Clip files: a clip on disk with its caption, as a dataset layout finds it."""
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ Role = Literal["loss_mask", "mask", "start_image"]
 
 loss_mask: white where the loss counts ``loss_mask.inside``, black where it counts
 ``loss_mask.outside``. mask: white where a sample conditioned on the rest is to be
-painted. start_image: the image that a clip is conditioned on, in the place
-of its own first frame.
+painted. start_image: the image that a clip is conditioned on instead of its
+first frame.
 """
 
 CLIP_FOLDERS = ("videos", "images")
@@ -80,6 +81,15 @@ class ClipFile:
         if self.metadata_texts is None:
             return None
         return split_variants("\n".join(self.metadata_texts))
+
+
+def has_clip_files(folder: Path) -> bool:
+    """Return whether a folder has clips as files, at any depth."""
+    for _, folder_names, names in os.walk(folder):
+        folder_names[:] = [name for name in folder_names if not name.startswith(".")]
+        if any(name.lower().endswith(CLIP_SUFFIXES) for name in names):
+            return True
+    return False
 
 
 def repeats_of(root: Path, path: Path) -> tuple[str, int]:

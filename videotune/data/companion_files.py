@@ -35,7 +35,7 @@ class CompanionSettings:
     """A folder of masks elsewhere. None: those beside the clips."""
     start_images: bool = False
     """Whether an image in ``images`` with the name of a video in ``videos`` is that
-    video's start image. Else it is a clip of its own.
+    video's start image. Otherwise it is trained as a clip.
     """
 
 
@@ -164,11 +164,13 @@ class CompanionFiles:
         """Return the start images by the path of their video."""
         if not self._settings.start_images:
             return {}
+
         images = {
             os.path.splitext(path)[0]: path
             for path in sorted(media, reverse=True)
             if path.lower().endswith(IMAGE_SUFFIXES)
         }
+
         start_images = {}
         for path in media:
             if path.lower().endswith(IMAGE_SUFFIXES):
@@ -258,6 +260,7 @@ def _masks_in(folder: Path | None) -> dict[str, str]:
         raise VideotuneError(
             f"datasets.loss_masks: {folder} is not a folder. Give the folder of the masks."
         )
+
     masks: dict[str, str] = {}
     num_files = 0
     for parent, names, files in os.walk(folder):
@@ -268,6 +271,7 @@ def _masks_in(folder: Path | None) -> dict[str, str]:
             path = os.path.join(parent, file)
             stem = os.path.splitext(os.path.relpath(path, folder))[0]
             masks.setdefault(stem, path)
+
         num_files += len(files) + len(names)
         if num_files > MAX_EXTRA_MASKS:
             raise VideotuneError(

@@ -36,7 +36,8 @@ Damaged headers and decompression bombs declare more.
 ARCHIVES = ("zip", "tar", "gz", "bz2", "xz", "zst", "7z", "rar")
 """Results of ``type_of`` that are archives, or compressions of one."""
 
-_HEAD_BYTES = 1024
+HEAD_BYTES = 1024
+"""Bytes of a file's beginning that ``type_of`` needs."""
 
 _SIGNATURES = (
     # MP4 and MOV: the type of the first box
@@ -113,7 +114,7 @@ def type_of_file(path: Path) -> str:
         OSError: if the file cannot be read.
     """
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+        head = file.read(HEAD_BYTES)
 
     file_type = type_of(head)
     if not file_type and head and path.name.lower().endswith(".tar"):
@@ -163,7 +164,7 @@ def head_of(file: Path) -> bytes:
     """
     try:
         with file.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
+            head = stream.read(HEAD_BYTES)
     except OSError as error:
         raise ClipProblem("unreadable", error.strerror or str(error)) from error
 

@@ -18,7 +18,12 @@ from videotune.data.archives import (
     silent,
     unpack,
 )
-from videotune.data.clip_file import CAPTION_SUFFIX, CLIP_SUFFIXES, ClipFile
+from videotune.data.clip_file import (
+    CAPTION_SUFFIX,
+    CLIP_SUFFIXES,
+    ClipFile,
+    has_clip_files,
+)
 from videotune.data.companion_files import DEFAULT_COMPANIONS, CompanionSettings
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import read_folder
@@ -28,7 +33,6 @@ from videotune.data.parquet_clips import (
     Shard,
     clip_column_of,
     find_shards,
-    has_clip_files,
     is_other_split,
 )
 from videotune.data.parquet_clips import read_clips as read_parquet_clips

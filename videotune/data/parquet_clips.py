@@ -3,7 +3,7 @@ write them: unpacked once into the cache, each file of rows into a folder of its
 
 No name of a row leads anywhere: only its letters, digits, dots and dashes are used, and
 the suffix follows the content. Bytes that are neither a video nor an image are not
-written, but for their beginning, by which the check says so.
+written, except for their beginning, by which ``check`` tells what they are.
 """
 
 import os
@@ -24,8 +24,8 @@ from videotune.data.archives import (
     FileProgressFn,
     locked_folder,
 )
-from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
-from videotune.data.file_checks import type_of
+from videotune.data.clip_file import ClipFile
+from videotune.data.file_checks import HEAD_BYTES, type_of
 from videotune.data.metadata_files import (
     FILE_COLUMNS,
     Columns,
@@ -43,9 +43,6 @@ MAX_CLIP_BYTES = 1 << 30
 
 MAX_NAME_LETTERS = 60
 """Letters of a row's name that are used. A file's name may have 255 bytes."""
-
-_HEAD_BYTES = 1024
-"""Bytes that are written of a content that is no clip."""
 
 _NAMES_FILE = ".rows.json"
 """File in the folder of a shard with the name and the size of each row's clip."""
@@ -129,15 +126,6 @@ def is_other_split(name: str) -> bool:
     *folders, file_name = name.lower().split("/")
     stem = re.split(r"[-_.]", file_name)[0]
     return any(part in OTHER_SPLITS for part in (*folders, stem))
-
-
-def has_clip_files(folder: Path) -> bool:
-    """Return whether a folder has clips as files, at any depth."""
-    for _, folder_names, names in os.walk(folder):
-        folder_names[:] = [name for name in folder_names if not name.startswith(".")]
-        if any(name.lower().endswith(CLIP_SUFFIXES) for name in names):
-            return True
-    return False
 
 
 def clip_column_of(path: Path, columns: Columns) -> str | None:
@@ -291,9 +279,9 @@ def _unpack(shard: Shard, column: str, folder: Path, progress: FileProgressFn) -
 
 def clip_content(content: bytes) -> bytes:
     """Return what is written of a row's bytes: only the beginning if they are no clip."""
-    if type_of(content[:_HEAD_BYTES]) in ("video", "image"):
+    if type_of(content[:HEAD_BYTES]) in ("video", "image"):
         return content
-    return content[:_HEAD_BYTES]
+    return content[:HEAD_BYTES]
 
 
 def _clip_name(
@@ -307,7 +295,7 @@ def _clip_name(
     stem = unicodedata.normalize("NFC", re.sub(r"[^\w.-]+", "_", stem))
     stem = stem[:MAX_NAME_LETTERS].strip("._-")
 
-    is_video = type_of(content[:_HEAD_BYTES]) == "video"
+    is_video = type_of(content[:HEAD_BYTES]) == "video"
     if not is_video or suffix.lower() not in VIDEO_SUFFIXES:
         suffix = _suffix_of(content)
     # Some disks tell no upper case from lower case.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from videotune import files
 from videotune.data.archives import FileProgressFn, unpack_shards
-from videotune.data.clip_file import CAPTION_SUFFIX, CLIP_SUFFIXES
+from videotune.data.clip_file import CAPTION_SUFFIX, CLIP_SUFFIXES, has_clip_files
 from videotune.data.metadata_files import TEXT_COLUMNS
 from videotune.errors import VideotuneError
 
@@ -39,13 +39,8 @@ def shards_of(folder: Path) -> list[Path]:
         and not name.startswith(".")
         and not (folder / name).is_dir()
     ]
-    if not shards:
+    if not shards or has_clip_files(folder):
         return []
-
-    for _, folder_names, file_names in os.walk(folder):
-        folder_names[:] = [name for name in folder_names if not name.startswith(".")]
-        if any(name.lower().endswith(CLIP_SUFFIXES) for name in file_names):
-            return []
     if len(shards) > MAX_SHARDS:
         raise VideotuneError(
             f"{folder} has {len(shards)} archives; {MAX_SHARDS} are unpacked. "

@@ -180,7 +180,10 @@ def _similar_names(words: tuple[str, ...]) -> list[str]:
 
     text = " ".join(_without(words, _IGNORED_WORDS))
     nearest = difflib.get_close_matches(text, list(names_by_words), 4, 0.6)
-    return [name for similar in nearest for name in names_by_words[similar]]
+    names: list[str] = []
+    for similar in nearest:
+        names += names_by_words[similar]
+    return names
 
 
 def _cards_with_words(words: tuple[str, ...]) -> list[Card]:

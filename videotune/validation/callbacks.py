@@ -283,13 +283,13 @@ class Previews(SamplingCallback):
             encoded = encode_given(family, list(requests), self._job.config, "samples")
             self._given = dict(zip(requests, encoded, strict=True))
 
-    def _first_frame(
+    def _conditions_of(
         self,
         trainer: Trainer,
         request: PreviewRequest,
         windows: Mapping[PreviewRequest, Window],
     ) -> LatentDistribution | None:
-        """Return what the first frame of a preview is taken from, or None."""
+        """Return what a preview is conditioned on, or None."""
         if request.files:
             return self._given[request.files, request.settings.shape]
         window = windows.get(request)
@@ -298,10 +298,10 @@ class Previews(SamplingCallback):
         return trainer.source.plain_with_conditions(window)
 
     def windows(self) -> Sequence[Window]:
-        """Return the windows whose first frame a preview is conditioned on."""
+        """Return the windows that the conditions of previews are taken from."""
         if not self.every:
             return ()
-        return tuple(dict.fromkeys(selection.preview_first_frames(self._job).values()))
+        return tuple(dict.fromkeys(selection.preview_windows(self._job).values()))
 
     def _finished(self, trainer: Trainer, step: int) -> set[tuple[str, int]]:
         """Return (prompt, seed) of the previews of ``step`` that are written."""
@@ -326,7 +326,7 @@ class Previews(SamplingCallback):
                 finished = self._finished(trainer, step)
             finished = broadcast_from_main(trainer, finished)
 
-            first_frames = selection.preview_first_frames(trainer.job)
+            windows = selection.preview_windows(trainer.job)
             by_settings: dict[SampleSettings, list[PreviewRequest]] = {}
             for request in selection.preview_requests(trainer.job):
                 if (request.prompt, request.seed) not in finished:
@@ -336,7 +336,7 @@ class Previews(SamplingCallback):
                 started = time.perf_counter()
                 samples = [(request.prompt, request.seed) for request in requests]
                 first = [
-                    self._first_frame(trainer, request, first_frames)
+                    self._conditions_of(trainer, request, windows)
                     for request in requests
                 ]
                 videos = self.frames(trainer, step, settings, samples, first)

@@ -182,7 +182,7 @@ def spread_captions(job: Job, count: int) -> list[str]:
     return list(spread_evenly(list(dict.fromkeys(captions)), count))
 
 
-def preview_first_frames(job: Job) -> dict[PreviewRequest, Window]:
+def preview_windows(job: Job) -> dict[PreviewRequest, Window]:
     """Return for each preview the window that its conditions are taken from.
 
     The window has the prompt as its caption if there is one; otherwise the prompts go
