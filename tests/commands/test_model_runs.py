@@ -428,7 +428,7 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(
                 tmp_path,
             )
 
-    refused("takes no image", "t2v", images=(image,))
+    refused("in a run that learns it", "t2v", images=(image,))
     refused("no image given", "i2v")
     refused("one for all 3 prompts", "i2v", 3, images=(image, image))
     refused(r"b\.png", "i2v", images=(broken,))

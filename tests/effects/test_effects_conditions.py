@@ -472,7 +472,7 @@ def test_a_preview_is_given_the_files_of_its_prompt(lab: Lab, files: Files) -> N
 @pytest.mark.parametrize(
     ("prompt", "fault"),
     [
-        ({"last_frame": "image"}, "does not learn it"),
+        ({"last_frame": "image"}, "in a run that learns it"),
         ({"video": "kept"}, "belong together"),
         ({"prefix": "nowhere"}, "no such file"),
     ],

@@ -316,5 +316,5 @@ def test_a_preview_begins_with_the_image_that_its_prompt_names(
 def test_a_model_that_takes_no_image_refuses_one(lab: Lab) -> None:
     path = lab.tmp / "x.png"
     Image.new("RGB", (32, 32)).save(path)
-    with pytest.raises(VideotuneError, match="does not learn it"):
+    with pytest.raises(VideotuneError, match="in a run that learns it"):
         preview_of(lab, samples=[{"prompt": "a cat", "image": str(path)}])

@@ -73,6 +73,6 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
             )
         if name not in learnt:
             raise VideotuneError(
-                f"{key}: {word}: the run does not learn it. Train with {name} in conditions, or leave "
-                "it out"
+                f"{key}: {word}: {spec.title} takes it only in a run that learns it. Train with {name} in "
+                "conditions, or leave it out"
             )
