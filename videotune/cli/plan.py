@@ -372,11 +372,15 @@ def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
 
 def example_text(examples: Sequence[Mapping[str, Any]]) -> str:
     """Return the time of a run on example cards of its memory."""
-    times = []
+    cards_by_time: dict[str, list[str]] = {}
     for example in examples:
         hours = example["hours"] + example["hours_beside"]
-        times.append(f"{time_text(hours, 0)} on {example['card']}")
-    return " to ".join(times)
+        cards_by_time.setdefault(time_text(hours, 0), []).append(example["card"])
+
+    texts = [
+        f"{time} on {' and '.join(cards)}" for time, cards in cards_by_time.items()
+    ]
+    return " to ".join(texts)
 
 
 def time_text(hours: float, seconds_a_step: float) -> str:
