@@ -135,6 +135,8 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
         "memory of the device, calculated",
         "host memory:",
         "calculated for RTX 3060",
+        "cache in ",
+        "encoding ",
     ):
         assert text in printed, text
     assert plan(settings, vram=1.0) == SKIPPED, "a card must have a GiB for CUDA itself"

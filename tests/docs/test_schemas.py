@@ -249,7 +249,10 @@ def test_plan_without_a_base_model(
     assert faults("plan", facts) == []
     assert facts["adapter"] is None
     assert set(facts["disk"]) == {
+        "latent_entries",
         "latent_bytes",
+        "condition_entries",
+        "condition_bytes",
         "text_bytes_at_most",
         "free_bytes",
         "short_bytes",

@@ -343,7 +343,13 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
         for mode in ("OFF", "ON")
     }
     facts = StepSpec(
-        reading, reading, (4,), (0, 0), {"OFF": (1,), "ON": (1,)}, ((3, 2.0),)
+        reading,
+        reading,
+        (4,),
+        (0, 0),
+        {"OFF": (1,), "ON": (1,)},
+        ((3, 2.0),),
+        encoding_flops_per_pixel=5.0,
     )
     good = asdict(facts)
     place = tmp_path / "plan.json"

@@ -97,6 +97,7 @@ def facts(full: bool = False) -> StepSpec:
         blocks=blocks,
         trained=(*blocks, 0) if full else (0,) * 10,
         kept={OFF: (80 * MB,) * 10, ON: (5 * MB,) * 10},
+        encoding_flops_per_pixel=1e6,
         other_phases={
             "encoding text": {
                 UNCHANGED: {"text encoder": 3 * GB},
@@ -669,6 +670,7 @@ def test_streamed_weights_leave_what_the_plan_says(
         blocks,
         (0,) * len(blocks),
         dict.fromkeys(("OFF", "ON"), (0,) * len(blocks)),
+        encoding_flops_per_pixel=1e6,
     )
     planned = need(facts, Choice(1, "ON", round(fraction * len(blocks)))).device["end"]
 

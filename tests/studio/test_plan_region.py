@@ -96,6 +96,24 @@ def test_numbers_of_an_older_state_are_not_shown(
     assert "It cannot start" in failed
 
 
+def test_what_is_encoded_for_conditions_is_part_of_the_disk(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    disk = {"run_bytes": 10**9, "latent_entries": 10, "latent_bytes": 10**9}
+    answer.update({"plan": PLAN | {"disk": disk}, "current": True, "measuring": False})
+    plain = region(client)
+    assert "2.00 GB" in plain
+    assert "plan-conditions" not in plain
+
+    disk |= {"condition_entries": 30, "condition_bytes": 4 * 10**9}
+    answer["plan"] = PLAN | {"disk": disk, "hours_encoding": 0.5}
+    text = re.sub(r"<[^>]*>", "", region(client))
+    assert "6.00 GB" in text
+    assert "Conditions: 30 of the 40 encoded videos of the cache" in text
+    assert "4.00 GB of its 5.00 GB" in text
+    assert "Encoding once: 30 min" in text
+
+
 def test_the_time_of_a_card_that_is_not_here_names_the_card(
     client: Any, cats: projects.Project, answer: dict[str, Any]
 ) -> None:

@@ -71,6 +71,7 @@ PLAN: dict[str, Any] = {
     "verdict": "fits",
     "hours": 1.0,
     "hours_beside": 0.5,
+    "hours_encoding": 0.1,
     "seconds_a_step": 1.0,
     "device": {
         "card": "x",
@@ -83,7 +84,14 @@ PLAN: dict[str, Any] = {
         "phase": "training",
         "parts": {"weights": 10**9, "rest": 0},
     },
-    "disk": {"latent_bytes": 1, "text_bytes_at_most": 1, "short_bytes": 1},
+    "disk": {
+        "latent_entries": 2,
+        "latent_bytes": 1,
+        "condition_entries": 2,
+        "condition_bytes": 1,
+        "text_bytes_at_most": 1,
+        "short_bytes": 1,
+    },
     "steps": 8,
     "effective_batch": 2,
     "clips": {"used": 1, "held_out": 0, "skipped": 0},

@@ -157,11 +157,15 @@ def show_summary(result: PlanResult) -> None:
             f"most memory: {device['phase']}{how}, {memory_size(device['need_bytes'])}"
         )
     disk = facts["disk"]
-    cache = size(disk["latent_bytes"] + disk["text_bytes_at_most"])
+    cache = f"{size(cache_bytes(disk))} of cache"
     if "run_bytes" in disk:
-        tell(f"disk: {size(disk['run_bytes'])} and {cache} of cache{free_text(disk)}")
+        tell(f"disk: {size(disk['run_bytes'])} and {cache}{free_text(disk)}")
     else:
-        tell(f"disk: {cache} of cache")
+        tell(f"disk: {cache}")
+    if disk["condition_entries"]:
+        tell(conditions_text(disk))
+    if encoding_hours(result) is not None:
+        tell(encoding_text(result))
     show_shortage(disk)
     show_notes(result.job, facts["notes"][:NOTES])
 
@@ -183,7 +187,10 @@ def show_details(result: PlanResult) -> None:
         show_parameters(result)
     if facts["experts"]:
         show_experts(facts["experts"], facts["steps"])
-    show_disk(facts["disk"], str(result.job.cache))
+    show_cache(facts["disk"], str(result.job.cache))
+    if encoding_hours(result) is not None:
+        tell(encoding_text(result))
+    show_disk(facts["disk"])
     show_shortage(facts["disk"])
 
     overhead = overhead_text(facts["beside"])
@@ -303,11 +310,56 @@ def free_text(disk: Mapping[str, Any]) -> str:
     return f"; {size(disk['free_bytes'])} are free"
 
 
-def show_disk(disk: Mapping[str, Any], cache: str) -> None:
-    """Print the size of the cache, with its folder, and of the run folder."""
-    latents = size(disk["latent_bytes"])
-    text = size(disk["text_bytes_at_most"])
-    line = f"disk: latents {latents} and text at most {text} in {cache}"
+def cache_bytes(disk: Mapping[str, Any]) -> int:
+    """Return the bytes of the cache, at most."""
+    parts = ("latent_bytes", "condition_bytes", "text_bytes_at_most")
+    return sum(int(disk[part]) for part in parts)
+
+
+def conditions_text(disk: Mapping[str, Any]) -> str:
+    """Return how much of the cache is encoded for conditions."""
+    entries = counted(disk["condition_entries"], "entry", "entries")
+    windows = counted(disk["latent_entries"], "window")
+    return (
+        f"conditions: {entries} of the cache, {size(disk['condition_bytes'])}, "
+        f"beside those of {windows}"
+    )
+
+
+def encoding_hours(result: PlanResult) -> float | None:
+    """Return the hours in which an empty cache is filled; None without a rate."""
+    if result.cpu_cache_seconds is not None:
+        return result.cpu_cache_seconds / 3600
+    hours: float | None = result.plan["hours_encoding"]
+    return hours
+
+
+def encoding_text(result: PlanResult) -> str:
+    """Return how long windows and conditions are encoded."""
+    disk = result.plan["disk"]
+    subject = counted(disk["latent_entries"], "window")
+    if disk["condition_entries"]:
+        conditions = counted(disk["condition_entries"], "condition")
+        subject += f" and {conditions}"
+    time = time_text(encoding_hours(result) or 0.0, 0)
+    return f"encoding {subject} once: {time} (calculated, not measured)"
+
+
+def show_cache(disk: Mapping[str, Any], folder: str) -> None:
+    """Print the entries and bytes of the cache by kind, and its folder."""
+    rows = [["windows", disk["latent_entries"], size(disk["latent_bytes"])]]
+    if disk["condition_entries"]:
+        rows.append(
+            ["conditions", disk["condition_entries"], size(disk["condition_bytes"])]
+        )
+    rows.append(["text, at most", "", size(disk["text_bytes_at_most"])])
+    columns = ["what", "entries", "bytes"]
+    print_table(f"cache in {folder}", columns, rows, right=(1, 2))
+
+
+def show_disk(disk: Mapping[str, Any]) -> None:
+    """Print the size of the cache and of the run folder."""
+    line = f"disk: cache {size(cache_bytes(disk))}"
     if "checkpoints" in disk:
         checkpoint = size(disk["checkpoint_bytes"])
         run = size(disk["run_bytes"])

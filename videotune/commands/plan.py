@@ -28,6 +28,7 @@ from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
 from videotune.planner.cpu_rate import measured_cpu
 from videotune.planner.fit import (
+    cache_seconds,
     fit,
     planned_dtype,
     requested_card,
@@ -51,6 +52,8 @@ class PlanResult:
     job: Job
     cpu_seconds: float | None = None
     """Calculated seconds of the steps on this machine's CPU, if the plan is for it."""
+    cpu_cache_seconds: float | None = None
+    """The same of the cache."""
 
     @property
     def experts(self) -> int:
@@ -116,8 +119,14 @@ def plan(
             facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
         if limit is None and local_device().type == "cpu":
             numbers = step_spec(job, dtype)
-            seconds = step_seconds(job, numbers, result.training, measured_cpu())
-            return PlanResult(facts, job, cpu_seconds=seconds * job.steps)
+            cpu = measured_cpu()
+            seconds = step_seconds(job, numbers, result.training, cpu)
+            return PlanResult(
+                facts,
+                job,
+                cpu_seconds=seconds * job.steps,
+                cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
+            )
     return PlanResult(facts, job)
 
 

@@ -20,6 +20,7 @@ from videotune.memory.block_offload import spread
 from videotune.memory.checkpointing import ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.planner import memory
+from videotune.planner.cache_size import cache_size, encoding_seconds
 from videotune.planner.denoiser_size import host_checkpointing, linear_sizes
 from videotune.planner.gpus import (
     USUAL,
@@ -451,8 +452,11 @@ def to_json(
 def _times(result: Fit, job: Job, dtype: str) -> dict[str, float | None]:
     """Return the hours of the run and the seconds of a step; None without rates."""
     if result.card is None or not result.card.timed:
-        return {"hours": None, "hours_beside": None, "seconds_a_step": None}
-    return dict(_times_on(result.card, result, job, dtype))
+        names = ("hours", "hours_beside", "hours_encoding", "seconds_a_step")
+        return dict.fromkeys(names)
+    times = _times_on(result.card, result, job, dtype)
+    encoding = cache_seconds(job, step_spec(job, dtype), result.card)
+    return {**times, "hours_encoding": round(encoding / 3600, 3)}
 
 
 def _times_on(card: Card, result: Fit, job: Job, dtype: str) -> dict[str, float]:
@@ -484,6 +488,21 @@ def bytes_of(parts: CountsByPart) -> dict[str, int]:
         "need_bytes": memory.room(parts),
         "allocated_bytes": sum(parts.values()),
     }
+
+
+def cache_seconds(
+    job: Job, spec: StepSpec, card: Card, *, is_cpu: bool = False
+) -> float:
+    """Return the calculated seconds in which an empty cache gets its windows and
+    conditions.
+    """
+    size = cache_size(job)
+    return encoding_seconds(
+        size.windows.pixels + size.conditions.pixels,
+        spec.encoding_flops_per_pixel,
+        card,
+        is_cpu=is_cpu,
+    )
 
 
 def step_seconds(job: Job, spec: StepSpec, training: Need, card: Card) -> float:

@@ -360,12 +360,12 @@ class FakeRun:
         block_sizes = [_block_bytes(encoder) for encoder in encoders]
         return ledger.phases["text_encoder"], ledger.flops, block_sizes
 
-    def encode(self, shape: ClipShape) -> CountsByPart:
-        """Read the VAE that encodes one clip: bytes by part."""
+    def encode(self, shape: ClipShape) -> tuple[CountsByPart, float]:
+        """Read the VAE that encodes one clip: bytes by part, and operations."""
         with self._part("vae", "autoencoder") as (net, ledger):
             clip = torch.zeros(1, 3, shape.frames, shape.height, shape.width)
             net.encode(clip)  # type: ignore[operator]
-        return ledger.phases["vae"]
+        return ledger.phases["vae"], ledger.flops
 
     def decode(self, shape: ClipShape, tiled: bool = False) -> CountsByPart:
         """Read the VAE that decodes one preview, whole or in tiles: bytes by part."""

@@ -18,13 +18,13 @@ from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.latent_cache import exposure, sampler
 from videotune.models.registry import find
+from videotune.planner.cache_size import cache_size
 from videotune.planner.step_spec import state_bytes_per_number
 from videotune.trainer.build import make_objective, what_trains
 from videotune.trainer.expert_pool import make_expert_schedule
 from videotune.trainer.optimizer_contract import refuse_what_fails
 from videotune.trainer.text_encoders import text_size
 from videotune.types import ClipShape
-from videotune.validation.callbacks import cache_items_of
 from videotune.validation.overhead import overhead
 
 
@@ -45,6 +45,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "verdict": None,
         "hours": None,
         "hours_beside": None,
+        "hours_encoding": None,
         "device": None,
         "host": None,
         "seconds_a_step": None,
@@ -154,17 +155,14 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     export.
     """
     spec = job.spec
-    reads = cache_items_of(job)
-    entries = set()
-    for window, variant in reads.samples:
-        has_variants = window.varies or spec.image_noise
-        entries.add((window, variant if has_variants else 0))
-    latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in entries)
+    cache = cache_size(job)
     text_numbers = spec.text_tokens * spec.text_width + spec.text_numbers
-
     sizes = {
-        "latent_bytes": latents,
-        "text_bytes_at_most": 4 * text_numbers * len(reads.captions),
+        "latent_entries": cache.windows.count,
+        "latent_bytes": cache.windows.bytes,
+        "condition_entries": cache.conditions.count,
+        "condition_bytes": cache.conditions.bytes,
+        "text_bytes_at_most": 4 * text_numbers * cache.captions,
     }
     if adapter is not None:
         assert job.base is not None

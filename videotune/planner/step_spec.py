@@ -24,6 +24,7 @@ from videotune.memory.device_buffers import SLOTS
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.models.registry import find
+from videotune.planner.cache_size import pixels_of
 from videotune.planner.ledger import CountsByPart, Reading, plus
 from videotune.planner.measure import FEW, KEPT, MORE, PASSES, FakeRun, weight_bytes
 from videotune.trainer.build import DTYPES, weights_of, what_trains
@@ -67,6 +68,9 @@ class StepSpec:
     """Bytes that each block keeps of one sample from forward to backward, for OFF and
     ON.
     """
+
+    encoding_flops_per_pixel: Number = field(kw_only=True)
+    """Operations of the autoencoder for each pixel of a clip that it encodes."""
 
     work: tuple[tuple[Count, Number], ...] = ()
     """(tokens of a sample, operations of its step, with every block recomputed), per
@@ -283,6 +287,7 @@ def read_step_spec(inputs: PlanInputs) -> StepSpec:
     trained_bytes = (0,) * (len(blocks) + 1)
     if config.training_method == "FINE_TUNE" and config.transformer.train:
         trained_bytes = (*blocks, weight_bytes(run.denoiser()) - sum(blocks))
+    encoding, encoding_flops = run.encode(shape)
 
     one_sample = {}
     two_samples = {}
@@ -296,8 +301,9 @@ def read_step_spec(inputs: PlanInputs) -> StepSpec:
         blocks=blocks,
         trained=trained_bytes,
         kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
+        encoding_flops_per_pixel=encoding_flops / pixels_of(shape),
         work=read_work(run, inputs),
-        other_phases=read_other_phases(run, inputs),
+        other_phases=read_other_phases(run, inputs, encoding),
         optimizer_share=state_bytes_per_number(run.family, inputs.spec, config)
         / optimizers.OPTIMIZERS["ADAMW"].state_bytes,
         experts=len(trained(inputs.spec, config)) if config.transformer.train else 1,
@@ -378,10 +384,15 @@ def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]
 
 
 def read_other_phases(
-    run: FakeRun, inputs: PlanInputs
+    run: FakeRun, inputs: PlanInputs, encoding: CountsByPart
 ) -> dict[str, Mapping[str, CountsByPart]]:
     """Read what is held when no step runs: encoding text, encoding clips, and a
     preview.
+
+    Args:
+        run: The fake run.
+        inputs: What the plan depends on.
+        encoding: Bytes by part while a clip is encoded.
     """
     text, _, encoders = run.read_text()
     streamed = text["text encoder"]
@@ -393,7 +404,7 @@ def read_other_phases(
             UNCHANGED: text,
             STREAMED: {**text, "text encoder": streamed},
         },
-        "encoding clips": {UNCHANGED: run.encode(inputs.shapes[0])},
+        "encoding clips": {UNCHANGED: encoding},
     }
     if inputs.preview is not None:
         preview = run.decode(inputs.preview)

@@ -187,6 +187,7 @@ class Plan(TypedDict):
     verdict: str | None
     hours: Number | None
     hours_beside: Number | None
+    hours_encoding: NotRequired[Number | None]
     seconds_a_step: Number | None
     device: PlanDevice | None
     disk: dict[str, Finite | None]

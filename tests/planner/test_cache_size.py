@@ -1,0 +1,73 @@
+"""What a plan says of the cache is what ``cache`` then writes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.clips import noise, write_dataset
+from tests.support.trainers import Lab, job_of, overrides_of
+from videotune.commands.cache import cache, list_cache
+from videotune.job.overrides import Overrides
+from videotune.planner.cache_size import encoding_seconds
+from videotune.planner.gpus import find_card
+from videotune.planner.plan import make_plan
+
+CONDITIONS = [
+    {"type": "last_frame", "probability": 0.3},
+    {"type": "suffix", "latent_frames": 2},
+    {"type": "mask"},
+]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """The toy base model and two clips of 9 frames."""
+    frames = {f"{name}.mkv": noise(9, 32, 32, seed=ord(name)) for name in "ab"}
+    clips = write_dataset(tmp_path / "clips", frames, {}, fps=16)
+    return Lab(Path("asset:toy"), clips, tmp_path / "cache", tmp_path)
+
+
+def written(overrides: Overrides) -> dict[str, list[int]]:
+    """Bytes of the entries that ``cache`` writes, by kind."""
+    folder = cache(overrides).folder
+    store, _ = list_cache(folder)
+    sizes: dict[str, list[int]] = {"latents": [], "conditions": []}
+    for entry in store.entries():
+        sizes.setdefault(entry.kind, []).append(entry.bytes)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("conditions", "variants", "flip", "count"),
+    [
+        ([], 2, "never", 0),
+        # A box for each variant, and one of what validation reads.
+        (CONDITIONS[2:], 3, "never", 2 * (3 + 1)),
+        # One variant is mirrored, and the other is what validation reads.
+        (CONDITIONS, 2, "always", 2 * (2 + 2 + 2 * 2 + 1)),
+    ],
+)
+def test_windows_conditions_and_boxes_are_what_the_cache_gets(
+    conditions: list[dict[str, Any]],
+    variants: int,
+    flip: str,
+    count: int,
+    lab: Lab,
+) -> None:
+    knobs = {"conditions": conditions, "video_config.variants": variants}
+    knobs["datasets"] = [{"path": str(lab.clips), "flip": flip}]
+    disk = make_plan(job_of(lab, knobs))["disk"]
+    sizes = written(overrides_of(lab, knobs))
+    assert disk["condition_entries"] == len(sizes["conditions"]) == count
+    assert disk["condition_bytes"] == sum(sizes["conditions"])
+    assert disk["latent_entries"] == len(sizes["latents"])
+    assert disk["latent_bytes"] == sum(sizes["latents"])
+
+
+def test_seconds_follow_from_pixels_and_the_rate_of_float32() -> None:
+    card = find_card("rtx 4090")
+    seconds = encoding_seconds(10**9, 2e4, card)
+    assert seconds == pytest.approx(2e13 / (0.4 * card.flops / 2))
+    assert encoding_seconds(10**9, 2e4, card, is_cpu=True) == seconds / 2
+    assert encoding_seconds(0, 2e4, card) == 0
