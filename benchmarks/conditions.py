@@ -1,0 +1,586 @@
+"""Whether the toy learns its conditions: held-out scenes, inpainted and extended before
+and after a training.
+
+    python benchmarks/conditions.py [--steps 300] [--seeds 0 1 2] [--scenes 24]
+    [--control] [--work runs/conditions] [--out FILE] [--pictures FOLDER] [--tiny]
+
+Inpainting hides a strip at the left or right of a clip, extension hides the last two of
+five latent frames. All captions are empty, so only the clip says what it shows. A run
+is the product's own, and so are its samples, whose files hold other pixels in the place
+of the hidden ones. A seed has its own clips, scenes, noise and first weights. Of
+inpainting the trained network is also given latents that are cut out of the whole
+clip's, as another program might do: these know hidden pixels, and flatter it. --control
+also trains the same run without the condition. A second call continues with what is
+missing.
+"""
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from videotune.commands.demo import train_or_resume
+from videotune.commands.sample import Sampler, open_sampler, render
+from videotune.commands.sample_options import SampleOptions
+from videotune.data.video_writer import write_sheet
+from videotune.diffusion.regions import cells_without
+from videotune.files import read_json, write_json
+from videotune.job.overrides import Overrides
+from videotune.latent_cache.conditions import (
+    KNOWN,
+    LATENTS,
+    ConditionSample,
+    encode_condition,
+)
+from videotune.latent_cache.encode import to_model
+from videotune.models.base import DiffusersModel
+from videotune.rng import generator_for
+from videotune.runs.journal import read_journal
+from videotune.sampling.given_files import GivenFiles
+from videotune.sampling.pipeline import decode, draw, to_frames
+from videotune.toy.dataset import encode_clip, write_dataset
+from videotune.toy.detection import detect, find_blob
+from videotune.toy.shapes import FPS, HELD_OUT, Look, draw_clip
+from videotune.types import LatentDistribution, Window
+
+Clip = NDArray[np.uint8]
+"""(T, H, W, 3)."""
+
+FRAMES = 17
+SIDE = 64
+"""Frames of a clip, and pixels of a side: 5 x 8 x 8 latents, tokens of 16 x 16 pixels."""
+
+STRIPS = (24, 32)
+"""Columns that are hidden. 24 leave half of the tokens known, and 32 a quarter, since a
+token counts only if no pixel around it is hidden.
+"""
+
+PREFIX_LATENT_FRAMES = 3
+PREFIX_FRAMES = 9
+"""What an extension is given."""
+
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "inpainting": {"type": "mask"},
+    "extension": {"type": "prefix", "latent_frames": PREFIX_LATENT_FRAMES},
+}
+
+PICTURED = 2
+"""Scenes of each task that are shown in a picture."""
+
+LABELS = {
+    "base": "before the training",
+    "control": "trained without the condition",
+    "trained": "after the training",
+    "cut, same cells": "after, given cells cut out",
+    "cut, all cells": "after, all free cells cut out",
+    "filled": "filled without a network",
+    "autoencoder": "the clip through the VAE",
+}
+"""Rows of a table."""
+
+MEASURES = ("colour_shape", "all", "psnr", "path_error")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a call was told."""
+
+    steps: int
+    batch: int
+    clips: int
+    """Clips of a training."""
+    scenes: int
+    """Held-out scenes of a seed."""
+    control: bool
+    """Whether a run without the condition is trained, too."""
+    strips: tuple[int, ...] = STRIPS
+    sample_steps: int = 12
+    """Denoising steps of a sample."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A clip that a network has never seen, and what is hidden of it."""
+
+    look: Look
+    clip: Clip
+    hidden: NDArray[np.bool_]
+    """(T, H, W)."""
+    decoy: Clip
+    """The clip with another scene's pixels where it is hidden."""
+    files: GivenFiles
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether the end of the clip is hidden, and not a part of all frames."""
+        return self.files.mask is None
+
+    @property
+    def new_frames(self) -> NDArray[np.intp]:
+        """Indices of the frames of which something is hidden."""
+        return np.flatnonzero(self.hidden.any((1, 2)))
+
+
+# training
+
+
+def hide_strip(seed: int, *name: str | int, columns: int) -> NDArray[np.bool_]:
+    """Return a picture (H, W) whose left or right columns are hidden."""
+    hidden = np.zeros((SIDE, SIDE), bool)
+    is_left = generator_for(seed, "conditions side", *name).random() < 0.5
+    hidden[:, slice(0, columns) if is_left else slice(SIDE - columns, SIDE)] = True
+    return hidden
+
+
+def write_mask(path: Path, hidden: NDArray[np.bool_]) -> None:
+    """Write a mask, white where a picture (H, W) is hidden."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(hidden.astype(np.uint8) * np.uint8(255)).save(path)
+
+
+def write_training(folder: Path, task: str, count: int, seed: int) -> None:
+    """Write clips of what the base model knows, and for inpainting their masks."""
+    videos = write_dataset(folder, concept_clips=0, reminder_clips=count, seed=seed)
+    if task != "inpainting":
+        return
+    for index, video in enumerate(videos):
+        columns = STRIPS[index % len(STRIPS)]
+        hidden = hide_strip(seed, "training", index, columns=columns)
+        write_mask(folder / "masks" / f"{video.stem}.png", hidden)
+
+
+def train_run(
+    folder: Path, task: str, seed: int, settings: Settings, *, control: bool = False
+) -> Path:
+    """Train, or continue, the run of a task and a seed, and return its folder.
+
+    The control has the same clips, noise and order, and is never given anything.
+    """
+    clips = folder / "clips"
+    if not clips.is_dir():
+        write_training(clips, task, settings.clips, seed)
+
+    name = "control" if control else "run"
+    config = folder / f"{name}.json"
+    content = {
+        "datasets": [{"path": str(clips.absolute())}],
+        "conditions": [CONDITIONS[task] | {"probability": 0.0 if control else 1.0}],
+        "caption_dropout": 1.0,
+        "steps": settings.steps,
+        "warmup_steps": settings.steps // 20,
+        "batch_size": settings.batch,
+        # Set here, so that no plan is made of what surely fits.
+        "micro_batch_size": settings.batch,
+        "gradient_checkpointing": "OFF",
+        "layer_offload_fraction": 0.0,
+        "seed": seed,
+        "save_every": 0,
+        "sample_after": 0,
+        "validate_every": 0,
+        "sample_metrics": {"budget": 0},
+        "sample": {"steps": settings.sample_steps, "guidance": 1.0},
+    }
+    write_json(config, content)
+    run = folder / name
+    if not train_or_resume(Overrides(preset="toy", config=config), run):
+        raise SystemExit("stopped; the same command continues")
+    return run
+
+
+# held-out scenes
+
+
+def make_scenes(
+    folder: Path, seed: int, count: int, columns: int | None
+) -> list[Scene]:
+    """Draw held-out scenes and write the files that a sample is given of them.
+
+    Args:
+        folder: for the files.
+        seed: of the scenes.
+        count: number of scenes; 24 have each held-out combination once.
+        columns: how many are hidden; None: the end of the clip is hidden.
+    """
+    scenes = []
+    for index in range(count):
+        look = HELD_OUT[index * 7 % len(HELD_OUT)]
+        clip = draw_clip(generator_for(seed, "conditions scene", index), *look)
+        other_look = HELD_OUT[(index + 1) * 7 % len(HELD_OUT)]
+        other = draw_clip(generator_for(seed, "conditions decoy", index), *other_look)
+
+        hidden = np.zeros((FRAMES, SIDE, SIDE), bool)
+        if columns is None:
+            hidden[PREFIX_FRAMES:] = True
+        else:
+            hidden[:] = hide_strip(seed, "scene", index, columns=columns)
+        decoy = np.where(hidden[..., None], other, clip)
+        files = write_files(folder, f"{index:03d}-{columns}", decoy, hidden)
+        scenes.append(Scene(look, clip, hidden, decoy, files))
+    return scenes
+
+
+def write_files(
+    folder: Path, name: str, decoy: Clip, hidden: NDArray[np.bool_]
+) -> GivenFiles:
+    """Write what a sample is given of a clip. No file knows a hidden pixel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    video = folder / f"{name}.mp4"
+    if hidden[PREFIX_FRAMES - 1].any():
+        mask = folder / f"{name}.png"
+        encode_clip(video, decoy, FPS)
+        write_mask(mask, hidden[0])
+        return GivenFiles(video=str(video), mask=str(mask))
+    encode_clip(video, decoy[:PREFIX_FRAMES], FPS)
+    return GivenFiles(prefix=str(video))
+
+
+def encode_masked(
+    family: DiffusersModel, sampler: Sampler, clip: Clip, hidden: NDArray[np.bool_]
+) -> dict[str, Tensor]:
+    """Encode what a masked clip shows, as training and samples do."""
+    shape = sampler.settings.shape
+    window = Window("", 0.0, shape.frames / shape.fps, shape)
+    mask = torch.from_numpy(hidden[:1]).float()
+    return encode_condition(
+        family, to_model(clip), ConditionSample(window, 0, "mask"), mask
+    )
+
+
+def honest_change(sampler: Sampler, scenes: Sequence[Scene]) -> float:
+    """Return by how much the given latents change, at most, if the hidden pixels are
+    replaced by another scene's.
+    """
+    family = sampler.family
+    changes = []
+    for scene in scenes:
+        pair = []
+        for clip in (scene.clip, scene.decoy):
+            if scene.is_extended:
+                latents = family.encode_video(to_model(clip)).mean
+                pair.append(latents[:, :PREFIX_LATENT_FRAMES])
+                continue
+            entry = encode_masked(family, sampler, clip, scene.hidden)
+            pair.append(entry[LATENTS][:, entry[KNOWN].bool()])
+        changes.append((pair[0] - pair[1]).abs().max().item())
+    return max(changes)
+
+
+# samples
+
+
+def noise_seeds(scenes: Sequence[Scene]) -> list[int]:
+    """Return the seeds of the samples' noise, which all networks have in common."""
+    return [1000 + index for index in range(len(scenes))]
+
+
+def sample_honestly(sampler: Sampler, scenes: Sequence[Scene]) -> list[Clip]:
+    """Sample by the product's own way, from files."""
+    files = [scene.files for scene in scenes]
+    prompts = [""] * len(scenes)
+    return render(sampler, prompts, noise_seeds(scenes), files, title="")
+
+
+def free_cells(family: DiffusersModel, hidden: Tensor) -> Tensor:
+    """Return the cells (F,H,W) of all tokens without a hidden pixel."""
+    covered = (~cells_without(hidden, family.spec.rules)).float()
+    patch = family.spec.patch
+    tokens = torch.nn.functional.max_pool3d(covered[None, None], kernel_size=patch)
+    cells = tokens[0, 0]
+    for axis, size in enumerate(patch):
+        cells = cells.repeat_interleave(size, dim=axis)
+    return cells == 0
+
+
+def sample_cut(
+    sampler: Sampler, scenes: Sequence[Scene], only_given_cells: bool
+) -> list[Clip]:
+    """Sample with latents that are cut out of the whole clip's.
+
+    Args:
+        sampler: what to sample with.
+        scenes: the scenes.
+        only_given_cells: cut out only the cells that are given honestly, not all
+            that have no hidden pixel.
+    """
+    family = sampler.family
+    states = {"": family.encode_text([""])[0]}
+    family.free("text_encoder")
+    cut = []
+    for scene in scenes:
+        known = free_cells(family, torch.from_numpy(scene.hidden).float())
+        if only_given_cells:
+            entry = encode_masked(family, sampler, scene.clip, scene.hidden)
+            known = entry[KNOWN].bool()
+        latents = family.encode_video(to_model(scene.clip)).mean
+        cut.append(LatentDistribution(latents, known=known))
+    pairs = [("", seed) for seed in noise_seeds(scenes)]
+    latents_of_all = draw(
+        family,
+        sampler.nets,
+        sampler.settings,
+        states.__getitem__,
+        pairs,
+        first=cut,
+    )
+    return decode(family, latents_of_all)
+
+
+def through_vae(sampler: Sampler, scenes: Sequence[Scene]) -> list[Clip]:
+    """Return the true clips encoded and decoded: the best that a sample can be."""
+    family = sampler.family
+    return [
+        to_frames(family.decode(family.encode_video(to_model(scene.clip)).mean))
+        for scene in scenes
+    ]
+
+
+def filled(scene: Scene) -> Clip:
+    """Return a clip completed without a network: by its background, or its last given
+    frame.
+    """
+    clip = scene.clip.copy()
+    if scene.is_extended:
+        clip[PREFIX_FRAMES:] = clip[PREFIX_FRAMES - 1]
+        return clip
+    background = np.median(clip[~scene.hidden], axis=0)
+    clip[scene.hidden] = background.astype(np.uint8)
+    return clip
+
+
+# scores
+
+
+def score(scenes: Sequence[Scene], videos: Sequence[Clip]) -> dict[str, float]:
+    """Return what samples show, as means over scenes: the shares with the right colour
+    and shape, and with the right direction too; dB of the hidden pixels; and the median
+    error of the path in pixels.
+
+    Only frames of which something is hidden count.
+    """
+    looks = []
+    decibels = []
+    path_errors = []
+    for scene, video in zip(scenes, videos, strict=True):
+        frames = scene.new_frames
+        seen = detect(video[frames])
+        looks.append((seen.colour, seen.shape, seen.direction))
+
+        difference = (video.astype(np.float64) - scene.clip)[scene.hidden]
+        decibels.append(10 * np.log10(255**2 / max(np.square(difference).mean(), 1e-9)))
+        path_errors.append(path_error(video[frames], scene.clip[frames]))
+    pairs = list(zip(looks, (scene.look for scene in scenes), strict=True))
+    return {
+        "colour_shape": share([seen[:2] == look[:2] for seen, look in pairs]),
+        "all": share([seen == look for seen, look in pairs]),
+        "psnr": round(float(np.mean(decibels)), 2),
+        "path_error": round(float(np.median(path_errors)), 2),
+    }
+
+
+def share(values: Sequence[bool]) -> float:
+    """Return the share of values that are true."""
+    return round(sum(values) / len(values), 4)
+
+
+def path_error(frames: Clip, truth: Clip) -> float:
+    """Return how far the shape is from where it should be, in pixels, as a mean over
+    frames. A frame without a shape counts as the picture's side.
+    """
+    distances = []
+    for frame, true_frame in zip(frames, truth, strict=True):
+        blob = find_blob(frame.astype(np.float32))
+        true_blob = find_blob(true_frame.astype(np.float32))
+        assert true_blob is not None, "a drawn clip shows its shape"
+        distance = float(SIDE)
+        if blob is not None:
+            distance = float(np.linalg.norm(blob.centre - true_blob.centre))
+        distances.append(distance)
+    return statistics.fmean(distances)
+
+
+# runs
+
+
+def measure_run(
+    folder: Path, task: str, seed: int, settings: Settings, pictures: Path | None
+) -> list[dict[str, Any]]:
+    """Train the run of a task and a seed, and return a row of figures for each way of
+    completing each kind of scene.
+    """
+    run = train_run(folder, task, seed, settings)
+    samplers = {
+        "base": open_sampler(SampleOptions(("",), run=run, step=0)),
+        "trained": open_sampler(SampleOptions(("",), run=run)),
+    }
+    if settings.control:
+        control = train_run(folder, task, seed, settings, control=True)
+        samplers["control"] = open_sampler(SampleOptions(("",), run=control))
+    seconds = sum(
+        sum(line["seconds"].values())
+        for line in read_journal(run)
+        if line["kind"] == "step"
+    )
+
+    rows: list[dict[str, Any]] = []
+    for columns in settings.strips if task == "inpainting" else (None,):
+        scenes = make_scenes(folder / "scenes", seed, settings.scenes, columns)
+        videos = complete(samplers, scenes, with_cut=columns == max(STRIPS))
+        change = honest_change(samplers["base"], scenes)
+
+        facts = {"task": task, "hidden": hidden_part(columns), "seed": seed}
+        for way, clips in videos.items():
+            figures = score(scenes, clips)
+            rows.append({**facts, "way": way, **figures, "scenes": len(scenes)})
+        rows[-1] |= {"given_changes_by": change, "step_seconds": round(seconds, 1)}
+
+        if pictures is not None:
+            name = f"{task}-{columns}" if columns else task
+            show_scenes(pictures / f"conditions-{name}.png", scenes, videos)
+    return rows
+
+
+def hidden_part(columns: int | None) -> str:
+    """Return in words what is hidden of a clip."""
+    if columns is None:
+        return f"{FRAMES - PREFIX_FRAMES} of {FRAMES} frames"
+    return f"{columns} of {SIDE} columns"
+
+
+def complete(
+    samplers: Mapping[str, Sampler], scenes: Sequence[Scene], *, with_cut: bool
+) -> dict[str, list[Clip]]:
+    """Return the scenes completed in each way of ``LABELS``."""
+    videos = {
+        way: sample_honestly(sampler, scenes) for way, sampler in samplers.items()
+    }
+    videos["filled"] = [filled(scene) for scene in scenes]
+    videos["autoencoder"] = through_vae(samplers["base"], scenes)
+    if with_cut:
+        trained = samplers["trained"]
+        videos["cut, same cells"] = sample_cut(trained, scenes, only_given_cells=True)
+        videos["cut, all cells"] = sample_cut(trained, scenes, only_given_cells=False)
+    return videos
+
+
+def show_scenes(
+    path: Path, scenes: Sequence[Scene], videos: Mapping[str, Sequence[Clip]]
+) -> None:
+    """Write a picture of the first scenes, four frames each."""
+    frames = (0, 5, 11, 16)
+    if scenes[0].is_extended:
+        frames = (8, 11, 13, 16)
+    shown = {"before": "base", "after": "trained"}
+    if "cut, all cells" in videos:
+        shown = {"after": "trained", "cut out": "cut, all cells"}
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[str, list[Clip]]] = []
+    for index, scene in enumerate(scenes[:PICTURED]):
+        clips = {
+            "given": np.where(scene.hidden[..., None], np.uint8(128), scene.clip),
+            **{label: videos[way][index] for label, way in shown.items()},
+            "truth": scene.clip,
+        }
+        for label, clip in clips.items():
+            rows.append((label, [clip[frame] for frame in frames]))
+    write_sheet(path, rows, label=64)
+
+
+# the table
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return a mean with its standard deviation over seeds."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table for each kind of scene, at most 80 columns wide."""
+    kinds = dict.fromkeys((row["task"], row["hidden"]) for row in rows)
+    for task, hidden in kinds:
+        part = [row for row in rows if (row["task"], row["hidden"]) == (task, hidden)]
+        scenes = sum(row["scenes"] for row in part if row["way"] == "base")
+        seeds = sorted({row["seed"] for row in part})
+        title = f"{task}, {hidden} hidden: {scenes} scenes, seeds {seeds}"
+        heads = ("colour+shape", "+ direction", "PSNR dB", "path px")
+        print(f"\n{title}\n" + " " * 31 + "".join(f"{head:>12}" for head in heads))
+        for way, label in LABELS.items():
+            lines = [row for row in part if row["way"] == way]
+            if not lines:
+                continue
+            cells = []
+            for measure, digits in zip(MEASURES, (2, 2, 1, 1), strict=True):
+                cells.append(spread([line[measure] for line in lines], digits))
+            print(f"{label:<31}" + "".join(f"{cell:>12}" for cell in cells))
+        changes = [row.get("given_changes_by", 0.0) for row in part]
+        print(f"other hidden pixels change what is given by at most {max(changes):.1e}")
+
+
+def main() -> None:
+    """Do the runs that are missing, write the file after each, print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--scenes", type=int, default=24, help="of each seed")
+    parser.add_argument(
+        "--control", action="store_true", help="also train without the condition"
+    )
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--clips", type=int, default=96, help="of a training")
+    parser.add_argument("--work", type=Path, default=Path("runs/conditions"))
+    parser.add_argument("--out", type=Path, help="the figures, as JSON")
+    parser.add_argument("--pictures", type=Path, help="folder for the first seed's")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="a rehearsal of seconds; its figures mean nothing",
+    )
+    options = parser.parse_args()
+    settings = Settings(
+        steps=options.steps,
+        batch=options.batch,
+        clips=options.clips,
+        scenes=options.scenes,
+        control=options.control,
+    )
+    if options.tiny:
+        settings = replace(settings, steps=1, batch=1, clips=2, scenes=1)
+        settings = replace(settings, strips=STRIPS[:1], sample_steps=1)
+        options.seeds = [0]
+    torch.set_num_threads(1)
+
+    out = options.out or options.work / "conditions.json"
+    facts = {**asdict(settings), "strips": list(settings.strips)}
+    result: dict[str, Any] = {"settings": facts, "rows": []}
+    if out.is_file():
+        result = dict(read_json(out))
+    if result["settings"] != facts:
+        raise SystemExit(f"{out} has figures of other settings; choose another --out")
+
+    done = {(row["task"], row["seed"]) for row in result["rows"]}
+    for task in CONDITIONS:
+        for seed in options.seeds:
+            if (task, seed) in done:
+                continue
+            folder = options.work / f"{task}-{settings.steps}-{seed}"
+            pictures = options.pictures if seed == options.seeds[0] else None
+            result["rows"] += measure_run(folder, task, seed, settings, pictures)
+            write_json(out, result)
+    show(result["rows"])
+
+
+if __name__ == "__main__":
+    main()
