@@ -434,6 +434,59 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
     assert "SomePipeline.from_pretrained(place('asset:toy').folder)" in base
 
 
+def test_conditions_have_their_share_their_grade_and_the_call_that_uses_them(
+    tmp_path: Path,
+) -> None:
+    use = USE.replace("SomePipeline", "WanPipeline")
+    entry = {"format": "diffusers", "path": "x", "use": use}
+    without = use_of(tmp_path, entry)
+    assert "learnt with" not in without
+    assert "In videotune" not in without
+    assert "ImageToVideo" not in without
+
+    shares = {"first_frame": 0.5, "last_frame": 0.25, "suffix": 1.0, "mask": 0.7}
+    rows = [
+        {
+            "type": name,
+            "probability": share,
+            "latent_frames": 2 if name == "suffix" else None,
+            "in_diffusers": name == "first_frame",
+        }
+        for name, share in shares.items()
+    ]
+    odd_rows = [{"type": ["x"], "probability": 1.0}, {"type": "<b>"}, 3]
+    reports.write_file(tmp_path, "plan.json", {"conditions": [*rows, *odd_rows]})
+    page = use_of(tmp_path, entry)
+    said = reports.part(page, "use")
+    for words in (
+        "first frame 50% of the samples sampled by diffusers",
+        "last frame 25% of the samples sampled by videotune only",
+        "leads to, 2 latent frames 100% of the samples sampled by videotune only",
+    ):
+        assert words in said
+
+    codes = [
+        unescape(code)
+        for code in re.findall(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
+    ]
+    plain, with_image, commands = codes
+    for code in (plain, with_image):
+        compile(code, "page", "exec")
+    assert "load_image" not in plain
+    for words in (
+        "from diffusers import WanImageToVideoPipeline, WanPipeline",
+        "pipe = WanImageToVideoPipeline(**pipe.components",
+        "image=load_image('first-frame.png'), prompt='a zorble moves left'",
+    ):
+        assert words in with_image
+    sample = f'videotune sample {tmp_path.name} --prompt "…"'
+    assert commands.splitlines() == [
+        f"{sample} --last-frame end.png",
+        f"{sample} --suffix after.mp4",
+        f"{sample} --video clip.mp4 --mask mask.png",
+    ]
+
+
 @pytest.mark.parametrize(
     ("method", "words"),
     [

@@ -11,6 +11,7 @@ import torch
 
 from videotune.adapters import adapter_types, layers
 from videotune.config import schema
+from videotune.config.sections import Condition
 from videotune.data.dataset import totals
 from videotune.data.remarks import codes_of
 from videotune.exporter.formats import check_formats
@@ -64,6 +65,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "buckets": buckets_of(job),
         "adapter": adapter,
         "experts": experts_of(job),
+        "conditions": conditions_of(job),
         "beside": overhead(job),
         "disk": disk(job, adapter),
         "notes": list(job.notes),
@@ -148,6 +150,34 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
         modules += text_modules
         count += text_numbers
     return {"modules": modules, "parameters": count, "groups": layers.grouped(paths)}
+
+
+def conditions_of(job: Job) -> list[dict[str, Any]]:
+    """Return what some samples are given clean, and who samples with it."""
+    config = job.config
+    conditions = list(config.conditions)
+    if config.first_frame_probability:
+        first_frame = Condition(
+            type="first_frame", probability=config.first_frame_probability
+        )
+        conditions.insert(0, first_frame)
+
+    rows = []
+    for condition in conditions:
+        if not condition.probability:
+            continue
+        has_frames = condition.type in ("prefix", "suffix")
+        support = job.spec.conditions[condition.type]
+        rows.append(
+            {
+                "type": condition.type,
+                "probability": condition.probability,
+                "latent_frames": (condition.latent_frames or 1) if has_frames else None,
+                "mechanism": support.mechanism,
+                "in_diffusers": support.in_diffusers,
+            }
+        )
+    return rows
 
 
 def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:

@@ -1,12 +1,18 @@
 """The chapters that list clips, settings and files, and show how to use the files."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from os.path import getsize, isfile
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from videotune.reporter.conditions import (
+    conditions,
+    takes_last_image,
+    with_first_frame,
+)
 from videotune.reporter.curves import TimesSeen, times_seen
 from videotune.reporter.outcome import recommended_checkpoint
 from videotune.reporter.previews import Media, link_in, picture_of, step_in
@@ -225,7 +231,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
     others = [entry for entry in entries if entry not in for_comfyui]
     comfyui = _of_best_step(run, for_comfyui)
     lines = _loading_code(run, others or entries, is_shared)
-    pipelines = set(re.findall(r"\b[A-Z]\w*Pipeline\b", "\n".join(lines)))
+    pipelines = _pipelines_in(lines)
 
     triggers = []
     for dataset in items(run.setting("datasets")):
@@ -233,12 +239,14 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         if trigger:
             triggers.append(trigger)
     previews = run.of_kind("sample")
-    return {
+    folder = run.folder.resolve().name if is_shared else str(run.folder)
+    chapter = {
         "absent": "",
         "trigger": ", ".join(dict.fromkeys(triggers)),
         "lines": lines,
-        "pipelines": sorted(pipelines),
+        "pipelines": pipelines,
         "takes_image": any("ImageToVideo" in name for name in pipelines),
+        "takes_last_image": takes_last_image(run),
         "prompt": str(previews[0].get("prompt")) if previews else "…",
         "shape": _preview_shape(run),
         "sample": mapping(run.setting("sample")),
@@ -246,9 +254,24 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "method": run.setting("training_method"),
         "is_toy": is_toy(run),
         "comfyui": ", ".join(_path(run, entry, is_shared) for entry in comfyui),
-        "folder": run.folder.resolve().name if is_shared else run.folder,
+        "folder": folder,
         "is_shared": is_shared,
+        "conditions": conditions(run, shlex.quote(folder)),
+        "with_first_frame": None,
     }
+    first_frame_lines = with_first_frame(run, lines)
+    if first_frame_lines is not None:
+        chapter["with_first_frame"] = chapter | {
+            "lines": first_frame_lines,
+            "pipelines": _pipelines_in(first_frame_lines),
+            "takes_image": True,
+        }
+    return chapter
+
+
+def _pipelines_in(lines: Sequence[str]) -> list[str]:
+    """Return the names of the pipelines that code uses."""
+    return sorted(set(re.findall(r"\b[A-Z]\w*Pipeline\b", "\n".join(lines))))
 
 
 def is_toy(run: Run) -> bool:
