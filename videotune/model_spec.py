@@ -70,6 +70,8 @@ class ConditionSupport:
     """
     in_diffusers: bool = True
     """Whether diffusers' pipeline samples with it. False: only videotune does."""
+    is_required: bool = False
+    """Whether the network never runs without it."""
 
 
 @dataclass(frozen=True)
@@ -178,12 +180,39 @@ class ModelSpec:
     @property
     def conditions(self) -> Mapping[str, ConditionSupport]:
         """Conditions that the checkpoint takes, by their type."""
-        conditions = dict(self.further_conditions)
+        conditions = {}
         if self.image_conditioning == "replace":
             conditions["first_frame"] = ConditionSupport("in_place")
         elif self.image_conditioning == "concat":
             conditions["first_frame"] = ConditionSupport("channels")
-        return conditions
+        return {**conditions, **self.further_conditions}
+
+    @property
+    def required_conditions(self) -> frozenset[str]:
+        """Types of the conditions without which the network never runs."""
+        return frozenset(
+            name for name, support in self.conditions.items() if support.is_required
+        )
+
+    @property
+    def shown_with_clip(self) -> frozenset[str]:
+        """Types of the conditions on channels that are encoded together with a clip, in
+        one entry of the cache.
+        """
+        is_on_channels = self.image_conditioning == "concat"
+        return self.required_conditions | ({"first_frame"} if is_on_channels else set())
+
+    def is_shown_alone(self, shown: frozenset[str]) -> bool:
+        """Whether what conditions show on channels has an entry of the cache of its own.
+
+        Without a condition the channels are zeros.
+        """
+        return bool(shown) and shown != self.shown_with_clip
+
+    def is_on_channels(self, condition: str) -> bool:
+        """Whether the network has input channels for a condition."""
+        support = self.conditions.get(condition)
+        return support is not None and support.mechanism == "channels"
 
     def is_in_place(self, condition: str) -> bool:
         """Whether a condition's latent cells are fed clean."""

@@ -326,6 +326,16 @@ class LatentDistribution:
 
 
 @dataclass(frozen=True)
+class ConditionPixels:
+    """The pixels that a sample is shown of its clip."""
+
+    frames: Tensor
+    """(3,T,H,W) in [-1, 1]; only what is known is read."""
+    known: Tensor
+    """(T,H,W) bool."""
+
+
+@dataclass(frozen=True)
 class TextPart:
     """A text encoder in memory, frozen unless it is made to train, with its tokenizer."""
 

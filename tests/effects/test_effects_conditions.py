@@ -20,6 +20,7 @@ from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_o
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import BatchSource, make_step_batch
+from videotune.latent_cache.condition_reader import SampleConditions
 from videotune.latent_cache.conditions import known_cells
 from videotune.model_spec import VideoRules
 from videotune.sampling.given_files import GivenFiles
@@ -162,7 +163,7 @@ def test_a_first_frame_in_the_list_is_its_share(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("variant", "condition", "fault"),
     [
-        ("i2v", {"type": "suffix"}, "it takes first_frame"),
+        ("flf2v", {"type": "suffix"}, "it takes first_frame, last_frame"),
         ("t2v", {"type": "last_frame", "latent_frames": 2}, "latent_frames"),
         ("t2v", {"type": "sound"}, "conditions"),
     ],
@@ -187,7 +188,9 @@ def test_drawn_boxes_differ_and_are_those_of_the_seed(lab: Lab) -> None:
     assert numbers == {0, 1, 2, 3}
     window = source.buckets[0][0]
     latents = [
-        source.given(window, 0, frozenset({"mask"}), number)["mask"]["latents"]
+        source.conditions.entries(
+            SampleConditions(window, 0, frozenset({"mask"}), number)
+        )["mask"]["latents"]
         for number in range(4)
     ]
     for first, second in itertools.combinations(latents, 2):

@@ -211,6 +211,12 @@ def reader_of(family: Any, image: bool) -> Any:
     return family.pipeline_class()
 
 
+def picture_of(frame: torch.Tensor) -> Image.Image:
+    """A frame (3,H,W) in [-1, 1] as an image."""
+    pixels = ((frame + 1) * 127.5).round().byte().permute(1, 2, 0)
+    return Image.fromarray(pixels.numpy())
+
+
 def theirs_of(
     pipe: Any, family: Any, request: SampleRequest, caption: str, seed: int, clip: Any
 ) -> torch.Tensor:
@@ -233,8 +239,9 @@ def theirs_of(
         if key in signature(pipe.__call__).parameters
     }
     if clip is not None:
-        pixels = ((clip[:, 0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
-        words["image"] = Image.fromarray(pixels)
+        words["image"] = picture_of(clip[:, 0])
+        if "last_frame" in family.spec.shown_with_clip:
+            words["last_image"] = picture_of(clip[:, -1])
     if len(family.spec.experts) == 1:
         words.pop("guidance_scale_2", None)
     if (

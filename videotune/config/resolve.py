@@ -62,6 +62,9 @@ def family_defaults(spec: ModelSpec) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     if spec.first_frame is not None:
         defaults["first_frame_probability"] = spec.first_frame
+    required = sorted(spec.required_conditions - {"first_frame"})
+    if required:
+        defaults["conditions"] = [{"type": name} for name in required]
     return defaults | {
         "family": spec.name,
         "resolution": spec.default_resolution,

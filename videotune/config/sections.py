@@ -111,8 +111,13 @@ class Condition(Section):
     """
     probability: Share = 1.0
     """share of the samples"""
-    latent_frames: int = Field(1, ge=1, le=1000)
-    """prefix, suffix: number of latent frames"""
+    latent_frames: int | None = Field(None, ge=1, le=1000)
+    """prefix, suffix: number of latent frames (default: 1)"""
+
+    @property
+    def frames_given(self) -> int:
+        """Number of latent frames of a prefix or suffix."""
+        return self.latent_frames or 1
 
 
 class LossMask(Section):

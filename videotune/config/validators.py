@@ -31,6 +31,9 @@ TRAINING_KEYS = (
 )
 """Keys of a dataset that a validation dataset does not use."""
 
+MAX_DRAWN_ON_CHANNELS = 3
+"""Most conditions on channels of which each is drawn for a sample."""
+
 LEAST_OF_PRODIGY = 0.01
 """A rate below this is meant for another optimizer: PRODIGY multiplies it with the rate
 that it finds.
@@ -489,8 +492,31 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
             )
         if types.count(condition_type) > 1:
             yield f"conditions: {condition_type} is there twice. Keep one"
+    shares: dict[str, float] = {
+        condition.type: condition.probability for condition in config.conditions
+    }
+    if config.first_frame_probability is not None:
+        shares["first_frame"] = config.first_frame_probability
+    for name in sorted(spec.required_conditions):
+        if shares.get(name) != 1:
+            yield (
+                f"conditions: {spec.title} never runs without its {name}. Set its probability to 1"
+            )
+
+    drawn = [
+        name
+        for name, share in sorted(shares.items())
+        if spec.is_on_channels(name) and 0 < share < 1
+    ]
+    if len(drawn) > MAX_DRAWN_ON_CHANNELS and config.video_config.variants:
+        yield (
+            f"conditions: {', '.join(drawn)}: each set that samples may have together is encoded for each clip, "
+            f"here {2 ** len(drawn)} sets. Draw at most {MAX_DRAWN_ON_CHANNELS} (the others with probability 1), "
+            "or set video_config.variants 0"
+        )
+
     for condition in config.conditions:
-        if condition.latent_frames > 1 and condition.type not in ("prefix", "suffix"):
+        if condition.frames_given > 1 and condition.type not in ("prefix", "suffix"):
             yield (
                 f"conditions: {condition.type} does not use latent_frames; prefix and suffix do. Leave it out"
             )

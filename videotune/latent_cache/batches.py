@@ -15,15 +15,14 @@ from torch import Tensor
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
+from videotune.latent_cache.condition_reader import ConditionReader, SampleConditions
 from videotune.latent_cache.conditions import (
     ConditionSample,
     as_mask,
     condition_key,
-    condition_samples,
-    put_conditions,
     put_start_images,
-    usual_conditions,
 )
+from videotune.latent_cache.frame_dropout import drop_frames
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.picture_mask import picture_mask
 from videotune.latent_cache.sampler import (
@@ -155,52 +154,23 @@ class BatchSource:
         return self.sample(window, DETERMINISTIC_VARIANT, window.id)
 
     def plain_with_conditions(self, window: Window) -> LatentDistribution:
-        """Return a plain window with the cells that most samples are given, as previews
-        read it.
-        """
+        """Return a plain window with what most samples are given, as previews read it."""
         latents = self.plain(window)
-        in_place = frozenset(filter(self.spec.is_in_place, self.usual_conditions))
-        if in_place <= {"first_frame"}:
+        reader = self.conditions
+        sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
+        latents = replace(latents, extras=reader.channel_states(sample, latents.extras))
+        if set(filter(self.spec.is_in_place, reader.usual)) <= {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
-        if latents.start is not None and "first_frame" in in_place:
+        if latents.start is not None and "first_frame" in reader.usual:
             x0[:, :1] = latents.start
-        entries = self.given(window, DETERMINISTIC_VARIANT, in_place, 0)
-        known = put_conditions(x0, in_place, self.prefix_frames, entries)
+        known = reader.put_in_place(x0, sample)
         return replace(latents, mean=x0, known=known)
 
     @cached_property
-    def usual_conditions(self) -> frozenset[str]:
-        """Types of the conditions that most samples have.
-
-        Validation and previews then have them, too.
-        """
-        return usual_conditions(self.config, self.spec)
-
-    @cached_property
-    def prefix_frames(self) -> int:
-        """Latent frames of a prefix that samples are given."""
-        prefixes = (item for item in self.config.conditions if item.type == "prefix")
-        return sum(prefix.latent_frames for prefix in prefixes)
-
-    @property
-    def num_boxes(self) -> int:
-        """How many boxes are drawn for a view, of which each sample hides one."""
-        return max(1, self.variants)
-
-    def given(
-        self, window: Window, variant: int, condition_types: frozenset[str], box: int
-    ) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors of a sample's conditions that are encoded on their own."""
-        entries: dict[str, dict[str, Tensor]] = {}
-        for condition in self.config.conditions:
-            if condition.type not in condition_types:
-                continue
-            choices = condition_samples(window, variant, condition, self.num_boxes)
-            if choices:
-                chosen = choices[box % len(choices)]
-                entries[condition.type] = self._condition_tensors(chosen)
-        return entries
+    def conditions(self) -> ConditionReader:
+        """What samples are given of their clips."""
+        return ConditionReader(self.config, self.spec, self._condition_tensors)
 
     def _condition_tensors(self, sample: ConditionSample) -> dict[str, Tensor]:
         if self.is_encoded_in_step(sample.window, sample.variant):
@@ -361,7 +331,7 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     boxes = []
     for index in range(len(samples) if "mask" in config.condition_types else 0):
         generator = generator_for(seed, "condition box", step, index)
-        boxes.append(int(generator.integers(source.num_boxes)))
+        boxes.append(int(generator.integers(source.conditions.num_boxes)))
     return StepDraws(samples, captions, condition_types, tuple(boxes), t)
 
 
@@ -436,7 +406,14 @@ def make_step_batch(
             boxes=draws.boxes[begin:end],
         )
         noise = draw_noise(batch.x0, source.keys.seed, step, begin)
-        batch = _with_dropped_frames(source, batch, step, begin)
+        batch = drop_frames(
+            batch,
+            source.config.video_config.frame_dropout_probability,
+            source.spec.patch[0],
+            seed=source.keys.seed,
+            step=step,
+            first=begin,
+        )
 
     prior = [i for i, window in enumerate(windows) if _is_prior(source, window)]
     prepared = StepBatch(
@@ -469,8 +446,8 @@ def assemble(
     """Build a batch on the CPU from windows of one bucket. No frame is dropped.
 
     A condition enters in the way that ``spec.conditions`` names: "in_place" feeds its
-    latent cells clean and leaves them out of the loss; "channels" appends the channels
-    that were encoded with the clip, which are zeros for all other samples.
+    latent cells clean and leaves them out of the loss; "channels" appends channels that
+    show it.
 
     Args:
         source: where batches come from.
@@ -487,16 +464,14 @@ def assemble(
 
     put_start_images(source.spec, x0, latents, condition_types)
     known = []
-    for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
-        in_place = frozenset(filter(source.spec.is_in_place, condition_types[index]))
-        entries = source.given(window, variant, in_place, boxes[index] if boxes else 0)
-        known.append(put_conditions(x0[index], in_place, source.prefix_frames, entries))
-    conditioning_mask = as_mask(known)
-
     extras = []
-    for sample, types in zip(latents, condition_types, strict=True):
-        is_conditioned = "first_frame" in types
-        extras.append({name: x * is_conditioned for name, x in sample.extras.items()})
+    for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
+        box = boxes[index] if boxes else 0
+        sample = SampleConditions(window, variant, condition_types[index], box)
+        known.append(source.conditions.put_in_place(x0[index], sample))
+        states_of_clip = latents[index].extras
+        extras.append(source.conditions.channel_states(sample, states_of_clip))
+    conditioning_mask = as_mask(known)
 
     loss_mask = picture_mask(windows, source.sizes, x0)
     loss_mask = _with_masks(source, windows, variants, loss_mask, x0)
@@ -554,35 +529,3 @@ def _with_masks(
         if mask_weight is not None:
             weight *= mask_weight
     return weights
-
-
-def _with_dropped_frames(
-    source: BatchSource, batch: Batch, step: int, first: int
-) -> Batch:
-    """Drop random latent frames: they are fed as noise and left out of the loss.
-
-    All frames of a token are dropped together, and the first token's never.
-    """
-    probability = source.config.video_config.frame_dropout_probability
-    if probability == 0:
-        return batch
-
-    frames = batch.x0.shape[2]
-    frames_per_token = source.spec.patch[0]
-    padding = -frames % frames_per_token  # stands before the first frame
-    token_of_frame = (torch.arange(frames) + padding) // frames_per_token
-
-    dropped = torch.zeros_like(batch.dropped_frames_mask)
-    for index in range(len(batch)):
-        generator = generator_for(
-            source.keys.seed, "frame dropout", step, first + index
-        )
-        random_by_token = torch.from_numpy(
-            generator.random(frames)
-        )  # more than there are tokens
-        is_drawn = random_by_token[token_of_frame] < probability
-        dropped[index, 0, :, 0, 0] = is_drawn & (token_of_frame > 0)
-    dropped &= ~batch.conditioning_mask.flatten(3).any(3)[..., None, None]
-    return replace(
-        batch, dropped_frames_mask=dropped, loss_mask=batch.loss_mask * ~dropped
-    )

@@ -8,6 +8,9 @@ the hidden pixels replaced: before a suffix its first frame is repeated, a hole 
 and of a region only cells count that no hidden pixel reaches. A first frame and a prefix
 are cut out of the clip's latents, because the VAE is causal: they depend on no later
 frame.
+
+Where the network has channels for conditions, they show latents of the clip with grey in
+the place of all that is hidden, and a mask, as its pipeline makes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +29,19 @@ from videotune.latent_cache.keys import SCHEMA, CacheKeys
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
-from videotune.types import ClipShape, FrameSample, LatentDistribution, Window
+from videotune.types import (
+    ClipShape,
+    ConditionPixels,
+    FrameSample,
+    LatentDistribution,
+    Window,
+)
 
 ENCODED_ALONE = ("last_frame", "suffix", "mask")
-"""Conditions with an encoding of their own."""
+"""Conditions in place with an encoding of their own."""
+
+CHANNELS = "channels"
+"""Type of a ``ConditionSample`` of all conditions that channels show together."""
 
 LATENTS = "latents"
 KNOWN = "known"
@@ -50,11 +62,25 @@ class ConditionSample:
     latent_frames: int = 1
     box: int = 0
     """Number of a drawn box, for a mask of a clip without a mask file."""
+    shown: tuple[tuple[str, int], ...] = ()
+    """For "channels", the types of the conditions, sorted, with the latent frames of
+    each.
+    """
+
+    @property
+    def text(self) -> str:
+        """What it shows, for messages."""
+        return ", ".join(name for name, _ in self.shown) or self.type
+
+    @property
+    def hides(self) -> bool:
+        """Whether a mask hides a part of it."""
+        return self.type == "mask" or "mask" in dict(self.shown)
 
     @property
     def draws_box(self) -> bool:
         """Whether it hides a drawn box."""
-        return self.type == "mask" and self.window.companion("mask") is None
+        return self.hides and self.window.companion("mask") is None
 
 
 def condition_samples(
@@ -64,11 +90,59 @@ def condition_samples(
     is_still = window.shape.frames == 1
     if condition.type not in ENCODED_ALONE or is_still:
         return []
-    latent_frames = condition.latent_frames if condition.type == "suffix" else 1
+    latent_frames = condition.frames_given if condition.type == "suffix" else 1
     sample = ConditionSample(window, variant, condition.type, latent_frames)
+    return _with_boxes(sample, boxes)
+
+
+def _with_boxes(sample: ConditionSample, boxes: int) -> list[ConditionSample]:
+    """Return a sample with each of the boxes that it may hide, or as it is."""
     if not sample.draws_box:
         return [sample]
     return [replace(sample, box=number) for number in range(boxes)]
+
+
+def channel_samples(
+    window: Window, variant: int, shown: frozenset[str], config: Config, boxes: int
+) -> list[ConditionSample]:
+    """Return what channels show of a window: one sample, or one for each box.
+
+    Args:
+        window: the window.
+        variant: of the window.
+        shown: types of the conditions.
+        config: gives the latent frames of a prefix or suffix.
+        boxes: number of boxes of a clip without a mask file.
+    """
+    frames_given: dict[str, int] = {
+        item.type: item.frames_given for item in config.conditions
+    }
+    counts = tuple((name, frames_given.get(name, 1)) for name in sorted(shown))
+    return _with_boxes(ConditionSample(window, variant, CHANNELS, shown=counts), boxes)
+
+
+def shown_on_channels(
+    condition_types: frozenset[str], window: Window, spec: ModelSpec
+) -> frozenset[str]:
+    """Return the types of the conditions that channels show of a window."""
+    shown = frozenset(filter(spec.is_on_channels, condition_types))
+    is_still = window.shape.frames == 1
+    return shown & spec.shown_with_clip if is_still else shown
+
+
+def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
+    """Return the sets of conditions that channels may show together in a run and that
+    are encoded on their own.
+    """
+    shares = shares_of_conditions(config)
+    sets: list[frozenset[str]] = [frozenset()]
+    for name in sorted(filter(spec.is_on_channels, shares)):
+        sets_with_it = [shown | {name} for shown in sets]
+        if shares[name] >= 1:
+            sets = sets_with_it
+        elif shares[name] > 0:
+            sets += sets_with_it
+    return [shown for shown in sets if spec.is_shown_alone(shown)]
 
 
 def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
@@ -77,11 +151,14 @@ def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
     hidden: list[object] = []
     if sample.draws_box:
         hidden = ["box", keys.seed, sample.window.id, sample.variant, sample.box]
-    elif sample.type == "mask":
+    elif sample.hides:
         hidden = ["file", sample.window.companion("mask")]
+    condition: list[object] = [sample.type, sample.latent_frames, hidden]
+    if sample.type == CHANNELS:
+        condition.append(sample.shown)
     content = {
         "schema": SCHEMA,
-        "condition": [sample.type, sample.latent_frames, hidden],
+        "condition": condition,
         "latents": keys.latents(frames),
     }
     return digest(content)
@@ -121,9 +198,14 @@ def encode_condition(
 
     Returns:
         "latents": of a mask (C,F,H,W), else of its last latent frames (C,n,H,W); of a
-        mask also "known" (F,H,W), 1 in the cells that are known.
+        mask also "known" (F,H,W), 1 in the cells that are known. What channels show
+        has the family's own names.
     """
     rules = family.spec.rules
+    if sample.type == CHANNELS:
+        known = shown_pixels(dict(sample.shown), frames.shape[1], hidden, rules)
+        return family.channel_states(ConditionPixels(frames, known))
+
     if sample.type == "mask":
         is_hidden = (hidden > 0).expand(frames.shape[1], -1, -1)
         # Grey, the value of a pixel of which nothing is known.
@@ -142,6 +224,42 @@ def encode_condition(
     filled = torch.cat([repeated, frames[:, begin:]], dim=1).contiguous()
     latents = family.encode_video(filled).mean
     return {LATENTS: latents[:, -latent_frames:]}
+
+
+def shown_pixels(
+    frames_given: Mapping[str, int], num_frames: int, hidden: Tensor, rules: VideoRules
+) -> Tensor:
+    """Return which pixels channels show of a clip, (T,H,W) bool.
+
+    Args:
+        frames_given: types of the conditions, with the latent frames of each.
+        num_frames: pixel frames of the clip.
+        hidden: (T or 1,H,W), above 0 where a mask hides the picture.
+        rules: strides of the latent grid.
+    """
+    known = torch.zeros(num_frames, *hidden.shape[1:], dtype=torch.bool)
+    if "mask" in frames_given:
+        known |= hidden == 0
+    for name, count in frames_given.items():
+        frames = pixel_frames(name, count, num_frames, rules)
+        known[frames] = True
+    # A clip of which all is shown would leave nothing to learn.
+    return torch.zeros_like(known) if known.all() and num_frames > 1 else known
+
+
+def pixel_frames(
+    condition: str, latent_frames: int, num_frames: int, rules: VideoRules
+) -> slice:
+    """Return the pixel frames of a clip that a condition gives; none for a mask."""
+    most = (num_frames - 1) // rules.temporal_stride
+    count = min(latent_frames, most)
+    ranges = {
+        "first_frame": slice(0, 1),
+        "last_frame": slice(num_frames - 1, num_frames),
+        "prefix": slice(0, max(0, count - 1) * rules.temporal_stride + 1),
+        "suffix": slice(num_frames - count * rules.temporal_stride, num_frames),
+    }
+    return ranges.get(condition, slice(0))
 
 
 def given_frames(latent_frames: int, shape: ClipShape, rules: VideoRules) -> int:
@@ -177,9 +295,21 @@ def known_cells(
 
 
 def has_condition_form(
-    forms: Mapping[str, TensorForm], spec: ModelSpec, shape: ClipShape
+    forms: Mapping[str, TensorForm],
+    channel_forms: Mapping[str, TensorForm],
+    spec: ModelSpec,
+    shape: ClipShape,
 ) -> bool:
-    """Return whether an entry's tensors have the form of a condition of a window."""
+    """Return whether an entry's tensors have the form of a condition of a window.
+
+    Args:
+        forms: of the entry.
+        channel_forms: of what channels show of such a window.
+        spec: of the model.
+        shape: of the window.
+    """
+    if channel_forms and forms == channel_forms:
+        return True
     frames, rows, columns = spec.rules.latent_size(shape)
     dtype, size = forms.get(LATENTS, ("", ()))
     if dtype != "float32" or len(size) != 4 or not 1 <= size[1] <= frames:
@@ -280,12 +410,19 @@ def as_mask(known: Sequence[Tensor]) -> Tensor:
     return cells
 
 
+def shares_of_conditions(config: Config) -> dict[str, float]:
+    """Return the share of the samples that have each condition, by its type."""
+    shares: dict[str, float] = {}
+    for condition in config.conditions:
+        shares[condition.type] = condition.probability
+    shares["first_frame"] = config.first_frame_probability or 0.0
+    return shares
+
+
 def usual_conditions(config: Config, spec: ModelSpec) -> frozenset[str]:
     """Return the types of the conditions that at least half of the samples have."""
-    shares = {condition.type: condition.probability for condition in config.conditions}
-    shares["first_frame"] = config.first_frame_probability or 0.0
     return frozenset(
         name
-        for name, share in shares.items()
+        for name, share in shares_of_conditions(config).items()
         if share >= 0.5 and name in spec.conditions
     )

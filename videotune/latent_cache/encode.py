@@ -7,7 +7,7 @@ Entries that exist are left as they are, so a killed run continues where it stop
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from videotune.latent_cache.conditions import (
     has_condition_form,
 )
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
+from videotune.latent_cache.encoder_failures import check_finite, name_failure
 from videotune.latent_cache.entry import CacheEntry, EntryName, TensorForm, form_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.mask_reading import (
@@ -38,7 +39,6 @@ from videotune.latent_cache.mask_reading import (
     read_hidden_pixels,
 )
 from videotune.latent_cache.store import LatentCache
-from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.model_spec import VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, FrameSample, LatentDistribution, Window
@@ -158,6 +158,10 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
     def expected_forms(shape: ClipShape) -> dict[str, TensorForm]:
         return form_of(family.blank_states(shape))
 
+    @cache
+    def channel_forms(shape: ClipShape) -> dict[str, TensorForm]:
+        return form_of(family.blank_channels(shape))
+
     def fits(entry: CacheEntry, shape: ClipShape | None) -> bool:
         forms = dict(entry.tensors)
         if entry.kind == "masks":
@@ -165,7 +169,7 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
             return forms == {MASK_TENSOR: ("float32", spec.rules.latent_size(shape))}
         if entry.kind == "conditions":
             assert shape is not None
-            return has_condition_form(forms, spec, shape)
+            return has_condition_form(forms, channel_forms(shape), spec, shape)
         if shape is None:
             if "text" not in forms:
                 return False
@@ -266,8 +270,8 @@ def _fill_captions(
     try:
         for done, (caption, name) in enumerate(remaining, start=1):
             length = family.text_length(caption)
-            with _name_failure(f"the caption {caption[:60]!r}"):
-                states = _check_finite(family.encode_text([caption])[0])
+            with name_failure(f"the caption {caption[:60]!r}"):
+                states = check_finite(family.encode_text([caption])[0])
 
             metadata = {
                 "caption": caption,
@@ -372,7 +376,7 @@ def _fill_conditions(
             tensors = encode_condition_sample(family, keys, condition, media)
             metadata = {
                 "clip": _clip_name(store, media[condition.window.clip_id]),
-                "window": f"{condition.window.id} {condition.type}",
+                "window": f"{condition.window.id} {condition.text}",
                 "variant": condition.variant,
                 "encoder": keys.vae,
             }
@@ -401,11 +405,15 @@ def encode_condition_sample(
     sample = keys.sample(condition.window, condition.variant)
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
+    start_image = _start_image_of(sample, media)
+    types = dict(condition.shown)
+    if start_image is not None and "first_frame" in types and "prefix" not in types:
+        frames = torch.cat([start_image, frames[:, 1:]], dim=1)
 
     hidden = read_hidden_pixels(condition, sample, keys.seed, media)
-    subject = f"{clip.path}: window {condition.window.id}: {condition.type}"
-    with _name_failure(subject, "Fewer frames or a lower resolution need less memory."):
-        return _check_finite(encode_condition(family, frames, condition, hidden))
+    subject = f"{clip.path}: window {condition.window.id}: {condition.text}"
+    with name_failure(subject, "Fewer frames or a lower resolution need less memory."):
+        return check_finite(encode_condition(family, frames, condition, hidden))
 
 
 def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:
@@ -431,7 +439,12 @@ def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:
         pixels_by_process[process] += _pixels(samples)
         if process == part:
             own_samples += samples
-    return CacheItems(todo.captions[part::of], tuple(own_samples), todo.masks[part::of])
+    return CacheItems(
+        todo.captions[part::of],
+        tuple(own_samples),
+        todo.masks[part::of],
+        todo.conditions[part::of],
+    )
 
 
 def _pixels(samples: Iterable[WindowVariant]) -> int:
@@ -473,9 +486,9 @@ def _encode_frames(
     clip = media[sample.window.clip_id]
     subject = f"{clip.path}: window {sample.window.id}"
     remedy = "Fewer frames or a lower resolution need less memory."
-    with _name_failure(subject, remedy):
+    with name_failure(subject, remedy):
         distribution = family.encode_video(to_model(frames), **arguments)
-        _check_finite(tensors_of(distribution))
+        check_finite(tensors_of(distribution))
     return distribution
 
 
@@ -514,29 +527,6 @@ def _with_rate(subject: str, done: int, begun: float) -> str:
     return f"{subject}, {done / seconds:.1f} a second"
 
 
-@contextmanager
-def _name_failure(subject: str, memory_remedy: str | None = None) -> Iterator[None]:
-    """Turn an encoder's failure into a VideotuneError that names what it failed on.
-
-    Args:
-        subject: The caption or window.
-        memory_remedy: What needs less memory. None: an out-of-memory error is raised as it
-            is, since the caller tries again with the encoder's blocks on the host.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            if memory_remedy is None:
-                raise
-            reason = f"there is not enough memory to encode it. {memory_remedy}"
-        else:
-            reason = f"it cannot be encoded: {error}"
-        raise VideotuneError(
-            f"{subject}: {reason}\nEverything encoded so far is kept."
-        ) from error
-
-
 def _decode(
     frame_samples: Iterator[FrameSample],
     media: Mapping[str, MediaInfo],
@@ -558,16 +548,6 @@ def _decode(
             if item is None:
                 return
             yield item
-
-
-def _check_finite(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the same tensors. Raises RuntimeError if any value is not finite."""
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise RuntimeError(
-                f"the encoder's {name} holds infinite or undefined numbers"
-            )
-    return tensors
 
 
 def cut_captions(

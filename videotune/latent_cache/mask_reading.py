@@ -51,7 +51,7 @@ def read_hidden_pixels(
     if condition.draws_box:
         box = drawn_box(seed, condition)
         return box.flip(-1) if sample.flipped else box
-    if condition.type == "mask":
+    if condition.hides:
         mask = companion_sample(sample, "mask", media)
         return mask_pixels(frames_of([mask], media[mask.window.clip_id], None))
     shape = sample.window.shape

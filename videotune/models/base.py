@@ -36,7 +36,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from videotune.model_spec import ModelSpec
-    from videotune.types import Batch, ClipShape, Networks, SampleRequest
+    from videotune.types import (
+        Batch,
+        ClipShape,
+        ConditionPixels,
+        Networks,
+        SampleRequest,
+    )
 
 FAMILIES: dict[str, type[DiffusersModel]] = {}
 """The family classes, by their names."""
@@ -238,7 +244,8 @@ class DiffusersModel(Checkpoint):
         length.
         """
         size = (self.spec.text_tokens, self.spec.text_width)
-        return {"text": torch.zeros(size, dtype=self.dtype)}
+        text = {"text": torch.zeros(size, dtype=self.dtype)}
+        return text | self.blank_channels(shape)
 
     def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
         """Return each text encoder's key in embedding files, by format.
@@ -295,6 +302,14 @@ class DiffusersModel(Checkpoint):
             frames: the clip in [-1, 1].
             random: source of the image's noise. None: no noise.
         """
+        return {}
+
+    def channel_states(self, pixels: ConditionPixels) -> dict[str, Tensor]:
+        """Encode what a sample is shown on channels of the network, for ``condition``."""
+        raise NotImplementedError
+
+    def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Return zeros in the form of ``channel_states`` and ``image_states``."""
         return {}
 
     def encode_video(

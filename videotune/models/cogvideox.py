@@ -339,13 +339,12 @@ class CogVideoX(DiffusersModel):
             "image": latent * (1 / scale if vae.config.invert_scale_latents else scale)
         }
 
-    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """Return zeros in the form of a clip's states, with any image."""
-        states = super().blank_states(shape)
+    def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Return zeros in the form of ``image_states``."""
+        if self.spec.first_frame is None:
+            return {}
         _, rows, columns = self.spec.rules.latent_size(shape)
-        if self.spec.first_frame is not None:
-            states["image"] = torch.zeros(self.spec.latent_channels, 1, rows, columns)
-        return states
+        return {"image": torch.zeros(self.spec.latent_channels, 1, rows, columns)}
 
     def raw_latents(self, latents: Tensor) -> Tensor:
         """Return the VAE's latents, rounded in the pipeline's order."""

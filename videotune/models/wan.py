@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,29 @@ from videotune.model_spec import (
     ModelSpec,
     VideoRules,
 )
+from videotune.models import wan_tiny
 from videotune.models.base import DiffusersModel
 from videotune.models.fingerprint import fingerprint
 from videotune.models.loading import load_model
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import vae_stand_in
 from videotune.models.skeletons import pretrained
-from videotune.types import Batch, ClipShape, Conditioning, Networks, SampleRequest
+from videotune.models.wan_conditions import (
+    BOTH_ENDS,
+    IN_PLACE,
+    ON_CHANNELS,
+    folded_mask,
+    give_cells,
+    give_channels,
+)
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Conditioning,
+    ConditionPixels,
+    Networks,
+    SampleRequest,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,17 +54,6 @@ if TYPE_CHECKING:
 
 SIZES = {(1536, 30): "1.3B", (3072, 30): "5B", (5120, 40): "14B"}
 """(width, blocks) of the published transformers."""
-
-IN_PLACE = {
-    "first_frame": ConditionSupport("in_place"),
-    **dict.fromkeys(
-        ("last_frame", "prefix", "suffix", "mask"),
-        ConditionSupport("in_place", in_diffusers=False),
-    ),
-}
-"""What a transformer without image channels can learn: it takes a timestep for each
-token. diffusers' loop gives a first frame at timestep 0, and nothing else.
-"""
 
 COMFYUI_NAMES = (
     (r"\.attn1\.", ".self_attn."),
@@ -58,19 +64,6 @@ COMFYUI_NAMES = (
     (r"\.ffn\.net\.0\.proj(?=\.|$)", ".ffn.0"),
     (r"\.ffn\.net\.2(?=\.|$)", ".ffn.2"),
 )
-
-TINY_TRANSFORMER = {
-    "_class_name": "WanTransformer3DModel",
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "in_channels": 4,
-    "out_channels": 4,
-    "text_dim": 16,
-    "freq_dim": 16,
-    "ffn_dim": 32,
-    "num_layers": 2,
-    "rope_max_seq_len": 128,
-}
 
 
 class Wan(DiffusersModel):
@@ -127,7 +120,7 @@ class Wan(DiffusersModel):
             "DPMSolverSinglestepScheduler",
         ),
     )
-    variants = ("t2v", "i2v", "ti2v", "t2v-a14b", "i2v-a14b")
+    variants = ("t2v", "i2v", "flf2v", "ti2v", "t2v-a14b", "i2v-a14b")
     transformer_class = "WanTransformer3DModel"
     vae_class = "AutoencoderKLWan"
     pipelines = ("WanPipeline", "WanImageToVideoPipeline")
@@ -156,86 +149,8 @@ class Wan(DiffusersModel):
         *COMFYUI_NAMES,
     )
     config_defaults = {"image_dim": None}
-    tiny_parts = {
-        "_class_name": "WanPipeline",
-        "vae": {
-            "_class_name": "AutoencoderKLWan",
-            "base_dim": 4,
-            "z_dim": 4,
-            "dim_mult": [1, 1, 1, 1],
-            "num_res_blocks": 1,
-            "latents_mean": [0.0, 0.0, 0.0, 0.0],
-            "latents_std": [1.0, 1.0, 1.0, 1.0],
-        },
-        "transformer": TINY_TRANSFORMER,
-        "tokenizer": {"_class_name": "letters"},
-        "text_encoder": {
-            "_class_name": "UMT5EncoderModel",
-            "vocab_size": 98,
-            "d_model": 16,
-            "d_kv": 8,
-            "d_ff": 32,
-            "num_layers": 1,
-            "num_heads": 2,
-            "dropout_rate": 0.0,
-        },
-        "scheduler": {
-            "_class_name": "UniPCMultistepScheduler",
-            "prediction_type": "flow_prediction",
-            "use_flow_sigmas": True,
-            "flow_shift": 3.0,
-        },
-    }
-    tiny_variants = {
-        "t2v": {},
-        "i2v": {
-            "_class_name": "WanImageToVideoPipeline",
-            "transformer": {
-                "in_channels": 12,
-                "image_dim": 16,
-                "added_kv_proj_dim": 24,
-            },
-            "image_processor": {
-                "_class_name": "CLIPImageProcessor",
-                "size": {"shortest_edge": 32},
-                "crop_size": {"height": 32, "width": 32},
-            },
-            "image_encoder": {
-                "_class_name": "CLIPVisionModel",
-                "hidden_size": 16,
-                "intermediate_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": 32,
-                "patch_size": 16,
-            },
-        },
-        "ti2v": {
-            "vae": {
-                "latents_mean": [0.1, -0.2, 0.0, 0.3],
-                "latents_std": [0.5, 1.2, 0.8, 1.0],
-                "is_residual": True,
-                "patch_size": 2,
-                "in_channels": 12,
-                "out_channels": 12,
-                "decoder_base_dim": 4,
-                "scale_factor_spatial": 16,
-                "scale_factor_temporal": 4,
-            },
-            "scheduler": {"flow_shift": 5.0},
-            "expand_timesteps": True,
-        },
-        "t2v-a14b": {
-            "transformer_2": TINY_TRANSFORMER,
-            "boundary_ratio": 0.875,
-        },
-        "i2v-a14b": {
-            "_class_name": "WanImageToVideoPipeline",
-            "transformer": {"in_channels": 12},
-            "transformer_2": TINY_TRANSFORMER | {"in_channels": 12},
-            "boundary_ratio": 0.9,
-        },
-    }
+    tiny_parts = wan_tiny.PARTS
+    tiny_variants = wan_tiny.VARIANTS
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
@@ -252,11 +167,6 @@ class Wan(DiffusersModel):
         index = read_config(folder / "model_index.json")
         configs = cls.read_configs(folder, _channels_with_image)
         net = configs.transformer
-        if net.get("pos_embed_seq_len") is not None:
-            raise VideotuneError(
-                f"{folder}: Wan checkpoints for first and last frames (FLF2V) cannot be trained"
-            )
-
         from_image = configs.has_image_channels
         from_both = bool(index.get("expand_timesteps"))
         experts = _experts(folder, index)
@@ -266,10 +176,16 @@ class Wan(DiffusersModel):
         temporal = configs.vae.get("scale_factor_temporal", 4)
         patch = tuple(net["patch_size"])
 
+        further_conditions: Mapping[str, ConditionSupport] = IN_PLACE
         if from_image:
             kind = "I2V"
             image_conditioning: ImageConditioning = "concat"
             first_frame: float | None = 1.0
+            further_conditions = ON_CHANNELS
+            if net.get("image_dim") is not None:
+                # CLIP's states are those of a first frame alone.
+                alone = ConditionSupport("channels", in_diffusers=False)
+                further_conditions = {**ON_CHANNELS, "last_frame": alone}
         elif from_both:
             image_conditioning = "replace"
             first_frame = 0.0
@@ -279,6 +195,16 @@ class Wan(DiffusersModel):
             first_frame = None
         if from_both:
             kind = "TI2V"
+
+        image_numbers = 0
+        if net.get("image_dim") is not None:
+            image_numbers = _clip_numbers(folder)
+        positions = net.get("pos_embed_seq_len")
+        if positions is not None:
+            _check_positions(folder, positions, net)
+            kind = "FLF2V"
+            further_conditions = BOTH_ENDS
+            image_numbers *= 2
 
         guidance = cls.spec.sample_guidance
         if has_experts:
@@ -301,12 +227,12 @@ class Wan(DiffusersModel):
             text_width=net["text_dim"],
             image_conditioning=image_conditioning,
             first_frame=first_frame,
-            further_conditions={} if from_image else IN_PLACE,
+            further_conditions=further_conditions,
             experts=experts,
             timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,
             sample_guidance=guidance,
             image_channels=(net["in_channels"] - configs.latent_channels, 0),
-            image_numbers=0 if net.get("image_dim") is None else _clip_numbers(folder),
+            image_numbers=image_numbers,
         )
 
     @classmethod
@@ -347,59 +273,84 @@ class Wan(DiffusersModel):
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
-        """Return what the image-to-video pipeline makes of the first frame, in the
-        run's dtype.
-
-        "image" (4+C,F,H,W): the mask, and the latents of that frame followed by grey
-        ones. 2.1 has also "clip" (257, 1280).
+        """Return what the image-to-video pipeline makes of the first frame, and for
+        FLF2V of the last one.
         """
         if self.spec.image_conditioning != "concat":
             return {}
-        from PIL import Image  # keeps the start light
+        known = torch.zeros(frames.shape[1:], dtype=torch.bool)
+        known[0] = True
+        if "last_frame" in self.spec.shown_with_clip:
+            known[-1] = True
+        return self.channel_states(ConditionPixels(frames, known))
 
-        pipe = diffusers.WanImageToVideoPipeline(
-            None, None, vae=self.vae(), scheduler=None
-        )
-        image = frames[:, 0]
-        _, image_latents = pipe.prepare_latents(
-            image[None].to(self.device),
-            batch_size=1,
-            num_channels_latents=self.spec.latent_channels,
-            height=frames.shape[2],
-            width=frames.shape[3],
-            num_frames=frames.shape[1],
-            dtype=torch.float32,
-            device=self.device,
-            latents=torch.empty(0),  # otherwise it draws noise, which is not used here
-        )
-        states = {"image": image_latents[0].to(self.dtype).cpu()}
+    def channel_states(self, pixels: ConditionPixels) -> dict[str, Tensor]:
+        """Return what the image-to-video pipeline makes of known pixels, in the run's
+        dtype.
+
+        "image" (4+C,F,H,W): a mask, 1 in cells of which all is known, for each pixel
+        frame; and the latents of the clip with grey in the place of all other pixels.
+        With CLIP also "clip" (257, 1280), the states of the first frame, or for FLF2V
+        (514, 1280) with those of the last one; zeros if a frame is not known as a whole.
+        """
+        shown = pixels.frames.where(pixels.known, torch.zeros(()))
+        with self.vae_lock, torch.no_grad():
+            vae = self.vae()
+            distribution = vae.encode(shown[None].to(self.device)).latent_dist
+            mean, deviation = self._statistics()
+            # In the pipeline's order, to the bit.
+            latents = (distribution.mode()[0] - mean) * (1 / deviation)
+
+        mask = folded_mask(pixels.known, self.spec.rules)
+        image = torch.cat([mask, latents.float().cpu()])
+        states = {"image": image.to(self.dtype)}
 
         if self._uses_clip:
-            processor, encoder = self._load_once(
-                "image_encoder", self._load_image_encoder
-            )
-            pipe.image_processor = processor
-            pipe.image_encoder = encoder
-            pixels = ((image + 1) * 127.5).round().clamp(0, 255).byte()
-            picture = Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
-            clip_states = pipe.encode_image(picture, self.device)[0]
-            states["clip"] = clip_states.to(self.dtype).cpu()
+            ends = (0, -1) if "last_frame" in self.spec.shown_with_clip else (0,)
+            states["clip"] = torch.cat([self._clip_states(pixels, end) for end in ends])
         return states
 
-    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """Return zeros in the form of a clip's states, with those of ``image_states``."""
-        states = super().blank_states(shape)
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        statistics = self.latent_statistics()
+        assert statistics is not None, "a Wan VAE has statistics of each channel"
+        return statistics
+
+    def _clip_states(self, pixels: ConditionPixels, frame: int) -> Tensor:
+        """Return CLIP's states of a frame; zeros if it is not known as a whole."""
+        if not pixels.known[frame].all():
+            return torch.zeros(self._clip_tokens(), self._clip_width, dtype=self.dtype)
+        from PIL import Image  # keeps the start light
+
+        pipe = diffusers.WanImageToVideoPipeline(None, None, vae=None, scheduler=None)
+        processor, encoder = self._load_once("image_encoder", self._load_image_encoder)
+        pipe.image_processor = processor
+        pipe.image_encoder = encoder
+        values = ((pixels.frames[:, frame] + 1) * 127.5).round().clamp(0, 255).byte()
+        picture = Image.fromarray(values.permute(1, 2, 0).cpu().numpy())
+        with torch.no_grad():
+            clip_states = pipe.encode_image(picture, self.device)[0]
+        return clip_states.to(self.dtype).cpu()
+
+    @cached_property
+    def _clip_width(self) -> int:
+        config = read_config(self.folder / "image_encoder" / "config.json")
+        return int(config["hidden_size"])
+
+    def _clip_tokens(self) -> int:
+        """Return how many states CLIP gives of an image."""
+        images = 2 if "last_frame" in self.spec.shown_with_clip else 1
+        return self.spec.image_numbers // self._clip_width // images
+
+    def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Return zeros in the form of ``channel_states``."""
         if self.spec.image_conditioning != "concat":
-            return states
+            return {}
         channels, _ = self.spec.image_channels
         size = (channels, *self.spec.rules.latent_size(shape))
-        states["image"] = torch.zeros(size, dtype=self.dtype)
+        states = {"image": torch.zeros(size, dtype=self.dtype)}
         if self._uses_clip:
-            width = read_config(self.folder / "image_encoder" / "config.json")[
-                "hidden_size"
-            ]
-            tokens = self.spec.image_numbers // width
-            states["clip"] = torch.zeros(tokens, width, dtype=self.dtype)
+            tokens = self.spec.image_numbers // self._clip_width
+            states["clip"] = torch.zeros(tokens, self._clip_width, dtype=self.dtype)
         return states
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
@@ -412,7 +363,11 @@ class Wan(DiffusersModel):
         latents = x_t.to(self.dtype)
         if self.spec.image_conditioning == "concat":
             latents = torch.cat([latents, extras["image"].to(self.dtype)], dim=1)
-        clip_states = extras["clip"].to(self.dtype) if "clip" in extras else None
+        clip_states = None
+        if "clip" in extras:
+            # The network takes an image a row.
+            states = extras["clip"].to(self.dtype)
+            clip_states = states.unflatten(1, (-1, self._clip_tokens())).flatten(0, 1)
         output = net(
             hidden_states=latents,
             timestep=self.model_timesteps(x_t, t, batch),
@@ -444,12 +399,14 @@ class Wan(DiffusersModel):
             pick = itemgetter(slice(i, i + 1))
             positive = conditioning.map(pick)
             negative = None if unconditional is None else unconditional.map(pick)
+            image = positive.extras.get("image")
             if request.first is not None:
                 first = request.first[[i]]
             elif request.known is not None:
                 first = request.known[[i], :, :1]
             else:
-                first = positive.extras["image"][:, -self.spec.latent_channels :]
+                assert image is not None, "image-to-video has channels of an image"
+                first = image[:, -self.spec.latent_channels :]
 
             # Stand-ins return the states that the pipeline's encoders would compute.
             pipe = self.pipeline(
@@ -460,11 +417,14 @@ class Wan(DiffusersModel):
             )
             if request.known is not None and request.known_mask is not None:
                 give_cells(pipe, request.known[[i]], request.known_mask[[i]])
+            elif image is not None:
+                give_channels(pipe, image)
             pipe.vae = vae_stand_in(
                 self.spec, first.float().to(self.device), self.device
             )
             if "clip" in positive.extras:
                 clip_states = positive.extras["clip"]
+                clip_states = clip_states.unflatten(1, (-1, self._clip_tokens()))[0]
                 pipe.encode_image = lambda *_, states=clip_states: states.to(
                     self.device
                 )
@@ -511,26 +471,6 @@ class Wan(DiffusersModel):
         return prints
 
 
-def give_cells(pipe: Any, known: Tensor, known_mask: Tensor) -> None:
-    """Let an image-to-video pipeline that expands timesteps feed these cells clean.
-
-    Its loop handles any mask; only the first frame's comes from its arguments.
-
-    Args:
-        pipe: the pipeline.
-        known: latents (1,C,F,H,W).
-        known_mask: (1,1,F,H,W) bool: the cells that are given.
-    """
-    prepare_latents = pipe.prepare_latents
-
-    def prepare_with_cells(*arguments: Any, **keywords: Any) -> Any:
-        latents, _, _ = prepare_latents(*arguments, **keywords)
-        is_sampled = (~known_mask).to(latents)
-        return latents, known.to(latents), is_sampled
-
-    pipe.prepare_latents = prepare_with_cells
-
-
 def _channels_with_image(vae: Mapping[str, Any]) -> int:
     """Return the input channels of image-to-video: noise, the mask, and the image."""
     return int(2 * vae["z_dim"] + vae.get("scale_factor_temporal", 4))
@@ -561,8 +501,23 @@ def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
     return Expert("high", float(boundary), 1.0), Expert("low", 0.0, float(boundary))
 
 
-def _clip_numbers(folder: Path) -> int:
-    """Return how many numbers CLIP gives of an image: patches + 1 states."""
+def _check_positions(folder: Path, positions: Any, net: Mapping[str, Any]) -> None:
+    """Raise VideotuneError if positions of image states are not those of two images."""
+    has_clip = net.get("image_dim") is not None
+    if not has_clip or positions != 2 * _clip_tokens(folder):
+        raise VideotuneError(
+            f"{folder}: pos_embed_seq_len {positions!r} is not what CLIP gives of a first and a last frame "
+            "(FLF2V). Take transformer and image_encoder from one checkpoint"
+        )
+
+
+def _clip_tokens(folder: Path) -> int:
+    """Return how many states CLIP gives of an image: patches + 1."""
     config = read_config(folder / "image_encoder" / "config.json")
-    patches = (config["image_size"] // config["patch_size"]) ** 2
-    return (patches + 1) * int(config["hidden_size"])
+    return int((config["image_size"] // config["patch_size"]) ** 2 + 1)
+
+
+def _clip_numbers(folder: Path) -> int:
+    """Return how many numbers CLIP gives of an image."""
+    config = read_config(folder / "image_encoder" / "config.json")
+    return _clip_tokens(folder) * int(config["hidden_size"])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from videotune.job.job import Job
 from videotune.latent_cache.conditions import (
+    CHANNELS,
     ENCODED_ALONE,
     ConditionSample,
     given_frames,
@@ -118,6 +119,9 @@ def condition_bytes(sample: ConditionSample, spec: ModelSpec) -> int:
     shape = sample.window.shape
     frames, rows, columns = spec.rules.latent_size(shape)
     cells_per_frame = rows * columns
+    if sample.type == CHANNELS:
+        channels, _ = spec.image_channels
+        return 4 * (channels * frames * cells_per_frame + spec.image_numbers)
     if sample.type not in ENCODED_ALONE:
         # Shown on channels: states of every frame, and those of an image encoder.
         numbers = spec.image_channels[0] * frames * cells_per_frame

@@ -65,8 +65,16 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
     # A model that is made for an image needs no training for it.
     takes_image = spec.image_conditioning != "none"
     learnt = config.condition_types | ({"first_frame"} if takes_image else set())
+    lacking = sorted(spec.required_conditions - files.types)
+    if lacking:
+        options = " and ".join(
+            _key_of(name) for name in sorted(spec.required_conditions)
+        )
+        raise VideotuneError(
+            f"{key}: {spec.title} samples between two images. Set {options}"
+        )
     for name in sorted(files.types):
-        word = "image" if name == "first_frame" else name
+        word = _key_of(name)
         if name not in spec.conditions:
             raise VideotuneError(
                 f"{key}: {word}: {spec.title} takes no {word} (it takes {supported})"
@@ -76,3 +84,8 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
                 f"{key}: {word}: {spec.title} takes it only in a run that learns it. Train with {name} in "
                 "conditions, or leave it out"
             )
+
+
+def _key_of(condition: str) -> str:
+    """Return the key under which a condition's file is given."""
+    return "image" if condition == "first_frame" else condition

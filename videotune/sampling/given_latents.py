@@ -19,13 +19,15 @@ from videotune.latent_cache.conditions import (
     ConditionSample,
     encode_condition,
     given_frames,
+    pixel_frames,
     put_conditions,
+    shown_pixels,
 )
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.mask_reading import mask_pixels
 from videotune.models.base import DiffusersModel
 from videotune.sampling.given_files import GivenFiles
-from videotune.types import ClipShape, LatentDistribution, Window
+from videotune.types import ClipShape, ConditionPixels, LatentDistribution, Window
 
 
 def read_given(files: GivenFiles, shape: ClipShape, key: str) -> None:
@@ -65,9 +67,12 @@ def _encode(
         still = _read(Path(files.image), shape, f"{key}: image")
         return family.encode_video(to_model(still))
 
+    if any(map(family.spec.is_on_channels, files.types)):
+        return _encode_on_channels(family, files, shape, config, key)
+
     rules = family.spec.rules
     latent_frames = {
-        condition.type: given_frames(condition.latent_frames, shape, rules)
+        condition.type: given_frames(condition.frames_given, shape, rules)
         for condition in config.conditions
     }
     window = Window("", 0.0, shape.frames / shape.fps, shape)
@@ -93,11 +98,7 @@ def _encode(
             )
         entries[name] = encode_condition(family, to_model(frames), sample, hidden)
         if name == "mask" and not entries[name][KNOWN].any():
-            raise VideotuneError(
-                f"{key}: mask {path}: at {shape.width}x{shape.height} nothing of the video is left: a cell is "
-                "given only if the mask is black there and in the cells around it. Use a smaller "
-                "white part, or a larger size"
-            )
+            raise _nothing_left(path, shape, key)
 
     if files.prefix is not None:
         count = latent_frames["prefix"]
@@ -111,6 +112,53 @@ def _encode(
     prefix_frames = latent_frames.get("prefix", 0)
     known = put_conditions(x0, files.types, prefix_frames, entries)
     return LatentDistribution(x0, known=known)
+
+
+def _encode_on_channels(
+    family: DiffusersModel,
+    files: GivenFiles,
+    shape: ClipShape,
+    config: Config,
+    key: str,
+) -> LatentDistribution:
+    """Encode what a sample is shown on channels of the network."""
+    rules = family.spec.rules
+    frames = np.zeros((shape.frames, shape.height, shape.width, 3), np.uint8)
+    hidden = torch.ones(1, shape.height, shape.width)
+    if files.mask is not None:
+        assert files.video is not None
+        hidden = mask_pixels(_read(Path(files.mask), shape, f"{key}: mask"))
+        frames = _read(Path(files.video), shape, f"{key}: video").copy()
+
+    frames_given = dict.fromkeys(files.types, 1)
+    for condition in config.conditions:
+        if condition.type in frames_given:
+            frames_given[condition.type] = condition.frames_given
+
+    paths = {
+        "suffix": files.suffix,
+        "last_frame": files.last_frame,
+        "prefix": files.prefix,
+        "first_frame": files.image,
+    }
+    for name, path in paths.items():
+        if path is None:
+            continue
+        place = pixel_frames(name, frames_given[name], shape.frames, rules)
+        count = place.stop - place.start
+        where = f"{key}: {'image' if name == 'first_frame' else name}"
+        if name == "prefix":
+            frames[place] = _read_end(Path(path), shape, count, where)
+        else:
+            part = ClipShape(count, shape.height, shape.width, shape.fps)
+            frames[place] = _read(Path(path), part, where)
+
+    if files.mask is not None and (hidden > 0).all():
+        raise _nothing_left(files.mask, shape, key)
+    known = shown_pixels(frames_given, shape.frames, hidden, rules)
+    states = family.channel_states(ConditionPixels(to_model(frames), known))
+    empty = torch.zeros(family.spec.latent_channels, *rules.latent_size(shape))
+    return LatentDistribution(empty, extras=states)
 
 
 def _read(path: Path, shape: ClipShape, key: str) -> np.ndarray:
@@ -151,6 +199,14 @@ def _decoded(
         return decode(info, times, shape.height, shape.width)
     except (ClipProblem, OSError) as problem:
         raise _unreadable(Path(info.path), problem, key) from problem
+
+
+def _nothing_left(mask: str, shape: ClipShape, key: str) -> VideotuneError:
+    return VideotuneError(
+        f"{key}: mask {mask}: at {shape.width}x{shape.height} nothing of the video is left: a cell is "
+        "given only if the mask is black there and in the cells around it. Use a smaller "
+        "white part, or a larger size"
+    )
 
 
 def _unreadable(path: Path, problem: Exception, key: str) -> VideotuneError:

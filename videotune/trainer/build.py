@@ -199,7 +199,7 @@ def plain_batch(source: BatchSource, window: Window) -> Batch:
     """
     caption = source.clips[window.clip_id].captions[0]
     latents = source.plain(window)
-    return assemble(source, [window], [caption], [latents], [source.usual_conditions])
+    return assemble(source, [window], [caption], [latents], [source.conditions.usual])
 
 
 def what_trains(

@@ -13,7 +13,10 @@ from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.conditions import (
     ConditionSample,
+    channel_samples,
+    channel_sets,
     condition_samples,
+    shown_on_channels,
     usual_conditions,
 )
 from videotune.latent_cache.encode import (
@@ -74,15 +77,26 @@ def _conditions_of(
     """Return the conditions of samples that are encoded on their own."""
     num_boxes = max(1, job.config.video_config.variants)
     usual = usual_conditions(job.config, job.spec)
-    conditions = []
-    for condition in job.config.conditions:
-        for window, variant in samples:
-            is_plain = variant == DETERMINISTIC_VARIANT
-            # What is read without random parts has what most samples have.
-            if is_plain and condition.type not in usual:
-                continue
-            encoded = condition_samples(window, variant, condition, num_boxes)
-            conditions += encoded[:1] if is_plain else encoded
+    sets = channel_sets(job.config, job.spec)
+    conditions: list[ConditionSample] = []
+    for window, variant in samples:
+        # What is read without random parts has what most samples have.
+        is_plain = variant == DETERMINISTIC_VARIANT
+        encoded: list[list[ConditionSample]] = []
+        for condition in job.config.conditions:
+            is_read = condition.type in usual or not is_plain
+            if is_read and job.spec.is_in_place(condition.type):
+                encoded.append(condition_samples(window, variant, condition, num_boxes))
+
+        for shown in sets:
+            is_usual = shown == frozenset(filter(job.spec.is_on_channels, usual))
+            is_read = shown == shown_on_channels(shown, window, job.spec)
+            if is_read and (is_usual or not is_plain):
+                encoded.append(
+                    channel_samples(window, variant, shown, job.config, num_boxes)
+                )
+        for choices in encoded:
+            conditions += choices[:1] if is_plain else choices
     return conditions
 
 

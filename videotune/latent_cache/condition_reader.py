@@ -1,0 +1,104 @@
+"""Read what samples are given of their clips: tensors of conditions, from the cache or
+encoded in the step.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from videotune.config.schema import Config
+from videotune.latent_cache.conditions import (
+    ConditionSample,
+    channel_samples,
+    condition_samples,
+    put_conditions,
+    shown_on_channels,
+    usual_conditions,
+)
+from videotune.model_spec import ModelSpec
+from videotune.types import Window
+
+
+@dataclass(frozen=True)
+class SampleConditions:
+    """Which conditions a sample has."""
+
+    window: Window
+    variant: int
+    types: frozenset[str]
+    box: int = 0
+    """Number of the box that it hides, if it hides a drawn one."""
+
+
+@dataclass(frozen=True)
+class ConditionReader:
+    """Reads the conditions of a run's samples."""
+
+    config: Config
+    spec: ModelSpec
+    tensors_of: Callable[[ConditionSample], dict[str, Tensor]]
+    """Returns the tensors of a condition that is encoded on its own."""
+
+    @cached_property
+    def usual(self) -> frozenset[str]:
+        """Types of the conditions that most samples have.
+
+        Validation and previews then have them, too.
+        """
+        return usual_conditions(self.config, self.spec)
+
+    @cached_property
+    def prefix_frames(self) -> int:
+        """Latent frames of a prefix that samples are given."""
+        prefixes = (item for item in self.config.conditions if item.type == "prefix")
+        return sum(prefix.frames_given for prefix in prefixes)
+
+    @property
+    def num_boxes(self) -> int:
+        """How many boxes are drawn for a view, of which each sample hides one."""
+        return max(1, self.config.video_config.variants)
+
+    def entries(self, sample: SampleConditions) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of a sample's conditions in place that are encoded on their
+        own, by type.
+        """
+        entries: dict[str, dict[str, Tensor]] = {}
+        for condition in self.config.conditions:
+            is_read = condition.type in sample.types
+            if not is_read or not self.spec.is_in_place(condition.type):
+                continue
+            choices = condition_samples(
+                sample.window, sample.variant, condition, self.num_boxes
+            )
+            if choices:
+                chosen = choices[sample.box % len(choices)]
+                entries[condition.type] = self.tensors_of(chosen)
+        return entries
+
+    def put_in_place(self, x0: Tensor, sample: SampleConditions) -> Tensor:
+        """Write what a sample is given into its latents (C,F,H,W), in place.
+
+        Returns:
+            (F,H,W) bool: the cells that are given.
+        """
+        in_place = frozenset(filter(self.spec.is_in_place, sample.types))
+        return put_conditions(x0, in_place, self.prefix_frames, self.entries(sample))
+
+    def channel_states(
+        self, sample: SampleConditions, states_of_clip: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return what a sample is shown on the network's channels.
+
+        Args:
+            sample: the sample.
+            states_of_clip: the states that are cached with the clip's latents.
+        """
+        shown = shown_on_channels(sample.types, sample.window, self.spec)
+        if not self.spec.is_shown_alone(shown):
+            return {name: x * bool(shown) for name, x in states_of_clip.items()}
+        choices = channel_samples(
+            sample.window, sample.variant, shown, self.config, self.num_boxes
+        )
+        return self.tensors_of(choices[sample.box % len(choices)])
