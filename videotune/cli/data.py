@@ -1,11 +1,10 @@
-"""The data of a run: ``videotune check``, ``caption`` and ``dataset split``."""
+"""The data of a run: ``videotune check`` and ``caption``."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,16 +12,14 @@ import typer
 
 from videotune.bounds import ANSWER_SECONDS
 from videotune.cli.options import (
-    Arg,
     AsJson,
     Opt,
     Skips,
     Verbose,
     takes_config,
 )
-from videotune.console import answer, bar, doing, echo, out, print_table, tell, width
-from videotune.console import out as say
-from videotune.errors import DONE, SKIPPED
+from videotune.console import answer, doing, echo, out, print_table, tell, width
+from videotune.errors import DONE
 from videotune.job.shown_notes import remember
 from videotune.text import (
     counted,
@@ -36,7 +33,6 @@ from videotune.text import (
 if TYPE_CHECKING:
     from videotune.captioning.write import CaptionResult
     from videotune.commands.check import CheckResult
-    from videotune.data.split import SplitFile
     from videotune.job.job import Job
     from videotune.job.overrides import Overrides
 
@@ -450,103 +446,3 @@ def show_captions(result: CaptionResult, *, dry_run: bool) -> None:
     for row in rows:
         out(": ".join(filter(None, row.values())))
     out(", ".join(f"{len(clips)} {name}" for name, clips in vars(result).items()))
-
-
-dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
-
-SplitSource = Annotated[Path, Arg(help="a video, or a folder of videos")]
-SplitFolder = Annotated[
-    Path, Opt(help="folder for the scenes; the originals stay unchanged")
-]
-MinSeconds = Annotated[float, Opt(help="omit shorter scenes, and list them")]
-Threshold = Annotated[
-    float | None,
-    Opt(help="strength of a cut, as a multiple of the changes around it (default: 3)"),
-]
-OverwriteScenes = Annotated[bool, Opt("--overwrite", help="replace existing scenes")]
-
-
-@dataset_app.command("split")
-def dataset_split(
-    source: SplitSource,
-    out: SplitFolder,
-    min_seconds: MinSeconds = 1.0,
-    threshold: Threshold = None,
-    overwrite: OverwriteScenes = False,
-) -> None:
-    """Cut videos into their scenes, one file a scene, with their captions."""
-    from videotune.data.split import split  # --help needs no video reader
-
-    with bar("splitting (seconds)") as progress:
-        files = split(
-            source,
-            out,
-            min_seconds=min_seconds,
-            threshold=threshold,
-            overwrite=overwrite,
-            progress=progress.update,
-        )
-
-    root = source if source.is_dir() else source.parent
-    rows = [split_cells(file, root) for file in files]
-    columns = ["file", "seconds", "scenes", "captions", "notes"]
-    print_table("files", columns, rows, right=(1, 2, 3))
-    show_split(files, out, min_seconds)
-
-    broken = sum(file.problem is not None for file in files)
-    if broken:
-        echo(
-            f"{counted_are(broken, 'file')} not split (exit code 2); the table has the reasons"
-        )
-        raise typer.Exit(SKIPPED)
-
-
-def show_split(files: Sequence[SplitFile], folder: Path, min_seconds: float) -> None:
-    """Print the number of scenes, what was omitted, and the next command."""
-    scenes = list(chain.from_iterable(file.scenes for file in files))
-    written = sum(scene.path is not None for scene in scenes)
-    images = sum(file.is_image for file in files)
-    videos = [file for file in files if file.problem is None]
-    video_count = counted(len(videos) - images, "file")
-    say(f"{counted(written, 'scene')} of {video_count} are in {folder}")
-
-    omitted = len(scenes) - written
-    if omitted:
-        verb = "is" if omitted == 1 else "are"
-        limit = f"shorter than {min_seconds:g} s and omitted (--min-seconds)"
-        say(f"{counted(omitted, 'scene')} {verb} {limit}")
-    if images:
-        verb = "image was" if images == 1 else "images were"
-        say(f"{images} {verb} not split or copied")
-    if written:
-        lacks_captions = any(file.scenes and not file.captions for file in videos)
-        advice = (
-            "write a caption beside each scene (NAME.txt), then: "
-            if lacks_captions
-            else ""
-        )
-        say(f"next: {advice}videotune check {folder}")
-
-
-def split_cells(file: SplitFile, root: Path) -> list[str]:
-    """Return the cells of a file that was split."""
-    path = str(file.file.path.relative_to(root))
-    seconds = f"{file.seconds:.2f}"
-    if file.is_image:
-        return [path, "", "", "", "image: not split"]
-    if file.problem is not None:
-        return [path, seconds if file.seconds else "", "", "", str(file.problem)]
-
-    written = 0
-    notes = []
-    for scene in file.scenes:
-        if scene.path is None:
-            end = scene.start + scene.seconds
-            notes.append(f"omitted: {scene.start:.2f} to {end:.2f} s")
-        else:
-            written += 1
-    if len(file.scenes) == 1 and written:
-        notes.append("no cut: copied as it is")
-    if written and not file.captions:
-        notes.append("no caption")
-    return [path, seconds, str(written), str(file.captions), "; ".join(notes)]

@@ -16,7 +16,8 @@ import typer
 from videotune import cpu_threads, lazy
 from videotune._version import __version__
 from videotune.cli.cache import cache_app
-from videotune.cli.data import caption, check, dataset_app
+from videotune.cli.data import caption, check
+from videotune.cli.dataset import dataset_app
 from videotune.cli.demo import demo
 from videotune.cli.doctor import doctor
 from videotune.cli.download import download

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from videotune.data.captions import split_variants
-from videotune.data.images import IMAGE_SUFFIXES
+from videotune.data.images import IMAGE_SUFFIXES, is_animated
 from videotune.data.probe import VIDEO_SUFFIXES
 
 Role = Literal["loss_mask", "mask", "start_image"]
@@ -81,6 +81,12 @@ class ClipFile:
         if self.metadata_texts is None:
             return None
         return split_variants("\n".join(self.metadata_texts))
+
+
+def is_video(path: Path) -> bool:
+    """Return whether a file is a video by its suffix; a GIF, by its pictures."""
+    suffix = path.suffix.lower()
+    return suffix in VIDEO_SUFFIXES or (suffix == ".gif" and is_animated(path))
 
 
 def has_clip_files(folder: Path) -> bool:

@@ -4,7 +4,7 @@ HDR and wide gamuts are converted by FFmpeg's swscale.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -71,6 +71,30 @@ def decode(
             resizer.write(frame, out[first])
             out[repeats] = out[first]
     return out
+
+
+def decode_all(info: MediaInfo, threads: int = 0) -> Iterator[Frames]:
+    """Yield each frame of a clip in its own size, upright and in the colours of
+    ``decode``.
+
+    Args:
+        info: media info of the clip.
+        threads: decoding threads; 0 chooses by the size of frames.
+
+    Yields:
+        uint8 (height, width, 3) of each frame, in presentation order.
+
+    Raises:
+        ClipProblem: "decode_error" if any frame cannot be decoded.
+    """
+    resizer = _Resizer(
+        info, info.height, info.width, resize="stretch", crop_position=(0.5, 0.5)
+    )
+    with closing(Reader(info, threads)) as reader:
+        for _, frame in reader.frames(range(len(info.ticks))):
+            picture = np.empty((info.height, info.width, 3), np.uint8)
+            resizer.write(frame, picture)
+            yield picture
 
 
 class _Resizer:

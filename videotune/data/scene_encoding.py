@@ -1,20 +1,24 @@
-"""Encode a scene of a clip as H.264 in MP4, with every frame at its time and in its
-colours.
+"""Encode a scene of a clip, or pictures made of its frames, as H.264 in MP4: every frame
+at its time and in its colours.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from videotune.data.media_info import MediaInfo
 from videotune.data.video_writer import SAME_BITS
 from videotune.lazy import av, av_reformatter
 
-QUALITY = "14"
+SCENE_QUALITY = "14"
 """x264's CRF. The loss is below what training at a lower resolution could see."""
+
+PICTURE_QUALITY = "8"
+"""x264's CRF of computed pictures. Their thin lines would show more of the loss."""
 
 
 def encode_scene(
@@ -29,27 +33,112 @@ def encode_scene(
         frames: index and decoded frame, in presentation order.
     """
     reformatter = av_reformatter.VideoReformatter()
-    durations = _durations(info)
+    x264_params = f"{SAME_BITS}:tff=1" if info.interlaced else SAME_BITS
     with av.open(str(path), "w") as container:
-        stream = _add_stream(container, info)
-        duration_by_pts: dict[int, int] = {}
-
-        def mux(packets: list[Any]) -> None:
-            for packet in packets:
-                packet.duration = duration_by_pts[packet.pts]
-                container.mux(packet)
-
+        encoder = _TimedEncoder(container, info, first, SCENE_QUALITY, x264_params)
         for index, frame in frames:
             picture = _to_upright_yuv(frame, info, reformatter)
             if index == first:
-                _declare_format(stream.codec_context, frame, picture, info)
-            picture.pts = info.ticks[index] - info.ticks[first]
-            picture.time_base = stream.codec_context.time_base
-            # The encoder chooses keyframes itself, not as the source did.
-            picture.pict_type = av.video.frame.PictureType.NONE
-            duration_by_pts[picture.pts] = durations[index]
-            mux(stream.encode(picture))
-        mux(stream.encode())
+                _declare_format(encoder.context, frame, picture, info)
+            encoder.write(index, picture)
+        encoder.finish()
+
+
+def encode_pictures(
+    path: Path, info: MediaInfo, pictures: Iterable[NDArray[np.uint8]]
+) -> None:
+    """Write a picture for each frame of a clip as H.264 in MP4, at the frame's time.
+
+    An odd side stays as it is: such pictures are encoded without subsampling, since
+    4:2:0 has even sides only.
+
+    Args:
+        path: the file to write.
+        info: media info of the clip.
+        pictures: RGB uint8 (H, W, 3) in the size of the clip, upright.
+    """
+    has_even_sides = info.width % 2 == 0 and info.height % 2 == 0
+    pixel_format = "yuv420p" if has_even_sides else "yuv444p"
+    reformatter = av_reformatter.VideoReformatter()
+
+    with av.open(str(path), "w") as container:
+        encoder = _TimedEncoder(container, info, 0, PICTURE_QUALITY, SAME_BITS)
+        # The bits depend on the number of threads.
+        encoder.context.thread_count = 1
+
+        for index, pixels in enumerate(pictures):
+            rgb = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            picture = reformatter.reformat(
+                rgb,
+                format=pixel_format,
+                dst_colorspace=av_reformatter.Colorspace.ITU709,
+                dst_color_range=av_reformatter.ColorRange.MPEG,
+            )
+            if index == 0:
+                _declare_bt709(encoder.context, picture, info)
+            encoder.write(index, picture)
+        encoder.finish()
+
+
+class _TimedEncoder:
+    """Encodes pictures as H.264, each with the time and the duration of its frame.
+
+    Args:
+        container: the file, open for writing.
+        info: media info of the clip.
+        first: index of the frame whose time is 0.
+        quality: x264's CRF.
+        x264_params: further parameters of x264.
+    """
+
+    def __init__(
+        self,
+        container: Any,
+        info: MediaInfo,
+        first: int,
+        quality: str,
+        x264_params: str,
+    ) -> None:
+        self._container = container
+        self._info = info
+        self._first = first
+        self._durations = _durations(info)
+        self._duration_by_pts: dict[int, int] = {}
+
+        # Without B-frames the file has each frame's own duration, including the last one's.
+        options = {
+            "crf": quality,
+            "preset": "fast",
+            "bf": "0",
+            "x264-params": x264_params,
+        }
+        # The clip's average frame rate.
+        rate = Fraction(info.fps).limit_denominator(1001)
+        self._stream = container.add_stream("libx264", rate=rate, options=options)
+
+    @property
+    def context(self) -> Any:
+        """The encoder, whose format must be set before the first picture."""
+        return self._stream.codec_context
+
+    def write(self, index: int, picture: Any) -> None:
+        """Encode the picture of the frame with this index."""
+        ticks = self._info.ticks
+        picture.pts = ticks[index] - ticks[self._first]
+        picture.time_base = self.context.time_base
+        # The encoder chooses keyframes itself, not as the source did.
+        picture.pict_type = av.video.frame.PictureType.NONE
+        self._duration_by_pts[picture.pts] = self._durations[index]
+        self._mux(self._stream.encode(picture))
+
+    def finish(self) -> None:
+        """Write what the encoder holds back."""
+        self._mux(self._stream.encode())
+
+    def _mux(self, packets: list[Any]) -> None:
+        for packet in packets:
+            packet.duration = self._duration_by_pts[packet.pts]
+            self._container.mux(packet)
 
 
 def _durations(info: MediaInfo) -> list[int]:
@@ -60,22 +149,27 @@ def _durations(info: MediaInfo) -> list[int]:
     return [end - tick for tick, end in zip(info.ticks, ends, strict=True)]
 
 
-def _add_stream(container: Any, info: MediaInfo) -> Any:
-    """Add an H.264 stream at the clip's average frame rate."""
-    x264_params = f"{SAME_BITS}:tff=1" if info.interlaced else SAME_BITS
-    # Without B-frames the file has each frame's own duration, including the last one's.
-    options = {"crf": QUALITY, "preset": "fast", "bf": "0", "x264-params": x264_params}
-    rate = Fraction(info.fps).limit_denominator(1001)
-    return container.add_stream("libx264", rate=rate, options=options)
+def _declare_size(context: Any, picture: Any, info: MediaInfo) -> None:
+    """Set the size, pixel format and time base of the encoder by its first picture."""
+    context.width = picture.width
+    context.height = picture.height
+    context.pix_fmt = picture.format.name
+    context.time_base = Fraction(*info.time_base)
+    context.sample_aspect_ratio = Fraction(1)
+
+
+def _declare_bt709(context: Any, picture: Any, info: MediaInfo) -> None:
+    """Set the format of an encoder of pictures in BT.709, in the range of video."""
+    _declare_size(context, picture, info)
+    context.colorspace = 1
+    context.color_range = 1
+    context.color_primaries = 1
+    context.color_trc = 1
 
 
 def _declare_format(context: Any, frame: Any, picture: Any, info: MediaInfo) -> None:
-    """Set the size, time base and colours of the encoder by its first frame."""
-    context.width = picture.width
-    context.height = picture.height
-    context.pix_fmt = "yuv420p"
-    context.time_base = Fraction(*info.time_base)
-    context.sample_aspect_ratio = Fraction(1)
+    """Set the format of the encoder of a scene by its first frame."""
+    _declare_size(context, picture, info)
 
     # RGB has been converted to BT.709 in the range of video.
     is_rgb = frame.format.is_rgb

@@ -18,11 +18,10 @@ from typing import Any
 
 from videotune import files
 from videotune.data.archives import FileProgressFn, silent
-from videotune.data.clip_file import ClipFile
+from videotune.data.clip_file import ClipFile, is_video
 from videotune.data.content_scan import CUT_RATIO, scan_content
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_reader import Reader
-from videotune.data.images import is_animated
 from videotune.data.layouts import read_folder
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import VIDEO_SUFFIXES, probe
@@ -250,7 +249,7 @@ def _plan_files(source: Path, out: Path, settings: JournalRow) -> list[SplitFile
     images: list[ClipFile] = []
     videos: list[ClipFile] = []
     for file in clip_files:
-        (videos if _is_video(file.path) else images).append(file)
+        (videos if is_video(file.path) else images).append(file)
     if not videos:
         hint = f" Its {len(images)} images have no scenes to split." if images else ""
         raise VideotuneError(
@@ -298,14 +297,9 @@ def _read_video(video: SplitFile, out: Path, settings: JournalRow) -> None:
         video.problem = problem
 
 
-def _is_video(path: Path) -> bool:
-    suffix = path.suffix.lower()
-    return suffix in VIDEO_SUFFIXES or (suffix == ".gif" and is_animated(path))
-
-
 def _single_video(path: Path) -> ClipFile:
     """Return a video with its caption in captions/ or next to it."""
-    if not _is_video(path):
+    if not is_video(path):
         raise VideotuneError(
             f"{path} is not a video file: its suffix is not one of {' '.join(VIDEO_SUFFIXES)}. "
             "Give a video or a folder of videos."

@@ -25,6 +25,8 @@ from threading import Thread
 from typing import Any, BinaryIO
 
 from videotune.data.content_scan import scan_content
+from videotune.data.control_filters import ControlSettings
+from videotune.data.control_writer import write_control
 from videotune.data.decode import Frames, decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
@@ -77,7 +79,31 @@ def decode_clip(info: dict[str, Any], **options: Any) -> Frames:
     return decode(MediaInfo.from_json(info), **options, threads=1)
 
 
-TASKS: dict[str, Callable[..., Any]] = {"examine": examine, "decode": decode_clip}
+def derive(info: dict[str, Any], path: str, **settings: Any) -> dict[str, Any]:
+    """Write the control of a clip in one thread.
+
+    Args:
+        info: media info of the clip as JSON.
+        path: the file to write.
+        settings: fields of ``ControlSettings``.
+
+    Returns:
+        "error", arguments of an OSError, if the file cannot be written.
+    """
+    try:
+        write_control(
+            Path(path), MediaInfo.from_json(info), ControlSettings(**settings)
+        )
+    except OSError as error:
+        return {"error": [error.errno, error.strerror or str(error), path]}
+    return {}
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "examine": examine,
+    "decode": decode_clip,
+    "derive": derive,
+}
 """Functions by the task's name in a request."""
 
 
