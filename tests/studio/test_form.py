@@ -106,3 +106,22 @@ def test_every_path_of_the_form_can_be_chosen(client: Any, tmp_path: Path) -> No
     page = client.get("/p/cats/setup").text
     for key in form.PATH_KEYS:
         assert f'data-browse="f-{key}"' in page
+
+
+def test_a_condition_has_a_row_if_the_model_takes_it_or_the_value_has_it() -> None:
+    def rows(value: Any, takes: list[str] | None) -> list[tuple[str, bool, bool]]:
+        return [
+            (row.type, row.is_on, row.is_taken)
+            for row in form.condition_rows(value, takes)
+        ]
+
+    assert rows(None, ["first_frame", "mask"]) == [("mask", False, True)]
+    assert rows([], []) == []
+    suffix = {"type": "suffix", "probability": 0.5, "latent_frames": 3}
+    assert rows([suffix], ["mask"]) == [("mask", False, True), ("suffix", True, False)]
+    names = ["last_frame", "prefix", "suffix", "mask"]
+    assert rows([suffix], None) == [(name, name == "suffix", True) for name in names]
+    assert rows([3, {"type": ["x"]}, {}], ["mask"]) == [("mask", False, True)]
+
+    (row,) = form.condition_rows([suffix], [])
+    assert (row.probability, row.latent_frames, row.has_frames) == ("0.5", "3", True)

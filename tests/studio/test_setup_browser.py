@@ -115,7 +115,16 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_a_prompt_gets_a_start_image_by_the_dialog(
+def choose(page: Any, row: Any, words: str, name: str) -> None:
+    """Choose a file for a prompt."""
+    row.locator(".menu summary").click()
+    row.get_by_text(words, exact=True).click()
+    page.locator("#folders-find").fill(name)
+    page.locator(f'#folders [data-file$="{name}"]').click()
+    row.locator(".prompt-file", has_text=name).first.wait_for()
+
+
+def test_a_prompt_gets_its_files_by_the_dialog(
     tmp_path: Path, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(cats.folder))  # where the dialog begins
@@ -123,25 +132,40 @@ def test_a_prompt_gets_a_start_image_by_the_dialog(
 
     image = cats.folder / "first.png"
     Image.new("RGB", (32, 32)).save(image)
+    (cats.folder / "end.mp4").write_bytes(b"\0")
     other = {"prompt": "a dog", "steps": 3}
     projects.save_draft(cats, {"samples": ["a cat", other]})
     with open_studio(tmp_path) as (studio, page):
         page.goto(f"{studio.address}/p/cats/setup")
         rows = page.locator("#prompts .prompt")
         assert rows.locator("textarea").first.input_value() == "a cat"
-        for number in (0, 1):
-            rows.nth(number).locator("[data-browse]").click()
-            page.locator("#folders-find").fill("first")
-            page.locator('#folders [data-file$="first.png"]').click()
-            rows.nth(number).locator(".prompt-image").wait_for()
+        choose(page, rows.first, "Begin with an image", "first.png")
+        choose(page, rows.first, "Lead to a clip", "end.mp4")
+        choose(page, rows.nth(1), "Begin with an image", "first.png")
         path = str(image)
-        wanted = [{"prompt": "a cat", "image": path}, other | {"image": path}]
+        files = {"image": path, "suffix": str(cats.folder / "end.mp4")}
+        wanted = [{"prompt": "a cat", **files}, other | {"image": path}]
         wait_until(lambda: projects.draft(cats) == {"samples": wanted}, 20)
         assert violations(page) == []
 
         page.reload()
         assert rows.locator("textarea").first.input_value() == "a cat"
-        assert rows.first.locator("[data-image-name]").inner_text() == path
-        rows.first.locator("[data-drop-image]").click()
+        names = rows.first.locator("[data-file-name]:visible")
+        assert names.all_inner_texts() == list(files.values())
+        rows.first.locator('[data-drop-file="image"]').click()
+        rows.first.locator('[data-drop-file="suffix"]').click()
         left = ["a cat", other | {"image": path}]
+        wait_until(lambda: projects.draft(cats) == {"samples": left}, 20)
+
+        # A condition is ticked, with its share.
+        page.locator("summary", has_text="Clips and captions").click()
+        suffix = page.locator('[data-condition="suffix"]')
+        suffix.locator("[type=checkbox]").check()
+        suffix.locator("[data-part=probability]").fill("0,5")
+        suffix.locator("[data-part=latent_frames]").fill("2")
+        suffix.locator("[data-part=latent_frames]").press("Tab")
+        ticked = [{"type": "suffix", "probability": 0.5, "latent_frames": 2}]
+        wait_until(lambda: projects.draft(cats).get("conditions") == ticked, 20)
+        assert violations(page) == []
+        suffix.locator("[type=checkbox]").uncheck()
         wait_until(lambda: projects.draft(cats) == {"samples": left}, 20)

@@ -3,6 +3,7 @@ of a run.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,3 +234,37 @@ def test_every_preset_has_a_card_and_every_fact_a_preset(studio: Studio) -> None
     assert known.keys() == {
         read_preset(name)["base_model_name"] for name in preset_names()
     }
+
+
+def test_what_a_model_takes_is_what_its_checkpoint_takes() -> None:
+    from videotune.config.load import preset_names
+    from videotune.job.overrides import Overrides, resolve_config
+    from videotune.studio import model_choices
+
+    seen = set()
+    for name in preset_names():
+        base = model_choices.presets()[name]["base"]
+        if base in seen:
+            continue
+        seen.add(base)
+        _, spec, _ = resolve_config(Overrides(preset=name), planning=True)
+        assert model_choices.conditions_of(base) == list(spec.conditions), base
+    assert model_choices.conditions_of("somebody/else") is None
+
+
+@pytest.mark.parametrize(
+    ("preset", "files", "conditions"),
+    [
+        ("toy", ["image", "last_frame", "prefix", "suffix", "video", "mask"], 4),
+        ("ltx 2B LoRA 24GB", ["image"], 0),
+        ("hunyuan 13B LoRA 24GB", [], 0),
+    ],
+)
+def test_only_files_and_conditions_that_the_model_takes_are_offered(
+    preset: str, files: list[str], conditions: int, studio: Studio
+) -> None:
+    projects.update(studio.project, preset=preset)
+    projects.save_draft(studio.project, {"samples": ["a cat"]})
+    text = studio.page()
+    assert re.findall(r'data-browse="prompt-(\w+)-1"', text) == files
+    assert text.count('class="condition"') == conditions

@@ -374,6 +374,59 @@ def preset_keys(preset: str) -> dict[str, Any]:
     return read_preset(preset) if preset else {}
 
 
+@dataclass(frozen=True)
+class ConditionRow:
+    """A condition as the form shows it."""
+
+    type: str
+    is_on: bool
+    """Whether some samples have it."""
+
+    is_taken: bool
+    """Whether the model takes it."""
+
+    probability: str = ""
+    """Share of the samples; empty for the default."""
+
+    latent_frames: str = ""
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether it has a number of latent frames."""
+        return self.type in ("prefix", "suffix")
+
+
+def condition_rows(value: Any, takes: Sequence[str] | None) -> list[ConditionRow]:
+    """Return a row for each condition that the model takes or the value has.
+
+    The first frame has a field of its own.
+
+    Args:
+        value: the value of ``conditions``.
+        takes: types that the model takes. None: not known, so that all are shown.
+    """
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for item in value if isinstance(value, list) else []:
+        if isinstance(item, Mapping) and isinstance(item.get("type"), str):
+            chosen[item["type"]] = item
+
+    known = texts()["conditions"] if takes is None else takes
+    offered = [name for name in known if name != "first_frame"]
+
+    rows = []
+    for name in dict.fromkeys([*offered, *chosen]):
+        item = chosen.get(name, {})
+        row = ConditionRow(
+            type=name,
+            is_on=name in chosen,
+            is_taken=takes is None or name in takes,
+            probability=format_value(item.get("probability")),
+            latent_frames=format_value(item.get("latent_frames")),
+        )
+        rows.append(row)
+    return rows
+
+
 def unusual_values(
     values: Mapping[str, Any], inherited: Mapping[str, Any]
 ) -> dict[str, str]:

@@ -144,6 +144,17 @@ def preset_of_model(base_model: str, card: ChosenCard) -> str:
     return ""
 
 
+def conditions_of(base_model: str) -> list[str] | None:
+    """Return the types of the conditions that a base model takes; None if it is not one
+    of presets.json.
+    """
+    facts = _model_facts().get(base_model)
+    if facts is None:
+        return None
+    conditions: list[str] = facts["conditions"]
+    return conditions
+
+
 def runs_anywhere(preset: str) -> bool:
     """Return whether a preset trains on any computer, so that its card does not matter."""
     return preset in presets() and presets()[preset]["gb"] is None

@@ -198,6 +198,7 @@ class Plan(TypedDict):
     notes: list[str]
     note_codes: NotRequired[list[str]]
     examples: NotRequired[list[PlanExample]]
+    takes: NotRequired[list[str]]
 
 
 class PresetHours(TypedDict, total=False):

@@ -24,6 +24,7 @@ from videotune.data.remarks import with_codes
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.reporter.curves import COLOURS
+from videotune.reporter.read import mapping
 from videotune.studio import (
     clip_words,
     clips,
@@ -40,6 +41,7 @@ from videotune.studio.form import (
     PATH_KEYS,
     as_config,
     clip_keys_of,
+    condition_rows,
     fields,
     format_value,
     inactive_reasons,
@@ -256,6 +258,7 @@ def settings(page: PageContext) -> str:
     project = page.current_project
     own = flatten(draft(project))
     inherited = inherited_values(project.preset)
+    takes = conditions_taken(project, own, inherited)
     return render(
         "setup_fields",
         project=project,
@@ -268,7 +271,35 @@ def settings(page: PageContext) -> str:
         fields={field.key: field for field in fields()},
         shown=format_value,
         path_keys=PATH_KEYS,
+        takes=takes,
+        conditions=condition_rows(
+            own.get("conditions", inherited.get("conditions")), takes
+        ),
     )
+
+
+def conditions_taken(
+    project: Project, own: Mapping[str, Any], inherited: Mapping[str, Any]
+) -> list[str] | None:
+    """Return the types of the conditions that the project's model takes; None if they
+    are not known (yet).
+
+    Args:
+        project: the project.
+        own: the user's values, by dotted name.
+        inherited: the values of the preset, by dotted name.
+    """
+    base = str(own.get("base_model_name") or inherited.get("base_model_name"))
+    known = model_choices.conditions_of(base)
+    if known is not None:
+        return known
+
+    # The plan knows a model of the user's own, once it is calculated for it.
+    answer = plan_server.read_answer(_studio_file(project, "plan"))
+    latest_plan = mapping(answer.get("plan"))
+    planned_base = mapping(latest_plan["settings"])["base_model_name"]
+    takes: list[str] | None = latest_plan["takes"]
+    return takes if planned_base == base else None
 
 
 def gallery(page: PageContext) -> str:

@@ -11,6 +11,7 @@
     const field = event.target.closest("[data-key]");
     if (field) { was.delete(field.dataset.key); begin(field.dataset.key, field); }
   });
+  const isConditions = (field) => field.id === "f-conditions";
   const keyField = (key) => (key === "samples" ? $("prompts") : $(`f-${key}`));
   function tell(key, field, words) {
     const place = $(`e-${key}`);
@@ -61,9 +62,10 @@
     delete field.dataset.keep; field.dataset.saved = now;
     tell(id, field, "Changed elsewhere meanwhile; what the page shows now is saved."); fill(field, now);
   }
-  const current = (field) => (field.id === "prompts" ? promptsText() : field.type === "checkbox" ? String(field.checked) : field.value);
+  const current = (field) => (field.id === "prompts" ? promptsText() : isConditions(field) ? conditionsText() : field.type === "checkbox" ? String(field.checked) : field.value);
   function fill(field, text) {
     if (field.id === "prompts") fillPrompts(text);
+    else if (isConditions(field)) fillConditions(text);
     else if (field.type === "checkbox") field.checked = text === "true";
     else field.value = text;
   }
@@ -94,7 +96,8 @@
     const field = event.target;
     if (field.matches("[data-key]")) save(field.dataset.key, field, field.value.trim());
     if (field.matches("[data-fact]")) saveFact(field);
-    if (field.matches("[data-prompt-image]")) showImage(field.closest("li"));
+    if (field.matches("[data-prompt-file]")) showFiles(field.closest("li"));
+    if (field.closest(".condition")) { showParts(field.closest(".condition")); save("conditions", $("f-conditions"), conditionsText()); }
     if (field.closest("#prompts")) savePrompts();
     if (field.id === "import-theirs") theirs(field.files);
     if (field.id === "preset-fits") { try { localStorage.setItem("vt-only-fits", field.checked ? "1" : ""); } catch { /* not kept */ } presets(); }
@@ -103,15 +106,16 @@
     const reset = event.target.closest("[data-reset]"), drop = event.target.closest("[data-drop-prompt]");
     if (reset) {
       const field = $(`f-${reset.dataset.reset}`);
-      was.set(reset.dataset.reset, field.dataset.saved); field.value = ""; save(reset.dataset.reset, field, ""); field.focus();
+      was.set(reset.dataset.reset, field.dataset.saved); fill(field, ""); save(reset.dataset.reset, field, ""); field.focus();
     }
     if (drop) { drop.closest("li").remove(); savePrompts(); $("add-prompt").focus(); }
     if (event.target.closest("#add-prompt")) { addPrompt().focus(); }
-    const plain = event.target.closest("[data-drop-image]");
+    const plain = event.target.closest("[data-drop-file]");
     if (plain) {
-      const image = plain.closest("li").querySelector("[data-prompt-image]");
-      image.value = ""; image.dispatchEvent(new Event("change", { bubbles: true })); plain.closest("li").querySelector("textarea").focus();
+      const file = fileInput(plain.closest("li"), plain.dataset.dropFile);
+      file.value = ""; file.dispatchEvent(new Event("change", { bubbles: true })); plain.closest("li").querySelector("textarea").focus();
     }
+    if (event.target.closest(".prompt [data-browse]")) event.target.closest("details.menu")?.removeAttribute("open");
     if (event.target.closest("[data-plan-toggle]")) {
       const open = document.querySelector(".plan-side").classList.toggle("open");
       event.target.closest("[data-plan-toggle]").setAttribute("aria-label", open ? "Hide the plan" : "Show the plan");
@@ -124,25 +128,32 @@
 
   // prompts for previews
   let rows = 1000;  // numbers that the page itself does not give
-  function addPrompt(words = "", image = "") {
+  const fileInput = (row, key) => row.querySelector(`[data-prompt-file="${key}"]`);
+  const fileKeys = () => [...$("prompt-row").content.querySelectorAll("[data-prompt-file]")].map((input) => input.dataset.promptFile);
+  function addPrompt(words = "", files = {}) {
     const list = document.querySelector(".prompts"), holder = document.createElement("ol");
-    holder.innerHTML = $("prompt-row").innerHTML.replaceAll("prompt-image-NUMBER", `prompt-image-${rows += 1}`).replaceAll("NUMBER", list.children.length + 1);
+    holder.innerHTML = $("prompt-row").innerHTML.replaceAll('-NUMBER"', `-${rows += 1}"`).replaceAll("NUMBER", list.children.length + 1);
     const row = holder.firstElementChild, text = row.querySelector("textarea");
-    text.value = words; row.querySelector("[data-prompt-image]").value = image; showImage(row);
+    text.value = words;
+    for (const key of fileKeys()) fileInput(row, key).value = files[key] || "";
+    showFiles(row);
     list.append(row);
     return text;
   }
-  function showImage(row) {
-    const image = row.querySelector("[data-prompt-image]").value;
-    row.querySelector(".prompt-image").hidden = !image; row.querySelector("[data-image-name]").textContent = image;
+  function showFiles(row) {
+    for (const line of row.querySelectorAll(".prompt-file")) {
+      const path = fileInput(row, line.dataset.line).value;
+      line.hidden = !path; line.querySelector("[data-file-name]").textContent = path;
+    }
   }
-  // A prompt is its text, an object that is typed as JSON, or text with the image that it begins with.
+  // A prompt is its text, an object that is typed as JSON, or text with the files that the preview is given.
   function promptOf(row) {
-    const text = row.querySelector("textarea").value.trim(), image = row.querySelector("[data-prompt-image]").value;
+    const text = row.querySelector("textarea").value.trim(), files = {};
+    for (const input of row.querySelectorAll("[data-prompt-file]")) if (input.value) files[input.dataset.promptFile] = input.value;
     let value = text;
     try { const found = JSON.parse(text); if (typeof found === "object" && found && !Array.isArray(found)) value = found; } catch { /* a plain prompt */ }
-    if (!text || !image) return value;
-    return typeof value === "string" ? { prompt: value, image } : { ...value, image };
+    if (!text || !Object.keys(files).length) return value;
+    return typeof value === "string" ? { prompt: value, ...files } : { ...value, ...files };
   }
   function promptsText() {
     const values = [...document.querySelectorAll("#prompts .prompt")].map(promptOf).filter(Boolean);
@@ -154,8 +165,32 @@
     document.querySelector(".prompts").replaceChildren();
     for (const one of Array.isArray(values) ? values : []) {
       if (typeof one === "string") addPrompt(one);
-      else if (Object.keys(one).sort().join() === "image,prompt") addPrompt(one.prompt, one.image);
+      else if (Object.keys(one).filter((key) => !fileKeys().includes(key)).join() === "prompt") addPrompt(one.prompt, one);
       else addPrompt(JSON.stringify(one));
+    }
+  }
+  // conditions: a check box each, with its share of the samples and its latent frames
+  const conditions = () => [...document.querySelectorAll("#f-conditions .condition")];
+  const partsOf = (row) => [...row.querySelectorAll("[data-part]")];
+  function showParts(row) { row.querySelector(".condition-parts").hidden = !row.querySelector("[type=checkbox]").checked; }
+  function numberOf(text) { const value = Number(text.replace(",", ".")); return Number.isNaN(value) ? text : value; }
+  function conditionsText() {
+    const values = conditions().filter((row) => row.querySelector("[type=checkbox]").checked).map((row) => {
+      const value = { type: row.dataset.condition };
+      for (const part of partsOf(row)) if (part.value.trim()) value[part.dataset.part] = numberOf(part.value.trim());
+      return value;
+    });
+    // without a choice the preset's applies, so to have none of its is a choice too
+    return values.length || $("f-conditions").dataset.below ? JSON.stringify(values) : "";
+  }
+  function fillConditions(text) {
+    let values = [];
+    try { values = JSON.parse(text || $("f-conditions").dataset.below || "[]"); } catch { /* shown as none */ }
+    for (const row of conditions()) {
+      const value = values.find((one) => one.type === row.dataset.condition);
+      row.querySelector("[type=checkbox]").checked = Boolean(value);
+      for (const part of partsOf(row)) part.value = value?.[part.dataset.part] ?? "";
+      showParts(row);
     }
   }
   const savePrompts = () => save("samples", $("prompts"), promptsText());
