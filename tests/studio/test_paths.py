@@ -174,6 +174,16 @@ def test_no_run_with_a_path_elsewhere_is_used(
     assert visitor.post(f"/p/cats/run/{act}", data=form).status_code == 204
 
 
+def test_no_tried_prompt_is_given_a_file_elsewhere(
+    cats: projects.Project, visitor: Any, client: Any
+) -> None:
+    write_json(cats.folder / "runs" / "r" / "config.json", {"settings": {}})
+    for path in ("/etc/hostname", "../../secret.mp4"):
+        form = {"run": "r", "prompt": "x", "video": path}
+        assert visitor.post("/p/cats/run/draw", data=form).status_code == 422
+        assert client.post("/p/cats/run/draw", data=form).status_code == 204
+
+
 def test_an_imported_config_refers_to_no_file_elsewhere(tmp_path: Path) -> None:
     """Only what lies below the studio's folder is read, also through a link."""
     from videotune.commands.import_config import import_config

@@ -4,6 +4,7 @@ of a tried prompt.
 
 import html
 import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -97,6 +98,28 @@ def test_a_tried_prompt_is_followed_below_its_button(
     (folder / "video.mp4").write_bytes(b"")
     text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
     assert "See the video" in text.split('id="r-trying"')[1].split("</section>")[0]
+
+
+def test_a_tried_prompt_is_given_files_that_the_model_takes(
+    client: Any, cats: projects.Project
+) -> None:
+    address = {"run": "run-1"}
+    fields = 'id="try-last_frame"', 'id="try-mask"'
+    text = client.get(f"{CATS}/results", params=address).text
+    assert not any(field in text for field in fields), "its plan says nothing of them"
+
+    plan = cats.folder / "runs/run-1/plan.json"
+    known = json.loads(plan.read_text())
+    write_file(plan.parent, "plan.json", known | {"takes": ["last_frame"]})
+    text = client.get(f"{CATS}/results", params=address).text
+    assert [field in text for field in fields] == [True, False]
+
+    posted = address | {"prompt": "a cat", "last_frame": "end.png"}
+    assert client.post(f"{CATS}/run/draw", data=posted).status_code == 204
+    folder = queue_page.queue_folder(cats.folder.parent)
+    (entry,) = queued.entries(folder)
+    option = entry.arguments.index("--last-frame")
+    assert entry.arguments[option + 1] == str(cats.folder / "end.png")
 
 
 def test_an_export_is_followed_below_its_button(

@@ -18,7 +18,7 @@ from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping, points
 from videotune.sampling.picture_faults import remark_at
-from videotune.studio import header, queue_page, train_page, trash
+from videotune.studio import header, model_choices, queue_page, train_page, trash
 from videotune.studio.preview_clips import clip_of
 from videotune.studio.projects import Project, inside, texts
 from videotune.studio.queue_page import run_folder
@@ -287,7 +287,7 @@ def _dialog_data(page: PageContext) -> dict[str, Any]:
         run_data = train_page.run_context(page)
         formats = export_formats(run_data["run"])
     except UNEXPECTED:
-        return {"saves": [], "best": None, "step": None, "formats": ()}
+        return {"saves": [], "best": None, "step": None, "formats": (), "given": {}}
 
     files = list(exported_files(page.current_project, run_data["run"].folder))
     return {
@@ -295,6 +295,19 @@ def _dialog_data(page: PageContext) -> dict[str, Any]:
         "best": run_data["best"],
         "step": step_to_take(run_data["best"], run_data["saves"], files),
         "formats": formats,
+        "given": files_taken(run_data["run"]),
+    }
+
+
+def files_taken(run: Run) -> dict[str, str]:
+    """Return what a sample of a run can be given: the words of each file by its key."""
+    takes = mapping(run.plan)["takes"]
+    if takes is None:
+        takes = model_choices.conditions_of(str(run.setting("base_model_name")))
+    return {
+        key: words
+        for key, (condition, words, _) in texts()["prompt_files"].items()
+        if condition in items(takes)
     }
 
 
@@ -329,6 +342,11 @@ def draw(page: PageContext, run: Path, form: FormData) -> str:
     for option, value in options.items():
         if value:
             arguments += [option, value]
+    for key in texts()["prompt_files"]:
+        if form[key].strip():
+            path = str(page.current_project.folder / form[key].strip())
+            page.path_rule.check_path(path, key)
+            arguments += [f"--{key.replace('_', '-')}", path]
     if form["negative"].strip():
         arguments += ["--set", f"sample.negative={form['negative']}"]
 

@@ -16,6 +16,7 @@
   function tell(key, field, words) {
     const place = $(`e-${key}`);
     if (place) place.textContent = words;
+    if (field && isConditions(field)) field.toggleAttribute("data-refused", Boolean(words));
     if (field?.matches("input,select,textarea")) words ? field.setAttribute("aria-invalid", "true") : field.removeAttribute("aria-invalid");
   }
   function save(key, field, value) {
@@ -77,7 +78,7 @@
     if (!plan) return;
     const isOld = vt.unsaved() > 0 || changing > 0 || Number(plan.dataset.version) < expected;
     plan.classList.toggle("stale", isOld);
-    const refused = document.querySelector("#r-settings [aria-invalid=true]");
+    const refused = document.querySelector("#r-settings [aria-invalid=true], #r-settings [data-refused]");
     const why = refused ? "A value was not saved: see the red field." : vt.unsaved() && vt.isLost ? "A change is not saved yet." : isOld ? "Plan not ready: a change is being saved." : plan.dataset.why;
     start.disabled = Boolean(why);
     if ($("start-why").textContent !== why) $("start-why").textContent = why;
