@@ -217,6 +217,8 @@ def made(
         objective=objective("flow", {}, TimestepSampler()),
         spec=SimpleNamespace(
             is_in_place=lambda condition: False,
+            is_on_channels=lambda condition: False,
+            is_shown_alone=bool,
             patch=(1, 2, 2),
             image_conditioning="none",
             shift_by_tokens=None,
