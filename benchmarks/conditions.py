@@ -99,8 +99,6 @@ class Settings:
     """Clips of a training."""
     scenes: int
     """Held-out scenes of a seed."""
-    control: bool
-    """Whether a run without the condition is trained, too."""
     strips: tuple[int, ...] = STRIPS
     sample_steps: int = 12
     """Denoising steps of a sample."""
@@ -416,13 +414,8 @@ def measure_run(
     completing each kind of scene.
     """
     run = train_run(folder, task, seed, settings)
-    samplers = {
-        "base": open_sampler(SampleOptions(("",), run=run, step=0)),
-        "trained": open_sampler(SampleOptions(("",), run=run)),
-    }
-    if settings.control:
-        control = train_run(folder, task, seed, settings, control=True)
-        samplers["control"] = open_sampler(SampleOptions(("",), run=control))
+    base = open_sampler(SampleOptions(("",), run=run, step=0))
+    trained = open_sampler(SampleOptions(("",), run=run))
     seconds = sum(
         sum(line["seconds"].values())
         for line in read_journal(run)
@@ -430,21 +423,50 @@ def measure_run(
     )
 
     rows: list[dict[str, Any]] = []
-    for columns in settings.strips if task == "inpainting" else (None,):
+    for columns in hidden_columns(task, settings):
         scenes = make_scenes(folder / "scenes", seed, settings.scenes, columns)
-        videos = complete(samplers, scenes, with_cut=columns == max(STRIPS))
-        change = honest_change(samplers["base"], scenes)
-
-        facts = {"task": task, "hidden": hidden_part(columns), "seed": seed}
+        videos = complete(base, trained, scenes, with_cut=columns == max(STRIPS))
         for way, clips in videos.items():
-            figures = score(scenes, clips)
-            rows.append({**facts, "way": way, **figures, "scenes": len(scenes)})
+            rows.append(row_of(task, seed, columns, way, scenes, clips))
+        change = honest_change(base, scenes)
         rows[-1] |= {"given_changes_by": change, "step_seconds": round(seconds, 1)}
 
         if pictures is not None:
             name = f"{task}-{columns}" if columns else task
             show_scenes(pictures / f"conditions-{name}.png", scenes, videos)
     return rows
+
+
+def measure_control(
+    folder: Path, task: str, seed: int, settings: Settings
+) -> list[dict[str, Any]]:
+    """Train the same run without the condition, and return its rows."""
+    run = train_run(folder, task, seed, settings, control=True)
+    sampler = open_sampler(SampleOptions(("",), run=run))
+    rows = []
+    for columns in hidden_columns(task, settings):
+        scenes = make_scenes(folder / "scenes", seed, settings.scenes, columns)
+        clips = sample_honestly(sampler, scenes)
+        rows.append(row_of(task, seed, columns, "control", scenes, clips))
+    return rows
+
+
+def hidden_columns(task: str, settings: Settings) -> tuple[int | None, ...]:
+    """Return how many columns each kind of a task's scenes hides, None for extension."""
+    return settings.strips if task == "inpainting" else (None,)
+
+
+def row_of(
+    task: str,
+    seed: int,
+    columns: int | None,
+    way: str,
+    scenes: Sequence[Scene],
+    clips: Sequence[Clip],
+) -> dict[str, Any]:
+    """Return the figures of scenes that were completed in a way."""
+    facts = {"task": task, "hidden": hidden_part(columns), "seed": seed, "way": way}
+    return {**facts, **score(scenes, clips), "scenes": len(scenes)}
 
 
 def hidden_part(columns: int | None) -> str:
@@ -455,16 +477,16 @@ def hidden_part(columns: int | None) -> str:
 
 
 def complete(
-    samplers: Mapping[str, Sampler], scenes: Sequence[Scene], *, with_cut: bool
+    base: Sampler, trained: Sampler, scenes: Sequence[Scene], *, with_cut: bool
 ) -> dict[str, list[Clip]]:
-    """Return the scenes completed in each way of ``LABELS``."""
+    """Return the scenes completed in each way of ``LABELS`` but the control's."""
     videos = {
-        way: sample_honestly(sampler, scenes) for way, sampler in samplers.items()
+        "base": sample_honestly(base, scenes),
+        "trained": sample_honestly(trained, scenes),
+        "filled": [filled(scene) for scene in scenes],
+        "autoencoder": through_vae(base, scenes),
     }
-    videos["filled"] = [filled(scene) for scene in scenes]
-    videos["autoencoder"] = through_vae(samplers["base"], scenes)
     if with_cut:
-        trained = samplers["trained"]
         videos["cut, same cells"] = sample_cut(trained, scenes, only_given_cells=True)
         videos["cut, all cells"] = sample_cut(trained, scenes, only_given_cells=False)
     return videos
@@ -527,6 +549,11 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(f"other hidden pixels change what is given by at most {max(changes):.1e}")
 
 
+def folder_of(work: Path, task: str, settings: Settings, seed: int) -> Path:
+    """Return the folder of a task's runs."""
+    return work / f"{task}-{settings.steps}-{seed}"
+
+
 def main() -> None:
     """Do the runs that are missing, write the file after each, print the tables."""
     parser = argparse.ArgumentParser(
@@ -554,7 +581,6 @@ def main() -> None:
         batch=options.batch,
         clips=options.clips,
         scenes=options.scenes,
-        control=options.control,
     )
     if options.tiny:
         settings = replace(settings, steps=1, batch=1, clips=2, scenes=1)
@@ -570,14 +596,20 @@ def main() -> None:
     if result["settings"] != facts:
         raise SystemExit(f"{out} has figures of other settings; choose another --out")
 
-    done = {(row["task"], row["seed"]) for row in result["rows"]}
-    for task in CONDITIONS:
-        for seed in options.seeds:
-            if (task, seed) in done:
-                continue
-            folder = options.work / f"{task}-{settings.steps}-{seed}"
+    is_done = {
+        (row["task"], row["seed"], row["way"] == "control") for row in result["rows"]
+    }
+    todo = [(seed, task) for seed in options.seeds for task in CONDITIONS]
+    for seed, task in todo:
+        if (task, seed, False) not in is_done:
+            folder = folder_of(options.work, task, settings, seed)
             pictures = options.pictures if seed == options.seeds[0] else None
             result["rows"] += measure_run(folder, task, seed, settings, pictures)
+            write_json(out, result)
+    for seed, task in todo if options.control else ():
+        if (task, seed, True) not in is_done:
+            folder = folder_of(options.work, task, settings, seed)
+            result["rows"] += measure_control(folder, task, seed, settings)
             write_json(out, result)
     show(result["rows"])
 
