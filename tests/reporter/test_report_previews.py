@@ -454,13 +454,15 @@ def test_conditions_have_their_share_their_grade_and_the_call_that_uses_them(
         }
         for name, share in shares.items()
     ]
-    odd_rows = [{"type": ["x"], "probability": 1.0}, {"type": "<b>"}, 3]
+    odd_rows: list[Any] = [{"type": ["x"], "probability": 1.0}, {"type": "<b>"}, 3]
+    odd_rows.append({"type": "new_kind", "probability": 1.0, "in_diffusers": False})
     reports.write_file(tmp_path, "plan.json", {"conditions": [*rows, *odd_rows]})
     page = use_of(tmp_path, entry)
     said = reports.part(page, "use")
     for words in (
         "first frame 50% of the samples sampled by diffusers",
         "last frame 25% of the samples sampled by videotune only",
+        "new kind 100% of the samples sampled by videotune only",
         "leads to, 2 latent frames 100% of the samples sampled by videotune only",
     ):
         assert words in said

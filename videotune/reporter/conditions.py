@@ -26,6 +26,8 @@ OPTIONS = {
 }
 """By condition the options of ``videotune sample``."""
 
+_TYPE = re.compile(r"[a-z_]{1,40}")
+
 IN_DIFFUSERS = "sampled by diffusers"
 IN_VIDEOTUNE = "sampled by videotune only"
 
@@ -41,12 +43,12 @@ def image_pipelines() -> dict[str, str]:
 
 
 def learnt(run: Run) -> list[Fields]:
-    """Return the known conditions of a run's plan that some samples have."""
+    """Return the conditions of a run's plan that some samples have."""
     rows = []
     for item in items(at(run.plan, "conditions")):
         condition = mapping(item)
-        is_known = isinstance(condition["type"], str) and condition["type"] in NAMES
-        if is_known and number(condition["probability"]):
+        is_type = _TYPE.fullmatch(str(condition["type"])) is not None
+        if is_type and number(condition["probability"]):
             rows.append(condition)
     return rows
 
@@ -60,16 +62,17 @@ def conditions(run: Run, folder: str) -> list[dict[str, str]]:
     """
     rows = []
     for condition in learnt(run):
-        name = NAMES[condition["type"]]
+        condition_type = str(condition["type"])
+        name = NAMES.get(condition_type, condition_type.replace("_", " "))
         latent_frames = number(condition["latent_frames"])
         if latent_frames is not None:
             name += f", {counted(latent_frames, 'latent frame')}"
 
         share = number(condition["probability"]) or 0.0
         in_diffusers = condition["in_diffusers"] is True
+        options = OPTIONS.get(condition_type)
         command = ""
-        if not in_diffusers:
-            options = OPTIONS[condition["type"]]
+        if options is not None and not in_diffusers:
             command = f'videotune sample {folder} --prompt "…" {options}'
         rows.append(
             {
