@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.clips import noise, write_clip, write_image
 from tests.support.command_line import run
+from videotune.bounds import RECORD_BYTES
 from videotune.data.control_clips import JOURNAL
 from videotune.data.decode import decode, decode_all
 from videotune.data.probe import probe
@@ -284,6 +285,11 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (data / "controls").mkdir()
     (data / "controls" / JOURNAL).symlink_to(tmp_path / "text.txt")
     with pytest.raises(VideotuneError, match="is a link"):
+        derive(data)
+    (data / "controls" / JOURNAL).unlink()
+    with (data / "controls" / JOURNAL).open("wb") as journal:
+        journal.truncate(RECORD_BYTES + 1)
+    with pytest.raises(VideotuneError, match="bytes"):
         derive(data)
     (data / "controls" / JOURNAL).unlink()
     write_image(data / "videos" / "A.jpg", noise(1)[0])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune import files
+from videotune.bounds import RECORD_BYTES, require_file
 from videotune.data.archives import FileProgressFn, silent
 from videotune.data.clip_file import CLIP_FOLDERS, CLIP_SUFFIXES, ClipFile, is_video
 from videotune.data.companion_files import CompanionSettings
@@ -269,9 +270,20 @@ def _check_links(controls: Sequence[ControlClip], out: Path | None) -> None:
                 f"{folder} leads out of {outer} by a link. "
                 "Give the folder that it leads to as --out."
             )
-    for folder in {control.folder for control in controls}:
-        if (folder / JOURNAL).is_symlink():
-            raise VideotuneError(f"{folder / JOURNAL} is a link. Delete it.")
+
+
+def _read_journal(folder: Path) -> list[JournalRow]:
+    """Read the journal in a folder of controls, which may have come with a dataset."""
+    journal = folder / JOURNAL
+    if journal.is_symlink():
+        raise VideotuneError(f"{journal} is a link. Delete it.")
+    require_file(journal)
+    if journal.is_file() and journal.stat().st_size > RECORD_BYTES:
+        raise VideotuneError(
+            f"{journal} has more than {RECORD_BYTES:,} bytes. "
+            "Delete it with the control clips beside it."
+        )
+    return files.read_lines(journal)
 
 
 def _find_complete(controls: Sequence[ControlClip], settings: ControlSettings) -> None:
@@ -282,7 +294,7 @@ def _find_complete(controls: Sequence[ControlClip], settings: ControlSettings) -
     """
     row_by_path: dict[Path, JournalRow] = {}
     for folder in {control.folder for control in controls}:
-        for row in files.read_lines(folder / JOURNAL):
+        for row in _read_journal(folder):
             row_by_path[folder / str(row.get("key"))] = row
 
     output_folders = {control.path.parent for control in controls}
@@ -299,9 +311,10 @@ def _find_complete(controls: Sequence[ControlClip], settings: ControlSettings) -
             unknown_files.append(control.path.with_name(names[0]))
 
     if unknown_files:
+        others = len(unknown_files) - 1
+        like_it = f", like {counted(others, 'other file')}" if others else ""
         raise VideotuneError(
-            f"{unknown_files[0]} was not made of its clip with these options "
-            f"({counted(len(unknown_files), 'such file')}). "
+            f"{unknown_files[0]}: it was not made of its clip with these options{like_it}. "
             "Delete it, or give another folder as --out."
         )
 

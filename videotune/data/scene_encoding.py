@@ -60,6 +60,8 @@ def encode_pictures(
     has_even_sides = info.width % 2 == 0 and info.height % 2 == 0
     pixel_format = "yuv420p" if has_even_sides else "yuv444p"
     reformatter = av_reformatter.VideoReformatter()
+    flags = av_reformatter.Interpolation
+    exact_chroma = flags.BICUBIC | flags.ACCURATE_RND | flags.FULL_CHR_H_INP
 
     with av.open(str(path), "w") as container:
         encoder = _TimedEncoder(container, info, 0, PICTURE_QUALITY, SAME_BITS)
@@ -73,6 +75,7 @@ def encode_pictures(
                 format=pixel_format,
                 dst_colorspace=av_reformatter.Colorspace.ITU709,
                 dst_color_range=av_reformatter.ColorRange.MPEG,
+                interpolation=exact_chroma,
             )
             if index == 0:
                 _declare_bt709(encoder.context, picture, info)
