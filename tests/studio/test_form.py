@@ -119,7 +119,7 @@ def test_a_condition_has_a_row_if_the_model_takes_it_or_the_value_has_it() -> No
     assert rows([], []) == []
     suffix = {"type": "suffix", "probability": 0.5, "latent_frames": 3}
     assert rows([suffix], ["mask"]) == [("mask", False, True), ("suffix", True, False)]
-    names = ["last_frame", "prefix", "suffix", "mask"]
+    names = [name for name in projects.texts()["conditions"] if name != "first_frame"]
     assert rows([suffix], None) == [(name, name == "suffix", True) for name in names]
     assert rows([3, {"type": ["x"]}, {}], ["mask"]) == [("mask", False, True)]
 

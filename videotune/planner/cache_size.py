@@ -99,7 +99,10 @@ def _condition_entries(
     samples = list(conditions)
     for sample in samples:
         window = sample.window
-        hidden: tuple[object, ...] = (window.companion("mask"),)
+        hidden: tuple[object, ...] = (
+            window.companion("mask"),
+            window.companion("reference"),
+        )
         if sample.draws_box:
             hidden = (window.id, sample.variant, sample.box)
         # What it shows is compared without the window that it shows it of.
@@ -122,14 +125,12 @@ def condition_bytes(sample: ConditionSample, spec: ModelSpec) -> int:
     if sample.type == CHANNELS:
         channels, _ = spec.image_channels
         return 4 * (channels * frames * cells_per_frame + spec.image_numbers)
-    if sample.type not in ENCODED_ALONE:
-        # Shown on channels: states of every frame, and those of an image encoder.
-        numbers = spec.image_channels[0] * frames * cells_per_frame
-        return 4 * (numbers + spec.image_numbers)
     if sample.type == "mask":
         # All latents in float32, and a byte for each cell: whether it is known.
         return frames * cells_per_frame * (4 * spec.latent_channels + 1)
-    latent_frames = given_frames(sample.latent_frames, shape, spec.rules)
+    latent_frames = sample.latent_frames
+    if sample.type in ENCODED_ALONE:
+        latent_frames = given_frames(latent_frames, shape, spec.rules)
     return 4 * spec.latent_channels * latent_frames * cells_per_frame
 
 

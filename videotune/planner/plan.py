@@ -167,13 +167,15 @@ def conditions_of(job: Job) -> list[dict[str, Any]]:
     for condition in conditions:
         if not condition.probability:
             continue
-        has_frames = condition.type in ("prefix", "suffix")
+        latent_frames = condition.latent_frames
+        if condition.type in ("prefix", "suffix"):
+            latent_frames = condition.frames_given
         support = job.spec.conditions[condition.type]
         rows.append(
             {
                 "type": condition.type,
                 "probability": condition.probability,
-                "latent_frames": (condition.latent_frames or 1) if has_frames else None,
+                "latent_frames": latent_frames,
                 "mechanism": support.mechanism,
                 "in_diffusers": support.in_diffusers,
             }

@@ -15,6 +15,7 @@ NAMES = {
     "prefix": "prefix: a clip that it continues",
     "suffix": "suffix: a clip that it leads to",
     "mask": "mask: a region that is painted anew",
+    "reference": "reference: a clip or image that it follows",
 }
 
 OPTIONS = {
@@ -23,6 +24,7 @@ OPTIONS = {
     "prefix": "--prefix before.mp4",
     "suffix": "--suffix after.mp4",
     "mask": "--video clip.mp4 --mask mask.png",
+    "reference": "--reference subject.png",
 }
 """By condition the options of ``videotune sample``."""
 

@@ -393,7 +393,7 @@ class ConditionRow:
     @property
     def has_frames(self) -> bool:
         """Whether it has a number of latent frames."""
-        return self.type in ("prefix", "suffix")
+        return self.type in ("prefix", "suffix", "reference")
 
 
 def condition_rows(value: Any, takes: Sequence[str] | None) -> list[ConditionRow]:
@@ -410,8 +410,11 @@ def condition_rows(value: Any, takes: Sequence[str] | None) -> list[ConditionRow
         if isinstance(item, Mapping) and isinstance(item.get("type"), str):
             chosen[item["type"]] = item
 
-    known = texts()["conditions"] if takes is None else takes
-    offered = [name for name in known if name != "first_frame"]
+    known = texts()["conditions"]
+    taken = known if takes is None else takes
+    names = [name for name in known if name in taken]
+    names += [name for name in taken if name not in known]
+    offered = [name for name in names if name != "first_frame"]
 
     rows = []
     for name in dict.fromkeys([*offered, *chosen]):
