@@ -64,9 +64,9 @@ class VideoRules:
 class ConditionSupport:
     """How a checkpoint takes a condition."""
 
-    mechanism: Literal["in_place", "channels"]
+    mechanism: Literal["in_place", "channels", "context"]
     """"in_place": latent cells are fed clean, at timestep 0; "channels": the network has
-    input channels for it.
+    input channels for it; "context": clean tokens that are appended to the clip's.
     """
     in_diffusers: bool = True
     """Whether diffusers' pipeline samples with it. False: only videotune does."""
@@ -208,6 +208,11 @@ class ModelSpec:
         Without a condition the channels are zeros.
         """
         return bool(shown) and shown != self.shown_with_clip
+
+    def is_appended(self, condition: str) -> bool:
+        """Whether a condition's tokens are appended to the clip's."""
+        support = self.conditions.get(condition)
+        return support is not None and support.mechanism == "context"
 
     def is_on_channels(self, condition: str) -> bool:
         """Whether the network has input channels for a condition."""

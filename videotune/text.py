@@ -91,6 +91,8 @@ REASON_WORDS = {
     "missing_file": "file is missing",
     "bad_mask": "bad mask",
     "bad_start_image": "bad start image",
+    "bad_reference": "bad reference",
+    "no_reference": "no reference",
     "missing_caption": "no caption",
     "empty_caption": "its caption is empty",
     "undecodable_caption": "its caption is not UTF-8 text",

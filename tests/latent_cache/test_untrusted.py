@@ -23,8 +23,9 @@ from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.media_index import Examined, MediaIndex
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.latent_cache.encode import cut_captions, fits_of, tensors_of
+from videotune.latent_cache.encode import cut_captions, tensors_of
 from videotune.latent_cache.entry import describe
+from videotune.latent_cache.fitting import fits_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.store import LatentCache

@@ -64,6 +64,9 @@ def sample(
     mask: Annotated[
         Path | None, Opt(help="image or clip, white where it is painted anew")
     ] = None,
+    reference: Annotated[
+        Path | None, Opt(help="image or clip that it follows, if the run learns that")
+    ] = None,
     strength: Strength = None,
     sets: Sets = None,
     offline: Offline = False,
@@ -93,6 +96,7 @@ def sample(
         suffix=suffix,
         video=video,
         mask=mask,
+        reference=reference,
         strength=strength,
         sets=sets or (),
     )

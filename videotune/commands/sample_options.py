@@ -16,11 +16,14 @@ from videotune.model_spec import ModelSpec
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, complete_checkpoints, pick
 from videotune.runs.journal import History
-from videotune.sampling.given_files import GivenFiles, refuse_given
+from videotune.sampling.given_files import FILE_KEYS, GivenFiles, refuse_given
 from videotune.types import BasePlace
 
 LONGEST = 10_000
 """Letters of a prompt, at most. No model reads a tenth of them."""
+
+FILE_OPTIONS = tuple(key for key in FILE_KEYS if key != "image")
+"""Options of one file that all prompts are conditioned on."""
 
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
@@ -56,14 +59,14 @@ class SampleOptions:
     suffix: Path | None = None
     video: Path | None = None
     mask: Path | None = None
+    reference: Path | None = None
     """Files that all prompts are conditioned on, see ``GivenFiles``."""
 
     def given(self) -> list[GivenFiles]:
         """Return what each prompt is conditioned on, or nothing; one entry counts for
         all.
         """
-        names = ("last_frame", "prefix", "suffix", "video", "mask")
-        paths = {name: getattr(self, name) for name in names}
+        paths = {name: getattr(self, name) for name in FILE_OPTIONS}
         shared = {name: str(path) for name, path in paths.items() if path is not None}
         images = [str(path) for path in self.images]
         if not images and not shared:
@@ -189,7 +192,7 @@ def refuse(options: SampleOptions) -> None:
         "--embedding": options.embeddings,
         "--image": options.images,
     }
-    for name in ("last_frame", "prefix", "suffix", "video", "mask"):
+    for name in FILE_OPTIONS:
         path = getattr(options, name)
         if path is not None:
             files[f"--{name.replace('_', '-')}"] = (path,)

@@ -142,6 +142,7 @@ class Prompt(Section):
     suffix: str | None = Field(None, min_length=1)
     video: str | None = Field(None, min_length=1)
     mask: str | None = Field(None, min_length=1)
+    reference: str | None = Field(None, min_length=1)
     scheduler: str | None = Field(None, pattern="^[A-Za-z0-9]+Scheduler$")
     guidance_rescale: float | None = Field(None, ge=0, le=1)
     strength: float | None = Field(None, ge=-100, le=100)
@@ -418,7 +419,8 @@ class Config(Section):
     """
     conditions: list[Condition] = override([])
     """[{"type", "probability", "latent_frames"}]: parts of the clip that are given clean:
-    last_frame, prefix, suffix, mask; first_frame is first_frame_probability
+    last_frame, prefix, suffix, mask, or reference, a file beside it; first_frame is
+    first_frame_probability
     """
     missing_caption: Literal["error", "skip", "empty", "text"] = data("error")
     """what a clip without a caption does; text: it takes missing_caption_text"""

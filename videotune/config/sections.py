@@ -99,20 +99,25 @@ class BaseLora(LoraFile):
     """
 
 
-ConditionType = Literal["first_frame", "last_frame", "prefix", "suffix", "mask"]
+ConditionType = Literal[
+    "first_frame", "last_frame", "prefix", "suffix", "mask", "reference"
+]
 
 
 class Condition(Section):
-    """A part of the clip that some samples are given clean."""
+    """A part of the clip that some samples are given clean, or a file beside it."""
 
     type: ConditionType
     """first_frame, last_frame; prefix, suffix: the first or last latent_frames; mask:
-    what is black in the clip's mask, or lies outside of a drawn box
+    what is black in the clip's mask, or lies outside of a drawn box; reference: the
+    clip or image of its name in references/, appended to it
     """
     probability: Share = 1.0
     """share of the samples"""
     latent_frames: int | None = Field(None, ge=1, le=1000)
-    """prefix, suffix: number of latent frames (default: 1)"""
+    """prefix, suffix: number of latent frames (default: 1); reference: its first ones
+    (default: as many as the clip has)
+    """
 
     @property
     def frames_given(self) -> int:

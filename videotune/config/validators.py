@@ -516,9 +516,10 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
         )
 
     for condition in config.conditions:
-        if condition.frames_given > 1 and condition.type not in ("prefix", "suffix"):
+        uses_frames = condition.type in ("prefix", "suffix", "reference")
+        if condition.frames_given > 1 and not uses_frames:
             yield (
-                f"conditions: {condition.type} does not use latent_frames; prefix and suffix do. Leave it out"
+                f"conditions: {condition.type} does not use latent_frames; prefix, suffix and reference do. Leave it out"
             )
 
 

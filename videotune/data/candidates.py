@@ -304,6 +304,14 @@ def _prepare(
         candidate.companions["loss_mask"] = mask
     for companion in candidate.companions.values():
         check_companion(companion, candidate.media)
+    if (
+        "reference" in config.condition_types
+        and "reference" not in candidate.companions
+    ):
+        raise ClipProblem(
+            "no_reference",
+            "the run learns from references, and references/ beside videos/ has no file of its name",
+        )
 
     candidate.sample_windows(config, rules)
     damaged_at = candidate.scan.damaged_at if candidate.scan is not None else None

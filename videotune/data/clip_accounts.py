@@ -112,8 +112,7 @@ def account_of(
         "views_a_pass": _views_per_epoch(clip, sampling),
         "views": None,
         "captions": list(clip.captions) if clip is not None else [],
-        "mask": _companion_path(candidate, "loss_mask"),
-        "start_image": _companion_path(candidate, "start_image"),
+        **_companion_fields(candidate),
         "serious": serious,
         "warnings": [*serious, *warnings],
         "warning_codes": codes_of([*serious, *warnings]),
@@ -130,9 +129,18 @@ def _spans(sampling: FrameSampling) -> list[list[float]]:
     ]
 
 
-def _companion_path(candidate: Candidate, role: Role) -> str | None:
-    companion = candidate.companions.get(role)
-    return None if companion is None else str(companion.path)
+def _companion_fields(candidate: Candidate) -> dict[str, str | None]:
+    """Return the paths of the files that belong to a clip."""
+
+    def path_of(role: Role) -> str | None:
+        companion = candidate.companions.get(role)
+        return None if companion is None else str(companion.path)
+
+    return {
+        "mask": path_of("loss_mask"),
+        "start_image": path_of("start_image"),
+        "reference": path_of("reference"),
+    }
 
 
 def _clip_fields(clip: Clip | None) -> dict[str, Any]:

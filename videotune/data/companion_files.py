@@ -1,4 +1,5 @@
-"""Companion files of clips: masks in a folder beside ``videos``, and start images.
+"""Companion files of clips: masks and references in folders beside ``videos``, and start
+images.
 
 A companion has the name of its clip with any suffix of an image or video, at the same
 place below its folder: ``masks/a/001.png`` belongs to ``videos/a/001.mp4``. It is not a
@@ -19,6 +20,9 @@ MASK_FOLDERS = ("loss_masks", "masks")
 
 CONDITION_FOLDERS = ("masks",)
 """Folders of masks that say what a sample is conditioned on."""
+
+COMPANION_FOLDERS = (*MASK_FOLDERS, "references", "controls")
+"""Folders of files that belong to clips."""
 
 MASK_LABEL = "-masklabel"
 """End of the name of a mask that is next to its image, as OneTrainer writes them."""
@@ -48,7 +52,7 @@ class CompanionFiles:
     Args:
         files: paths of all files of the dataset.
         settings: what counts as a companion.
-        outside: files of ``masks`` folders beside a root that is itself ``videos``.
+        outside: files of such folders beside a root that is itself ``videos``.
     """
 
     def __init__(
@@ -61,14 +65,14 @@ class CompanionFiles:
         media = [path for path in files if path.lower().endswith(CLIP_SUFFIXES)]
         folders = {os.path.dirname(path) for path in media}
         self._stems = {os.path.splitext(path)[0] for path in media}
-        self._mask_folders = self._find_mask_folders(media, folders)
+        self._folders = self._find_companion_folders(media, folders)
 
         self.paths: set[str] = set()
         """Files that are companions and therefore no clips."""
         self._by_stem: dict[str, str] = {}
-        """Path of a mask by that path without its suffix."""
+        """Path of a companion by that path without its suffix."""
         for path in sorted([*media, *outside]):
-            if path in outside or self._is_in_mask_folder(path):
+            if path in outside or self._is_in_companion_folder(path):
                 self._by_stem.setdefault(os.path.splitext(path)[0], path)
                 self.paths.add(path)
 
@@ -84,9 +88,13 @@ class CompanionFiles:
         loss_mask = self._loss_mask_of(clip)
         if loss_mask is not None:
             companions.append(("loss_mask", Path(loss_mask)))
-        mask = self._beside(os.path.splitext(clip)[0], CONDITION_FOLDERS)
+        stem = os.path.splitext(clip)[0]
+        mask = self._beside(stem, CONDITION_FOLDERS)
         if mask is not None:
             companions.append(("mask", Path(mask)))
+        reference = self._beside(stem, ("references",))
+        if reference is not None:
+            companions.append(("reference", Path(reference)))
         start_image = self._start_images.get(clip)
         if start_image is not None:
             companions.append(("start_image", Path(start_image)))
@@ -113,30 +121,30 @@ class CompanionFiles:
     def _beside(self, stem: str, folder_names: Sequence[str]) -> str | None:
         """Return a clip's file in the first of these folders that has one."""
         for candidate in _stems_in(stem, folder_names):
-            mask = self._by_stem.get(candidate)
-            if mask is not None:
-                return mask
+            path = self._by_stem.get(candidate)
+            if path is not None:
+                return path
         return None
 
-    def _find_mask_folders(
+    def _find_companion_folders(
         self, media: Sequence[str], folders: Collection[str]
     ) -> set[str]:
-        """Return the folders whose files are masks.
+        """Return the folders whose files are companions.
 
         A folder with the name of one is beside ``videos`` or ``images``, or has a file
         with the name of a clip in the folder above it. A folder "masks" of clips of
         their own is not one.
         """
         all_folders = _with_parents(folders)
-        mask_folders = set()
+        companion_folders = set()
         undecided = set()
         for folder in all_folders:
             parent, name = os.path.split(folder)
-            if name not in MASK_FOLDERS:
+            if name not in COMPANION_FOLDERS:
                 continue
             siblings = {os.path.join(parent, sibling) for sibling in CLIP_FOLDERS}
             if siblings & all_folders:
-                mask_folders.add(folder)
+                companion_folders.add(folder)
             else:
                 undecided.add(folder)
 
@@ -144,11 +152,11 @@ class CompanionFiles:
             for folder in undecided.intersection(_parents(path)):
                 name = os.path.relpath(os.path.splitext(path)[0], folder)
                 if os.path.join(os.path.dirname(folder), name) in self._stems:
-                    mask_folders.add(folder)
-        return mask_folders
+                    companion_folders.add(folder)
+        return companion_folders
 
-    def _is_in_mask_folder(self, path: str) -> bool:
-        return not self._mask_folders.isdisjoint(_parents(path))
+    def _is_in_companion_folder(self, path: str) -> bool:
+        return not self._folders.isdisjoint(_parents(path))
 
     def _find_labels(self, media: Sequence[str]) -> dict[str, str]:
         """Return the masks next to their clips, by the clip's path without suffix."""
@@ -182,18 +190,18 @@ class CompanionFiles:
         return start_images
 
 
-def mask_folders_beside(root: Path) -> list[Path]:
-    """Return the folders of masks beside a root that is itself ``videos`` or
+def companion_folders_beside(root: Path) -> list[Path]:
+    """Return the folders of companions beside a root that is itself ``videos`` or
     ``images``.
     """
     if root.absolute().name not in CLIP_FOLDERS:
         return []
-    siblings = [root.absolute().with_name(name) for name in MASK_FOLDERS]
+    siblings = [root.absolute().with_name(name) for name in COMPANION_FOLDERS]
     return [folder for folder in siblings if folder.is_dir()]
 
 
 def _stems_in(stem: str, folder_names: Sequence[str]) -> Iterator[str]:
-    """Yield the paths, without suffix, at which a clip's mask may be."""
+    """Yield the paths, without suffix, at which a clip's companion may be."""
     for folder_name in folder_names:
         for clip_folder in CLIP_FOLDERS:
             yield from _stems_beside(stem, clip_folder, folder_name)

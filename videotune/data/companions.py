@@ -45,6 +45,7 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
         "loss_mask": config.loss_mask.is_used,
         "mask": "mask" in config.condition_types,
         "start_image": "first_frame" in config.condition_types,
+        "reference": "reference" in config.condition_types,
     }
     return {
         role: Companion(role, path) for role, path in file.companions if is_used[role]
@@ -59,47 +60,51 @@ def alpha_mask(clip_id: str, media: MediaInfo) -> Companion:
 def check_companion(companion: Companion, clip: MediaInfo) -> None:
     """Raise ClipProblem if a companion cannot be used with its clip.
 
-    A mask is an image, or a video with the frames of its clip. A start image is an
-    image.
+    A mask or reference is an image, or a video with the frames of its clip. A start
+    image is an image.
     """
     if companion.role == "start_image":
         _check_start_image(companion)
         return
 
+    reason = "bad_reference" if companion.role == "reference" else "bad_mask"
     name = companion.path.name
     if companion.problem is not None:
-        raise ClipProblem("bad_mask", f"{name}: {companion.problem.detail}")
+        raise ClipProblem(reason, f"{name}: {companion.problem.detail}")
 
-    mask = companion.media
+    media = companion.media
     if companion.content_id.endswith(ALPHA):
-        if mask.codec in HIDDEN_ALPHA:
+        if media.codec in HIDDEN_ALPHA:
             raise ClipProblem(
-                "bad_mask",
-                f"the alpha channel of {mask.codec.upper()} is not read: write it as a mask "
+                reason,
+                f"the alpha channel of {media.codec.upper()} is not read: write it as a mask "
                 "into masks/ beside videos/",
             )
         return
 
-    aspect = mask.width / mask.height
+    # An image of a person or thing has the aspect that it has, and is cropped.
+    if companion.role == "reference" and media.still:
+        return
+    aspect = media.width / media.height
     clip_aspect = clip.width / clip.height
     if abs(aspect / clip_aspect - 1) > ASPECT_TOLERANCE:
         raise ClipProblem(
-            "bad_mask",
-            f"{name} is {mask.width}x{mask.height}, the clip {clip.width}x{clip.height}: "
+            reason,
+            f"{name} is {media.width}x{media.height}, the clip {clip.width}x{clip.height}: "
             "they need the same aspect ratio",
         )
-    if mask.still:
+    if media.still:
         return
 
-    frames = len(mask.ticks)
+    frames = len(media.ticks)
     clip_frames = len(clip.ticks)
     frame_seconds = clip.seconds / max(1, clip_frames)
-    is_longer = abs(mask.seconds - clip.seconds) > 1.5 * frame_seconds
+    is_longer = abs(media.seconds - clip.seconds) > 1.5 * frame_seconds
     if clip.still or abs(frames - clip_frames) > FRAME_TOLERANCE or is_longer:
         raise ClipProblem(
-            "bad_mask",
-            f"{name} has {_length(mask)}, the clip {_length(clip)}: "
-            "a mask is an image, or a video with the frames of its clip",
+            reason,
+            f"{name} has {_length(media)}, the clip {_length(clip)}: "
+            f"a {companion.role.removeprefix('loss_')} is an image, or a video with the frames of its clip",
         )
 
 

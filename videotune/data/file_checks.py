@@ -23,6 +23,8 @@ REASONS = (
     "missing_file",
     "bad_mask",
     "bad_start_image",
+    "bad_reference",
+    "no_reference",
 )
 """Codes of the reasons for which a clip is left out, as the dataset account uses them.
 """

@@ -22,7 +22,7 @@ from videotune.data.companion_files import (
     DEFAULT_COMPANIONS,
     CompanionFiles,
     CompanionSettings,
-    mask_folders_beside,
+    companion_folders_beside,
 )
 from videotune.data.frame_folders import find_frame_folders
 from videotune.data.layout_notes import UNREAD_SUFFIXES, LayoutNotes
@@ -143,7 +143,9 @@ class _DatasetFolder:
         outside_captions = self._find_files()
         self._check_names()
 
-        self.companions = CompanionFiles(self.files, companions, self._masks_outside())
+        self.companions = CompanionFiles(
+            self.files, companions, self._companions_outside()
+        )
 
         self.frames: dict[str, tuple[Path, ...]] = {}
         """Images of the folders that are clips, in order."""
@@ -194,14 +196,14 @@ class _DatasetFolder:
                 f"The folder {error.filename} cannot be read: {error.strerror}."
             ) from error
 
-    def _masks_outside(self) -> set[str]:
-        """Return the masks beside the folder if it is itself a ``videos`` folder."""
-        masks: set[str] = set()
-        for folder in mask_folders_beside(self.root):
+    def _companions_outside(self) -> set[str]:
+        """Return the companions beside the folder if it is itself a ``videos`` folder."""
+        companions: set[str] = set()
+        for folder in companion_folders_beside(self.root):
             for path, _ in _walk(str(folder), frozenset(), False, []):
                 if path.lower().endswith(CLIP_SUFFIXES):
-                    masks.add(path)
-        return masks
+                    companions.add(path)
+        return companions
 
     def companion_notes(self, clips: Sequence[ClipFile]) -> list[str]:
         """Return a note on companions that belong to no clip."""
@@ -211,7 +213,7 @@ class _DatasetFolder:
             return []
         names = ", ".join(self._relative(path) for path in orphans[:3])
         return [
-            f"{counted_are(len(orphans), 'mask')} of no clip and not used: no clip has the "
+            f"{counted_are(len(orphans), 'companion file')} of no clip and not used: no clip has the "
             f"same name and place ({names}{', …' if len(orphans) > 3 else ''})"
         ]
 

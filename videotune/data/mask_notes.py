@@ -1,4 +1,4 @@
-"""Notes on the masks and start images of a dataset."""
+"""Notes on the masks, start images and references of a dataset."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from videotune.text import counted
 def notes_on_masks(
     candidates: Sequence[Candidate], usable: Sequence[Candidate], config: Config
 ) -> list[str]:
-    """Return notes on which clips have masks and start images.
+    """Return notes on which clips have masks, start images and references.
 
     Args:
         candidates: all files.
@@ -38,6 +38,13 @@ def notes_on_masks(
             f"{counted(num_start_images, 'image')} of images/ with the name of a video in videos/: "
             "used as that video's start image, not as a clip"
         )
+    num_references = sum("reference" in roles for roles in files)
+    if num_references and "reference" not in config.condition_types:
+        note = (
+            f"{counted(num_references, 'clip')} with a reference that is not used: "
+            "conditions has no reference"
+        )
+        notes.append(Remark("unused_references", note))
     if "mask" in config.condition_types:
         num_masks = sum("mask" in candidate.companions for candidate in usable)
         notes.append(

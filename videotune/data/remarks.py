@@ -37,6 +37,7 @@ RemarkCode = Literal[
     "unfilled_count",
     "unread",
     "unused_masks",
+    "unused_references",
     "upscaled",
 ]
 """What a remark is about."""

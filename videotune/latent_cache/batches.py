@@ -158,8 +158,9 @@ class BatchSource:
         latents = self.plain(window)
         reader = self.conditions
         sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
-        latents = replace(latents, extras=reader.channel_states(sample, latents.extras))
-        if set(filter(self.spec.is_in_place, reader.usual)) <= {"first_frame"}:
+        states = reader.channel_states(sample, latents.extras)
+        latents = replace(latents, extras=states | reader.reference(sample))
+        if set(filter(self.spec.is_in_place, reader.usual)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
         if latents.start is not None and "first_frame" in reader.usual:
@@ -343,7 +344,11 @@ def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[st
     if generator_for(seed, "first frame", step, index).random() < probability:
         condition_types.add("first_frame")
     for condition in source.config.conditions:
-        generator = generator_for(seed, f"condition {condition.type}", step, index)
+        # Appended tokens change the length of the sequence: all samples of a step have
+        # them, or none.
+        is_of_step = source.spec.is_appended(condition.type)
+        place = (step,) if is_of_step else (step, index)
+        generator = generator_for(seed, f"condition {condition.type}", *place)
         if generator.random() < condition.probability:
             condition_types.add(condition.type)
     return frozenset(condition_types)
@@ -470,7 +475,8 @@ def assemble(
         sample = SampleConditions(window, variant, condition_types[index], box)
         known.append(source.conditions.put_in_place(x0[index], sample))
         states_of_clip = latents[index].extras
-        extras.append(source.conditions.channel_states(sample, states_of_clip))
+        states = source.conditions.channel_states(sample, states_of_clip)
+        extras.append(states | source.conditions.reference(sample))
     conditioning_mask = as_mask(known)
 
     loss_mask = picture_mask(windows, source.sizes, x0)

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from videotune.config.schema import Config
 from videotune.latent_cache.conditions import (
+    LATENTS,
+    REFERENCE,
     ConditionSample,
     channel_samples,
     condition_samples,
     put_conditions,
+    reference_sample,
     shown_on_channels,
     usual_conditions,
 )
@@ -102,3 +105,15 @@ class ConditionReader:
             sample.window, sample.variant, shown, self.config, self.num_boxes
         )
         return self.tensors_of(choices[sample.box % len(choices)])
+
+    def reference(self, sample: SampleConditions) -> dict[str, Tensor]:
+        """Return the latents (C,n,H,W) of a sample's reference by the name that a batch
+        has for them; an empty mapping if it has none.
+        """
+        for condition in self.config.conditions:
+            if condition.type == REFERENCE and REFERENCE in sample.types:
+                reference = reference_sample(
+                    sample.window, sample.variant, condition, self.spec.rules
+                )
+                return {REFERENCE: self.tensors_of(reference)[LATENTS]}
+        return {}

@@ -40,6 +40,11 @@ from videotune.types import (
 ENCODED_ALONE = ("last_frame", "suffix", "mask")
 """Conditions in place with an encoding of their own."""
 
+REFERENCE = "reference"
+"""Type of a file beside the clip that is appended to it. Its latents are also called so
+in a batch.
+"""
+
 CHANNELS = "channels"
 """Type of a ``ConditionSample`` of all conditions that channels show together."""
 
@@ -121,6 +126,26 @@ def channel_samples(
     return _with_boxes(ConditionSample(window, variant, CHANNELS, shown=counts), boxes)
 
 
+def reference_sample(
+    window: Window, variant: int, condition: Condition, rules: VideoRules
+) -> ConditionSample:
+    """Return what is encoded of a window's reference."""
+    most, _, _ = rules.latent_size(window.shape)
+    count = min(condition.latent_frames or most, most)
+    return ConditionSample(window, variant, REFERENCE, count)
+
+
+def reference_size(
+    config: Config, shape: ClipShape, rules: VideoRules
+) -> tuple[int, int, int] | None:
+    """Return (F,H,W) of the reference of a clip, or None if the run has none."""
+    most, rows, columns = rules.latent_size(shape)
+    for condition in config.conditions:
+        if condition.type == REFERENCE:
+            return min(condition.latent_frames or most, most), rows, columns
+    return None
+
+
 def shown_on_channels(
     condition_types: frozenset[str], window: Window, spec: ModelSpec
 ) -> frozenset[str]:
@@ -153,6 +178,8 @@ def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
         hidden = ["box", keys.seed, sample.window.id, sample.variant, sample.box]
     elif sample.hides:
         hidden = ["file", sample.window.companion("mask")]
+    elif sample.type == REFERENCE:
+        hidden = ["file", sample.window.companion("reference")]
     condition: list[object] = [sample.type, sample.latent_frames, hidden]
     if sample.type == CHANNELS:
         condition.append(sample.shown)

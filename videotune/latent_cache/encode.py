@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,17 @@ from videotune.diffusion.regions import cell_shares
 from videotune.errors import VideotuneError
 from videotune.files import name_in_cache
 from videotune.latent_cache.conditions import (
+    LATENTS,
+    REFERENCE,
     ConditionSample,
     companion_sample,
     condition_key,
     encode_condition,
-    has_condition_form,
 )
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.encoder_failures import check_finite, name_failure
-from videotune.latent_cache.entry import CacheEntry, EntryName, TensorForm, form_of
+from videotune.latent_cache.entry import EntryName
+from videotune.latent_cache.fitting import FitsFn
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.mask_reading import (
     MASK_TENSOR,
@@ -47,9 +48,6 @@ ProgressFn = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there
 are.
 """
-
-FitsFn = Callable[[CacheEntry, ClipShape | None], bool]
-"""Says whether a cache entry can hold a window of this shape, or a caption (None)."""
 
 WindowVariant = tuple[Window, int]
 
@@ -139,73 +137,6 @@ def _shape_of(item: CacheItem) -> ClipShape | None:
         return None
     window = item.window if isinstance(item, ConditionSample) else item[0]
     return window.shape
-
-
-def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
-    """Return a check of whether an entry can be what this family encodes, by the names,
-    dtypes and sizes it declares.
-
-    A dataset may bring a cache that somebody else made.
-
-    Args:
-        family: the base model.
-        some_shape: any shape of the dataset; captions are checked with it.
-    """
-    spec = family.spec
-    latent_names = ("mean", "logvar") if spec.keeps_variance else ("mean",)
-
-    @cache
-    def expected_forms(shape: ClipShape) -> dict[str, TensorForm]:
-        return form_of(family.blank_states(shape))
-
-    @cache
-    def channel_forms(shape: ClipShape) -> dict[str, TensorForm]:
-        return form_of(family.blank_channels(shape))
-
-    def fits(entry: CacheEntry, shape: ClipShape | None) -> bool:
-        forms = dict(entry.tensors)
-        if entry.kind == "masks":
-            assert shape is not None
-            return forms == {MASK_TENSOR: ("float32", spec.rules.latent_size(shape))}
-        if entry.kind == "conditions":
-            assert shape is not None
-            return has_condition_form(forms, channel_forms(shape), spec, shape)
-        if shape is None:
-            if "text" not in forms:
-                return False
-        else:
-            latent_form = (
-                "float32",
-                (spec.latent_channels, *spec.rules.latent_size(shape)),
-            )
-            for name in latent_names:
-                if forms.pop(name, None) != latent_form:
-                    return False
-            channels, _, rows, columns = latent_form[1]
-            start_form = ("float32", (channels, 1, rows, columns))
-            if forms.pop("start", start_form) != start_form:
-                return False
-
-        expected = expected_forms(shape or some_shape)
-        return all(
-            name in expected and _has_form(form, expected[name])
-            for name, form in forms.items()
-        )
-
-    return fits
-
-
-def _has_form(form: TensorForm, expected: TensorForm) -> bool:
-    """Return whether a tensor has the expected dtype and shape, or that of a shorter
-    caption: fewer rows, as wide.
-    """
-    dtype, shape = form
-    expected_dtype, expected_shape = expected
-    if dtype != expected_dtype or len(shape) != len(expected_shape):
-        return False
-    if len(shape) >= 2 and shape[-1] != expected_shape[-1]:
-        return False
-    return all(side <= limit for side, limit in zip(shape, expected_shape, strict=True))
 
 
 def fill(
@@ -403,6 +334,8 @@ def encode_condition_sample(
     Raises VideotuneError that names the clip.
     """
     sample = keys.sample(condition.window, condition.variant)
+    if condition.type == REFERENCE:
+        return _encode_reference(family, condition, sample, media)
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
     start_image = _start_image_of(sample, media)
@@ -414,6 +347,26 @@ def encode_condition_sample(
     subject = f"{clip.path}: window {condition.window.id}: {condition.text}"
     with name_failure(subject, "Fewer frames or a lower resolution need less memory."):
         return check_finite(encode_condition(family, frames, condition, hidden))
+
+
+def _encode_reference(
+    family: DiffusersModel,
+    condition: ConditionSample,
+    sample: FrameSample,
+    media: Mapping[str, MediaInfo],
+) -> dict[str, Tensor]:
+    """Decode and encode the first latent frames of a sample's reference. An image is held."""
+    stride = family.spec.rules.temporal_stride
+    count = (condition.latent_frames - 1) * stride + 1
+    reference = companion_sample(sample, REFERENCE, media)
+    file = media[reference.window.clip_id]
+    times = reference.times[:count]
+    frames = to_model(frames_of([replace(reference, times=times)], file, None))
+    frames = frames.expand(-1, count, -1, -1).contiguous()
+
+    subject = f"{file.path}: the reference of window {condition.window.id}"
+    with name_failure(subject, "Fewer frames or a lower resolution need less memory."):
+        return check_finite({LATENTS: family.encode_video(frames).mean})
 
 
 def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:

@@ -35,9 +35,11 @@ from videotune.models.wan_conditions import (
     BOTH_ENDS,
     IN_PLACE,
     ON_CHANNELS,
+    ReferencedNetworks,
     folded_mask,
     give_cells,
     give_channels,
+    with_reference,
 )
 from videotune.types import (
     Batch,
@@ -368,14 +370,28 @@ class Wan(DiffusersModel):
             # The network takes an image a row.
             states = extras["clip"].to(self.dtype)
             clip_states = states.unflatten(1, (-1, self._clip_tokens())).flatten(0, 1)
+        timestep = self.model_timesteps(x_t, t, batch)
+        if "reference" in extras:
+            latents, timestep = with_reference(
+                latents, timestep, extras["reference"], self.spec.patch
+            )
         output = net(
             hidden_states=latents,
-            timestep=self.model_timesteps(x_t, t, batch),
+            timestep=timestep,
             encoder_hidden_states=batch.conditioning.text.to(self.dtype),
             encoder_hidden_states_image=clip_states,
             return_dict=False,
         )
-        return output[0].float()
+        return output[0][:, :, : x_t.shape[2]].float()
+
+    def _referenced(self, nets: Networks, conditioning: Conditioning) -> Networks:
+        """Return networks that append the samples' reference to their inputs, if there
+        is one.
+        """
+        reference = conditioning.extras.get("reference")
+        if reference is None:
+            return nets
+        return ReferencedNetworks(nets, reference, self.spec.patch)
 
     def sample(
         self,
@@ -392,6 +408,7 @@ class Wan(DiffusersModel):
         """
         is_in_place = self.spec.image_conditioning != "concat"
         if is_in_place and request.first is None and request.known is None:
+            nets = self._referenced(nets, conditioning)
             return super().sample(nets, conditioning, unconditional, request)
 
         samples = []
@@ -410,7 +427,7 @@ class Wan(DiffusersModel):
 
             # Stand-ins return the states that the pipeline's encoders would compute.
             pipe = self.pipeline(
-                nets,
+                self._referenced(nets, positive),
                 request.shift,
                 diffusers.WanImageToVideoPipeline,
                 expand_timesteps=is_in_place,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from videotune.lazy import torch
 from videotune.model_spec import ConditionSupport, VideoRules
+from videotune.types import Networks
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+APPENDED = {"reference": ConditionSupport("context", in_diffusers=False)}
+"""What every transformer can learn, because it takes a timestep for each token."""
 
 IN_PLACE = {
     "first_frame": ConditionSupport("in_place"),
@@ -16,6 +21,7 @@ IN_PLACE = {
         ("last_frame", "prefix", "suffix", "mask"),
         ConditionSupport("in_place", in_diffusers=False),
     ),
+    **APPENDED,
 }
 """What a transformer without image channels can learn: it takes a timestep for each
 token. diffusers' loop gives a first frame at timestep 0, and nothing else.
@@ -26,14 +32,18 @@ ON_CHANNELS = {
     **dict.fromkeys(
         ("prefix", "suffix", "mask"), ConditionSupport("channels", in_diffusers=False)
     ),
+    **APPENDED,
 }
 """What a transformer with image channels can learn beside the first frame: its channels
 hold latents of any pixels, and a mask that says which.
 """
 
-BOTH_ENDS = dict.fromkeys(
-    ("first_frame", "last_frame"), ConditionSupport("channels", is_required=True)
-)
+BOTH_ENDS = {
+    **dict.fromkeys(
+        ("first_frame", "last_frame"), ConditionSupport("channels", is_required=True)
+    ),
+    **APPENDED,
+}
 """What a checkpoint for first and last frames (FLF2V) always reads."""
 
 
@@ -89,3 +99,85 @@ def give_channels(pipe: Any, image: Tensor) -> None:
         return latents, image.to(latents)
 
     pipe.prepare_latents = prepare_with_channels
+
+
+def with_reference(
+    latents: Tensor, timestep: Tensor, reference: Tensor, patch: tuple[int, int, int]
+) -> tuple[Tensor, Tensor]:
+    """Append a reference to the inputs of a network, as clean frames after the clip's.
+
+    Args:
+        latents: the network's input (B,C,F,H,W), with any image channels.
+        timestep: (B,), or (B,tokens).
+        reference: latents (B,c,n,H,W).
+        patch: latent cells of a token.
+
+    Returns:
+        (B,C,F+n,H,W), and a timestep for each token, 0 for those of the reference.
+    """
+    states = reference.to(latents)
+    further_channels = latents.shape[1] - states.shape[1]
+    if further_channels:
+        # The image channels hold a mask, 1 where something is known, and what it is.
+        masks = further_channels - states.shape[1]
+        mask = states.new_ones(len(states), masks, *states.shape[2:])
+        states = torch.cat([states, mask, states], dim=1)
+
+    def count_tokens(frames: int) -> int:
+        cells = frames * latents.shape[3] * latents.shape[4]
+        return cells // (patch[0] * patch[1] * patch[2])
+
+    if timestep.ndim == 1:
+        timestep = timestep[:, None].expand(-1, count_tokens(latents.shape[2]))
+    clean = timestep.new_zeros(len(timestep), count_tokens(states.shape[2]))
+    return torch.cat([latents, states], dim=2), torch.cat([timestep, clean], dim=1)
+
+
+class ReferencedNetworks(Mapping[str, Any]):
+    """Networks that a pipeline calls without a reference, and that get one appended.
+
+    Args:
+        nets: denoisers by expert.
+        reference: latents (B,c,n,H,W) of each sample of the pipeline.
+        patch: latent cells of a token.
+    """
+
+    def __init__(
+        self, nets: Networks, reference: Tensor, patch: tuple[int, int, int]
+    ) -> None:
+        self._nets = nets
+        self._reference = reference
+        self._patch = patch
+
+    def __getitem__(self, name: str) -> Any:
+        return _ReferencedNetwork(self._nets[name], self._reference, self._patch)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nets)
+
+    def __len__(self) -> int:
+        return len(self._nets)
+
+
+class _ReferencedNetwork:
+    """A network that appends a reference to its inputs and cuts it off its output."""
+
+    def __init__(
+        self, net: Any, reference: Tensor, patch: tuple[int, int, int]
+    ) -> None:
+        self._net = net
+        self._reference = reference
+        self._patch = patch
+        self.cache_context = net.cache_context
+
+    def __call__(
+        self, hidden_states: Tensor, timestep: Tensor, **inputs: Any
+    ) -> tuple[Tensor]:
+        states, timesteps = with_reference(
+            hidden_states,
+            timestep,
+            self._reference.to(hidden_states.device),
+            self._patch,
+        )
+        output = self._net(hidden_states=states, timestep=timesteps, **inputs)
+        return (output[0][:, :, : hidden_states.shape[2]],)

@@ -23,6 +23,9 @@ class GivenFiles:
     mask: str | None = None
     """An image or clip, white where the sample is painted anew."""
 
+    reference: str | None = None
+    """A clip or image that is appended."""
+
     @property
     def types(self) -> frozenset[str]:
         """Types of the conditions."""
@@ -32,6 +35,7 @@ class GivenFiles:
             "prefix": "prefix",
             "suffix": "suffix",
             "mask": "mask",
+            "reference": "reference",
         }
         return frozenset(
             name for key, name in names.items() if getattr(self, key) is not None

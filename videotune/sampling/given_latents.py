@@ -1,7 +1,7 @@
 """Latents of the files that samples are conditioned on."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,13 @@ from videotune.data.probe import probe
 from videotune.errors import VideotuneError
 from videotune.latent_cache.conditions import (
     KNOWN,
+    REFERENCE,
     ConditionSample,
     encode_condition,
     given_frames,
     pixel_frames,
     put_conditions,
+    reference_size,
     shown_pixels,
 )
 from videotune.latent_cache.encode import to_model
@@ -62,6 +64,29 @@ def _encode(
     config: Config,
     key: str,
 ) -> LatentDistribution:
+    """Encode what a sample is conditioned on."""
+    if files.reference is None:
+        return _encode_shown(family, files, shape, config, key)
+    size = reference_size(config, shape, family.spec.rules)
+    assert size is not None, "only a run that learns references gets one"
+    count = (size[0] - 1) * family.spec.rules.temporal_stride + 1
+    part = replace(shape, frames=count)
+    frames = _read(Path(files.reference), part, f"{key}: reference")
+    reference = family.encode_video(to_model(frames)).mean
+
+    shown = _encode_shown(family, replace(files, reference=None), shape, config, key)
+    extras = {**shown.extras, REFERENCE: reference}
+    return replace(shown, extras=extras)
+
+
+def _encode_shown(
+    family: DiffusersModel,
+    files: GivenFiles,
+    shape: ClipShape,
+    config: Config,
+    key: str,
+) -> LatentDistribution:
+    """Encode what a sample is given in its own place."""
     if files.types == {"first_frame"}:
         assert files.image is not None
         still = _read(Path(files.image), shape, f"{key}: image")

@@ -138,8 +138,9 @@ def _request(
     known = None
     known_mask = None
     if conditions is not None and conditions.known is not None:
-        known = conditions.mean[None]
-        known_mask = conditions.known[None, None]
+        if conditions.known.any():
+            known = conditions.mean[None]
+            known_mask = conditions.known[None, None]
     elif conditions is not None and family.spec.is_in_place("first_frame"):
         start = conditions.mean[:, :1] if conditions.start is None else conditions.start
         first_latent = start[None]

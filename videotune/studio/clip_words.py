@@ -188,6 +188,12 @@ REMEDIES = (
         "to 0. To train the whole pictures, leave it empty.",
         "loss_mask.outside",
     ),
+    Remedy(
+        ("unused_references",),
+        "setting",
+        "To train on the references, add reference to “Conditions”.",
+        "conditions",
+    ),
     Remedy(("caption",), "write", "Change these captions."),
 )
 """What to do about each kind of warning."""

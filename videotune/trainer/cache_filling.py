@@ -12,10 +12,12 @@ from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.conditions import (
+    REFERENCE,
     ConditionSample,
     channel_samples,
     channel_sets,
     condition_samples,
+    reference_sample,
     shown_on_channels,
     usual_conditions,
 )
@@ -24,10 +26,10 @@ from videotune.latent_cache.encode import (
     ProgressFn,
     cut_captions,
     fill,
-    fits_of,
     missing,
     shard_work,
 )
+from videotune.latent_cache.fitting import fits_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
@@ -87,6 +89,10 @@ def _conditions_of(
             is_read = condition.type in usual or not is_plain
             if is_read and job.spec.is_in_place(condition.type):
                 encoded.append(condition_samples(window, variant, condition, num_boxes))
+            elif is_read and condition.type == REFERENCE:
+                encoded.append(
+                    [reference_sample(window, variant, condition, job.spec.rules)]
+                )
 
         for shown in sets:
             is_usual = shown == frozenset(filter(job.spec.is_on_channels, usual))
