@@ -60,6 +60,13 @@ TEXT_IN_THE_STEP = [
 EVERY = itertools.product(MOMENTS, METHODS, STATES, (0, 2))
 ALL = [one for one in EVERY if not (one[1] == "tokens" and "8-bit" in one[2])]
 METHODS["own rates"], STATES["schedule-free"] = OWN_RATES, SCHEDULE_FREE
+GIVEN = [
+    {"type": name, "probability": 0.5}
+    for name in ("first_frame", "last_frame", "prefix", "suffix", "mask", "reference")
+]
+METHODS["conditions"] = ("lora.rank=4", f"conditions={json.dumps(GIVEN)}")
+CONDITIONS = [("mid-accumulation", "conditions", "plain", 2)]
+"""Each drawn for each sample, encoded on its own, of clips with references."""
 FREE = [
     ("validation", "own rates", "schedule-free", 2),
     ("mid-accumulation", "full", "schedule-free", 0),
@@ -92,6 +99,8 @@ def straight(
     """
     home, made = tmp_path_factory.mktemp("straight"), {}
     base = shutil.copytree(tiny_bases("wan"), home / "base")
+    referenced = shutil.copytree(small_clips, home / "clips")
+    shutil.copytree(referenced / "videos", referenced / "references")
     config = WanTransformer3DModel.load_config(base / "transformer")
     torch.manual_seed(
         0
@@ -123,7 +132,7 @@ def straight(
 
     def get(method: str, state: str) -> tuple[Overrides, Path]:
         settings = Overrides(
-            data=str(small_clips),
+            data=str(referenced if method == "conditions" else small_clips),
             sets=(*fixed, *often, *step, *METHODS[method], *STATES[state]),
         )
         if (method, state) not in made:
@@ -195,7 +204,7 @@ def check(
     ) == ("8-bit" in kind)
 
 
-CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP, *FREE]
+CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP, *FREE, *CONDITIONS]
 REST = [pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in CHOSEN]
 
 
