@@ -15,6 +15,7 @@ missing.
 """
 
 import argparse
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +48,7 @@ from videotune.runs.journal import read_journal
 from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.pipeline import decode, draw, to_frames
 from videotune.toy.dataset import encode_clip, write_dataset
-from videotune.toy.detection import detect, find_blob
+from videotune.toy.detection import CONTRAST, detect, find_blob
 from videotune.toy.shapes import FPS, HELD_OUT, Look, draw_clip
 from videotune.types import LatentDistribution, Window
 
@@ -58,9 +59,19 @@ FRAMES = 17
 SIDE = 64
 """Frames of a clip, and pixels of a side: 5 x 8 x 8 latents, tokens of 16 x 16 pixels."""
 
-STRIPS = (24, 32)
-"""Columns that are hidden. 24 leave half of the tokens known, and 32 a quarter, since a
-token counts only if no pixel around it is hidden.
+STRIP = 24
+"""Columns that are hidden. They leave half of the tokens known, since a token counts
+only if no pixel of it or next to it is hidden.
+"""
+
+TOUCHING_STRIP = 32
+"""Columns that are hidden where cut latents are compared: the same half of the tokens
+has no hidden pixel, but touches one. Honestly a quarter of the tokens is known.
+"""
+
+SHARE_HIDDEN = (0.25, 0.75)
+"""How much of a shape's pixels a strip hides: something is to be painted, and something
+says what.
 """
 
 PREFIX_LATENT_FRAMES = 3
@@ -79,8 +90,8 @@ LABELS = {
     "base": "before the training",
     "control": "trained without the condition",
     "trained": "after the training",
-    "cut, same cells": "after, given cells cut out",
-    "cut, all cells": "after, all free cells cut out",
+    "touching, honest": "after, touching cells, honest",
+    "touching, cut": "after, touching cells, cut out",
     "filled": "filled without a network",
     "autoencoder": "the clip through the VAE",
 }
@@ -99,7 +110,10 @@ class Settings:
     """Clips of a training."""
     scenes: int
     """Held-out scenes of a seed."""
-    strips: tuple[int, ...] = STRIPS
+    strips: tuple[int, ...] = (STRIP, TOUCHING_STRIP)
+    shift: float = 3.0
+    """Of the noise levels in training."""
+    learning_rate: float = 3e-3
     sample_steps: int = 12
     """Denoising steps of a sample."""
 
@@ -150,8 +164,7 @@ def write_training(folder: Path, task: str, count: int, seed: int) -> None:
     if task != "inpainting":
         return
     for index, video in enumerate(videos):
-        columns = STRIPS[index % len(STRIPS)]
-        hidden = hide_strip(seed, "training", index, columns=columns)
+        hidden = hide_strip(seed, "training", index, columns=STRIP)
         write_mask(folder / "masks" / f"{video.stem}.png", hidden)
 
 
@@ -174,6 +187,10 @@ def train_run(
         "caption_dropout": 1.0,
         "steps": settings.steps,
         "warmup_steps": settings.steps // 20,
+        # What is given decides most where the rest is noise.
+        "timestep_distribution": "UNIFORM",
+        "timestep_shift": settings.shift,
+        "learning_rate": settings.learning_rate,
         "batch_size": settings.batch,
         # Set here, so that no plan is made of what surely fits.
         "micro_batch_size": settings.batch,
@@ -210,19 +227,36 @@ def make_scenes(
     scenes = []
     for index in range(count):
         look = HELD_OUT[index * 7 % len(HELD_OUT)]
-        clip = draw_clip(generator_for(seed, "conditions scene", index), *look)
         other_look = HELD_OUT[(index + 1) * 7 % len(HELD_OUT)]
         other = draw_clip(generator_for(seed, "conditions decoy", index), *other_look)
-
-        hidden = np.zeros((FRAMES, SIDE, SIDE), bool)
-        if columns is None:
-            hidden[PREFIX_FRAMES:] = True
-        else:
-            hidden[:] = hide_strip(seed, "scene", index, columns=columns)
+        clip, hidden = draw_scene(seed, index, look, columns)
         decoy = np.where(hidden[..., None], other, clip)
         files = write_files(folder, f"{index:03d}-{columns}", decoy, hidden)
         scenes.append(Scene(look, clip, hidden, decoy, files))
     return scenes
+
+
+def draw_scene(
+    seed: int, index: int, look: Look, columns: int | None
+) -> tuple[Clip, NDArray[np.bool_]]:
+    """Draw a clip and what is hidden of it (T, H, W), until enough of its shape is
+    hidden and enough is not.
+    """
+    for attempt in itertools.count():
+        name = ("conditions scene", index, attempt)
+        clip = draw_clip(generator_for(seed, *name), *look)
+        hidden = np.zeros((FRAMES, SIDE, SIDE), bool)
+        if columns is None:
+            hidden[PREFIX_FRAMES:] = True
+            break
+        hidden[:] = hide_strip(seed, *name, columns=columns)
+
+        background = np.median(clip, axis=(1, 2), keepdims=True)
+        is_shape = np.abs(clip - background).max(axis=-1) > CONTRAST
+        hidden_share = is_shape[hidden].sum() / is_shape.sum()
+        if SHARE_HIDDEN[0] <= hidden_share <= SHARE_HIDDEN[1]:
+            break
+    return clip, hidden
 
 
 def write_files(
@@ -297,28 +331,28 @@ def free_cells(family: DiffusersModel, hidden: Tensor) -> Tensor:
     return cells == 0
 
 
-def sample_cut(
-    sampler: Sampler, scenes: Sequence[Scene], only_given_cells: bool
+def sample_touching(
+    sampler: Sampler, scenes: Sequence[Scene], *, is_cut: bool
 ) -> list[Clip]:
-    """Sample with latents that are cut out of the whole clip's.
+    """Sample with all cells given that have no hidden pixel, even beside hidden ones.
 
     Args:
         sampler: what to sample with.
         scenes: the scenes.
-        only_given_cells: cut out only the cells that are given honestly, not all
-            that have no hidden pixel.
+        is_cut: the cells are cut out of the whole clip's latents; else they are
+            encoded with the hidden pixels grey.
     """
     family = sampler.family
     states = {"": family.encode_text([""])[0]}
     family.free("text_encoder")
-    cut = []
+    conditions = []
     for scene in scenes:
+        if is_cut:
+            latents = family.encode_video(to_model(scene.clip)).mean
+        else:
+            latents = encode_masked(family, sampler, scene.clip, scene.hidden)[LATENTS]
         known = free_cells(family, torch.from_numpy(scene.hidden).float())
-        if only_given_cells:
-            entry = encode_masked(family, sampler, scene.clip, scene.hidden)
-            known = entry[KNOWN].bool()
-        latents = family.encode_video(to_model(scene.clip)).mean
-        cut.append(LatentDistribution(latents, known=known))
+        conditions.append(LatentDistribution(latents, known=known))
     pairs = [("", seed) for seed in noise_seeds(scenes)]
     latents_of_all = draw(
         family,
@@ -326,7 +360,7 @@ def sample_cut(
         sampler.settings,
         states.__getitem__,
         pairs,
-        first=cut,
+        first=conditions,
     )
     return decode(family, latents_of_all)
 
@@ -425,7 +459,10 @@ def measure_run(
     rows: list[dict[str, Any]] = []
     for columns in hidden_columns(task, settings):
         scenes = make_scenes(folder / "scenes", seed, settings.scenes, columns)
-        videos = complete(base, trained, scenes, with_cut=columns == max(STRIPS))
+        if columns == TOUCHING_STRIP:
+            videos = complete_touching(trained, scenes)
+        else:
+            videos = complete(base, trained, scenes)
         for way, clips in videos.items():
             rows.append(row_of(task, seed, columns, way, scenes, clips))
         change = honest_change(base, scenes)
@@ -477,19 +514,26 @@ def hidden_part(columns: int | None) -> str:
 
 
 def complete(
-    base: Sampler, trained: Sampler, scenes: Sequence[Scene], *, with_cut: bool
+    base: Sampler, trained: Sampler, scenes: Sequence[Scene]
 ) -> dict[str, list[Clip]]:
-    """Return the scenes completed in each way of ``LABELS`` but the control's."""
-    videos = {
+    """Return the scenes completed in the usual ways of ``LABELS``."""
+    return {
         "base": sample_honestly(base, scenes),
         "trained": sample_honestly(trained, scenes),
         "filled": [filled(scene) for scene in scenes],
         "autoencoder": through_vae(base, scenes),
     }
-    if with_cut:
-        videos["cut, same cells"] = sample_cut(trained, scenes, only_given_cells=True)
-        videos["cut, all cells"] = sample_cut(trained, scenes, only_given_cells=False)
-    return videos
+
+
+def complete_touching(
+    trained: Sampler, scenes: Sequence[Scene]
+) -> dict[str, list[Clip]]:
+    """Return the scenes completed in the ways that compare cut latents."""
+    return {
+        "trained": sample_honestly(trained, scenes),
+        "touching, honest": sample_touching(trained, scenes, is_cut=False),
+        "touching, cut": sample_touching(trained, scenes, is_cut=True),
+    }
 
 
 def show_scenes(
@@ -500,8 +544,8 @@ def show_scenes(
     if scenes[0].is_extended:
         frames = (8, 11, 13, 16)
     shown = {"before": "base", "after": "trained"}
-    if "cut, all cells" in videos:
-        shown = {"after": "trained", "cut out": "cut, all cells"}
+    if "touching, cut" in videos:
+        shown = {"honest": "touching, honest", "cut out": "touching, cut"}
 
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, list[Clip]]] = []
@@ -561,12 +605,12 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--scenes", type=int, default=24, help="of each seed")
+    parser.add_argument("--scenes", type=int, default=12, help="of each seed")
     parser.add_argument(
         "--control", action="store_true", help="also train without the condition"
     )
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--clips", type=int, default=96, help="of a training")
+    parser.add_argument("--clips", type=int, default=48, help="of a training")
     parser.add_argument("--work", type=Path, default=Path("runs/conditions"))
     parser.add_argument("--out", type=Path, help="the figures, as JSON")
     parser.add_argument("--pictures", type=Path, help="folder for the first seed's")
@@ -584,7 +628,7 @@ def main() -> None:
     )
     if options.tiny:
         settings = replace(settings, steps=1, batch=1, clips=2, scenes=1)
-        settings = replace(settings, strips=STRIPS[:1], sample_steps=1)
+        settings = replace(settings, strips=(STRIP,), sample_steps=1)
         options.seeds = [0]
     torch.set_num_threads(1)
 
