@@ -256,7 +256,7 @@ def test_what_a_model_takes_is_what_its_checkpoint_takes() -> None:
 @pytest.mark.parametrize(
     ("preset", "takes"),
     [
-        ("toy", {"first_frame", "last_frame", "prefix", "suffix", "mask"}),
+        ("toy", {"first_frame", "last_frame", "prefix", "suffix", "mask", "reference"}),
         ("ltx 2B LoRA 24GB", {"first_frame"}),
         ("hunyuan 13B LoRA 24GB", set()),
     ],
@@ -267,9 +267,8 @@ def test_only_files_and_conditions_that_the_model_takes_are_offered(
     projects.update(studio.project, preset=preset)
     projects.save_draft(studio.project, {"samples": ["a cat"]})
     text = studio.page()
-    # What takes a reference is in presets.json, which the test above compares.
-    files = set(re.findall(r'data-browse="prompt-(\w+)-1"', text)) - {"reference"}
+    files = re.findall(r'data-browse="prompt-(\w+)-1"', text)
     prompt_files = projects.texts()["prompt_files"]
     assert {prompt_files[key][0] for key in files} == takes
-    boxes = set(re.findall(r'data-condition="(\w+)"', text)) - {"reference"}
-    assert boxes == takes - {"first_frame"}
+    boxes = re.findall(r'data-condition="(\w+)"', text)
+    assert set(boxes) == takes - {"first_frame"}
