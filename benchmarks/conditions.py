@@ -1,16 +1,16 @@
 """Whether the toy learns its conditions: held-out scenes, inpainted and extended before
 and after a training.
 
-    python benchmarks/conditions.py [--steps 300] [--seeds 0 1 2] [--scenes 24]
+    python benchmarks/conditions.py [--steps 300] [--seeds 0 1 2] [--scenes 12]
     [--control] [--work runs/conditions] [--out FILE] [--pictures FOLDER] [--tiny]
 
 Inpainting hides a strip at the left or right of a clip, extension hides the last two of
 five latent frames. All captions are empty, so only the clip says what it shows. A run
 is the product's own, and so are its samples, whose files hold other pixels in the place
 of the hidden ones. A seed has its own clips, scenes, noise and first weights. Of
-inpainting the trained network is also given latents that are cut out of the whole
-clip's, as another program might do: these know hidden pixels, and flatter it. --control
-also trains the same run without the condition. A second call continues with what is
+inpainting the trained network is also given cells beside hidden pixels, once cut out of
+the whole clip's latents, as another program might do, which flatters it. --control also
+trains the same runs without the condition. A second call continues with what is
 missing.
 """
 
@@ -482,6 +482,8 @@ def measure_control(
     sampler = open_sampler(SampleOptions(("",), run=run))
     rows = []
     for columns in hidden_columns(task, settings):
+        if columns == TOUCHING_STRIP:
+            continue
         scenes = make_scenes(folder / "scenes", seed, settings.scenes, columns)
         clips = sample_honestly(sampler, scenes)
         rows.append(row_of(task, seed, columns, "control", scenes, clips))
@@ -539,13 +541,14 @@ def complete_touching(
 def show_scenes(
     path: Path, scenes: Sequence[Scene], videos: Mapping[str, Sequence[Clip]]
 ) -> None:
-    """Write a picture of the first scenes, four frames each."""
-    frames = (0, 5, 11, 16)
+    """Write a picture of the first scenes, some frames of each."""
+    frames: tuple[int, ...] = (0, 5, 11, 16)
     if scenes[0].is_extended:
         frames = (8, 11, 13, 16)
     shown = {"before": "base", "after": "trained"}
     if "touching, cut" in videos:
         shown = {"honest": "touching, honest", "cut out": "touching, cut"}
+        frames = (0, 8, 16)
 
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, list[Clip]]] = []
@@ -576,7 +579,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     kinds = dict.fromkeys((row["task"], row["hidden"]) for row in rows)
     for task, hidden in kinds:
         part = [row for row in rows if (row["task"], row["hidden"]) == (task, hidden)]
-        scenes = sum(row["scenes"] for row in part if row["way"] == "base")
+        scenes = sum(row["scenes"] for row in part if row["way"] == "trained")
         seeds = sorted({row["seed"] for row in part})
         title = f"{task}, {hidden} hidden: {scenes} scenes, seeds {seeds}"
         heads = ("colour+shape", "+ direction", "PSNR dB", "path px")
