@@ -43,6 +43,8 @@ MODELS = {
     "wan2.1-i2v-14b-480p": Published(),
     "wan2.1-i2v-14b-720p": Published(),
     "wan2.1-flf2v-14b-720p": Published(),
+    "wan2.1-vace-1.3b": Published(),
+    "wan2.1-vace-14b": Published(),
     "wan2.2-ti2v-5b": Published(4_999_787_712, HEADERS),
     "wan2.2-t2v-a14b": Published(14_288_491_584, HEADERS),
     "wan2.2-i2v-a14b": Published(14_288_901_184, HEADERS),

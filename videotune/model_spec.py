@@ -144,6 +144,10 @@ class ModelSpec:
     """Channels of a conditioning image that the cache keeps: of each latent frame, and
     of the first one only.
     """
+    control_channels: int = 0
+    """Channels on which a network of its own kind reads conditions; they are encoded
+    also if they show nothing.
+    """
     image_numbers: int = 0
     """Numbers of a conditioning image that the cache keeps beside those."""
     fused_modules: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(
@@ -202,12 +206,14 @@ class ModelSpec:
         is_on_channels = self.image_conditioning == "concat"
         return self.required_conditions | ({"first_frame"} if is_on_channels else set())
 
-    def is_shown_alone(self, shown: frozenset[str]) -> bool:
+    def is_shown_alone(self, types: frozenset[str]) -> bool:
         """Whether what conditions show on channels has an entry of the cache of its own.
 
-        Without a condition the channels are zeros.
+        Channels of an image are zeros without a condition, control channels never are.
         """
-        return bool(shown) and shown != self.shown_with_clip
+        if self.control_channels:
+            return True
+        return bool(types) and types != self.shown_with_clip
 
     def is_appended(self, condition: str) -> bool:
         """Whether a condition's tokens are appended to the clip's."""

@@ -93,6 +93,8 @@ REASON_WORDS = {
     "bad_start_image": "bad start image",
     "bad_reference": "bad reference",
     "no_reference": "no reference",
+    "bad_control": "bad control clip",
+    "no_control": "no control clip",
     "missing_caption": "no caption",
     "empty_caption": "its caption is empty",
     "undecodable_caption": "its caption is not UTF-8 text",

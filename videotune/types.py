@@ -333,6 +333,8 @@ class ConditionPixels:
     """(3,T,H,W) in [-1, 1]; only what is known is read."""
     known: Tensor
     """(T,H,W) bool."""
+    control: Tensor | None = None
+    """(3,T,H,W) in [-1, 1]: a video that controls what is not known."""
 
 
 @dataclass(frozen=True)

@@ -650,9 +650,9 @@ def test_blank_states_are_those_of_a_real_clip_and_caption(family: Any) -> None:
     """What a plan is made with has the form of what a training is told."""
     shape = families.small_shape(family)
     real = family.encode_text(["word " * 600])[0]
-    real |= family.encode_video(
-        families.clip_of(family, shape, 0), generator_for(0, "image noise")
-    ).extras
+    clip = families.clip_of(family, shape, 0)
+    moments = family.encode_video(clip, generator_for(0, "image noise"))
+    real |= families.shown_of(family, clip, moments)
     blank = family.blank_states(shape)
     assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {
         k: (v.shape, v.dtype) for k, v in real.items()

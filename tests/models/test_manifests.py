@@ -179,7 +179,8 @@ def test_a_preset_asks_for_what_its_model_takes_and_says_what_is_not_known(
     frames = preset.get("video_config", {}).get("frames")
     assert frames is None or frames == snap_frames(frames, spec.rules)
     parse_resolution(config.resolution, spec.rules)
-    assert ("I2V" in name) == (spec.image_conditioning == "concat")
+    from_image = "I2V" in name or "FLF2V" in name
+    assert from_image == (spec.image_conditioning == "concat")
     assert ("A14B" in name) == (len(spec.experts) == 2)
     assert config.first_frame_probability == spec.first_frame
     assert config.timestep_shift == (

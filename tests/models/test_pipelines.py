@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.support.families import (
+    GREY,
     KINDS,
     clip_of,
     denoisers,
@@ -25,6 +26,7 @@ from tests.support.families import (
     noisy_lora,
     open_family,
     shapes_of,
+    shown_of,
     small_shape,
 )
 from tests.support.oracles import unpacked
@@ -242,6 +244,13 @@ def theirs_of(
         words["image"] = picture_of(clip[:, 0])
         if "last_frame" in family.spec.shown_with_clip:
             words["last_image"] = picture_of(clip[:, -1])
+        if family.spec.control_channels:
+            del words["image"]
+            white = torch.full_like(clip[:, 0], -1)
+            white[:, white.shape[1] // 2 :] = 1
+            shown = clip.where(white[:, None] < 0, torch.tensor(GREY / 127.5 - 1))
+            words["video"] = [picture_of(frame) for frame in shown.unbind(1)]
+            words["mask"] = [picture_of(white)] * clip.shape[1]
     if len(family.spec.experts) == 1:
         words.pop("guidance_scale_2", None)
     if (
@@ -311,11 +320,15 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
         (7, 8),
         [clip_of(family, shape, seed) for seed in (0, 1)],
     )
-    for image in {"none": (False,), "concat": (True,), "replace": (False, True)}[
-        spec.image_conditioning
-    ]:
+    has_images = {"none": (False,), "concat": (True,), "replace": (False, True)}
+    if spec.control_channels:
+        has_images["none"] = (True,)
+    for image in has_images[spec.image_conditioning]:
         moments = [family.encode_video(clip) for clip in clips]
-        told = [one.extras for one in moments]
+        told = [
+            shown_of(family, clip, one)
+            for clip, one in zip(clips, moments, strict=True)
+        ]
         first = (
             torch.stack([one.mean[:, :1] for one in moments])
             if image and spec.image_conditioning == "replace"

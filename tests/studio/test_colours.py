@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from videotune.studio import setup_page
+from videotune.studio import memory_bar
 
-STATIC = Path(setup_page.__file__).parent / "static"
+STATIC = Path(memory_bar.__file__).parent / "static"
 TOKENS = (STATIC / "tokens.css").read_text()
 THEMES = ("light", "dark")
 
@@ -57,7 +57,7 @@ def distance(one: str, two: str) -> float:
 def test_the_parts_of_the_memory_can_be_told_apart(theme: str) -> None:
     rules = (STATIC / "setup.css").read_text()
     names = re.findall(r"\.part-\d\{background:var\(--([\w-]+)\)", rules)
-    assert len(names) == setup_page.MEMORY_COLOURS
+    assert len(names) == memory_bar.MEMORY_COLOURS
     colours = [token(name, theme) for name in names]
     for one, two in pairwise(colours):
         assert distance(one, two) >= 40, (one, two)
@@ -77,8 +77,8 @@ def test_the_rim_of_a_button_is_seen(theme: str) -> None:
 
 def test_the_smallest_parts_become_one() -> None:
     sizes = {f"part {number}": 10.0 - number for number in range(9)} | {"none": 0.0}
-    parts = setup_page.memory_parts(sizes)
-    assert len(parts) == setup_page.MEMORY_COLOURS
+    parts = memory_bar.memory_parts(sizes)
+    assert len(parts) == memory_bar.MEMORY_COLOURS
     assert parts[-1] == ("3 others", 4.0 + 3.0 + 2.0)
     assert sum(size for _, size in parts) == sum(sizes.values())
-    assert setup_page.memory_parts({"a": 1.0, "b": 2.0}) == [("b", 2.0), ("a", 1.0)]
+    assert memory_bar.memory_parts({"a": 1.0, "b": 2.0}) == [("b", 2.0), ("a", 1.0)]

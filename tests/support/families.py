@@ -14,7 +14,7 @@ from torch import nn
 from videotune.adapters.lora import add_lora
 from videotune.config.sections import Lora
 from videotune.models.registry import find, names
-from videotune.types import Batch, ClipShape
+from videotune.types import Batch, ClipShape, ConditionPixels, LatentDistribution
 
 FAMILIES = pytest.mark.parametrize("name", names())
 KINDS = pytest.mark.parametrize(
@@ -23,6 +23,8 @@ KINDS = pytest.mark.parametrize(
     ids=lambda word: word,
 )
 """Every family with each of the kinds of checkpoint that it knows."""
+GREY = 128
+"""A pixel in the middle, which 8 bits do not have exactly."""
 Bases, Open = Callable[..., Path], Callable[..., Any]
 
 
@@ -82,8 +84,12 @@ def batch_of(
     clean = torch.zeros(len(captions), 1, x0.shape[2], 1, 1, dtype=torch.bool)
     clean[:, :, 0] = given and family.spec.image_conditioning == "replace"
     texts = family.encode_text(captions)
+    shown = [
+        shown_of(family, clip_of(family, shape, seed + i), moments[i])
+        for i in range(len(captions))
+    ]
     conditioning = family.condition(
-        [text | one.extras for text, one in zip(texts, moments, strict=True)]
+        [text | states for text, states in zip(texts, shown, strict=True)]
     )
     fps = torch.full((len(captions),), shape.fps)
     return Batch.of(
@@ -94,6 +100,20 @@ def batch_of(
         captions=tuple(captions),
         fps=fps,
     )
+
+
+def shown_of(
+    family: Any, clip: torch.Tensor, moments: LatentDistribution
+) -> dict[str, torch.Tensor]:
+    """What the network reads of a clip beside its text: its first frame, or with control
+    channels its upper half, and grey as the control of the rest.
+    """
+    if not family.spec.control_channels:
+        return dict(moments.extras)
+    known = torch.zeros(clip.shape[1:], dtype=torch.bool)
+    known[:, : known.shape[1] // 2] = True
+    grey = torch.full_like(clip, GREY / 127.5 - 1)
+    return family.channel_states(ConditionPixels(clip, known, grey))
 
 
 def denoisers(family: Any) -> dict[str, nn.Module]:

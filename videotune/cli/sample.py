@@ -40,6 +40,21 @@ Strength = Annotated[
 ]
 
 
+LastFrame = Annotated[
+    Path | None, Opt(help="the image that it ends with, if the run learns that")
+]
+Prefix = Annotated[Path | None, Opt(help="the clip that it continues")]
+Suffix = Annotated[Path | None, Opt(help="the clip that it leads to")]
+Video = Annotated[
+    Path | None, Opt(help="the clip of which it keeps what --mask leaves")
+]
+Mask = Annotated[Path | None, Opt(help="image or clip, white where it is painted anew")]
+Reference = Annotated[
+    Path | None, Opt(help="image or clip that it follows, if the run learns that")
+]
+Control = Annotated[Path | None, Opt(help="image or clip that controls it (Wan VACE)")]
+
+
 def sample(
     run: Annotated[Path | None, Arg(help="a run folder")] = None,
     prompts: Prompts = None,
@@ -53,20 +68,13 @@ def sample(
     loras: LoraOption = None,
     embeddings: Tokens = None,
     images: Images = None,
-    last_frame: Annotated[
-        Path | None, Opt(help="the image that it ends with, if the run learns that")
-    ] = None,
-    prefix: Annotated[Path | None, Opt(help="the clip that it continues")] = None,
-    suffix: Annotated[Path | None, Opt(help="the clip that it leads to")] = None,
-    video: Annotated[
-        Path | None, Opt(help="the clip of which it keeps what --mask leaves")
-    ] = None,
-    mask: Annotated[
-        Path | None, Opt(help="image or clip, white where it is painted anew")
-    ] = None,
-    reference: Annotated[
-        Path | None, Opt(help="image or clip that it follows, if the run learns that")
-    ] = None,
+    last_frame: LastFrame = None,
+    prefix: Prefix = None,
+    suffix: Suffix = None,
+    video: Video = None,
+    mask: Mask = None,
+    reference: Reference = None,
+    control: Control = None,
     strength: Strength = None,
     sets: Sets = None,
     offline: Offline = False,
@@ -97,6 +105,7 @@ def sample(
         video=video,
         mask=mask,
         reference=reference,
+        control=control,
         strength=strength,
         sets=sets or (),
     )

@@ -98,17 +98,20 @@ class Masks:
             follows = rf"(?={re.escape(file.suffix)})" if is_short else r"(?![\w-])"
             pattern = rf"(?:[^\s'\"]*/)?(?<![\w-]){stem}{follows}"
             self._replaced.append((re.compile(pattern), f"clip-{number}"))
-        for name, shown in ((_user(), "(user)"), (socket.gethostname(), "(host)")):
+        for name, placeholder in (
+            (_user(), "(user)"),
+            (socket.gethostname(), "(host)"),
+        ):
             if len(name) >= _SHORTEST_NAME:
                 pattern = rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
-                self._replaced.append((re.compile(pattern), shown))
+                self._replaced.append((re.compile(pattern), placeholder))
 
     def in_text(self, text: str) -> str:
         """Return a text without secrets, paths of folders, names and clips."""
         text = _TOKEN.sub("(token)", without_secrets(text))
         text = _URL.sub(r"\1://(hidden)", text)
-        for pattern, shown in self._replaced:
-            text = pattern.sub(shown, text)
+        for pattern, placeholder in self._replaced:
+            text = pattern.sub(placeholder, text)
         return self._paths.in_text(text)
 
     def in_value(self, value: Any, *, with_texts: bool, key: str = "") -> Any:

@@ -60,6 +60,7 @@ class SampleOptions:
     video: Path | None = None
     mask: Path | None = None
     reference: Path | None = None
+    control: Path | None = None
     """Files that all prompts are conditioned on, see ``GivenFiles``."""
 
     def given(self) -> list[GivenFiles]:

@@ -300,8 +300,11 @@ TABLE = (
     ),
     Condition(
         keys=("video_config.variants",),
-        when="something of a window is random",
-        holds=lambda facts: facts.has_random_windows is not False,
+        when="something of a window is random, or boxes are drawn",
+        holds=lambda facts: (
+            facts.has_random_windows is not False
+            or "mask" in facts.config.condition_types
+        ),
         otherwise="nothing of a window is random",
     ),
     Condition(

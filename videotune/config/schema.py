@@ -143,6 +143,7 @@ class Prompt(Section):
     video: str | None = Field(None, min_length=1)
     mask: str | None = Field(None, min_length=1)
     reference: str | None = Field(None, min_length=1)
+    control: str | None = Field(None, min_length=1)
     scheduler: str | None = Field(None, pattern="^[A-Za-z0-9]+Scheduler$")
     guidance_rescale: float | None = Field(None, ge=0, le=1)
     strength: float | None = Field(None, ge=-100, le=100)
@@ -419,8 +420,8 @@ class Config(Section):
     """
     conditions: list[Condition] = override([])
     """[{"type", "probability", "latent_frames"}]: parts of the clip that are given clean:
-    last_frame, prefix, suffix, mask, or reference, a file beside it; first_frame is
-    first_frame_probability
+    last_frame, prefix, suffix, mask, or files beside it: reference, control;
+    first_frame is first_frame_probability
     """
     missing_caption: Literal["error", "skip", "empty", "text"] = data("error")
     """what a clip without a caption does; text: it takes missing_caption_text"""

@@ -100,7 +100,7 @@ class BaseLora(LoraFile):
 
 
 ConditionType = Literal[
-    "first_frame", "last_frame", "prefix", "suffix", "mask", "reference"
+    "first_frame", "last_frame", "prefix", "suffix", "mask", "reference", "control"
 ]
 
 
@@ -110,7 +110,8 @@ class Condition(Section):
     type: ConditionType
     """first_frame, last_frame; prefix, suffix: the first or last latent_frames; mask:
     what is black in the clip's mask, or lies outside of a drawn box; reference: the
-    clip or image of its name in references/, appended to it
+    clip or image of its name in references/, appended to it; control: that in controls/,
+    on channels of the network
     """
     probability: Share = 1.0
     """share of the samples"""

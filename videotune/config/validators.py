@@ -503,15 +503,15 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
                 f"conditions: {spec.title} never runs without its {name}. Set its probability to 1"
             )
 
-    drawn = [
+    drawn_types = [
         name
         for name, share in sorted(shares.items())
         if spec.is_on_channels(name) and 0 < share < 1
     ]
-    if len(drawn) > MAX_DRAWN_ON_CHANNELS and config.video_config.variants:
+    if len(drawn_types) > MAX_DRAWN_ON_CHANNELS and config.video_config.variants:
         yield (
-            f"conditions: {', '.join(drawn)}: each set that samples may have together is encoded for each clip, "
-            f"here {2 ** len(drawn)} sets. Draw at most {MAX_DRAWN_ON_CHANNELS} (the others with probability 1), "
+            f"conditions: {', '.join(drawn_types)}: each set that samples may have together is encoded for each clip, "
+            f"here {2 ** len(drawn_types)} sets. Draw at most {MAX_DRAWN_ON_CHANNELS} (the others with probability 1), "
             "or set video_config.variants 0"
         )
 

@@ -21,6 +21,7 @@ from videotune.data.captions import (
     split_variants,
 )
 from videotune.data.clip_file import ClipFile, Role, repeats_of
+from videotune.data.companion_files import BESIDE
 from videotune.data.companions import Companion, alpha_mask, check_companion
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import ClipProblem
@@ -304,14 +305,12 @@ def _prepare(
         candidate.companions["loss_mask"] = mask
     for companion in candidate.companions.values():
         check_companion(companion, candidate.media)
-    if (
-        "reference" in config.condition_types
-        and "reference" not in candidate.companions
-    ):
-        raise ClipProblem(
-            "no_reference",
-            "the run learns from references, and references/ beside videos/ has no file of its name",
-        )
+    for role, folder in BESIDE.items():
+        if role in config.condition_types and role not in candidate.companions:
+            raise ClipProblem(
+                f"no_{role}",
+                f"the run learns from {folder}, and {folder}/ beside videos/ has no file of its name",
+            )
 
     candidate.sample_windows(config, rules)
     damaged_at = candidate.scan.damaged_at if candidate.scan is not None else None

@@ -140,6 +140,7 @@ def _companion_fields(candidate: Candidate) -> dict[str, str | None]:
         "mask": path_of("loss_mask"),
         "start_image": path_of("start_image"),
         "reference": path_of("reference"),
+        "control": path_of("control"),
     }
 
 

@@ -11,7 +11,7 @@ from videotune.data.captions import split_variants
 from videotune.data.images import IMAGE_SUFFIXES, is_animated
 from videotune.data.probe import VIDEO_SUFFIXES
 
-Role = Literal["loss_mask", "mask", "start_image", "reference"]
+Role = Literal["loss_mask", "mask", "start_image", "reference", "control"]
 """What a file that belongs to a clip is for.
 
 loss_mask: white where the loss counts ``loss_mask.inside``, black where it counts

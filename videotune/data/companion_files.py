@@ -21,7 +21,10 @@ MASK_FOLDERS = ("loss_masks", "masks")
 CONDITION_FOLDERS = ("masks",)
 """Folders of masks that say what a sample is conditioned on."""
 
-COMPANION_FOLDERS = (*MASK_FOLDERS, "references", "controls")
+BESIDE: dict[Role, str] = {"reference": "references", "control": "controls"}
+"""Folders of the files that some conditions show, by role."""
+
+COMPANION_FOLDERS = (*MASK_FOLDERS, *BESIDE.values())
 """Folders of files that belong to clips."""
 
 MASK_LABEL = "-masklabel"
@@ -92,9 +95,10 @@ class CompanionFiles:
         mask = self._beside(stem, CONDITION_FOLDERS)
         if mask is not None:
             companions.append(("mask", Path(mask)))
-        reference = self._beside(stem, ("references",))
-        if reference is not None:
-            companions.append(("reference", Path(reference)))
+        for role, folder in BESIDE.items():
+            path = self._beside(stem, (folder,))
+            if path is not None:
+                companions.append((role, Path(path)))
         start_image = self._start_images.get(clip)
         if start_image is not None:
             companions.append(("start_image", Path(start_image)))

@@ -46,6 +46,7 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
         "mask": "mask" in config.condition_types,
         "start_image": "first_frame" in config.condition_types,
         "reference": "reference" in config.condition_types,
+        "control": "control" in config.condition_types,
     }
     return {
         role: Companion(role, path) for role, path in file.companions if is_used[role]
@@ -60,14 +61,14 @@ def alpha_mask(clip_id: str, media: MediaInfo) -> Companion:
 def check_companion(companion: Companion, clip: MediaInfo) -> None:
     """Raise ClipProblem if a companion cannot be used with its clip.
 
-    A mask or reference is an image, or a video with the frames of its clip. A start
+    A mask, reference or control is an image, or a video with the frames of its clip. A start
     image is an image.
     """
     if companion.role == "start_image":
         _check_start_image(companion)
         return
 
-    reason = "bad_reference" if companion.role == "reference" else "bad_mask"
+    reason = "bad_mask" if "mask" in companion.role else f"bad_{companion.role}"
     name = companion.path.name
     if companion.problem is not None:
         raise ClipProblem(reason, f"{name}: {companion.problem.detail}")

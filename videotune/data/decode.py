@@ -214,9 +214,9 @@ class _Resizer:
             threads=1,
         )
         green, blue, red, *alpha_plane = scaled.planes
-        shown = alpha_plane * 3 if self._alpha else (red, green, blue)
+        planes = alpha_plane * 3 if self._alpha else (red, green, blue)
         arrays = []
-        for plane in shown:
+        for plane in planes:
             rows = np.frombuffer(memoryview(plane), self._dtype).reshape(
                 decoded_height, -1
             )

@@ -25,6 +25,8 @@ REASONS = (
     "bad_start_image",
     "bad_reference",
     "no_reference",
+    "bad_control",
+    "no_control",
 )
 """Codes of the reasons for which a clip is left out, as the dataset account uses them.
 """

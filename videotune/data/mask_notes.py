@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from videotune.config.schema import Config
 from videotune.data.candidates import Candidate
+from videotune.data.companion_files import BESIDE
 from videotune.data.companions import ALPHA, Companion
 from videotune.data.remarks import Remark
 from videotune.errors import VideotuneError
@@ -38,13 +39,14 @@ def notes_on_masks(
             f"{counted(num_start_images, 'image')} of images/ with the name of a video in videos/: "
             "used as that video's start image, not as a clip"
         )
-    num_references = sum("reference" in roles for roles in files)
-    if num_references and "reference" not in config.condition_types:
-        note = (
-            f"{counted(num_references, 'clip')} with a reference that is not used: "
-            "conditions has no reference"
-        )
-        notes.append(Remark("unused_references", note))
+    for role, folder in BESIDE.items():
+        num_files = sum(role in roles for roles in files)
+        if num_files and role not in config.condition_types:
+            note = (
+                f"{counted(num_files, 'clip')} with a file in {folder}/ that is not used: "
+                f"conditions has no {role}"
+            )
+            notes.append(Remark("unused_references", note))
     if "mask" in config.condition_types:
         num_masks = sum("mask" in candidate.companions for candidate in usable)
         notes.append(

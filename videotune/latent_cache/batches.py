@@ -347,8 +347,8 @@ def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[st
         # Appended tokens change the length of the sequence: all samples of a step have
         # them, or none.
         is_of_step = source.spec.is_appended(condition.type)
-        place = (step,) if is_of_step else (step, index)
-        generator = generator_for(seed, f"condition {condition.type}", *place)
+        numbers = (step,) if is_of_step else (step, index)
+        generator = generator_for(seed, f"condition {condition.type}", *numbers)
         if generator.random() < condition.probability:
             condition_types.add(condition.type)
     return frozenset(condition_types)

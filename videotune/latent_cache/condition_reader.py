@@ -98,11 +98,11 @@ class ConditionReader:
             sample: the sample.
             states_of_clip: the states that are cached with the clip's latents.
         """
-        shown = shown_on_channels(sample.types, sample.window, self.spec)
-        if not self.spec.is_shown_alone(shown):
-            return {name: x * bool(shown) for name, x in states_of_clip.items()}
+        types = shown_on_channels(sample.types, sample.window, self.spec)
+        if not self.spec.is_shown_alone(types):
+            return {name: x * bool(types) for name, x in states_of_clip.items()}
         choices = channel_samples(
-            sample.window, sample.variant, shown, self.config, self.num_boxes
+            sample.window, sample.variant, types, self.config, self.num_boxes
         )
         return self.tensors_of(choices[sample.box % len(choices)])
 

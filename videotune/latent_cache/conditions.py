@@ -67,7 +67,7 @@ class ConditionSample:
     latent_frames: int = 1
     box: int = 0
     """Number of a drawn box, for a mask of a clip without a mask file."""
-    shown: tuple[tuple[str, int], ...] = ()
+    on_channels: tuple[tuple[str, int], ...] = ()
     """For "channels", the types of the conditions, sorted, with the latent frames of
     each.
     """
@@ -75,12 +75,12 @@ class ConditionSample:
     @property
     def text(self) -> str:
         """What it shows, for messages."""
-        return ", ".join(name for name, _ in self.shown) or self.type
+        return ", ".join(name for name, _ in self.on_channels) or self.type
 
     @property
     def hides(self) -> bool:
         """Whether a mask hides a part of it."""
-        return self.type == "mask" or "mask" in dict(self.shown)
+        return self.type == "mask" or "mask" in dict(self.on_channels)
 
     @property
     def draws_box(self) -> bool:
@@ -108,22 +108,28 @@ def _with_boxes(sample: ConditionSample, boxes: int) -> list[ConditionSample]:
 
 
 def channel_samples(
-    window: Window, variant: int, shown: frozenset[str], config: Config, boxes: int
+    window: Window,
+    variant: int,
+    shown_types: frozenset[str],
+    config: Config,
+    boxes: int,
 ) -> list[ConditionSample]:
     """Return what channels show of a window: one sample, or one for each box.
 
     Args:
         window: the window.
         variant: of the window.
-        shown: types of the conditions.
+        shown_types: types of the conditions.
         config: gives the latent frames of a prefix or suffix.
         boxes: number of boxes of a clip without a mask file.
     """
     frames_given: dict[str, int] = {
         item.type: item.frames_given for item in config.conditions
     }
-    counts = tuple((name, frames_given.get(name, 1)) for name in sorted(shown))
-    return _with_boxes(ConditionSample(window, variant, CHANNELS, shown=counts), boxes)
+    counts = tuple((name, frames_given.get(name, 1)) for name in sorted(shown_types))
+    return _with_boxes(
+        ConditionSample(window, variant, CHANNELS, on_channels=counts), boxes
+    )
 
 
 def reference_sample(
@@ -150,9 +156,9 @@ def shown_on_channels(
     condition_types: frozenset[str], window: Window, spec: ModelSpec
 ) -> frozenset[str]:
     """Return the types of the conditions that channels show of a window."""
-    shown = frozenset(filter(spec.is_on_channels, condition_types))
+    shown_types = frozenset(filter(spec.is_on_channels, condition_types))
     is_still = window.shape.frames == 1
-    return shown & spec.shown_with_clip if is_still else shown
+    return shown_types & spec.shown_with_clip if is_still else shown_types
 
 
 def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
@@ -162,12 +168,12 @@ def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
     shares = shares_of_conditions(config)
     sets: list[frozenset[str]] = [frozenset()]
     for name in sorted(filter(spec.is_on_channels, shares)):
-        sets_with_it = [shown | {name} for shown in sets]
+        sets_with_it = [types | {name} for types in sets]
         if shares[name] >= 1:
             sets = sets_with_it
         elif shares[name] > 0:
             sets += sets_with_it
-    return [shown for shown in sets if spec.is_shown_alone(shown)]
+    return [types for types in sets if spec.is_shown_alone(types)]
 
 
 def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
@@ -182,13 +188,25 @@ def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
         hidden = ["file", sample.window.companion("reference")]
     condition: list[object] = [sample.type, sample.latent_frames, hidden]
     if sample.type == CHANNELS:
-        condition.append(sample.shown)
+        condition += [sample.on_channels, _control_of(sample)]
+    if sample.type == CHANNELS and not sample.on_channels:
+        # Grey of a shape, the same for all clips.
+        shape = sample.window.shape
+        condition += [shape.frames, shape.height, shape.width]
+        return digest({"schema": SCHEMA, "condition": condition, "vae": keys.vae})
     content = {
         "schema": SCHEMA,
         "condition": condition,
         "latents": keys.latents(frames),
     }
     return digest(content)
+
+
+def _control_of(sample: ConditionSample) -> str | None:
+    """Return the id of the control file that channels show, or None."""
+    if "control" not in dict(sample.on_channels):
+        return None
+    return sample.window.companion("control")
 
 
 def drawn_box(seed: int, sample: ConditionSample) -> Tensor:
@@ -213,7 +231,11 @@ def drawn_box(seed: int, sample: ConditionSample) -> Tensor:
 
 
 def encode_condition(
-    family: DiffusersModel, frames: Tensor, sample: ConditionSample, hidden: Tensor
+    family: DiffusersModel,
+    frames: Tensor,
+    sample: ConditionSample,
+    hidden: Tensor,
+    control: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Encode what a condition shows of a clip.
 
@@ -222,6 +244,7 @@ def encode_condition(
         frames: (3,T,H,W) in [-1, 1]; only what is not hidden is read.
         sample: the condition.
         hidden: (T or 1,H,W), above 0 where a mask hides the picture. Only for "mask".
+        control: (3,T,H,W) in [-1, 1], a control video that channels show.
 
     Returns:
         "latents": of a mask (C,F,H,W), else of its last latent frames (C,n,H,W); of a
@@ -230,8 +253,8 @@ def encode_condition(
     """
     rules = family.spec.rules
     if sample.type == CHANNELS:
-        known = shown_pixels(dict(sample.shown), frames.shape[1], hidden, rules)
-        return family.channel_states(ConditionPixels(frames, known))
+        known = shown_pixels(dict(sample.on_channels), frames.shape[1], hidden, rules)
+        return family.channel_states(ConditionPixels(frames, known, control))
 
     if sample.type == "mask":
         is_hidden = (hidden > 0).expand(frames.shape[1], -1, -1)

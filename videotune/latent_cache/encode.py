@@ -339,14 +339,19 @@ def encode_condition_sample(
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
     start_image = _start_image_of(sample, media)
-    types = dict(condition.shown)
+    types = dict(condition.on_channels)
     if start_image is not None and "first_frame" in types and "prefix" not in types:
         frames = torch.cat([start_image, frames[:, 1:]], dim=1)
 
     hidden = read_hidden_pixels(condition, sample, keys.seed, media)
+    control = None
+    if "control" in types:
+        control = _read_beside("control", sample, len(sample.times), media)
     subject = f"{clip.path}: window {condition.window.id}: {condition.text}"
     with name_failure(subject, "Fewer frames or a lower resolution need less memory."):
-        return check_finite(encode_condition(family, frames, condition, hidden))
+        return check_finite(
+            encode_condition(family, frames, condition, hidden, control)
+        )
 
 
 def _encode_reference(
@@ -358,15 +363,23 @@ def _encode_reference(
     """Decode and encode the first latent frames of a sample's reference. An image is held."""
     stride = family.spec.rules.temporal_stride
     count = (condition.latent_frames - 1) * stride + 1
-    reference = companion_sample(sample, REFERENCE, media)
-    file = media[reference.window.clip_id]
-    times = reference.times[:count]
-    frames = to_model(frames_of([replace(reference, times=times)], file, None))
-    frames = frames.expand(-1, count, -1, -1).contiguous()
-
-    subject = f"{file.path}: the reference of window {condition.window.id}"
+    frames = _read_beside(REFERENCE, sample, count, media)
+    clip = media[sample.window.clip_id]
+    subject = f"{clip.path}: the reference of window {condition.window.id}"
     with name_failure(subject, "Fewer frames or a lower resolution need less memory."):
         return check_finite({LATENTS: family.encode_video(frames).mean})
+
+
+def _read_beside(
+    role: str, sample: FrameSample, count: int, media: Mapping[str, MediaInfo]
+) -> Tensor:
+    """Decode the first frames of a file beside a sample: (3,count,H,W) in [-1, 1]. An
+    image is held.
+    """
+    companion = companion_sample(sample, role, media)
+    part = replace(companion, times=companion.times[:count])
+    frames = to_model(frames_of([part], media[part.window.clip_id], None))
+    return frames.expand(-1, count, -1, -1).contiguous()
 
 
 def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:

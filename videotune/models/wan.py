@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
@@ -27,6 +27,7 @@ from videotune.model_spec import (
 from videotune.models import wan_tiny
 from videotune.models.base import DiffusersModel
 from videotune.models.fingerprint import fingerprint
+from videotune.models.key_names import KeyRules
 from videotune.models.loading import load_model
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import vae_stand_in
@@ -65,6 +66,29 @@ COMFYUI_NAMES = (
     (r"\.to_out\.0(?=\.|$)", ".o"),
     (r"\.ffn\.net\.0\.proj(?=\.|$)", ".ffn.0"),
     (r"\.ffn\.net\.2(?=\.|$)", ".ffn.2"),
+)
+
+
+# The authors count the norm before cross attention third, diffusers counts it
+# second.
+ORIGINAL_NAMES: KeyRules = (
+    (r"^(blocks\.\d+)\.norm2\.", r"\1.norm_third."),
+    (r"^(blocks\.\d+)\.norm3\.", r"\1.norm2."),
+    (r"\.norm_third\.", ".norm3."),
+    (r"^condition_embedder\.time_embedder\.linear_1\.", "time_embedding.0."),
+    (r"^condition_embedder\.time_embedder\.linear_2\.", "time_embedding.2."),
+    (r"^condition_embedder\.text_embedder\.linear_1\.", "text_embedding.0."),
+    (r"^condition_embedder\.text_embedder\.linear_2\.", "text_embedding.2."),
+    (r"^condition_embedder\.time_proj\.", "time_projection.1."),
+    (r"^condition_embedder\.image_embedder\.norm1\.", "img_emb.proj.0."),
+    (r"^condition_embedder\.image_embedder\.ff\.net\.0\.proj\.", "img_emb.proj.1."),
+    (r"^condition_embedder\.image_embedder\.ff\.net\.2\.", "img_emb.proj.3."),
+    (r"^condition_embedder\.image_embedder\.norm2\.", "img_emb.proj.4."),
+    (r"^proj_out\.", "head.head."),
+    ("^scale_shift_table$", "head.modulation"),
+    (r"\.scale_shift_table$", ".modulation"),
+    (r"\.norm_added_k\.", ".norm_k_img."),
+    *COMFYUI_NAMES,
 )
 
 
@@ -122,34 +146,21 @@ class Wan(DiffusersModel):
             "DPMSolverSinglestepScheduler",
         ),
     )
-    variants = ("t2v", "i2v", "flf2v", "ti2v", "t2v-a14b", "i2v-a14b")
+    variants: ClassVar[tuple[str, ...]] = (
+        "t2v",
+        "i2v",
+        "flf2v",
+        "ti2v",
+        "t2v-a14b",
+        "i2v-a14b",
+    )
     transformer_class = "WanTransformer3DModel"
     vae_class = "AutoencoderKLWan"
-    pipelines = ("WanPipeline", "WanImageToVideoPipeline")
+    pipelines: ClassVar[tuple[str, ...]] = ("WanPipeline", "WanImageToVideoPipeline")
     text_encoders = {"text_encoder": "UMT5EncoderModel"}
     embedding_names = {"text_encoder": "umt5xxl"}
     comfyui_names = COMFYUI_NAMES
-    # The authors count the norm before cross attention third, diffusers counts it
-    # second.
-    original_names = (
-        (r"^(blocks\.\d+)\.norm2\.", r"\1.norm_third."),
-        (r"^(blocks\.\d+)\.norm3\.", r"\1.norm2."),
-        (r"\.norm_third\.", ".norm3."),
-        (r"^condition_embedder\.time_embedder\.linear_1\.", "time_embedding.0."),
-        (r"^condition_embedder\.time_embedder\.linear_2\.", "time_embedding.2."),
-        (r"^condition_embedder\.text_embedder\.linear_1\.", "text_embedding.0."),
-        (r"^condition_embedder\.text_embedder\.linear_2\.", "text_embedding.2."),
-        (r"^condition_embedder\.time_proj\.", "time_projection.1."),
-        (r"^condition_embedder\.image_embedder\.norm1\.", "img_emb.proj.0."),
-        (r"^condition_embedder\.image_embedder\.ff\.net\.0\.proj\.", "img_emb.proj.1."),
-        (r"^condition_embedder\.image_embedder\.ff\.net\.2\.", "img_emb.proj.3."),
-        (r"^condition_embedder\.image_embedder\.norm2\.", "img_emb.proj.4."),
-        (r"^proj_out\.", "head.head."),
-        ("^scale_shift_table$", "head.modulation"),
-        (r"\.scale_shift_table$", ".modulation"),
-        (r"\.norm_added_k\.", ".norm_k_img."),
-        *COMFYUI_NAMES,
-    )
+    original_names: ClassVar[KeyRules | None] = ORIGINAL_NAMES
     config_defaults = {"image_dim": None}
     tiny_parts = wan_tiny.PARTS
     tiny_variants = wan_tiny.VARIANTS
@@ -178,36 +189,7 @@ class Wan(DiffusersModel):
         temporal = configs.vae.get("scale_factor_temporal", 4)
         patch = tuple(net["patch_size"])
 
-        further_conditions: Mapping[str, ConditionSupport] = IN_PLACE
-        if from_image:
-            kind = "I2V"
-            image_conditioning: ImageConditioning = "concat"
-            first_frame: float | None = 1.0
-            further_conditions = ON_CHANNELS
-            if net.get("image_dim") is not None:
-                # CLIP's states are those of a first frame alone.
-                alone = ConditionSupport("channels", in_diffusers=False)
-                further_conditions = {**ON_CHANNELS, "last_frame": alone}
-        elif from_both:
-            image_conditioning = "replace"
-            first_frame = 0.0
-        else:
-            kind = "T2V"
-            image_conditioning = "none"
-            first_frame = None
-        if from_both:
-            kind = "TI2V"
-
-        image_numbers = 0
-        if net.get("image_dim") is not None:
-            image_numbers = _clip_numbers(folder)
-        positions = net.get("pos_embed_seq_len")
-        if positions is not None:
-            _check_positions(folder, positions, net)
-            kind = "FLF2V"
-            further_conditions = BOTH_ENDS
-            image_numbers *= 2
-
+        kind = _kind_of(folder, net, from_image=from_image, from_both=from_both)
         guidance = cls.spec.sample_guidance
         if has_experts:
             guidance = 3.5 if from_image else 4.0
@@ -215,7 +197,7 @@ class Wan(DiffusersModel):
         version = "2.2" if is_wan22 else "2.1"
         return replace(
             cls.spec,
-            title=f"Wan {version} {kind} {_size(net, has_experts)}".rstrip(),
+            title=f"Wan {version} {kind.name} {_size(net, has_experts)}".rstrip(),
             rules=VideoRules(
                 frame_step=temporal,
                 frame_rest=1,
@@ -227,14 +209,14 @@ class Wan(DiffusersModel):
             latent_channels=configs.latent_channels,
             patch=patch,
             text_width=net["text_dim"],
-            image_conditioning=image_conditioning,
-            first_frame=first_frame,
-            further_conditions=further_conditions,
+            image_conditioning=kind.image_conditioning,
+            first_frame=kind.first_frame,
+            further_conditions=kind.conditions,
             experts=experts,
             timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,
             sample_guidance=guidance,
             image_channels=(net["in_channels"] - configs.latent_channels, 0),
-            image_numbers=image_numbers,
+            image_numbers=kind.images * _clip_numbers(folder) if kind.images else 0,
         )
 
     @classmethod
@@ -295,10 +277,10 @@ class Wan(DiffusersModel):
         With CLIP also "clip" (257, 1280), the states of the first frame, or for FLF2V
         (514, 1280) with those of the last one; zeros if a frame is not known as a whole.
         """
-        shown = pixels.frames.where(pixels.known, torch.zeros(()))
+        visible = pixels.frames.where(pixels.known, torch.zeros(()))
         with self.vae_lock, torch.no_grad():
             vae = self.vae()
-            distribution = vae.encode(shown[None].to(self.device)).latent_dist
+            distribution = vae.encode(visible[None].to(self.device)).latent_dist
             mean, deviation = self._statistics()
             # In the pipeline's order, to the bit.
             latents = (distribution.mode()[0] - mean) * (1 / deviation)
@@ -486,6 +468,49 @@ class Wan(DiffusersModel):
                 [prints["vae"], "image", *image_prints, str(self.dtype)]
             )
         return prints
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a checkpoint generates a video from."""
+
+    name: str
+    image_conditioning: ImageConditioning
+    first_frame: float | None
+    conditions: Mapping[str, ConditionSupport]
+    images: int = 0
+    """Images of which the denoiser reads CLIP's states."""
+
+
+def _kind_of(
+    folder: Path, net: Mapping[str, Any], *, from_image: bool, from_both: bool
+) -> _Kind:
+    """Return the kind of a checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        net: config of its transformer.
+        from_image: whether it has image channels.
+        from_both: whether it feeds a first frame clean.
+
+    Raises:
+        VideotuneError: if its transformer and its image encoder do not fit.
+    """
+    positions = net.get("pos_embed_seq_len")
+    if positions is not None:
+        _check_positions(folder, positions, net)
+        return _Kind("FLF2V", "concat", 1.0, BOTH_ENDS, images=2)
+    if from_both:
+        return _Kind("TI2V", "replace", 0.0, IN_PLACE)
+    if not from_image:
+        return _Kind("T2V", "none", None, IN_PLACE)
+    if net.get("image_dim") is None:
+        return _Kind("I2V", "concat", 1.0, ON_CHANNELS)
+
+    # CLIP's states are those of a first frame alone.
+    last_frame = ConditionSupport("channels", in_diffusers=False)
+    conditions = {**ON_CHANNELS, "last_frame": last_frame}
+    return _Kind("I2V", "concat", 1.0, conditions, images=1)
 
 
 def _channels_with_image(vae: Mapping[str, Any]) -> int:

@@ -104,3 +104,21 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "boundary_ratio": 0.9,
     },
 }
+
+VACE_TRANSFORMER = {
+    **TINY_TRANSFORMER,
+    "_class_name": "WanVACETransformer3DModel",
+    "vace_layers": [0, 1],
+    "vace_in_channels": 72,
+}
+
+VACE_PARTS: Mapping[str, Any] = {
+    **PARTS,
+    "_class_name": "WanVACEPipeline",
+    "transformer": VACE_TRANSFORMER,
+}
+
+VACE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "vace": {},
+    "vace-a14b": {"transformer_2": VACE_TRANSFORMER, "boundary_ratio": 0.875},
+}

@@ -106,8 +106,8 @@ def _condition_entries(
         if sample.draws_box:
             hidden = (window.id, sample.variant, sample.box)
         # What it shows is compared without the window that it shows it of.
-        shown = replace(sample, window=samples[0].window, variant=0, box=0)
-        entries[names.of(window, sample.variant), hidden, shown] = sample
+        content = replace(sample, window=samples[0].window, variant=0, box=0)
+        entries[names.of(window, sample.variant), hidden, content] = sample
 
     samples = list(entries.values())
     return EncodedEntries(
@@ -123,7 +123,7 @@ def condition_bytes(sample: ConditionSample, spec: ModelSpec) -> int:
     frames, rows, columns = spec.rules.latent_size(shape)
     cells_per_frame = rows * columns
     if sample.type == CHANNELS:
-        channels, _ = spec.image_channels
+        channels = spec.control_channels or spec.image_channels[0]
         return 4 * (channels * frames * cells_per_frame + spec.image_numbers)
     if sample.type == "mask":
         # All latents in float32, and a byte for each cell: whether it is known.

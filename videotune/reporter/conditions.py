@@ -16,6 +16,7 @@ NAMES = {
     "suffix": "suffix: a clip that it leads to",
     "mask": "mask: a region that is painted anew",
     "reference": "reference: a clip or image that it follows",
+    "control": "control: a clip or image that controls it",
 }
 
 OPTIONS = {
@@ -25,6 +26,7 @@ OPTIONS = {
     "suffix": "--suffix after.mp4",
     "mask": "--video clip.mp4 --mask mask.png",
     "reference": "--reference subject.png",
+    "control": "--control control.mp4",
 }
 """By condition the options of ``videotune sample``."""
 

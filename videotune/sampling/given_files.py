@@ -25,6 +25,8 @@ class GivenFiles:
 
     reference: str | None = None
     """A clip or image that is appended."""
+    control: str | None = None
+    """A clip or image that controls the sample."""
 
     @property
     def types(self) -> frozenset[str]:
@@ -36,6 +38,7 @@ class GivenFiles:
             "suffix": "suffix",
             "mask": "mask",
             "reference": "reference",
+            "control": "control",
         }
         return frozenset(
             name for key, name in names.items() if getattr(self, key) is not None

@@ -74,9 +74,11 @@ def _encode(
     frames = _read(Path(files.reference), part, f"{key}: reference")
     reference = family.encode_video(to_model(frames)).mean
 
-    shown = _encode_shown(family, replace(files, reference=None), shape, config, key)
-    extras = {**shown.extras, REFERENCE: reference}
-    return replace(shown, extras=extras)
+    distribution = _encode_shown(
+        family, replace(files, reference=None), shape, config, key
+    )
+    extras = {**distribution.extras, REFERENCE: reference}
+    return replace(distribution, extras=extras)
 
 
 def _encode_shown(
@@ -87,7 +89,9 @@ def _encode_shown(
     key: str,
 ) -> LatentDistribution:
     """Encode what a sample is given in its own place."""
-    if files.types == {"first_frame"}:
+    is_alone = family.spec.shown_with_clip == {"first_frame"}
+    is_alone |= family.spec.is_in_place("first_frame")
+    if files.types == {"first_frame"} and is_alone:
         assert files.image is not None
         still = _read(Path(files.image), shape, f"{key}: image")
         return family.encode_video(to_model(still))
@@ -169,19 +173,23 @@ def _encode_on_channels(
     for name, path in paths.items():
         if path is None:
             continue
-        place = pixel_frames(name, frames_given[name], shape.frames, rules)
-        count = place.stop - place.start
+        pixel_range = pixel_frames(name, frames_given[name], shape.frames, rules)
+        count = pixel_range.stop - pixel_range.start
         where = f"{key}: {'image' if name == 'first_frame' else name}"
         if name == "prefix":
-            frames[place] = _read_end(Path(path), shape, count, where)
+            frames[pixel_range] = _read_end(Path(path), shape, count, where)
         else:
             part = ClipShape(count, shape.height, shape.width, shape.fps)
-            frames[place] = _read(Path(path), part, where)
+            frames[pixel_range] = _read(Path(path), part, where)
 
     if files.mask is not None and (hidden > 0).all():
         raise _nothing_left(files.mask, shape, key)
     known = shown_pixels(frames_given, shape.frames, hidden, rules)
-    states = family.channel_states(ConditionPixels(to_model(frames), known))
+    control = None
+    if files.control is not None:
+        control = to_model(_read(Path(files.control), shape, f"{key}: control"))
+    pixels = ConditionPixels(to_model(frames), known, control)
+    states = family.channel_states(pixels)
     empty = torch.zeros(family.spec.latent_channels, *rules.latent_size(shape))
     return LatentDistribution(empty, extras=states)
 

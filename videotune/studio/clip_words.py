@@ -191,7 +191,7 @@ REMEDIES = (
     Remedy(
         ("unused_references",),
         "setting",
-        "To train on the references, add reference to “Conditions”.",
+        "To train on them, add reference or control to “Conditions”.",
         "conditions",
     ),
     Remedy(("caption",), "write", "Change these captions."),

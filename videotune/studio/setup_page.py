@@ -51,6 +51,7 @@ from videotune.studio.form import (
     set_key,
     unusual_values,
 )
+from videotune.studio.memory_bar import memory_parts
 from videotune.studio.model_choices import presets
 from videotune.studio.projects import (
     CLIPS,
@@ -85,8 +86,6 @@ CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".sh")
 MAX_CONFIG_BYTES = 20_000_000
 """Size limit of an uploaded config."""
 
-MEMORY_COLOURS = 7
-"""Parts of a card's memory that the bar tells apart."""
 
 OWN_WEIGHTS = ("base_parts", "transformer.file", "text_encoder.file", "vae.file")
 """Settings that name weights which are then not downloaded with the base model."""
@@ -168,21 +167,6 @@ def plan(page: PageContext) -> str:
         memory_parts=memory_parts,
         colours=COLOURS,
     )
-
-
-def memory_parts(sizes: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the parts of a card's memory, the largest first; the smallest are one part
-    where there are more than the bar has colours.
-    """
-    parts = [(name, size) for name, size in sizes.items() if size]
-    parts.sort(key=lambda part: -part[1])
-    if len(parts) <= MEMORY_COLOURS:
-        return parts
-
-    shown = parts[: MEMORY_COLOURS - 1]
-    others = parts[MEMORY_COLOURS - 1 :]
-    total = sum(size for _, size in others)
-    return [*shown, (f"{len(others)} others", total)]
 
 
 def notes_on_this_computer(project: Project) -> list[str]:

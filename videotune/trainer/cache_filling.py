@@ -94,12 +94,14 @@ def _conditions_of(
                     [reference_sample(window, variant, condition, job.spec.rules)]
                 )
 
-        for shown in sets:
-            is_usual = shown == frozenset(filter(job.spec.is_on_channels, usual))
-            is_read = shown == shown_on_channels(shown, window, job.spec)
-            if is_read and (is_usual or not is_plain):
+        usual_on_channels = shown_on_channels(usual, window, job.spec)
+        for types in dict.fromkeys(
+            shown_on_channels(types, window, job.spec) for types in sets
+        ):
+            is_read = types == usual_on_channels or not is_plain
+            if is_read and job.spec.is_shown_alone(types):
                 encoded.append(
-                    channel_samples(window, variant, shown, job.config, num_boxes)
+                    channel_samples(window, variant, types, job.config, num_boxes)
                 )
         for choices in encoded:
             conditions += choices[:1] if is_plain else choices

@@ -1,0 +1,106 @@
+"""The plan in one line: whether a run fits a card, and how long it takes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from videotune.text import duration, memory_size
+
+
+def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
+    """Return the plan in one line: whether it fits, on which card, and how long it
+    takes.
+
+    Args:
+        facts: The plan.
+        cpu_seconds: Of the steps on this machine's CPU, if the plan is for it.
+    """
+    device = facts["device"]
+    need = memory_size(device["need_bytes"])
+    if facts["verdict"] is None and cpu_seconds is not None:
+        return cpu_verdict(facts, cpu_seconds)
+    if facts["verdict"] is None:
+        return f"needs {need} of device memory; does it fit: --card NAME or --vram GB"
+
+    card = card_name(device)
+    total = memory_size(device["vram_bytes"])
+    if facts["verdict"] == "fits":
+        line = f"it fits {card}: {need} of {total}"
+    elif facts["verdict"] == "tight":
+        line = f"it is tight on {card}: {need} of {total}, so close other programs"
+    else:
+        line = f"it does not fit {card}: it needs {need} of {total}"
+    if device["unstreamed_bytes"] > device["vram_bytes"] and facts["fits"]:
+        line += f" ({memory_size(device['unstreamed_bytes'])} without streaming)"
+
+    host = facts["host"]
+    if host["need_bytes"] > host["total_bytes"]:
+        memory = (
+            f"{memory_size(host['need_bytes'])} of {memory_size(host['total_bytes'])}"
+        )
+        line += f", but host memory is short here: {memory}"
+    if facts["hours"] is not None:
+        hours = facts["hours"] + (facts["hours_beside"] or 0)
+        time = time_text(hours, facts["seconds_a_step"])
+        line += f", {time}, {source_of_rates(device)}"
+    elif facts["examples"]:
+        line += f"; {example_text(facts['examples'])}; for your card: --card NAME"
+    elif device["card"]:
+        line += f"; no hours, because the rate of {device['card']} is not known"
+    elif facts["fits"]:
+        line += "; hours: --card NAME, such as --card 'RTX 4090'"
+    return line
+
+
+def example_text(examples: Sequence[Mapping[str, Any]]) -> str:
+    """Return the time of a run on example cards of its memory."""
+    cards_by_time: dict[str, list[str]] = {}
+    for example in examples:
+        hours = example["hours"] + example["hours_beside"]
+        cards_by_time.setdefault(time_text(hours, 0), []).append(example["card"])
+
+    texts = [
+        f"{time} on {' and '.join(cards)}" for time, cards in cards_by_time.items()
+    ]
+    return " to ".join(texts)
+
+
+def time_text(hours: float, seconds_a_step: float) -> str:
+    """Return the time of a run with that of a step, which is left out below a
+    millisecond.
+    """
+    text = "less than a minute"
+    if hours > 1 / 60:
+        text = f"about {duration(round(hours * 3600))}"
+    if seconds_a_step >= 0.001:
+        text += f" ({seconds_a_step:.3g} s a step)"
+    return text
+
+
+def cpu_verdict(facts: Mapping[str, Any], seconds: float) -> str:
+    """Return the plan in one line for a machine without a GPU."""
+    need = facts["device"]["need_bytes"]
+    total = facts["host"]["total_bytes"]
+    line = f"no GPU here, so it trains on the CPU: it needs {memory_size(need)}"
+    if need > total:
+        line += f", more than this machine's memory ({memory_size(total)})"
+    else:
+        line += f" of {memory_size(total)} of memory, about {duration(round(seconds))} of steps"
+        line += " (calculated from this CPU's speed)"
+    return f"{line}. For a card: --card NAME or --vram GB"
+
+
+def card_name(device: Mapping[str, Any]) -> str:
+    """Return the card that a plan is for, and how its memory is known."""
+    if device["memory_from"] == "preset":
+        return f"{device['vram_bytes'] >> 30} GB, the preset's card"
+    name = device["card"] or f"{device['vram_bytes'] / 2**30:.3g} GB"
+    return f"{name} of this machine" if device["memory_from"] == "machine" else name
+
+
+def source_of_rates(device: Mapping[str, Any]) -> str:
+    """Return whether a time is calculated from rates of this machine's card or of its
+    model.
+    """
+    if device["measured"]:
+        return f"calculated from rates measured on this card on {device['measured']}"
+    return f"calculated for {device['card']}, not measured"

@@ -1,0 +1,210 @@
+"""Wan VACE (2.1 1.3B and 14B, and 2.2 with two experts): a Wan with a second list of
+blocks that reads what a clip shows: kept pixels, a control video, and a mask.
+
+VACE: all-in-one video creation and editing (Jiang et al. 2025, arXiv 2503.07598).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+from videotune.lazy import diffusers, torch
+from videotune.model_spec import ConditionSupport, ModelSpec
+from videotune.models import wan_tiny
+from videotune.models.model_files import read_config
+from videotune.models.pipelines import bare_pipeline, network_stand_in, vae_stand_in
+from videotune.models.wan import ORIGINAL_NAMES, Wan
+from videotune.types import ClipShape, Conditioning, ConditionPixels
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from videotune.types import Batch, Networks, SampleRequest
+
+CONDITIONS = {
+    name: ConditionSupport("channels")
+    for name in ("first_frame", "last_frame", "prefix", "suffix", "mask", "control")
+}
+
+
+def _in_both_lists(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return patterns of modules in ``blocks`` so that they match ``vace_blocks``, too."""
+    return tuple(rf"(vace_)?{pattern}" for pattern in patterns)
+
+
+class WanVace(Wan):
+    """A Wan VACE checkpoint."""
+
+    series = "Wan VACE"
+    spec = replace(
+        Wan.spec,
+        name="wan_vace",
+        aliases=("WanVACEPipeline", "vace", "wan-vace"),
+        title="Wan 2.1 VACE",
+        blocks=("vace_blocks", "blocks"),
+        lora_targets={
+            name: _in_both_lists(patterns)
+            for name, patterns in Wan.spec.lora_targets.items()
+        },
+        first_frame=0.0,
+        further_conditions=CONDITIONS,
+        control_channels=96,
+    )
+    variants = ("vace", "vace-a14b")
+    transformer_class = "WanVACETransformer3DModel"
+    pipelines = ("WanVACEPipeline",)
+    original_names = (
+        (r"^(vace_blocks\.\d+)\.proj_in\.", r"\1.before_proj."),
+        (r"^(vace_blocks\.\d+)\.proj_out\.", r"\1.after_proj."),
+        *(
+            (rule.replace("^(blocks", "^((?:vace_)?blocks"), name)
+            for rule, name in ORIGINAL_NAMES
+        ),
+    )
+    tiny_parts = wan_tiny.VACE_PARTS
+    tiny_variants = wan_tiny.VACE_VARIANTS
+
+    @classmethod
+    def read_spec(cls, folder: Path) -> ModelSpec:
+        """Read the spec of a checkpoint.
+
+        Raises:
+            VideotuneError: for a Wan checkpoint of another kind.
+        """
+        net = read_config(folder / "transformer" / "config.json")
+        spec = super().read_spec(folder)
+        channels = net.get("vace_in_channels")
+        expected = 2 * spec.latent_channels + spec.rules.spatial_stride**2
+        if channels != expected or net.get("image_dim") is not None:
+            raise VideotuneError(
+                f"{folder}: its transformer reads {channels!r} control channels, two latents and a mask are "
+                f"{expected}. Take both parts from one Wan VACE checkpoint"
+            )
+
+        version, _, kind_and_size = spec.title.removeprefix("Wan ").partition(" ")
+        size = kind_and_size.partition(" ")[2]
+        return replace(
+            spec,
+            title=f"Wan {version} VACE {size}".rstrip(),
+            blocks=cls.spec.blocks,
+            lora_targets=cls.spec.lora_targets,
+            first_frame=0.0,
+            further_conditions=CONDITIONS,
+            control_channels=expected,
+        )
+
+    def lora_formats(self) -> tuple[str, ...]:
+        """Return the formats in which a LoRA is written.
+
+        diffusers refuses ComfyUI's names of the second list of blocks.
+        """
+        return ("diffusers",)
+
+    def _conditions_pipeline(self) -> Any:
+        """Return the pipeline that encodes conditions, without a denoiser."""
+        config = read_config(self.folder / "transformer" / "config.json")
+        transformer = network_stand_in({}, "", config, self.dtype, self.device)
+        pipe = bare_pipeline(
+            diffusers.WanVACEPipeline, vae=self.vae(), transformer=transformer
+        )
+        pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
+        pipe.vae_scale_factor_temporal = self.spec.rules.temporal_stride
+        return pipe
+
+    def channel_states(self, pixels: ConditionPixels) -> dict[str, Tensor]:
+        """Return what the pipeline makes of known pixels and of a control video, in the
+        run's dtype.
+
+        "control" (96,F,H,W): latents of what is kept, of what controls the rest, and
+        the pipeline's mask.
+        """
+        unknown = torch.zeros(()) if pixels.control is None else pixels.control
+        video = pixels.frames.where(pixels.known, unknown)[None].to(self.device)
+        mask = (~pixels.known).float().expand(3, -1, -1, -1)[None].to(self.device)
+        with self.vae_lock, torch.no_grad():
+            pipe = self._conditions_pipeline()
+            no_images: list[list[Tensor]] = [[]]
+            latents = pipe.prepare_video_latents(
+                video, mask, no_images, None, self.device
+            )
+            masks = pipe.prepare_masks(mask, no_images)
+        control = torch.cat([latents, masks], dim=1)[0]
+        return {"control": control.to(self.dtype).cpu()}
+
+    def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Return zeros in the form of ``channel_states``."""
+        size = (self.spec.control_channels, *self.spec.rules.latent_size(shape))
+        return {"control": torch.zeros(size, dtype=self.dtype)}
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return the parts' hashes; entries of conditions are in the denoiser's dtype."""
+        prints = super().fingerprints()
+        prints["vae"] = f"{prints['vae']}-control-{self.dtype}"
+        return prints
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """Return v = noise - x0. The timestep input is 1000 · t in float32."""
+        layers = len(self.config["vace_layers"])
+        output = net(
+            hidden_states=x_t.to(self.dtype),
+            timestep=t.float() * 1000,
+            encoder_hidden_states=batch.conditioning.text.to(self.dtype),
+            control_hidden_states=batch.conditioning.extras["control"].to(self.dtype),
+            control_hidden_states_scale=x_t.new_ones(layers, dtype=self.dtype),
+            return_dict=False,
+        )
+        return output[0].float()
+
+    def sample(
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
+    ) -> Tensor:
+        """Sample latents one by one, as the pipeline does; "control" of the ``extras``
+        is what a sample shows, and nothing without it.
+        """
+        samples = []
+        for i, seed in enumerate(request.seeds):
+            pick = itemgetter(slice(i, i + 1))
+            positive = conditioning.map(pick)
+            negative = None if unconditional is None else unconditional.map(pick)
+            control = positive.extras.get("control")
+            if control is None:
+                control = self._nothing_shown(request.shape)[None]
+
+            pipe = self.pipeline(nets, request.shift, diffusers.WanVACEPipeline)
+            pipe.vae = vae_stand_in(self.spec, None, self.device)
+            give_control(pipe, control.to(self.device), 2 * self.spec.latent_channels)
+            single_request = replace(request, seeds=(seed,))
+            samples.append(self.run_pipeline(pipe, positive, negative, single_request))
+        return torch.cat(samples).float()
+
+    def _nothing_shown(self, shape: ClipShape) -> Tensor:
+        """Return the control channels of a sample without a condition."""
+        size = (shape.frames, shape.height, shape.width)
+        frames = torch.zeros(3, *size)
+        nothing = torch.zeros(size, dtype=torch.bool)
+        try:
+            return self.channel_states(ConditionPixels(frames, nothing))["control"]
+        finally:
+            self.free("vae")
+
+
+def give_control(pipe: Any, control: Tensor, latent_channels: int) -> None:
+    """Let a pipeline feed these control channels.
+
+    Args:
+        pipe: the pipeline.
+        control: (1,96,F,H,W), see ``WanVace.channel_states``.
+        latent_channels: how many of them are latents; the rest is the mask.
+    """
+    latents = control[:, :latent_channels].float()
+    masks = control[:, latent_channels:].float()
+    pipe.prepare_video_latents = lambda *_, **__: latents
+    pipe.prepare_masks = lambda *_, **__: masks
