@@ -90,7 +90,7 @@ LABELS = {
     "base": "before the training",
     "control": "trained without the condition",
     "trained": "after the training",
-    "touching, honest": "after, touching cells, honest",
+    "touching, grey": "after, touching cells, grey",
     "touching, cut": "after, touching cells, cut out",
     "filled": "filled without a network",
     "autoencoder": "the clip through the VAE",
@@ -533,7 +533,7 @@ def complete_touching(
     """Return the scenes completed in the ways that compare cut latents."""
     return {
         "trained": sample_honestly(trained, scenes),
-        "touching, honest": sample_touching(trained, scenes, is_cut=False),
+        "touching, grey": sample_touching(trained, scenes, is_cut=False),
         "touching, cut": sample_touching(trained, scenes, is_cut=True),
     }
 
@@ -547,7 +547,7 @@ def show_scenes(
         frames = (8, 11, 13, 16)
     shown = {"before": "base", "after": "trained"}
     if "touching, cut" in videos:
-        shown = {"honest": "touching, honest", "cut out": "touching, cut"}
+        shown = {"grey": "touching, grey", "cut out": "touching, cut"}
         frames = (0, 8, 16)
 
     path.parent.mkdir(parents=True, exist_ok=True)

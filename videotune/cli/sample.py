@@ -52,7 +52,9 @@ Mask = Annotated[Path | None, Opt(help="image or clip, white where it is painted
 Reference = Annotated[
     Path | None, Opt(help="image or clip that it follows, if the run learns that")
 ]
-Control = Annotated[Path | None, Opt(help="image or clip that controls it (Wan VACE)")]
+Control = Annotated[
+    Path | None, Opt(help="image or clip that controls it, if the run learns that")
+]
 
 
 def sample(
