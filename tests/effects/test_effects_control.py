@@ -16,7 +16,8 @@ from tests.support.clips import noise, write_clip, write_dataset, write_image
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.adapters.lora import add_lora
 from videotune.config.sections import Lora
-from videotune.sampling.given_files import GivenFiles
+from videotune.errors import VideotuneError
+from videotune.sampling.given_files import GivenFiles, refuse_given
 from videotune.sampling.given_latents import encode_given
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.trainer.build import open_models, plain_batch
@@ -146,6 +147,15 @@ def test_a_lora_covers_both_lists_of_blocks(vace: Lab, folder: Path) -> None:
     state = add_lora(net, trainer.family.spec, Lora(rank=2), seed=0)
     for blocks in ("vace_blocks", "blocks"):
         assert any(f".{blocks}.0." in f".{name}" for name in state)
+
+
+def test_a_base_model_is_given_what_it_is_made_for(vace: Lab, folder: Path) -> None:
+    """Without a run that learns it."""
+    job = job_of(vace, knobs(), folder)
+    for name in ("image", "last_frame", "prefix", "suffix", "control"):
+        refuse_given(GivenFiles(**{name: "a"}), job.spec, job.config, "sample")
+    with pytest.raises(VideotuneError):
+        refuse_given(GivenFiles(reference="a"), job.spec, job.config, "sample")
 
 
 @pytest.mark.parametrize("variant", ["vace", "vace-a14b"])

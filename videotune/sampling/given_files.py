@@ -69,9 +69,7 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
             "painted anew. Set both or neither"
         )
     supported = ", ".join(spec.conditions) or "none: it generates only from text"
-    # A model that is made for an image needs no training for it.
-    takes_image = spec.image_conditioning != "none"
-    learnt = config.condition_types | ({"first_frame"} if takes_image else set())
+    learnt = config.condition_types | _known_to_base(spec)
     lacking = sorted(spec.required_conditions - files.types)
     if lacking:
         options = " and ".join(
@@ -91,6 +89,19 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
                 f"{key}: {word}: {spec.title} takes it only in a run that learns it. Train with {name} in "
                 "conditions, or leave it out"
             )
+
+
+def _known_to_base(spec: ModelSpec) -> frozenset[str]:
+    """Return the types of the conditions that a model is made for: it needs no training
+    for them.
+    """
+    types = {
+        name
+        for name, support in spec.conditions.items()
+        if support.mechanism == "channels" and support.in_diffusers
+    }
+    takes_image = spec.image_conditioning != "none"
+    return frozenset(types | {"first_frame"} if takes_image else types)
 
 
 def _key_of(condition: str) -> str:
