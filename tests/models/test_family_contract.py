@@ -420,6 +420,7 @@ def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
         }
         read = {
             "wan": single_file_utils.convert_wan_transformer_to_diffusers,
+            "wan_vace": single_file_utils.convert_wan_transformer_to_diffusers,
             "hidream": single_file_utils.convert_hidream_transformer_to_diffusers,
             "ltx_video": single_file_utils.convert_ltx_transformer_checkpoint_to_diffusers,
         }[name](marked)

@@ -26,6 +26,9 @@ ROWS = 8
 NOTES = 2
 """Notes that are printed without --verbose."""
 
+SHORT_HOURS = 1 / 60
+"""Hours of encoding that are printed only with --verbose."""
+
 TimestepsOption = Annotated[
     bool,
     Opt("--timesteps", help="show the trained noise levels instead; needs no clips"),
@@ -165,7 +168,7 @@ def show_summary(result: PlanResult) -> None:
         tell(f"disk: {cache}")
     if disk["condition_entries"]:
         tell(conditions_text(disk))
-    if encoding_hours(result) is not None:
+    if (encoding_hours(result) or 0.0) > SHORT_HOURS:
         tell(encoding_text(result))
     show_shortage(disk)
     show_notes(result.job, facts["notes"][:NOTES])
