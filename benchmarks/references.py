@@ -223,7 +223,7 @@ def measure_seed(
             }
         )
     if pictures is not None:
-        show_scenes(pictures / "references.png", scenes, videos)
+        show_scenes(pictures / "conditions-references.png", scenes, videos)
     return rows
 
 
