@@ -9,6 +9,7 @@ import diffusers
 import pytest
 import torch
 
+from videotune.models.fingerprint import fingerprint
 from videotune.types import ClipShape, ConditionPixels, SampleRequest
 
 FRAMES = 9
@@ -80,6 +81,20 @@ def test_channels_know_nothing_of_hidden_pixels(
     mask = first["image"][: family.spec.rules.temporal_stride]
     assert mask[:, :, 1:3, 1:3].sum() == 0
     assert mask.sum() == mask.numel() - mask[:, :, 1:3, 1:3].numel()
+
+
+def test_one_and_two_images_are_not_mixed_up_in_a_cache(
+    tiny_family: Callable[..., Any],
+) -> None:
+    """The encoders may be the same, what is made with them is not."""
+    prints = []
+    for variant in ("i2v", "flf2v"):
+        family = tiny_family("wan", variant=variant)
+        encoders = [family.folder / "vae", family.folder / "image_encoder"]
+        prints.append((family.fingerprints()["vae"], *map(fingerprint, encoders)))
+    first, second = prints
+    assert first[1:] == second[1:]
+    assert first[0] != second[0]
 
 
 def test_the_mask_says_each_pixel_frame(tiny_family: Callable[..., Any]) -> None:

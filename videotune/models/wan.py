@@ -464,8 +464,9 @@ class Wan(DiffusersModel):
                 ("image_encoder", "image_processor") if self._uses_clip else ()
             )
             image_prints = [fingerprint(self.folder / part) for part in image_parts]
+            images = "images" if "last_frame" in self.spec.shown_with_clip else "image"
             prints["vae"] = "-".join(
-                [prints["vae"], "image", *image_prints, str(self.dtype)]
+                [prints["vae"], images, *image_prints, str(self.dtype)]
             )
         return prints
 
