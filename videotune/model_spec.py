@@ -207,7 +207,7 @@ class ModelSpec:
         return self.required_conditions | ({"first_frame"} if is_on_channels else set())
 
     def is_shown_alone(self, types: frozenset[str]) -> bool:
-        """Whether what conditions show on channels has an entry of the cache of its own.
+        """Whether the cache keeps these conditions' channels apart from the clip's entry.
 
         Channels of an image are zeros without a condition, control channels never are.
         """

@@ -334,7 +334,7 @@ class ConditionPixels:
     known: Tensor
     """(T,H,W) bool."""
     control: Tensor | None = None
-    """(3,T,H,W) in [-1, 1]: a video that controls what is not known."""
+    """(3,T,H,W) in [-1, 1]: a video that guides the pixels that are not known."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
             )
         return
 
-    # An image of a person or thing has the aspect that it has, and is cropped.
+    # A still may have any aspect ratio: it is cropped as start images are.
     if companion.role == "reference" and media.still:
         return
     aspect = media.width / media.height
