@@ -528,6 +528,15 @@ class Config(Section):
     """
 
     @property
+    def condition_shares(self) -> dict[str, float]:
+        """Share of the samples that have each condition, by its type."""
+        shares: dict[str, float] = {}
+        for condition in self.conditions:
+            shares[condition.type] = condition.probability
+        shares["first_frame"] = self.first_frame_probability or 0.0
+        return shares
+
+    @property
     def condition_types(self) -> frozenset[str]:
         """Types of the conditions that some samples have."""
         types = {condition.type for condition in self.conditions}

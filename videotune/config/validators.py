@@ -492,11 +492,7 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
             )
         if types.count(condition_type) > 1:
             yield f"conditions: {condition_type} is there twice. Keep one"
-    shares: dict[str, float] = {
-        condition.type: condition.probability for condition in config.conditions
-    }
-    if config.first_frame_probability is not None:
-        shares["first_frame"] = config.first_frame_probability
+    shares = config.condition_shares
     for name in sorted(spec.required_conditions):
         if shares.get(name) != 1:
             yield (

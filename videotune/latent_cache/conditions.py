@@ -165,7 +165,7 @@ def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
     """Return the sets of conditions that channels may show together in a run and that
     are encoded on their own.
     """
-    shares = shares_of_conditions(config)
+    shares = config.condition_shares
     sets: list[frozenset[str]] = [frozenset()]
     for name in sorted(filter(spec.is_on_channels, shares)):
         sets_with_it = [types | {name} for types in sets]
@@ -460,19 +460,10 @@ def as_mask(known: Sequence[Tensor]) -> Tensor:
     return cells
 
 
-def shares_of_conditions(config: Config) -> dict[str, float]:
-    """Return the share of the samples that have each condition, by its type."""
-    shares: dict[str, float] = {}
-    for condition in config.conditions:
-        shares[condition.type] = condition.probability
-    shares["first_frame"] = config.first_frame_probability or 0.0
-    return shares
-
-
 def usual_conditions(config: Config, spec: ModelSpec) -> frozenset[str]:
     """Return the types of the conditions that at least half of the samples have."""
     return frozenset(
         name
-        for name, share in shares_of_conditions(config).items()
+        for name, share in config.condition_shares.items()
         if share >= 0.5 and name in spec.conditions
     )
