@@ -8,7 +8,7 @@ from text and from an image, with one expert for high noise and one for low nois
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -394,15 +394,14 @@ class Wan(DiffusersModel):
             return super().sample(nets, conditioning, unconditional, request)
 
         samples = []
-        for i, seed in enumerate(request.seeds):
-            pick = itemgetter(slice(i, i + 1))
-            positive = conditioning.map(pick)
-            negative = None if unconditional is None else unconditional.map(pick)
+        for positive, negative, single in one_by_one(
+            conditioning, unconditional, request
+        ):
             image = positive.extras.get("image")
-            if request.first is not None:
-                first = request.first[[i]]
-            elif request.known is not None:
-                first = request.known[[i], :, :1]
+            if single.first is not None:
+                first = single.first
+            elif single.known is not None:
+                first = single.known[:, :, :1]
             else:
                 assert image is not None, "image-to-video has channels of an image"
                 first = image[:, -self.spec.latent_channels :]
@@ -414,8 +413,8 @@ class Wan(DiffusersModel):
                 diffusers.WanImageToVideoPipeline,
                 expand_timesteps=is_in_place,
             )
-            if request.known is not None and request.known_mask is not None:
-                give_cells(pipe, request.known[[i]], request.known_mask[[i]])
+            if single.known is not None and single.known_mask is not None:
+                give_cells(pipe, single.known, single.known_mask)
             elif image is not None:
                 give_channels(pipe, image)
             pipe.vae = vae_stand_in(
@@ -427,8 +426,7 @@ class Wan(DiffusersModel):
                 pipe.encode_image = lambda *_, states=clip_states: states.to(
                     self.device
                 )
-            single_request = replace(request, seeds=(seed,))
-            samples.append(self.run_pipeline(pipe, positive, negative, single_request))
+            samples.append(self.run_pipeline(pipe, positive, negative, single))
         return torch.cat(samples).float()
 
     def run_pipeline(
@@ -469,6 +467,25 @@ class Wan(DiffusersModel):
                 [prints["vae"], images, *image_prints, str(self.dtype)]
             )
         return prints
+
+
+def one_by_one(
+    conditioning: Conditioning,
+    unconditional: Conditioning | None,
+    request: SampleRequest,
+) -> Iterator[tuple[Conditioning, Conditioning | None, SampleRequest]]:
+    """Yield conditioning, negative conditioning and request of each sample."""
+    for i, seed in enumerate(request.seeds):
+        pick = itemgetter(slice(i, i + 1))
+        negative = None if unconditional is None else unconditional.map(pick)
+        single = replace(
+            request,
+            seeds=(seed,),
+            first=None if request.first is None else request.first[[i]],
+            known=None if request.known is None else request.known[[i]],
+            known_mask=None if request.known_mask is None else request.known_mask[[i]],
+        )
+        yield conditioning.map(pick), negative, single
 
 
 @dataclass(frozen=True)

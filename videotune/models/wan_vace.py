@@ -7,7 +7,6 @@ VACE: all-in-one video creation and editing (Jiang et al. 2025, arXiv 2503.07598
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from videotune.model_spec import ConditionSupport, ModelSpec
 from videotune.models import wan_tiny
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import bare_pipeline, network_stand_in, vae_stand_in
-from videotune.models.wan import ORIGINAL_NAMES, Wan
+from videotune.models.wan import ORIGINAL_NAMES, Wan, one_by_one
 from videotune.types import ClipShape, Conditioning, ConditionPixels
 
 if TYPE_CHECKING:
@@ -170,10 +169,9 @@ class WanVace(Wan):
         is what a sample shows, and nothing without it.
         """
         samples = []
-        for i, seed in enumerate(request.seeds):
-            pick = itemgetter(slice(i, i + 1))
-            positive = conditioning.map(pick)
-            negative = None if unconditional is None else unconditional.map(pick)
+        for positive, negative, single in one_by_one(
+            conditioning, unconditional, request
+        ):
             control = positive.extras.get("control")
             if control is None:
                 control = self._nothing_shown(request.shape)[None]
@@ -181,8 +179,7 @@ class WanVace(Wan):
             pipe = self.pipeline(nets, request.shift, diffusers.WanVACEPipeline)
             pipe.vae = vae_stand_in(self.spec, None, self.device)
             give_control(pipe, control.to(self.device), 2 * self.spec.latent_channels)
-            single_request = replace(request, seeds=(seed,))
-            samples.append(self.run_pipeline(pipe, positive, negative, single_request))
+            samples.append(self.run_pipeline(pipe, positive, negative, single))
         return torch.cat(samples).float()
 
     def _nothing_shown(self, shape: ClipShape) -> Tensor:
