@@ -64,7 +64,7 @@ def test_settings_in_two_tabs(tmp_path: Path, cats: projects.Project) -> None:
         assert 0 < shown < 30
         page.locator('.preset-card [data-open="presets"]').click()
         page.locator("#preset-find").fill("2.1 14B")
-        assert page.locator(".preset:visible h4").all_inner_texts() == ["Wan 2.1"]
+        assert page.locator(".preset:visible h4").all_inner_texts() == ["Wan 2.1", "Wan VACE"]
         assert violations(page) == []
         page.keyboard.press("Escape")
         assert projects.draft(cats) == {"samples": ["a dog"]}
