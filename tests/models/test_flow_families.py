@@ -599,11 +599,11 @@ def test_positions_that_are_kept_are_those_of_the_pipeline(tiny_family: Open) ->
     for _ in range(2):
         with FakeTensorMode():
             assert (
-                family._positions(torch.ones(2), 3, 4, 5)["video_coords"].shape
+                family._positions(torch.ones(2), (3, 4, 5), ())["video_coords"].shape
                 == wanted.shape
             )
         torch.testing.assert_close(
-            family._positions(torch.tensor([8.0, 16.0]), 3, 4, 5)["video_coords"],
+            family._positions(torch.tensor([8.0, 16.0]), (3, 4, 5), ())["video_coords"],
             wanted,
         )
 

@@ -158,14 +158,15 @@ class BatchSource:
         latents = self.plain(window)
         reader = self.conditions
         sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
+        entries = reader.entries(sample)
         states = reader.channel_states(sample, latents.extras)
-        latents = replace(latents, extras=states | reader.reference(sample))
+        latents = replace(latents, extras=states | reader.appended(entries))
         if set(filter(self.spec.is_in_place, reader.usual)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
         if latents.start is not None and "first_frame" in reader.usual:
             x0[:, :1] = latents.start
-        known = reader.put_in_place(x0, sample)
+        known = reader.put_in_place(x0, sample, entries)
         return replace(latents, mean=x0, known=known)
 
     @cached_property
@@ -473,10 +474,11 @@ def assemble(
     for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
         box = boxes[index] if boxes else 0
         sample = SampleConditions(window, variant, condition_types[index], box)
-        known.append(source.conditions.put_in_place(x0[index], sample))
+        entries = source.conditions.entries(sample)
+        known.append(source.conditions.put_in_place(x0[index], sample, entries))
         states_of_clip = latents[index].extras
         states = source.conditions.channel_states(sample, states_of_clip)
-        extras.append(states | source.conditions.reference(sample))
+        extras.append(states | source.conditions.appended(entries))
     conditioning_mask = as_mask(known)
 
     loss_mask = picture_mask(windows, source.sizes, x0)

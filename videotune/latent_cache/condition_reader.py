@@ -11,12 +11,10 @@ from torch import Tensor
 from videotune.config.schema import Config
 from videotune.latent_cache.conditions import (
     LATENTS,
-    REFERENCE,
     ConditionSample,
     channel_samples,
     condition_samples,
     put_conditions,
-    reference_sample,
     shown_on_channels,
     usual_conditions,
 )
@@ -64,30 +62,51 @@ class ConditionReader:
         return max(1, self.config.video_config.variants)
 
     def entries(self, sample: SampleConditions) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors of a sample's conditions in place that are encoded on their
-        own, by type.
+        """Return the tensors of a sample's conditions that are encoded on their own, by
+        type; but for what channels show.
         """
         entries: dict[str, dict[str, Tensor]] = {}
         for condition in self.config.conditions:
             is_read = condition.type in sample.types
-            if not is_read or not self.spec.is_in_place(condition.type):
+            if not is_read or self.spec.is_on_channels(condition.type):
                 continue
             choices = condition_samples(
-                sample.window, sample.variant, condition, self.num_boxes
+                sample.window, sample.variant, condition, self.num_boxes, self.spec
             )
             if choices:
                 chosen = choices[sample.box % len(choices)]
                 entries[condition.type] = self.tensors_of(chosen)
         return entries
 
-    def put_in_place(self, x0: Tensor, sample: SampleConditions) -> Tensor:
+    def put_in_place(
+        self,
+        x0: Tensor,
+        sample: SampleConditions,
+        entries: Mapping[str, Mapping[str, Tensor]],
+    ) -> Tensor:
         """Write what a sample is given into its latents (C,F,H,W), in place.
+
+        Args:
+            x0: the latents.
+            sample: the sample.
+            entries: of its conditions.
 
         Returns:
             (F,H,W) bool: the cells that are given.
         """
-        in_place = frozenset(filter(self.spec.is_in_place, sample.types))
-        return put_conditions(x0, in_place, self.prefix_frames, self.entries(sample))
+        return put_conditions(x0, self.spec, sample.types, self.prefix_frames, entries)
+
+    def appended(
+        self, entries: Mapping[str, Mapping[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Return the latents (C,n,H,W) of what is appended to a sample, by type, which is
+        also the name that a batch has for them.
+        """
+        return {
+            name: tensors[LATENTS]
+            for name, tensors in entries.items()
+            if self.spec.is_appended(name)
+        }
 
     def channel_states(
         self, sample: SampleConditions, states_of_clip: Mapping[str, Tensor]
@@ -105,15 +124,3 @@ class ConditionReader:
             sample.window, sample.variant, types, self.config, self.num_boxes
         )
         return self.tensors_of(choices[sample.box % len(choices)])
-
-    def reference(self, sample: SampleConditions) -> dict[str, Tensor]:
-        """Return the latents (C,n,H,W) of a sample's reference by the name that a batch
-        has for them; an empty mapping if it has none.
-        """
-        for condition in self.config.conditions:
-            if condition.type == REFERENCE and REFERENCE in sample.types:
-                reference = reference_sample(
-                    sample.window, sample.variant, condition, self.spec.rules
-                )
-                return {REFERENCE: self.tensors_of(reference)[LATENTS]}
-        return {}

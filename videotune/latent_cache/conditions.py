@@ -24,6 +24,12 @@ from videotune.config.sections import Condition
 from videotune.data.media_info import MediaInfo
 from videotune.diffusion.regions import cells_without
 from videotune.files import digest
+from videotune.latent_cache.clip_ends import (
+    APPENDED_OF_SUFFIX,
+    REFERENCE,
+    latents_of_end,
+    pixels_of_end,
+)
 from videotune.latent_cache.entry import TensorForm
 from videotune.latent_cache.keys import SCHEMA, CacheKeys
 from videotune.model_spec import ModelSpec, VideoRules
@@ -39,11 +45,6 @@ from videotune.types import (
 
 ENCODED_ALONE = ("last_frame", "suffix", "mask")
 """Conditions in place with an encoding of their own."""
-
-REFERENCE = "reference"
-"""Type of a file beside the clip that is appended to it. Its latents are also called so
-in a batch.
-"""
 
 CHANNELS = "channels"
 """Type of a ``ConditionSample`` of all conditions that channels show together."""
@@ -89,9 +90,14 @@ class ConditionSample:
 
 
 def condition_samples(
-    window: Window, variant: int, condition: Condition, boxes: int
+    window: Window, variant: int, condition: Condition, boxes: int, spec: ModelSpec
 ) -> list[ConditionSample]:
-    """Return what of a condition is encoded on its own: nothing, one or several boxes."""
+    """Return what of a condition is encoded on its own: nothing, one or several boxes.
+
+    What channels show is not among them.
+    """
+    if condition.type == REFERENCE:
+        return [_reference_sample(window, variant, condition, spec.rules)]
     is_still = window.shape.frames == 1
     if condition.type not in ENCODED_ALONE or is_still:
         return []
@@ -132,24 +138,13 @@ def channel_samples(
     )
 
 
-def reference_sample(
+def _reference_sample(
     window: Window, variant: int, condition: Condition, rules: VideoRules
 ) -> ConditionSample:
     """Return what is encoded of a window's reference."""
     most, _, _ = rules.latent_size(window.shape)
     count = min(condition.latent_frames or most, most)
     return ConditionSample(window, variant, REFERENCE, count)
-
-
-def reference_size(
-    config: Config, shape: ClipShape, rules: VideoRules
-) -> tuple[int, int, int] | None:
-    """Return (F,H,W) of the reference of a clip, or None if the run has none."""
-    most, rows, columns = rules.latent_size(shape)
-    for condition in config.conditions:
-        if condition.type == REFERENCE:
-            return min(condition.latent_frames or most, most), rows, columns
-    return None
 
 
 def shown_on_channels(
@@ -247,9 +242,9 @@ def encode_condition(
         control: (3,T,H,W) in [-1, 1], a control video that channels show.
 
     Returns:
-        "latents": of a mask (C,F,H,W), else of its last latent frames (C,n,H,W); of a
-        mask also "known" (F,H,W), 1 in the cells that are known. What channels show
-        has the family's own names.
+        "latents": of a mask (C,F,H,W), else of its last frames (C,n,H,W); of a mask
+        also "known" (F,H,W), 1 in the cells that are known. What channels show has the
+        family's own names.
     """
     rules = family.spec.rules
     if sample.type == CHANNELS:
@@ -264,16 +259,16 @@ def encode_condition(
         known = known_cells(is_hidden.float(), rules, family.spec.patch)
         return {LATENTS: latents, KNOWN: known.to(torch.uint8)}
 
-    num_frames = frames.shape[1]
-    latent_frames = given_frames(sample.latent_frames, sample.window.shape, rules)
-    begin = num_frames - 1
-    if sample.type == "suffix":
-        begin = num_frames - latent_frames * rules.temporal_stride
+    end = (sample.type, sample.latent_frames, sample.window.shape, family.spec)
+    begin = frames.shape[1] - pixels_of_end(*end)
+    shown = frames[:, begin:]
+    if family.spec.is_appended(sample.type):
+        return {LATENTS: family.encode_video(shown.contiguous()).mean}
 
-    repeated = frames[:, begin : begin + 1].expand(-1, begin, -1, -1)
-    filled = torch.cat([repeated, frames[:, begin:]], dim=1).contiguous()
+    repeated = shown[:, :1].expand(-1, begin, -1, -1)
+    filled = torch.cat([repeated, shown], dim=1).contiguous()
     latents = family.encode_video(filled).mean
-    return {LATENTS: latents[:, -latent_frames:]}
+    return {LATENTS: latents[:, -latents_of_end(*end) :]}
 
 
 def shown_pixels(
@@ -310,13 +305,6 @@ def pixel_frames(
         "suffix": slice(num_frames - count * rules.temporal_stride, num_frames),
     }
     return ranges.get(condition, slice(0))
-
-
-def given_frames(latent_frames: int, shape: ClipShape, rules: VideoRules) -> int:
-    """Return how many latent frames of a prefix or suffix are given: one at least is
-    left to learn.
-    """
-    return min(latent_frames, rules.latent_size(shape)[0] - 1)
 
 
 def known_cells(
@@ -387,6 +375,7 @@ def companion_sample(
 
 def put_conditions(
     x0: Tensor,
+    spec: ModelSpec,
     condition_types: frozenset[str],
     prefix_frames: int,
     entries: Mapping[str, Mapping[str, Tensor]],
@@ -395,6 +384,7 @@ def put_conditions(
 
     Args:
         x0: latents (C,F,H,W).
+        spec: of the model. What it takes on channels or appended is left out.
         condition_types: conditions of the sample.
         prefix_frames: latent frames of a prefix.
         entries: of each condition that is encoded on its own, its tensors.
@@ -409,23 +399,24 @@ def put_conditions(
     if frames == 1:
         return known
 
-    if "mask" in condition_types:
+    in_place = frozenset(filter(spec.is_in_place, condition_types))
+    if "mask" in in_place:
         entry = entries["mask"]
         # Somebody else's cache may hold another condition under this name.
         cells = entry.get(KNOWN, torch.zeros_like(known)).bool()
         conditioned[:, cells] = entry[LATENTS][:, cells]
         known |= cells
     for name in ("suffix", "last_frame"):
-        if name in condition_types:
-            latents = entries[name][LATENTS]
+        latents = _end_in_place(name, spec, entries)
+        if latents is not None and name in condition_types:
             count = min(latents.shape[1], frames - 1)
             conditioned[:, -count:] = latents[:, -count:]
             known[-count:] = True
-    if "prefix" in condition_types:
+    if "prefix" in in_place:
         count = min(prefix_frames, frames - 1)
         conditioned[:, :count] = x0[:, :count]
         known[:count] = True
-    if "first_frame" in condition_types:
+    if "first_frame" in in_place:
         conditioned[:, 0] = x0[:, 0]
         known[0] = True
 
@@ -434,6 +425,21 @@ def put_conditions(
         return torch.zeros_like(known)
     x0.copy_(conditioned)
     return known
+
+
+def _end_in_place(
+    condition: str, spec: ModelSpec, entries: Mapping[str, Mapping[str, Tensor]]
+) -> Tensor | None:
+    """Return the latents that have the place of a clip's last ones, or None without
+    any.
+    """
+    if condition not in entries:
+        return None
+    latents = entries[condition][LATENTS]
+    if spec.is_in_place(condition):
+        return latents
+    is_longer = condition == "suffix" and latents.shape[1] > APPENDED_OF_SUFFIX
+    return latents[:, APPENDED_OF_SUFFIX:] if is_longer else None
 
 
 def put_start_images(

@@ -21,9 +21,9 @@ from videotune.data.workers import Workers
 from videotune.diffusion.regions import cell_shares
 from videotune.errors import VideotuneError
 from videotune.files import name_in_cache
+from videotune.latent_cache.clip_ends import REFERENCE
 from videotune.latent_cache.conditions import (
     LATENTS,
-    REFERENCE,
     ConditionSample,
     companion_sample,
     condition_key,

@@ -6,7 +6,8 @@ first frame that is fed clean. Positions in time are in seconds, so fps counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,19 @@ from weakref import ref
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.model_spec import ModelSpec, VideoRules
+from videotune.models import ltx_tiny
 from videotune.models.base import DiffusersModel
+from videotune.models.ltx_conditions import (
+    CONDITIONS,
+    GivenFrames,
+    frames_at_the_end,
+    given_to_pipeline,
+    pipeline_arguments,
+    tokens_of,
+    vae_of_given,
+    video_coords,
+    with_tokens_in_front,
+)
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
     FLOW_SCHEDULERS,
@@ -60,15 +73,6 @@ DECODE_NOISE = 0.025
 
 NEWER_TOKENS = 256
 """Tokens of a caption in the pipeline of 0.9.5 and newer."""
-
-TINY_SCHEDULER = {
-    "use_dynamic_shifting": True,
-    "base_shift": 0.95,
-    "max_shift": 2.05,
-    "shift_terminal": 0.1,
-    "base_image_seq_len": 1024,
-    "max_image_seq_len": 4096,
-}
 
 
 class LTXVideo(DiffusersModel):
@@ -146,95 +150,8 @@ class LTXVideo(DiffusersModel):
         (r"\.norm_k\.", ".k_norm."),
     )
     config_defaults = {"patch_size": 1, "patch_size_t": 1}
-    tiny_parts = {
-        "_class_name": "LTXPipeline",
-        "vae": {
-            "_class_name": "AutoencoderKLLTXVideo",
-            "latent_channels": 4,
-            "_buffers": {
-                "latents_mean": [0.1, -0.2, 0.0, 0.3],
-                "latents_std": [0.5, 1.2, 0.8, 1.0],
-            },
-        },
-        "transformer": {
-            "_class_name": "LTXVideoTransformer3DModel",
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_attention_heads": 2,
-            "attention_head_dim": 16,
-            "cross_attention_dim": 32,
-            "num_layers": 2,
-            "caption_channels": 16,
-        },
-        "tokenizer": {"_class_name": "letters"},
-        "text_encoder": {
-            "_class_name": "T5EncoderModel",
-            "vocab_size": 98,
-            "d_model": 16,
-            "d_kv": 8,
-            "d_ff": 32,
-            "num_layers": 1,
-            "num_heads": 2,
-            "dropout_rate": 0.0,
-        },
-        "scheduler": {"_class_name": "FlowMatchEulerDiscreteScheduler"},
-    }
-    tiny_variants = {
-        "0.9.0": {
-            "vae": {
-                "block_out_channels": [8, 8, 8, 8],
-                "layers_per_block": [1, 1, 1, 1, 1],
-                "spatio_temporal_scaling": [True, True, True, False],
-                "decoder_block_out_channels": [8, 8, 8, 8],
-                "decoder_layers_per_block": [1, 1, 1, 1, 1],
-            },
-            "scheduler": TINY_SCHEDULER,
-        },
-        "0.9.1": {
-            "vae": {
-                "block_out_channels": [8, 8, 8, 8],
-                "layers_per_block": [1, 1, 1, 1, 1],
-                "spatio_temporal_scaling": [True, True, True, False],
-                "decoder_block_out_channels": [8, 16, 32],
-                "decoder_layers_per_block": [1, 1, 1, 1],
-                "decoder_spatio_temporal_scaling": [True, True, True],
-                "upsample_residual": [True, True, True],
-                "upsample_factor": [2, 2, 2],
-                "timestep_conditioning": True,
-                "decoder_inject_noise": [True, True, True, False],
-            },
-            "scheduler": TINY_SCHEDULER,
-        },
-        "0.9.7": {
-            "_class_name": "LTXConditionPipeline",
-            "vae": {
-                "decoder_block_out_channels": [8, 16, 32],
-                "decoder_layers_per_block": [1, 1, 1, 1],
-                "decoder_spatio_temporal_scaling": [True, True, True],
-                "upsample_residual": [True, True, True],
-                "upsample_factor": [2, 2, 2],
-                "timestep_conditioning": True,
-                "block_out_channels": [4, 8, 8, 16, 16],
-                "down_block_types": [
-                    "LTXVideo095DownBlock3D",
-                    "LTXVideo095DownBlock3D",
-                    "LTXVideo095DownBlock3D",
-                    "LTXVideo095DownBlock3D",
-                ],
-                "layers_per_block": [1, 1, 1, 1, 1],
-                "spatio_temporal_scaling": [True, True, True, True],
-                "downsample_type": [
-                    "spatial",
-                    "temporal",
-                    "spatiotemporal",
-                    "spatiotemporal",
-                ],
-                "decoder_inject_noise": [False, False, False, False],
-                "spatial_compression_ratio": 32,
-                "temporal_compression_ratio": 8,
-            },
-        },
-    }
+    tiny_parts = ltx_tiny.PARTS
+    tiny_variants = ltx_tiny.VARIANTS
 
     @cached_property
     def is_newer(self) -> bool:
@@ -285,6 +202,7 @@ class LTXVideo(DiffusersModel):
             text_tokens=text_tokens,
             text_width=net["caption_channels"],
             licence=licence,
+            further_conditions=CONDITIONS if newer else {},
             # The newer pipeline passes a timestep for each token.
             schedulers=FLOW_SCHEDULERS[:1] if newer else FLOW_SCHEDULERS,
             shift_by_tokens=_shifts(scheduler),
@@ -366,19 +284,30 @@ class LTXVideo(DiffusersModel):
         times = self.model_timesteps(x_t, t, batch)
         if self.is_newer and times.ndim == 1:
             times = times[:, None]
+        tokens = _tokens(x_t.to(self.dtype))
+        given = frames_at_the_end(
+            batch.conditioning.extras, x_t.shape[2], self.spec.rules
+        )
+        if given:
+            tokens, times = with_tokens_in_front(tokens, times, given)
+
         assert batch.conditioning.text_mask is not None
         output = net(
-            hidden_states=_tokens(x_t.to(self.dtype)),
+            hidden_states=tokens,
             encoder_hidden_states=batch.conditioning.text.to(self.dtype),
             timestep=times,
             encoder_attention_mask=batch.conditioning.text_mask,
             return_dict=False,
-            **self._positions(batch.fps, *x_t.shape[2:]),
+            **self._positions(batch.fps, x_t.shape[2:], given),
         )
-        return output[0].transpose(1, 2).reshape(x_t.shape).float()
+        of_clip = output[0][:, -math.prod(x_t.shape[2:]) :]
+        return of_clip.transpose(1, 2).reshape(x_t.shape).float()
 
     def _positions(
-        self, fps: Tensor, frames: int, rows: int, columns: int
+        self,
+        fps: Tensor,
+        size: Sequence[int],
+        given: Sequence[GivenFrames],
     ) -> dict[str, Any]:
         """Return the tokens' positions in pixels and seconds, as the checkpoint's
         pipeline does.
@@ -388,11 +317,11 @@ class LTXVideo(DiffusersModel):
 
         Args:
             fps: frames a second of each sample (B,).
-            frames: latent frames.
-            rows: latent rows.
-            columns: latent columns.
+            size: latent frames, rows and columns.
+            given: tokens in front of the clip's.
         """
         rules = self.spec.rules
+        frames, rows, columns = size
         if not self.is_newer:
             seconds = (rules.temporal_stride / fps.float()).view(-1, 1, 1, 1, 1)
             return {
@@ -406,32 +335,42 @@ class LTXVideo(DiffusersModel):
                 ),
             }
 
-        # Cached because the pipeline copies its factors to the device, which makes the
-        # host wait. Fake tensors are neither cached nor combined with real ones.
-        is_real = type(fps) is torch.Tensor
-        cache = self._loaded.setdefault("coords", {})
-        key = (frames, rows, columns, fps.device)
-        coords = cache.get(key)
-        if coords is None or not is_real:
-            pipeline = diffusers.LTXConditionPipeline
-            ids = pipeline._prepare_video_ids(
-                1, frames, rows, columns, device=fps.device
+        frames_of_clip = frames
+        parts = []
+        for item in given:
+            count = tokens_of(item).shape[2]
+            parts.append(
+                self._coords(count, rows, columns, fps.device, item.frame_index)
             )
-            coords = pipeline._scale_video_ids(
-                ids,
-                scale_factor=rules.spatial_stride,
-                scale_factor_t=rules.temporal_stride,
-                frame_index=0,
-                device=fps.device,
-            ).float()
-            if type(coords) is torch.Tensor:
-                cache[key] = coords
+            frames += count
+        parts.append(self._coords(frames_of_clip, rows, columns, fps.device))
+        coords = torch.cat(parts, dim=2) if given else parts[0]
 
         seconds = coords[:, :1] * (1 / fps.float()).view(-1, 1, 1)
         coords = torch.cat([seconds, coords[:, 1:].expand(len(fps), -1, -1)], dim=1)
         # The transformer ignores num_frames if it gets positions, but ``token_frames``
         # reads it.
         return {"num_frames": frames, "video_coords": coords}
+
+    def _coords(
+        self, frames: int, rows: int, columns: int, device: Any, frame_index: int = 0
+    ) -> Tensor:
+        """Return ``video_coords``, the same tensor at each call.
+
+        The pipeline copies its factors to the device, which makes the host wait.
+        """
+        cache: dict[object, Tensor] = self._loaded.setdefault("coords", {})
+        key = (frames, rows, columns, device, frame_index)
+        coords = cache.get(key)
+        # Fake tensors are neither cached nor combined with real ones.
+        is_fake = type(torch.empty(0, device=device)) is not torch.Tensor
+        if coords is None or is_fake:
+            coords = video_coords(
+                frames, rows, columns, self.spec.rules, device, frame_index
+            )
+            if not is_fake:
+                cache[key] = coords
+        return coords
 
     def token_frames(
         self,
@@ -488,27 +427,30 @@ class LTXVideo(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """Sample latents; ``request.first`` are clean first frames to continue.
+        """Sample latents. What samples are conditioned on is in ``request.first`` and
+        ``request.known``, at their end also in the ``extras``.
 
-        Up to 0.9.1 the image-to-video pipeline continues them. The newer pipeline adds
-        noise to them while it samples; the result has the frames that were passed.
+        Up to 0.9.1 the image-to-video pipeline continues first frames. The newer pipeline
+        adds noise to given frames while it samples; the result has those that were
+        passed.
         """
-        shape = request.shape
-        first = request.first
         size = self.spec.rules.latent_size(request.shape)
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
         arguments: dict[str, Any] = {"generator": generators}
         pipeline_class = None
-        if first is not None and self.is_newer:
-            # Only its size counts.
-            arguments["image"] = torch.zeros(1, 3, shape.height, shape.width)
-        elif first is not None:
-            pipeline_class = diffusers.LTXImageToVideoPipeline
-            arguments["latents"] = _tokens(
-                initial_latents(first.float(), size, generators)
-            )
+        if self.is_newer:
+            given = given_to_pipeline(self.spec, conditioning, request)
+            vae = vae_of_given(self.spec, given, self.device)
+            arguments |= pipeline_arguments(given, request.shape, self.spec.rules)
+        else:
+            first = request.first
+            vae = vae_stand_in(self.spec, first, self.device)
+            if first is not None:
+                pipeline_class = diffusers.LTXImageToVideoPipeline
+                arguments["latents"] = _tokens(
+                    initial_latents(first.float(), size, generators)
+                )
 
-        vae = vae_stand_in(self.spec, first, self.device)
         pipe = self.pipeline(nets, request.shift, pipeline_class, vae=vae)
         with without_shift_warning(pipe.scheduler):
             latents = self.run_pipeline(
@@ -517,8 +459,12 @@ class LTXVideo(DiffusersModel):
 
         if not self.is_newer:  # the older pipelines return tokens
             latents = latents.transpose(1, 2).unflatten(2, size)
-        if first is not None:
-            latents = torch.cat([first.to(latents), latents[:, :, 1:]], dim=2)
+        if request.first is not None:
+            first = request.first.to(latents)
+            latents = torch.cat([first, latents[:, :, 1:]], dim=2)
+        if request.known is not None and request.known_mask is not None:
+            is_known = request.known_mask.to(latents.device)
+            latents = request.known.to(latents).where(is_known, latents)
         return latents.float()
 
     def fingerprints(self) -> dict[str, str]:

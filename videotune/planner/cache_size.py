@@ -4,12 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from videotune.job.job import Job
-from videotune.latent_cache.conditions import (
-    CHANNELS,
-    ENCODED_ALONE,
-    ConditionSample,
-    given_frames,
-)
+from videotune.latent_cache.clip_ends import latents_of_end, pixels_of_end
+from videotune.latent_cache.conditions import CHANNELS, ENCODED_ALONE, ConditionSample
 from videotune.latent_cache.encode import CacheItems
 from videotune.latent_cache.keys import CacheKeys
 from videotune.model_spec import ModelSpec
@@ -113,8 +109,17 @@ def _condition_entries(
     return EncodedEntries(
         count=len(samples),
         bytes=sum(condition_bytes(sample, spec) for sample in samples),
-        pixels=sum(pixels_of(sample.window.shape) for sample in samples),
+        pixels=sum(_condition_pixels(sample, spec) for sample in samples),
     )
+
+
+def _condition_pixels(sample: ConditionSample, spec: ModelSpec) -> int:
+    """Return the pixels that are encoded of a condition."""
+    shape = sample.window.shape
+    if sample.type in ENCODED_ALONE and spec.is_appended(sample.type):
+        frames = pixels_of_end(sample.type, sample.latent_frames, shape, spec)
+        shape = replace(shape, frames=frames)
+    return pixels_of(shape)
 
 
 def condition_bytes(sample: ConditionSample, spec: ModelSpec) -> int:
@@ -130,7 +135,7 @@ def condition_bytes(sample: ConditionSample, spec: ModelSpec) -> int:
         return frames * cells_per_frame * (4 * spec.latent_channels + 1)
     latent_frames = sample.latent_frames
     if sample.type in ENCODED_ALONE:
-        latent_frames = given_frames(latent_frames, shape, spec.rules)
+        latent_frames = latents_of_end(sample.type, latent_frames, shape, spec)
     return 4 * spec.latent_channels * latent_frames * cells_per_frame
 
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
 from videotune.job.experts import trained
-from videotune.latent_cache.conditions import REFERENCE, reference_size
+from videotune.latent_cache.clip_ends import appended_sizes
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.base import DiffusersModel
@@ -320,10 +320,12 @@ class FakeRun:
         )
         if self.config.text_in_step:
             conditioning.text.requires_grad_()
-        size = reference_size(self.config, shape, spec.rules)
-        if size is not None:
-            reference = torch.zeros(samples, spec.latent_channels, *size)
-            extras = {**conditioning.extras, REFERENCE: reference}
+        appended = {
+            name: torch.zeros(samples, spec.latent_channels, *size)
+            for name, size in appended_sizes(self.config, shape, spec).items()
+        }
+        if appended:
+            extras = {**conditioning.extras, **appended}
             conditioning = replace(conditioning, extras=extras)
         batch = Batch.of(
             x0,

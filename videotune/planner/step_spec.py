@@ -20,7 +20,7 @@ from videotune.config.optimizer_classes import is_class
 from videotune.files import Count, Number, checked, digest, write_json
 from videotune.job.experts import trained
 from videotune.job.job import Job
-from videotune.latent_cache.conditions import reference_size
+from videotune.latent_cache.clip_ends import appended_sizes
 from videotune.memory.device_buffers import SLOTS
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
@@ -205,8 +205,8 @@ class PlanInputs:
         }
         if config.conditions:
             inputs["conditions"] = sorted(item.type for item in config.conditions)
-            inputs["reference"] = [
-                reference_size(config, shape, self.spec.rules) for shape in self.shapes
+            inputs["appended"] = [
+                appended_sizes(config, shape, self.spec) for shape in self.shapes
             ]
         return digest(inputs)[:32]
 

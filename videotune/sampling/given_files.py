@@ -95,13 +95,13 @@ def _known_to_base(spec: ModelSpec) -> frozenset[str]:
     """Return the types of the conditions that a model is made for: it needs no training
     for them.
     """
-    types = {
-        name
-        for name, support in spec.conditions.items()
-        if support.mechanism == "channels" and support.in_diffusers
-    }
-    takes_image = spec.image_conditioning != "none"
-    return frozenset(types | {"first_frame"} if takes_image else types)
+    is_made_with_frames = spec.image_conditioning == "replace"
+    types = set()
+    for name, support in spec.conditions.items():
+        is_made_for = support.mechanism != "in_place" or is_made_with_frames
+        if support.in_diffusers and is_made_for:
+            types.add(name)
+    return frozenset(types)
 
 
 def _key_of(condition: str) -> str:

@@ -14,15 +14,19 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 from videotune.errors import VideotuneError
+from videotune.latent_cache.clip_ends import (
+    REFERENCE,
+    appended_sizes,
+    given_frames,
+    pixels_of_end,
+)
 from videotune.latent_cache.conditions import (
     KNOWN,
-    REFERENCE,
+    LATENTS,
     ConditionSample,
     encode_condition,
-    given_frames,
     pixel_frames,
     put_conditions,
-    reference_size,
     shown_pixels,
 )
 from videotune.latent_cache.encode import to_model
@@ -67,9 +71,8 @@ def _encode(
     """Encode what a sample is conditioned on."""
     if files.reference is None:
         return _encode_shown(family, files, shape, config, key)
-    size = reference_size(config, shape, family.spec.rules)
-    assert size is not None, "only a run that learns references gets one"
-    count = (size[0] - 1) * family.spec.rules.temporal_stride + 1
+    latent_frames, _, _ = appended_sizes(config, shape, family.spec)[REFERENCE]
+    count = (latent_frames - 1) * family.spec.rules.temporal_stride + 1
     part = replace(shape, frames=count)
     frames = _read(Path(files.reference), part, f"{key}: reference")
     reference = family.encode_video(to_model(frames)).mean
@@ -100,10 +103,10 @@ def _encode_shown(
         return _encode_on_channels(family, files, shape, config, key)
 
     rules = family.spec.rules
-    latent_frames = {
-        condition.type: given_frames(condition.frames_given, shape, rules)
-        for condition in config.conditions
-    }
+    latent_frames = dict.fromkeys(files.types, 1)
+    for condition in config.conditions:
+        if condition.type in latent_frames:
+            latent_frames[condition.type] = condition.frames_given
     window = Window("", 0.0, shape.frames / shape.fps, shape)
     x0 = torch.zeros(family.spec.latent_channels, *rules.latent_size(shape))
     entries = {}
@@ -111,8 +114,7 @@ def _encode_shown(
         path = getattr(files, name)
         if path is None:
             continue
-        count = latent_frames[name]
-        sample = ConditionSample(window, 0, name, count)
+        sample = ConditionSample(window, 0, name, latent_frames[name])
         hidden = torch.zeros(1, shape.height, shape.width)
         if name == "mask":
             assert files.video is not None
@@ -120,17 +122,15 @@ def _encode_shown(
             frames = _read(Path(files.video), shape, f"{key}: video")
         else:
             end = _read(Path(path), shape, f"{key}: {name}")
-            pixel_frames = count * rules.temporal_stride if name == "suffix" else 1
+            shown = pixels_of_end(name, latent_frames[name], shape, family.spec)
             # The clip's first frames become the sample's last.
-            frames = np.concatenate(
-                [end[: shape.frames - pixel_frames], end[:pixel_frames]]
-            )
+            frames = np.concatenate([end[: shape.frames - shown], end[:shown]])
         entries[name] = encode_condition(family, to_model(frames), sample, hidden)
         if name == "mask" and not entries[name][KNOWN].any():
             raise _nothing_left(path, shape, key)
 
     if files.prefix is not None:
-        count = latent_frames["prefix"]
+        count = given_frames(latent_frames["prefix"], shape, rules)
         num_frames = (count - 1) * rules.temporal_stride + 1
         beginning = _read_end(Path(files.prefix), shape, num_frames, f"{key}: prefix")
         x0[:, :count] = family.encode_video(to_model(beginning)).mean[:, :count]
@@ -139,8 +139,13 @@ def _encode_shown(
         x0[:, :1] = family.encode_video(to_model(still[:1])).mean[:, :1]
 
     prefix_frames = latent_frames.get("prefix", 0)
-    known = put_conditions(x0, files.types, prefix_frames, entries)
-    return LatentDistribution(x0, known=known)
+    known = put_conditions(x0, family.spec, files.types, prefix_frames, entries)
+    appended = {
+        name: tensors[LATENTS]
+        for name, tensors in entries.items()
+        if family.spec.is_appended(name)
+    }
+    return LatentDistribution(x0, extras=appended, known=known)
 
 
 def _encode_on_channels(

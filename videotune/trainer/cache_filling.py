@@ -12,12 +12,10 @@ from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.conditions import (
-    REFERENCE,
     ConditionSample,
     channel_samples,
     channel_sets,
     condition_samples,
-    reference_sample,
     shown_on_channels,
     usual_conditions,
 )
@@ -87,11 +85,9 @@ def _conditions_of(
         encoded: list[list[ConditionSample]] = []
         for condition in job.config.conditions:
             is_read = condition.type in usual or not is_plain
-            if is_read and job.spec.is_in_place(condition.type):
-                encoded.append(condition_samples(window, variant, condition, num_boxes))
-            elif is_read and condition.type == REFERENCE:
+            if is_read and not job.spec.is_on_channels(condition.type):
                 encoded.append(
-                    [reference_sample(window, variant, condition, job.spec.rules)]
+                    condition_samples(window, variant, condition, num_boxes, job.spec)
                 )
 
         usual_on_channels = shown_on_channels(usual, window, job.spec)

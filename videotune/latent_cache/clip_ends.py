@@ -1,0 +1,71 @@
+"""How much of a clip, or of a file beside it, a condition gives: in latent and in pixel
+frames.
+"""
+
+from videotune.config.schema import Config
+from videotune.model_spec import ModelSpec, VideoRules
+from videotune.types import ClipShape
+
+REFERENCE = "reference"
+"""Type of a file beside the clip that is appended to it. Its latents are also called so
+in a batch.
+"""
+
+APPENDED_OF_SUFFIX = 2
+"""Latent frames of a suffix that are appended to the clip where a suffix is: those that
+an encoder makes of the suffix's first pixel frames, which it cannot see the frames
+before. The others have the place of the clip's own last frames.
+"""
+
+
+def appended_sizes(
+    config: Config, shape: ClipShape, spec: ModelSpec
+) -> dict[str, tuple[int, int, int]]:
+    """Return (F,H,W) of the latents that are appended to a clip, by the condition's
+    type.
+    """
+    most, rows, columns = spec.rules.latent_size(shape)
+    sizes: dict[str, tuple[int, int, int]] = {}
+    for condition in config.conditions:
+        if not spec.is_appended(condition.type):
+            continue
+        if condition.type == REFERENCE:
+            count = min(condition.latent_frames or most, most)
+            sizes[REFERENCE] = (count, rows, columns)
+        elif shape.frames > 1:
+            count = latents_of_end(condition.type, condition.frames_given, shape, spec)
+            sizes[condition.type] = (count, rows, columns)
+    return sizes
+
+
+def latents_of_end(
+    condition: str, latent_frames: int, shape: ClipShape, spec: ModelSpec
+) -> int:
+    """Return how many latent frames are encoded of a clip's last frame or suffix.
+
+    A suffix that is appended has a frame more: it is encoded like a clip of its own, and
+    a clip's first latent frame holds one pixel frame.
+    """
+    if condition != "suffix":
+        return 1
+    if spec.is_appended(condition):
+        most = spec.rules.latent_size(shape)[0] - 2
+        return min(latent_frames, most) + 1
+    return given_frames(latent_frames, shape, spec.rules)
+
+
+def pixels_of_end(
+    condition: str, latent_frames: int, shape: ClipShape, spec: ModelSpec
+) -> int:
+    """Return how many pixel frames a clip's last frame or suffix has."""
+    count = latents_of_end(condition, latent_frames, shape, spec)
+    if condition == "suffix" and spec.is_in_place(condition):
+        return count * spec.rules.temporal_stride
+    return (count - 1) * spec.rules.temporal_stride + 1
+
+
+def given_frames(latent_frames: int, shape: ClipShape, rules: VideoRules) -> int:
+    """Return how many latent frames of a prefix or suffix are given: one at least is
+    left to learn.
+    """
+    return min(latent_frames, rules.latent_size(shape)[0] - 1)

@@ -1,0 +1,177 @@
+"""Conditions of LTX-Video from 0.9.5 on, as its pipeline takes them.
+
+What begins at the first frame has the place of the clip's own latents. An image or clip
+at a later frame is encoded like a clip of its own, so its first two latent frames lie on
+no latent frame of the clip: they are tokens of their own beside the clip's, with the
+times of their pixel frames. The rest of a clip has the place of the clip's latents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from videotune.lazy import diffusers, torch
+from videotune.model_spec import ConditionSupport, VideoRules
+from videotune.models.pipelines import vae_stand_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from videotune.model_spec import ModelSpec
+    from videotune.types import ClipShape, Conditioning, SampleRequest
+
+CONDITIONS = {
+    "prefix": ConditionSupport("in_place"),
+    "last_frame": ConditionSupport("context"),
+    "suffix": ConditionSupport("context"),
+}
+"""What the pipeline takes beside a first frame."""
+
+FRAMES_WITHOUT_PLACE = 2
+"""Latent frames of an appended clip that are tokens of their own."""
+
+
+@dataclass(frozen=True)
+class GivenFrames:
+    """An image or clip that samples are conditioned on."""
+
+    latents: Tensor
+    """(B,C,n,H,W)."""
+    frame_index: int
+    """Pixel frame of the sample at which it begins."""
+
+
+def frames_at_the_end(
+    extras: Mapping[str, Tensor], clip_frames: int, rules: VideoRules
+) -> list[GivenFrames]:
+    """Return what samples are conditioned on at their end, in the pipeline's order.
+
+    Args:
+        extras: of the samples' conditioning; "suffix" (B,C,n,H,W), "last_frame"
+            (B,C,1,H,W).
+        clip_frames: latent frames of the samples.
+        rules: strides of the latent grid.
+    """
+    given = []
+    for name in ("suffix", "last_frame"):
+        if name in extras:
+            latents = extras[name]
+            begin = (clip_frames - latents.shape[2]) * rules.temporal_stride
+            given.append(GivenFrames(latents, begin))
+    return given
+
+
+def tokens_of(given: GivenFrames) -> Tensor:
+    """Return the latents of given frames at the end that are tokens beside the clip's.
+
+    The other ones have the place of the clip's latents.
+    """
+    return given.latents[:, :, :FRAMES_WITHOUT_PLACE]
+
+
+def with_tokens_in_front(
+    tokens: Tensor, timestep: Tensor, given: Sequence[GivenFrames]
+) -> tuple[Tensor, Tensor]:
+    """Put given frames in front of the inputs of a network, clean.
+
+    Args:
+        tokens: of the clip (B,S,C).
+        timestep: (B,1), or (B,S).
+        given: at the end of the clip.
+
+    Returns:
+        (B,n+S,C), and a timestep for each token, 0 for the given ones.
+    """
+    in_front = [
+        tokens_of(frames).to(tokens).flatten(2).transpose(1, 2) for frames in given
+    ]
+    states = torch.cat([*in_front, tokens], dim=1)
+    clean = timestep.new_zeros(len(timestep), states.shape[1] - tokens.shape[1])
+    of_clip = timestep.expand(-1, tokens.shape[1])
+    return states, torch.cat([clean, of_clip], dim=1)
+
+
+def given_to_pipeline(
+    spec: ModelSpec, conditioning: Conditioning, request: SampleRequest
+) -> list[GivenFrames]:
+    """Return what samples are conditioned on, in the pipeline's form: what begins at the
+    first frame, then what ends at the last one.
+    """
+    given = []
+    beginning = request.first
+    if request.known is not None and request.known_mask is not None:
+        is_known = request.known_mask[0, 0].flatten(1).all(1)
+        # A suffix is known from its third frame on, which is not at the beginning.
+        count = int(is_known.long().cumprod(0).sum())
+        beginning = request.known[:, :, :count]
+    if beginning is not None and beginning.shape[2]:
+        given.append(GivenFrames(beginning, 0))
+
+    frames, _, _ = spec.rules.latent_size(request.shape)
+    return given + frames_at_the_end(conditioning.extras, frames, spec.rules)
+
+
+def pipeline_arguments(
+    given: list[GivenFrames], shape: ClipShape, rules: VideoRules
+) -> dict[str, Any]:
+    """Return the arguments with which the pipeline is called for given frames, with
+    blank pictures: of the pixels only their size counts.
+    """
+    images: list[Any] = []
+    videos: list[Any] = []
+    for frames in given:
+        count = (frames.latents.shape[2] - 1) * rules.temporal_stride + 1
+        pictures = torch.zeros(count, 3, shape.height, shape.width)
+        images.append(pictures if count == 1 else None)
+        videos.append(pictures if count > 1 else None)
+    if not given:
+        return {}
+    return {
+        "image": images,
+        "video": videos,
+        "frame_index": [frames.frame_index for frames in given],
+        "strength": [1.0] * len(given),
+    }
+
+
+def vae_of_given(spec: ModelSpec, given: list[GivenFrames], device: Any) -> Any:
+    """Return a stand-in of the VAE that encodes, in turn, to the given frames."""
+    first = given[0].latents.float().to(device) if given else None
+    vae = vae_stand_in(spec, first, device)
+    stand_ins: Iterator[Any] = iter(
+        [
+            vae_stand_in(spec, frames.latents.float().to(device), device)
+            for frames in given
+        ]
+    )
+
+    def encode_next(pixels: Tensor) -> Any:
+        return next(stand_ins).encode(pixels)
+
+    vae.encode = encode_next
+    return vae
+
+
+def video_coords(
+    frames: int,
+    rows: int,
+    columns: int,
+    rules: VideoRules,
+    device: Any,
+    frame_index: int = 0,
+) -> Tensor:
+    """Return the positions of latent frames (1,3,tokens) as the pipeline does: in pixel
+    frames, rows and columns.
+    """
+    pipeline = diffusers.LTXConditionPipeline
+    ids = pipeline._prepare_video_ids(1, frames, rows, columns, device=device)
+    coords: Tensor = pipeline._scale_video_ids(
+        ids,
+        scale_factor=rules.spatial_stride,
+        scale_factor_t=rules.temporal_stride,
+        frame_index=frame_index,
+        device=device,
+    )
+    return coords.float()
