@@ -123,7 +123,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
         return "?"
 
     def answer(out: Path, question: Any) -> dict[str, Any]:
-        return {**plan_server.read_answer(out), "current": True, "measuring": False}
+        state = {"current": True, "measuring": False, "computing": False}
+        return {**plan_server.read_answer(out), **state}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue_page, "ensure_worker", lambda root: None)

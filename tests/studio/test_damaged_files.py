@@ -34,6 +34,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
             **plan_server.read_answer(out),
             "current": True,
             "measuring": False,
+            "computing": False,
         },
     )
 

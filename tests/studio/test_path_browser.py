@@ -83,6 +83,26 @@ def test_captions_are_written_from_clip_to_clip_by_keyboard(tmp_path: Path) -> N
         page.locator("#without").wait_for(state="detached")
 
 
+NOTE_STEP_TEXTS = """() => {
+  window.stepTexts = [];
+  const note = () => {
+    const text = document.querySelectorAll("#r-path li")[3].querySelector("span").textContent;
+    if (window.stepTexts.at(-1) !== text) window.stepTexts.push(text);
+  };
+  note();
+  const whole = { childList: true, subtree: true, characterData: true };
+  new MutationObserver(note).observe(document.getElementById("r-path"), whole);
+}"""
+"""Notes everything that the path says of the plan, however short it is there."""
+
+
+def step_texts(page: Any, last: str) -> list[str]:
+    """Return what the path has said of the plan; first wait until it says ``last``."""
+    page.locator("#r-path li:nth-child(4) span", has_text=last).wait_for()
+    texts: list[str] = page.evaluate("window.stepTexts")
+    return texts
+
+
 def plan_text(page: Any) -> str:
     return str(page.locator("#plan").inner_text())
 
@@ -97,8 +117,10 @@ def test_a_plan_is_of_the_settings_on_the_page_and_start_waits_for_it(
     with open_studio(tmp_path) as (studio, page):
         page.set_default_timeout(120_000)
         page.goto(f"{studio.address}/p/cats/setup")
+        page.evaluate(NOTE_STEP_TEXTS)
         page.locator("#plan .badge.good", has_text="fits").wait_for()
         page.locator("#start:enabled").wait_for()
+        step_texts(page, last="fits")
         old = plan_text(page)
         assert violations(page) == []
 
@@ -125,6 +147,11 @@ def test_a_plan_is_of_the_settings_on_the_page_and_start_waits_for_it(
         os.kill(studio.process.pid, signal.SIGCONT)
         page.locator("#plan .stat b", has_text=steps).first.wait_for()
         page.locator("#start:enabled").wait_for()
+        texts = step_texts(page, last="fits")
+        assert {text.partition(",")[0] for text in texts} == {
+            "being calculated",
+            "fits",
+        }
         draft = json.loads((project.folder / "config.json").read_text())
         assert draft == {"steps": 300}
 

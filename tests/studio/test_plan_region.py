@@ -16,8 +16,8 @@ from videotune.studio import (
     form,
     gpu,
     plan_server,
+    project_plan,
     projects,
-    setup_page,
 )
 from videotune.text import duration
 
@@ -56,8 +56,12 @@ def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The answer of the plan server, which a test fills in."""
-    values: dict[str, Any] = {}
-    monkeypatch.setattr(plan_server, "request_answer", lambda out, question: values)
+    values: dict[str, Any] = {"current": False}
+
+    def request_answer(out: Path, question: dict[str, Any]) -> dict[str, Any]:
+        return values | {"computing": not values["current"]}
+
+    monkeypatch.setattr(plan_server, "request_answer", request_answer)
     return values
 
 
@@ -304,7 +308,7 @@ def test_hours_are_stopped_and_keep_what_is_there(
     assert reply.status_code == 204
     try:
         assert plan_server.is_computing(out)
-        question = setup_page.plan_question(cats, "hours")
+        question = project_plan.plan_question(cats, "hours")
         assert question["allow_skips"] == "all"
     finally:
         assert client.post(f"{SETUP}/stop-hours").status_code == 204

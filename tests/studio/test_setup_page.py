@@ -68,6 +68,7 @@ def studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Studio]:
             **plan_server.read_answer(out),
             "current": False,
             "measuring": False,
+            "computing": True,
         },
     )
     with TestClient(

@@ -5,14 +5,17 @@ import os
 import re
 import shutil
 import time
+from functools import partial
 from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.reports import full_run, visible_text, write_file
 from tests.support.studio_fuzz import PLAN
-from videotune.studio import plan_server, projects, setup_page, stages
+from videotune.studio import plan_server, project_plan, projects, setup_page, stages
 from videotune.studio.projects import Project
 from videotune.studio.stages import Stage, next_stage
 from videotune.studio.web import PageContext
@@ -44,10 +47,18 @@ def add_clip(project: Project, clips: Path, caption: str = "") -> None:
         (project.folder / "clips" / "a.txt").write_text(caption)
 
 
+def path_of(client: Any, page: str) -> dict[str, str]:
+    """Return how each stage stands, as a page of the project shows it."""
+    text = client.get(f"/p/cats/{page}").text
+    path = text.split('<nav class="path"')[1].split("</nav>")[0]
+    rows = re.findall(r"<b>(\w+)</b> <span>([^<]*)</span>", path)
+    return {name.lower(): words for name, words in rows}
+
+
 def answer_plan(project: Project, **answer: Any) -> None:
     """Write the answer to the plan's question of this moment."""
     current = projects.find_project(project.folder.parent, project.name)
-    question = setup_page.plan_question(current, "plan")
+    question = project_plan.plan_question(current, "plan")
     write_file(
         project.folder / ".studio",
         "plan.json",
@@ -80,6 +91,58 @@ def test_the_next_step_moves_on_with_what_is_done(
     # a plan for other settings is no plan
     projects.save_draft(cats, {"steps": 7})
     assert stages_of(cats)["plan"].state == "open"
+
+
+def test_the_path_and_the_plan_on_the_page_tell_the_same(
+    client: Any,
+    cats: Project,
+    small_clips: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The path is above the plan, and yet it is the one that sends the question."""
+    add_clip(cats, small_clips, "a ball")
+    projects.update(cats, preset="toy")
+    sent: list[Any] = []
+
+    def make_worker(**call: Any) -> Any:
+        start = partial(sent.append, call)
+        return SimpleNamespace(start=start, is_alive=lambda: True)
+
+    monkeypatch.setattr(plan_server, "Thread", make_worker)
+    for page in ("data", "train"):
+        assert path_of(client, page)["plan"] == "not calculated"
+    assert sent == []
+
+    assert path_of(client, "setup")["plan"] == "being calculated"
+    assert len(sent) == 1
+
+    answer_plan(cats, plan=PLAN | {"fits": True, "hours": 1.5, "hours_beside": 0.0})
+    for page in PAGES:
+        assert path_of(client, page)["plan"] == "fits, 1 h 30 min", page
+    assert len(sent) == 1
+
+
+def test_a_plan_that_another_page_is_waiting_for_is_being_calculated(
+    cats: Project, small_clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_clip(cats, small_clips, "a ball")
+    projects.update(cats, preset="toy")
+    current = projects.find_project(cats.folder.parent, cats.name)
+    out = project_plan.plan_file(current)
+    question = project_plan.plan_question(current, "plan")
+    release = Event()
+    worker = Thread(target=release.wait, args=(60,))
+    worker.start()
+    monkeypatch.setitem(plan_server._workers, out, worker)
+    monkeypatch.setitem(plan_server._current_key, out, plan_server.key_of(question))
+    try:
+        plan = stages_of(cats)["plan"]
+        assert (plan.state, plan.text) == ("busy", "being calculated")
+        projects.save_draft(cats, {"steps": 7})
+        assert stages_of(cats)["plan"].state == "open", "it is of other settings"
+    finally:
+        release.set()
+        worker.join()
 
 
 def test_a_run_that_has_ended_offers_its_result(

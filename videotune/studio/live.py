@@ -5,6 +5,7 @@ changed.
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request
@@ -37,6 +38,7 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
     @routes.get("/live", response_class=EventSourceResponse)
     async def live(
         request: Request,
+        page: str,
         regions: Annotated[Regions, Depends(regions_of)],
         tags: str = "",
     ) -> AsyncIterator[ServerSentEvent]:
@@ -50,6 +52,7 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
                 yield ServerSentEvent(event="gone", data=str(error))
                 return
 
+            context = replace(context, name=page)
             for name in [name for name in regions if name in tag_by_region]:
                 rendering = asyncio.ensure_future(
                     run_in_threadpool(render_region, regions, name, context)

@@ -64,19 +64,15 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
         question: the question, as ``plan_worker.write_answer`` takes it.
 
     Returns:
-        The answer. ``current``: it answers this question completely. ``measuring``: a
-        part of it is there.
+        The answer, as ``answer_so_far`` gives it.
     """
-    answer = read_answer(out)
+    answer = answer_so_far(out, question)
     key = key_of(question)
-    if not answer:
+    if not answer.get("key"):
         _forget(out)  # its file was removed or damaged since it was written
-    is_current = answer.get("key") == key
-    is_full = answer.get("part") == "full"
 
     with _lock:
-        is_answered = is_current and is_full
-        if not is_answered and _current_key.get(out) != key:
+        if not answer["current"] and _current_key.get(out) != key:
             _current_key[out] = key
             full_question = {**question, "key": key, "out": str(out)}
             previous_worker = _workers.get(out)
@@ -85,18 +81,46 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
             )
             _workers[out].start()
 
+    return answer | {"computing": not answer["current"]}
+
+
+def answer_so_far(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer so far, without sending the question.
+
+    Args:
+        out: file of the answer.
+        question: the question that it should answer.
+
+    Returns:
+        The answer. ``current``: it answers this question completely. ``measuring``: a
+        part of it is there. ``computing``: this process works on it.
+    """
+    is_computing_it = is_computing(out, key_of(question))
+    answer = read_answer(out)
+    is_same_question = answer.get("key") == key_of(question)
+    is_full = answer.get("part") == "full"
+    is_current = is_same_question and is_full
     return {
         **answer,
-        "current": is_current and is_full,
-        "measuring": is_current and not is_full,
+        "current": is_current,
+        "measuring": is_same_question and not is_full,
+        "computing": is_computing_it and not is_current,
     }
 
 
-def is_computing(out: Path) -> bool:
-    """Return whether an answer is being computed."""
+def is_computing(out: Path, key: str = "") -> bool:
+    """Return whether an answer is being computed.
+
+    Args:
+        out: file of the answer.
+        key: of the question that it should be for; empty for any.
+    """
     with _lock:
         worker = _workers.get(out)
-        return worker is not None and worker.is_alive() and bool(_current_key.get(out))
+        current_key = _current_key.get(out)
+        if worker is None or not worker.is_alive() or not current_key:
+            return False
+        return key in ("", current_key)
 
 
 def stop(out: Path) -> None:

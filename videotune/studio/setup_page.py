@@ -53,9 +53,8 @@ from videotune.studio.form import (
 )
 from videotune.studio.memory_bar import memory_parts
 from videotune.studio.model_choices import presets
+from videotune.studio.project_plan import plan_answer, plan_file, plan_question
 from videotune.studio.projects import (
-    CLIPS,
-    HELD_OUT,
     MANAGED_KEYS,
     Project,
     draft,
@@ -99,47 +98,13 @@ VERSION_HEADER = "VT-Settings"
 """Header of an answer: the version of the settings that it has made."""
 
 
-def plan_question(project: Project, what: str, **extra: Any) -> dict[str, Any]:
-    """Return a question for the plan server: settings, clips and GPU of a project.
-
-    Clips that cannot be used are left out of the calculation; the page says so.
-    """
-    facts = project.facts
-    card = facts.get("card")
-    vram = facts.get("vram")
-
-    gpus = gpu.list_gpus()
-    own_gpu = None
-    if gpus and not card and not vram:
-        own_gpu = [gpus[0].name, gpus[0].memory_total]
-
-    clip_folders = [project.folder / name for name in (CLIPS, HELD_OUT)]
-    config = {**draft(project), "datasets": projects.datasets(project)}
-    if config.get("missing_caption", "error") == "error":
-        config["missing_caption"] = "empty"  # as if each had one: it is still written
-    return {
-        "what": what,
-        "preset": project.preset or None,
-        "config": config,
-        "allow_skips": "all",
-        "card": card,
-        "vram": vram,
-        "gpu": own_gpu,
-        # Times of change, so a change of the clips gives another question.
-        "seen": [folder.stat().st_mtime for folder in clip_folders if folder.is_dir()],
-        **extra,
-    }
-
-
 def plan(page: PageContext) -> str:
     """Render the plan; it is computed again whenever the settings have changed."""
     project = page.current_project
     version = projects.settings_version(project)
-    answer: dict[str, Any] = {}
-    if projects.datasets(project) and project.has_model:
+    answer = plan_answer(page)
+    if answer:
         clips.start_check(project)
-        question = plan_question(project, "plan")
-        answer = plan_server.request_answer(_studio_file(project, "plan"), question)
 
     current_plan: dict[str, Any] = {}
     if answer.get("current") or answer.get("measuring"):
@@ -279,7 +244,7 @@ def conditions_taken(
         return known
 
     # The plan knows a model of the user's own, once it is calculated for it.
-    answer = plan_server.read_answer(_studio_file(project, "plan"))
+    answer = plan_server.read_answer(plan_file(project))
     latest_plan = mapping(answer.get("plan"))
     planned_base = mapping(latest_plan["settings"])["base_model_name"]
     takes: list[str] | None = latest_plan["takes"]

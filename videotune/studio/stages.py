@@ -16,12 +16,11 @@ from videotune.studio import (
     clips,
     gpu,
     model_choices,
-    plan_server,
     projects,
-    setup_page,
     train_page,
 )
 from videotune.studio.clips import ClipRow
+from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
 from videotune.studio.status import process_progress
 from videotune.studio.train_page import BUSY_STATUSES
@@ -148,7 +147,7 @@ def _model_stage(project: Project) -> Stage:
 def _run_stages(page: PageContext) -> Iterator[Stage]:
     """Yield the stages of the plan, of the newest run, and of its result."""
     names = train_page.run_names(page)
-    plan = _plan_stage(page.current_project)
+    plan = _plan_stage(page)
     if not names:
         yield plan
         yield Stage("run", "open", "none yet", "train", "Start training")
@@ -181,11 +180,18 @@ def _has_changed_since(project: Project, state: StateOfRun) -> bool:
     return settings_changed > max(times) + CHANGE_TOLERANCE
 
 
-def _plan_stage(project: Project) -> Stage:
+def _plan_stage(page: PageContext) -> Stage:
     """Return how the plan for the settings of this moment stands."""
-    answer = _current_plan(project)
-    if answer is None:
-        action = "See the plan"
+    project = page.current_project
+    answer = plan_answer(page)
+    action = "See the plan"
+    if not answer:
+        text = "after the model" if projects.datasets(project) else "after the clips"
+        return Stage("plan", "open", text, "setup")
+    if answer["computing"]:
+        text = "being calculated"
+        return Stage("plan", "busy", text, "setup", action, part="r-plan")
+    if not answer["current"]:
         return Stage("plan", "open", "not calculated", "setup", action, part="r-plan")
     if answer.get("code"):
         return Stage(
@@ -202,17 +208,6 @@ def _plan_stage(project: Project) -> Stage:
     if plan.get("fits") is None:
         return Stage("plan", "open", "no card chosen", "setup", "Choose a card")
     return Stage("plan", "blocked", "does not fit", "setup", "See what makes it fit")
-
-
-def _current_plan(project: Project) -> dict[str, Any] | None:
-    """Return the complete plan of the present settings and clips, if it is there."""
-    if not project.has_model or not projects.datasets(project):
-        return None
-    answer = plan_server.read_answer(project.folder / ".studio" / "plan.json")
-    question = setup_page.plan_question(project, "plan")
-    is_current = answer.get("key") == plan_server.key_of(question)
-    is_answered = is_current and answer.get("part") == "full"
-    return answer if is_answered else None
 
 
 def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,6 +61,12 @@ class PageContext:
     """The query parameters of the address."""
 
     has_password: bool = False
+
+    name: str = ""
+    """The name of the page that is rendered; empty if it is none."""
+
+    shared: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What the parts of one rendering have worked out for each other."""
 
     @property
     def path_rule(self) -> PathRule:
@@ -236,6 +242,7 @@ def page_response(
         status: HTTP status.
         **data: further variables of the template.
     """
+    page = replace(page, name=name)
 
     def region(part: str) -> Markup:
         text = render_region(regions, part, page)
