@@ -112,6 +112,56 @@ def test_rows_that_hold_the_clips(tmp_path: Path, clip_bytes: list[bytes]) -> No
     assert list(captions_by_name(library).values()) == [("six",)]
 
 
+def test_rows_that_hold_companions_too(
+    tmp_path: Path, clip_bytes: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third, _ = clip_bytes
+    columns = {
+        "video": [
+            {"bytes": first, "path": "a.mp4"},
+            {"bytes": second, "path": "b.mp4"},
+        ],
+        "reference": [{"bytes": third, "path": "../a.mp4"}, None],
+        "loss_mask": pa.array([None, third], pa.binary()),
+        "mask": ["m.png", None],
+        "text": ["one", "two"],
+    }
+    path = write_table(tmp_path / "data" / "rows.parquet", columns)
+    location = open_location(str(path), tmp_path / "cache")
+    one, two = location.files
+    assert one.path.name == "a.mp4"
+    companions = dict(one.companions)
+    assert (
+        companions.pop("mask") == companions.pop("loss_mask") == path.with_name("m.png")
+    )
+    (reference,) = companions.values()
+    assert reference.parent == one.path.parent
+    assert reference.read_bytes() == third
+    ((role, loss_mask),) = two.companions
+    assert role == "loss_mask"
+    assert loss_mask.read_bytes() == third
+
+    # What is missing is written again, and companions count for the limits.
+    loss_mask.unlink()
+    assert open_location(str(path), tmp_path / "cache").files[1].companions
+    assert loss_mask.is_file()
+    monkeypatch.setattr(parquet_clips, "MARGIN", len(first) + len(second))
+    monkeypatch.setattr(parquet_clips, "RATIO", 0)
+    with pytest.raises(VideotuneError, match="unpacks to more than"):
+        open_location(str(path), tmp_path / "other-cache")
+
+
+def test_a_column_of_bytes_is_no_companion_of_clips_that_are_paths(
+    tmp_path: Path, clip_bytes: list[bytes]
+) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip_bytes[0])
+    columns = {"file_name": ["a.mp4"], "text": ["a"], "mask": [clip_bytes[1]]}
+    write_table(tmp_path / "metadata.parquet", columns)
+    location = open_location(str(tmp_path), tmp_path / "cache")
+    assert [file.companions for file in location.files] == [()]
+    assert any("the column mask is not used" in note for note in location.notes)
+
+
 def test_they_are_unpacked_once_and_anew_where_something_is_missing(
     tmp_path: Path, clip_bytes: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

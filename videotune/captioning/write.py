@@ -122,7 +122,7 @@ def caption_files(root: Path, clips: set[str], dataset: Dataset) -> dict[Path, s
         columns=Columns(dataset.file_column, dataset.caption_column),
     )
     for clip in clip_files:
-        if clip.metadata_row:
+        if clip.metadata_texts is not None:
             raise VideotuneError(
                 f"{clip.metadata_row} has captions, but these would be text files. "
                 "Move the metadata file away first."

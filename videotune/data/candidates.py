@@ -309,7 +309,8 @@ def _prepare(
         if role in config.condition_types and role not in candidate.companions:
             raise ClipProblem(
                 f"no_{role}",
-                f"the run learns from {folder}, and {folder}/ beside videos/ has no file of its name",
+                f"the run learns from {folder}, but {folder}/ beside videos/ has no file of its name, "
+                "and no metadata file names one",
             )
 
     candidate.sample_windows(config, rules)

@@ -51,7 +51,7 @@ class ClipFile:
     metadata_texts: tuple[str, ...] | None = None
     """Captions by a metadata file, which alone count then; empty if its row has none.
 
-    Each may have several lines.
+    Each may have several lines. None without a row, or if it only names companions.
     """
 
     metadata_row: str | None = None

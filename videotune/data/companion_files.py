@@ -2,12 +2,12 @@
 images.
 
 A companion has the name of its clip with any suffix of an image or video, at the same
-place below its folder: ``masks/a/001.png`` belongs to ``videos/a/001.mp4``. It is not a
-clip itself.
+place below its folder: ``masks/a/001.png`` belongs to ``videos/a/001.mp4``. Or a row of a
+metadata file names it. It is not a clip itself.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,13 @@ from videotune.data.clip_file import CLIP_FOLDERS, CLIP_SUFFIXES, Role
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.errors import VideotuneError
 
-MASK_FOLDERS = ("loss_masks", "masks")
+ROLES: tuple[Role, ...] = ("loss_mask", "mask", "reference", "control", "start_image")
+"""Roles in the order in which companions are listed."""
+
+LOSS_FOLDERS = ("loss_masks",)
+"""Folders of masks that are for the loss only."""
+
+MASK_FOLDERS = (*LOSS_FOLDERS, "masks")
 """Folders of loss masks. If a clip has a file in both, the first one counts."""
 
 CONDITION_FOLDERS = ("masks",)
@@ -84,43 +90,79 @@ class CompanionFiles:
         self._start_images = self._find_start_images(media)
         self.paths.update(self._start_images.values())
         self._extra_masks = _masks_in(settings.loss_masks)
+        self._named: dict[str, dict[Role, str]] = {}
+        """Files that metadata files name, by the path of their clip."""
+
+    def name(self, clip: str, role: Role, path: str) -> None:
+        """Take a file that a metadata file names for a clip."""
+        self._named.setdefault(clip, {})[role] = path
+        self.paths.add(path)
 
     def of(self, clip: str) -> tuple[tuple[Role, Path], ...]:
         """Return the companions of a clip by its path in the dataset."""
-        companions: list[tuple[Role, Path]] = []
-        loss_mask = self._loss_mask_of(clip)
-        if loss_mask is not None:
-            companions.append(("loss_mask", Path(loss_mask)))
+        named = self._named.get(clip, {})
+        companions = self._in_folders(clip) | named
+
+        # Files that are made for the loss come before masks of any use.
         stem = os.path.splitext(clip)[0]
-        mask = self._beside(stem, CONDITION_FOLDERS)
-        if mask is not None:
-            companions.append(("mask", Path(mask)))
-        for role, folder in BESIDE.items():
-            path = self._beside(stem, (folder,))
-            if path is not None:
-                companions.append((role, Path(path)))
-        start_image = self._start_images.get(clip)
-        if start_image is not None:
-            companions.append(("start_image", Path(start_image)))
-        return tuple(companions)
+        if self._settings.loss_masks is not None:
+            companions.pop("loss_mask", None)
+            extra_mask = self._extra_mask_of(stem)
+            if extra_mask is not None:
+                companions["loss_mask"] = extra_mask
+        elif "mask" in named and "loss_mask" not in named:
+            in_folder = self._beside(stem, LOSS_FOLDERS)
+            companions["loss_mask"] = in_folder or named["mask"]
+        return tuple(
+            (role, Path(companions[role])) for role in ROLES if role in companions
+        )
+
+    def replaced_by_names(self, clip: str) -> list[tuple[Role, str, str]]:
+        """Return role, used file and unused file where a metadata file names another file
+        for a clip than a folder has.
+        """
+        in_folders = self._in_folders(clip)
+        # A mask in masks/ is of the clip's conditions too, so it is no rival.
+        loss_mask = self._beside(os.path.splitext(clip)[0], LOSS_FOLDERS)
+        in_folders.pop("loss_mask", None)
+        if loss_mask is not None:
+            in_folders["loss_mask"] = loss_mask
+
+        used = dict(self.of(clip))
+        replaced = []
+        for role, path in self._named.get(clip, {}).items():
+            unused_path = in_folders.get(role, path)
+            if unused_path != path and used.get(role) == Path(path):
+                replaced.append((role, path, unused_path))
+        return replaced
 
     def without_clip(self, clips: Collection[str]) -> list[str]:
         """Return the companions that belong to none of the clips, sorted."""
         used: set[str] = set()
         for clip in clips:
             used.update(str(path) for _, path in self.of(clip))
+            used.update(unused for _, _, unused in self.replaced_by_names(clip))
         return sorted(self.paths - used)
 
-    def _loss_mask_of(self, clip: str) -> str | None:
+    def _in_folders(self, clip: str) -> dict[Role, str]:
+        """Return the companions of a clip by their names, without those of metadata."""
         stem = os.path.splitext(clip)[0]
-        if self._settings.loss_masks is not None:
-            for name in _names_below(stem):
-                mask = self._extra_masks.get(name)
-                if mask is not None:
-                    return mask
-            return None
+        paths: dict[Role, str | None] = {
+            "loss_mask": self._beside(stem, MASK_FOLDERS) or self._labels.get(stem),
+            "mask": self._beside(stem, CONDITION_FOLDERS),
+            "start_image": self._start_images.get(clip),
+        }
+        for role, folder in BESIDE.items():
+            paths[role] = self._beside(stem, (folder,))
+        return {role: path for role, path in paths.items() if path is not None}
 
-        return self._beside(stem, MASK_FOLDERS) or self._labels.get(stem)
+    def _extra_mask_of(self, stem: str) -> str | None:
+        """Return a clip's mask in the folder that the dataset names."""
+        for name in _names_below(stem):
+            mask = self._extra_masks.get(name)
+            if mask is not None:
+                return mask
+        return None
 
     def _beside(self, stem: str, folder_names: Sequence[str]) -> str | None:
         """Return a clip's file in the first of these folders that has one."""
@@ -192,6 +234,18 @@ class CompanionFiles:
                     start_images[path] = images[stem]
                     break
         return start_images
+
+
+def named_companions(
+    paths: Mapping[Role, Path],
+) -> tuple[tuple[Role, Path], ...]:
+    """Return companions that only a row names. A mask is one of the loss too, unless the
+    row has another.
+    """
+    companions = dict(paths)
+    if "mask" in companions:
+        companions.setdefault("loss_mask", companions["mask"])
+    return tuple((role, companions[role]) for role in ROLES if role in companions)
 
 
 def companion_folders_beside(root: Path) -> list[Path]:

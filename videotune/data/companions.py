@@ -1,5 +1,6 @@
 """Companions of a clip as a run uses them: read, and checked against their clip."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +49,16 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
         "reference": "reference" in config.condition_types,
         "control": "control" in config.condition_types,
     }
-    return {
-        role: Companion(role, path) for role, path in file.companions if is_used[role]
-    }
+    companions = {}
+    for role, path in file.companions:
+        if not is_used[role]:
+            continue
+        companions[role] = Companion(role, path)
+        # Only a row can name a file that is not there.
+        if file.metadata_row is not None and not os.path.isfile(path):
+            detail = f"{file.metadata_row} names it, but there is no such file"
+            companions[role].problem = ClipProblem("missing_file", detail)
+    return companions
 
 
 def alpha_mask(clip_id: str, media: MediaInfo) -> Companion:

@@ -182,7 +182,8 @@ def _examine(
     companions = {}
     for candidate in candidates:
         for companion in candidate.companions.values():
-            companions[companion.path] = companion
+            if companion.problem is None:
+                companions[companion.path] = companion
 
     results = index.examine([*paths, *companions], **settings)
     for candidate, result in zip(candidates, results[: len(paths)], strict=True):
@@ -194,6 +195,8 @@ def _examine(
     result_by_companion = dict(zip(companions, results[len(paths) :], strict=True))
     for candidate in candidates:
         for companion in candidate.companions.values():
+            if companion.path not in result_by_companion:
+                continue
             result = result_by_companion[companion.path]
             companion.content_id = result.id
             companion.info = result.info

@@ -180,21 +180,25 @@ def _slow_note(usual: float, fps: float) -> str:
 
 def _caption_line_notes(candidates: Sequence[Candidate]) -> list[str]:
     """Return a note on captions whose lines became variants."""
-    several = [
+    of_several_lines = [
         candidate
         for candidate in candidates
         if len(candidate.captions) > len(candidate.caption_texts) > 0
     ]
-    if not several:
+    if not of_several_lines:
         return []
 
-    count = "1 caption has" if len(several) == 1 else f"{len(several)} captions have"
+    count = (
+        "1 caption has"
+        if len(of_several_lines) == 1
+        else f"{len(of_several_lines)} captions have"
+    )
     note = (
-        f"{count} several lines (such as that of {several[0].relative}); each line is a "
+        f"{count} several lines (such as that of {of_several_lines[0].relative}); each line is a "
         'variant, of which a sample gets one; caption_lines "join" makes one caption of them'
     )
     prose = 0
-    for candidate in several:
+    for candidate in of_several_lines:
         prose += any(has_paragraphs(text) for text in candidate.caption_texts)
     if prose == 1:
         note += ": 1 of them has paragraphs, so it looks like one text"

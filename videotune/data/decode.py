@@ -73,6 +73,11 @@ def decode(
     return out
 
 
+def whole_picture(info: MediaInfo, second: float) -> Frames:
+    """Decode the frame on display at a time in its own size, upright: uint8 (H,W,3)."""
+    return decode(info, [second], info.height, info.width, resize="stretch")[0]
+
+
 def decode_all(info: MediaInfo, threads: int = 0) -> Iterator[Frames]:
     """Yield each frame of a clip in its own size, upright and in the colours of
     ``decode``.

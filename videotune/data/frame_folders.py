@@ -103,21 +103,21 @@ def join_frames(
     # The name holds both what the file was made of and what is in it.
     key = files.digest([stamps, fps])
     folder = cache / _FOLDER
-    made = [
+    joined_files = [
         path
         for path in sorted(folder.glob(f"{key}-*.mov"))
         if _CONTENT_ID.fullmatch(path.stem.removeprefix(f"{key}-"))
     ]
-    if not made:
+    if not joined_files:
         try:
-            made = [_join(file, folder, key, fps, total_bytes, progress)]
+            joined_files = [_join(file, folder, key, fps, total_bytes, progress)]
         except OSError as error:
             raise VideotuneError(
                 f"the frames of {file.path} cannot be joined in {folder}: "
                 f"{error.strerror or error}. Set cache_dir to another folder."
             ) from error
-    content_id = made[0].stem.removeprefix(f"{key}-")
-    return replace(file, media=made[0], content_id=content_id)
+    content_id = joined_files[0].stem.removeprefix(f"{key}-")
+    return replace(file, media=joined_files[0], content_id=content_id)
 
 
 def _check_numbers(frames: Sequence[Path]) -> None:

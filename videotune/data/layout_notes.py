@@ -52,7 +52,9 @@ class LayoutNotes:
     def _double_caption_notes(self) -> list[str]:
         """Report text files that a metadata file makes useless."""
         doubles = [
-            clip for clip in self.clips if clip.metadata_row and clip.caption_file
+            clip
+            for clip in self.clips
+            if clip.metadata_texts is not None and clip.caption_file
         ]
         if not doubles:
             return []

@@ -2,7 +2,6 @@
 layouts."""
 
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from videotune.data.companion_files import (
 )
 from videotune.data.frame_folders import find_frame_folders
 from videotune.data.layout_notes import UNREAD_SUFFIXES, LayoutNotes
+from videotune.data.listed_paths import ListedPaths
 from videotune.data.metadata_files import (
     METADATA_NAMES,
     NO_COLUMNS,
@@ -34,7 +34,7 @@ from videotune.data.metadata_files import (
     read_metadata,
 )
 from videotune.errors import VideotuneError
-from videotune.text import counted_are
+from videotune.text import counted, counted_are
 
 RUN_FILES = ("config.json", "journal.jsonl")
 """A folder that has both is a training run."""
@@ -147,11 +147,7 @@ class _DatasetFolder:
             self.files, companions, self._companions_outside()
         )
 
-        self.frames: dict[str, tuple[Path, ...]] = {}
-        """Images of the folders that are clips, in order."""
-        if frame_folders:
-            files = self.files.keys() - self.companions.paths
-            self.frames = find_frame_folders(files, str(root))
+        self.listed_paths = ListedPaths(root, within, self.files)
 
         self.metadata_files: dict[str, str] = {}
         """Path of the metadata file by folder."""
@@ -163,6 +159,12 @@ class _DatasetFolder:
         for path in sorted(self.files):
             if os.path.basename(path) in METADATA_NAMES:
                 self._read_metadata_file(path)
+
+        self.frames: dict[str, tuple[Path, ...]] = {}
+        """Images of the folders that are clips, in order."""
+        if frame_folders:
+            files = self.files.keys() - self.companions.paths
+            self.frames = find_frame_folders(files, str(root))
 
         self.caption_files = text_files_by_name(
             [*self.files, *outside_captions], caption_suffix
@@ -206,15 +208,37 @@ class _DatasetFolder:
         return companions
 
     def companion_notes(self, clips: Sequence[ClipFile]) -> list[str]:
-        """Return a note on companions that belong to no clip."""
+        """Return notes on companions that belong to no clip, and on those that metadata
+        files replace.
+        """
         paths = [str(clip.path) for clip in clips]
+        notes = self._replacement_notes(paths)
         orphans = self.companions.without_clip(paths)
+        orphans = [path for path in orphans if path not in self.rows]
         if not orphans:
-            return []
+            return notes
         names = ", ".join(self._relative(path) for path in orphans[:3])
         return [
+            *notes,
             f"{counted_are(len(orphans), 'companion file')} of no clip and not used: no clip has the "
-            f"same name and place ({names}{', …' if len(orphans) > 3 else ''})"
+            f"same name and place ({names}{', …' if len(orphans) > 3 else ''})",
+        ]
+
+    def _replacement_notes(self, paths: Sequence[str]) -> list[str]:
+        """Return a note on files of folders in whose place metadata files name others."""
+        replaced = []
+        for path in paths:
+            for role, used, unused in self.companions.replaced_by_names(path):
+                position = self._relative(self.rows[path].position)
+                replaced.append(
+                    f"{position}: {role} {self._relative(used)}, not {self._relative(unused)}"
+                )
+        if not replaced:
+            return []
+        examples = "; ".join(replaced[:3])
+        return [
+            f"{counted(len(replaced), 'companion file')} that metadata files name in the place of those "
+            f"in folders beside the clips ({examples}{'; …' if len(replaced) > 3 else ''}): the named ones are used"
         ]
 
     def _check_names(self) -> None:
@@ -238,7 +262,7 @@ class _DatasetFolder:
         targets = {}
         for path in self.caption_files.values():
             if files[path]:
-                target = self._target_outside(path)
+                target = self.listed_paths.target_outside(path)
                 if target and not self._is_caption(target):
                     targets[path] = target
         return targets
@@ -247,12 +271,6 @@ class _DatasetFolder:
         """Return whether a path outside of the dataset can only be that of a caption."""
         suffix = self.caption_suffix.lower()
         return suffix in CAPTION_SUFFIXES and path.lower().endswith(suffix)
-
-    def _target_outside(self, path: str) -> str:
-        """Return the target of a link if it is outside the dataset, else ""."""
-        target = os.path.realpath(path)
-        is_inside = Path(target).is_relative_to(os.path.realpath(self.within))
-        return "" if is_inside else target
 
     def _read_metadata_file(self, path: str) -> None:
         """Read the rows of one metadata file; raise VideotuneError if it is invalid."""
@@ -263,16 +281,17 @@ class _DatasetFolder:
             )
         self.metadata_files[folder] = path
 
-        target = self._target_outside(path) if self.files[path] else ""
+        target = self.listed_paths.target_outside(path) if self.files[path] else ""
         if target and not target.endswith((".csv", ".jsonl")):
             raise VideotuneError(
                 f"{path} is a link to {target}, outside {self.root}. Put the file itself there."
             )
 
-        rows, notes = read_metadata(Path(path), self.columns)
+        rows, notes = read_metadata(Path(path), self.columns, needs_captions=False)
         self.metadata_notes += notes
+        relative_folder = os.path.relpath(folder, self.root)
         for row in rows:
-            clip_path = self._listed_path(row, os.path.relpath(folder, self.root))
+            clip_path = self.listed_paths.clip(row, relative_folder)
             if clip_path in self.rows:
                 raise VideotuneError(
                     f"{row.position} lists {row.file_name}, which "
@@ -280,43 +299,11 @@ class _DatasetFolder:
                     "write several captions as lines of its text."
                 )
             self.rows[clip_path] = row
-
-    def _listed_path(self, row: MetadataRow, folder: str) -> str:
-        """Return the path of the clip that a row lists.
-
-        Args:
-            row: a row of a metadata file.
-            folder: the metadata file's folder, relative to the root.
-
-        Raises:
-            VideotuneError: if the path leads out of the dataset.
-        """
-        listing = f"{row.position} lists {row.file_name!r}"
-        name = row.file_name.replace("\\", "/")
-        if name.startswith("/") or re.match("[A-Za-z]:", name) or "\0" in name:
-            raise VideotuneError(
-                f"{listing}, which is not relative to that file's folder. "
-                "Write a relative path."
-            )
-
-        relative_path = os.path.normpath(os.path.join(folder, name))
-        if relative_path == ".." or relative_path.startswith(f"..{os.sep}"):
-            raise VideotuneError(
-                f"{listing}, which is outside {self.root}. "
-                "The clips of a dataset must be in its folder."
-            )
-
-        # Files that were found without following a link are inside. A path that was not
-        # found, such as a hidden one, may be a link too.
-        path = self.prefix + relative_path
-        may_be_link = self.files.get(path, True) and os.path.lexists(path)
-        target = self._target_outside(path) if may_be_link else ""
-        if target:
-            raise VideotuneError(
-                f"{listing}, a link to {target}, outside {self.root}. "
-                "Put the clip itself there."
-            )
-        return path
+            for role, name in row.companions:
+                companion = self.listed_paths.companion(
+                    row, role, name, relative_folder
+                )
+                self.companions.name(clip_path, role, companion)
 
     def clips(self) -> list[ClipFile]:
         """Return the clips in path order; raise VideotuneError if there are none."""
@@ -363,15 +350,17 @@ class _DatasetFolder:
         caption_file = Path(text_file) if text_file is not None and is_usable else None
 
         row = self.rows.get(path)
+        has_texts = row is not None and row.texts is not None
         metadata_row = self._relative(row.position) if row is not None else None
         is_known = path in self.files or path in self.frames
         exists = row is None or is_known or os.path.isfile(path)
         missing_detail = ""
         if not exists:
             missing_detail = f"{metadata_row} lists it, and it does not exist"
-        elif row is None and caption_file is None:
+        elif not has_texts and caption_file is None:
+            metadata_file = layout.metadata_file if row is None else None
             missing_detail = self._missing_caption_detail(
-                text_file, expected_caption, layout
+                text_file, expected_caption, metadata_file
             )
 
         return ClipFile(
@@ -387,22 +376,24 @@ class _DatasetFolder:
         )
 
     def _missing_caption_detail(
-        self, text_file: str | None, expected_caption: Path, layout: _Layout
+        self,
+        text_file: str | None,
+        expected_caption: Path,
+        metadata_file: str | None,
     ) -> str:
         """Explain why a clip has no caption.
 
         Args:
             text_file: its text file, if there is one that must not be read.
             expected_caption: path at which the text file should be.
-            layout: of the clip's folder.
+            metadata_file: the metadata file that does not list it, if there is one.
         """
         detail = f"{expected_caption} does not exist"
         if text_file is not None:
             target = self.foreign_captions[text_file]
             detail = f"{text_file} is a link to {target}, which is not a {self.caption_suffix} file"
-        if layout.metadata_file:
-            metadata_file = self._relative(layout.metadata_file)
-            detail = f"{metadata_file} does not list it, and {detail}"
+        if metadata_file:
+            detail = f"{self._relative(metadata_file)} does not list it, and {detail}"
         return detail
 
     def _no_clips_message(self) -> str:

@@ -39,18 +39,18 @@ def notes_on_masks(
             f"{counted(num_start_images, 'image')} of images/ with the name of a video in videos/: "
             "used as that video's start image, not as a clip"
         )
-    for role, folder in BESIDE.items():
+    for role in BESIDE:
         num_files = sum(role in roles for roles in files)
         if num_files and role not in config.condition_types:
             note = (
-                f"{counted(num_files, 'clip')} with a file in {folder}/ that is not used: "
+                f"{counted(num_files, 'clip')} with a {role} that is not used: "
                 f"conditions has no {role}"
             )
             notes.append(Remark("unused_references", note))
     if "mask" in config.condition_types:
         num_masks = sum("mask" in candidate.companions for candidate in usable)
         notes.append(
-            f"conditions: mask: {counted(num_masks, 'clip')} with a mask in masks/; of "
+            f"conditions: mask: {counted(num_masks, 'clip')} with a mask; of "
             f"{len(usable) - num_masks} a drawn box is hidden"
         )
     return notes

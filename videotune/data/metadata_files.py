@@ -5,13 +5,14 @@ captions.
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from videotune.bounds import require_file
 from videotune.data.captions import read_utf8
+from videotune.data.clip_file import Role
 from videotune.data.file_checks import ClipProblem
 from videotune.data.parquet_files import MAX_ROWS, PARQUET_SUFFIX, ParquetTable
 from videotune.errors import VideotuneError
@@ -39,6 +40,9 @@ FILE_COLUMNS = (
 )
 """Names of the column of clips in a file of rows. In a metadata file it is the first."""
 
+COMPANION_COLUMNS: tuple[Role, ...] = ("reference", "control", "mask", "loss_mask")
+"""Names of the columns of files that belong to a row's clip: their roles."""
+
 MAX_BYTES = 1 << 29
 """Most bytes of a metadata file or a file of rows: 512 MiB."""
 
@@ -60,17 +64,24 @@ class MetadataRow:
     file_name: str
     """Path of the clip as written there."""
 
-    texts: tuple[str, ...]
-    """Captions as written there, without blank ones; each may have several lines."""
+    texts: tuple[str, ...] | None
+    """Captions as written there, without blank ones; each may have several lines. None if
+    the file has no column of captions.
+    """
 
     position: str
     """File and line: "PATH:line"."""
+
+    companions: tuple[tuple[Role, str], ...] = ()
+    """Files that belong to the clip, by their role, as written there."""
 
 
 def read_metadata(
     path: Path,
     columns: Columns = NO_COLUMNS,
     file_columns: Sequence[str] = FILE_COLUMNS[:1],
+    *,
+    needs_captions: bool = True,
 ) -> tuple[list[MetadataRow], list[str]]:
     """Read the rows of a metadata file, and notes on data that is not used.
 
@@ -81,6 +92,8 @@ def read_metadata(
         columns: the columns of clips and captions, if the dataset names them.
         file_columns: names of the column of clips, if it does not. That of captions is
             one of ``TEXT_COLUMNS`` then.
+        needs_captions: without a column of captions the file is refused, even if it names
+            companions.
 
     Raises:
         VideotuneError: for anything else; the message names file and line.
@@ -94,7 +107,7 @@ def read_metadata(
     if columns.file is not None:
         file_columns = (columns.file,)
     if path.suffix.lower() == PARQUET_SUFFIX:
-        return _read_parquet(path, columns, file_columns)
+        return _read_parquet(path, columns, file_columns, needs_captions=needs_captions)
     try:
         text = read_utf8(path)
     except ClipProblem as problem:
@@ -118,16 +131,30 @@ def read_metadata(
     for _, row in rows:
         names.update(dict.fromkeys(row))
     file_column = _file_column(path, list(names), file_columns)
-    column, notes = text_column(path, list(names), columns.caption)
+    column: str | None = None
+    notes: list[str] = []
+    if needs_captions or not _only_names_companions(list(names), columns):
+        column, notes = text_column(path, list(names), columns.caption)
 
-    metadata_rows = [
-        _parse_row(path, position, row, column, file_column) for position, row in rows
-    ]
+    roles = companion_columns(list(names), used=(file_column, column))
+    metadata_rows = []
+    for position, row in rows:
+        metadata_row = _parse_row(path, position, row, column, file_column)
+        companions = companions_of(position, row, roles)
+        metadata_rows.append(replace(metadata_row, companions=companions))
     return metadata_rows, notes
 
 
+def _only_names_companions(names: Sequence[str], columns: Columns) -> bool:
+    """Return whether a file has columns of companions and none of captions."""
+    has_captions = columns.caption is not None or any(
+        name in names for name in TEXT_COLUMNS
+    )
+    return not has_captions and bool(companion_columns(names, used=()))
+
+
 def _read_parquet(
-    path: Path, columns: Columns, file_columns: Sequence[str]
+    path: Path, columns: Columns, file_columns: Sequence[str], *, needs_captions: bool
 ) -> tuple[list[MetadataRow], list[str]]:
     """Read the rows of a Parquet file that has the clips' paths as text."""
     table = ParquetTable(path)
@@ -138,15 +165,74 @@ def _read_parquet(
             "Give the file itself as the dataset's path."
         )
     file_column = _file_column(path, table.text_columns, file_columns)
-    caption_column, notes = text_column(path, table.text_columns, columns.caption)
+    caption_column: str | None = None
+    notes: list[str] = []
+    names = table.text_columns
+    if needs_captions or not _only_names_companions(names, columns):
+        caption_column, notes = text_column(path, names, columns.caption)
+
+    used_columns = [file_column]
+    if caption_column is not None:
+        used_columns.append(caption_column)
+    roles = companion_columns(table.text_columns, used=used_columns)
+    for role in companion_columns(
+        table.columns, used=[*table.text_columns, *used_columns]
+    ):
+        notes.append(f"{path}: the column {role} is not used: it has no paths as text")
 
     rows = []
-    values = table.texts([file_column, caption_column])
-    for number, (file_name, text) in enumerate(values, start=1):
-        row = {file_column: file_name, caption_column: text}
+    columns_read = [*used_columns, *roles]
+    for number, values in enumerate(table.texts(columns_read), start=1):
+        row = dict(zip(columns_read, values, strict=True))
         position = f"{path}:{number}"
-        rows.append(_parse_row(path, position, row, caption_column, file_column))
+        metadata_row = _parse_row(path, position, row, caption_column, file_column)
+        companions = companions_of(position, row, roles)
+        rows.append(replace(metadata_row, companions=companions))
     return rows, notes
+
+
+def companion_columns(
+    columns: Sequence[str], used: Collection[str | None]
+) -> list[Role]:
+    """Return the columns of files that belong to clips.
+
+    Args:
+        columns: columns of a file.
+        used: those of them that have another meaning, by the dataset's keys.
+    """
+    return [role for role in COMPANION_COLUMNS if role in columns and role not in used]
+
+
+def companions_of(
+    position: str, row: Mapping[str, Any], roles: Sequence[Role]
+) -> tuple[tuple[Role, str], ...]:
+    """Return the files that a row names for its clip, as they are written.
+
+    Args:
+        position: file and line of the row.
+        row: values by column. An absent, null or blank one names no file.
+        roles: the columns of such files.
+
+    Raises:
+        VideotuneError: if a value is no text.
+    """
+    companions = []
+    for role in roles:
+        name = row.get(role)
+        if name is None:
+            continue
+        if not isinstance(name, str):
+            raise VideotuneError(
+                f"{position}: {role} must be the path of a file, not {json.dumps(name)[:80]}. "
+                "Write its path, or rename the column if it is not the clip's file."
+            )
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise _broken_character(position, error) from error
+        if name.strip():
+            companions.append((role, name.strip()))
+    return tuple(companions)
 
 
 def _file_column(
@@ -299,7 +385,11 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _parse_row(
-    path: Path, position: str, row: Mapping[str, Any], column: str, file_column: str
+    path: Path,
+    position: str,
+    row: Mapping[str, Any],
+    column: str | None,
+    file_column: str,
 ) -> MetadataRow:
     """Check a row; a text that is absent, null or blank has no variants.
 
@@ -307,7 +397,7 @@ def _parse_row(
         path: the metadata file.
         position: file and line of the row.
         row: values by column.
-        column: the column of captions.
+        column: the column of captions, if there is one.
         file_column: the column of the clips' paths.
     """
     file_name = row.get(file_column)
@@ -321,7 +411,9 @@ def _parse_row(
         file_name.encode()
     except UnicodeEncodeError as error:
         raise _broken_character(position, error) from error
-    written_texts = captions_of(position, column, row.get(column))
+    written_texts = None
+    if column is not None:
+        written_texts = captions_of(position, column, row.get(column))
     return MetadataRow(file_name.strip(), written_texts, position)
 
 

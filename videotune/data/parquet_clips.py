@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
+from typing import NamedTuple
 
 from videotune import files
 from videotune.data.archives import (
@@ -24,16 +25,21 @@ from videotune.data.archives import (
     FileProgressFn,
     locked_folder,
 )
-from videotune.data.clip_file import ClipFile
+from videotune.data.clip_file import ClipFile, Role
+from videotune.data.companion_files import named_companions
 from videotune.data.file_checks import HEAD_BYTES, type_of
 from videotune.data.metadata_files import (
+    COMPANION_COLUMNS,
     FILE_COLUMNS,
     Columns,
     captions_of,
+    companion_columns,
+    companions_of,
     text_column,
 )
 from videotune.data.parquet_files import PARQUET_SUFFIX, ParquetTable
 from videotune.data.probe import VIDEO_SUFFIXES
+from videotune.data.row_files import row_companions
 from videotune.errors import VideotuneError
 
 MAX_SHARDS = 10_000
@@ -46,6 +52,14 @@ MAX_NAME_LETTERS = 60
 
 _NAMES_FILE = ".rows.json"
 """File in the folder of a shard with the name and the size of each row's clip."""
+
+
+def _names_file_of(role: Role) -> str:
+    """Return the file with the names and sizes of companions; a row without one has
+    null.
+    """
+    return f".rows-{role}.json"
+
 
 OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "eval")
 """Names of the splits of a dataset that are not for training."""
@@ -77,6 +91,17 @@ class Shard:
 
     name: str
     """Its path within the dataset, with / between its parts."""
+
+
+class _ShardColumns(NamedTuple):
+    """The columns of a shard."""
+
+    clip: str
+    caption: str
+    companion_bytes: list[Role]
+    """Columns of files that belong to the clips."""
+    companion_paths: list[Role]
+    """Columns of the paths of such files."""
 
 
 def find_shards(
@@ -138,18 +163,20 @@ def clip_column_of(path: Path, columns: Columns) -> str | None:
     """
     table = ParquetTable(path)
     candidates = table.clip_columns
+    # A column of masks beside one of clips is not meant, unless it is named.
+    clip_candidates = [name for name in candidates if name not in COMPANION_COLUMNS]
     if columns.file is not None:
         return columns.file if columns.file in candidates else None
 
-    known_columns = [name for name in FILE_COLUMNS if name in candidates]
+    known_columns = [name for name in FILE_COLUMNS if name in clip_candidates]
     if len(known_columns) == 1:
         return known_columns[0]
-    if len(candidates) > 1:
+    if len(clip_candidates) > 1:
         raise VideotuneError(
-            f"{path} has clips in the columns {' and '.join(candidates[:8])}. "
+            f"{path} has clips in the columns {' and '.join(clip_candidates[:8])}. "
             "Name the one of the clips: datasets.file_column."
         )
-    return candidates[0] if candidates else None
+    return clip_candidates[0] if clip_candidates else None
 
 
 def read_clips(
@@ -177,36 +204,39 @@ def read_clips(
     clips: list[ClipFile] = []
     notes: dict[str, None] = {}
     try:
-        column_by_shard = {}
+        columns_by_shard = {}
         stamps = []
         for shard in shards:
-            column, caption_column, shard_notes = _columns_of(shard, columns)
-            column_by_shard[shard] = column, caption_column
+            shard_columns, shard_notes = _columns_of(shard, columns)
+            columns_by_shard[shard] = shard_columns
             notes.update(dict.fromkeys(shard_notes))
             status = shard.path.stat()
-            stamps.append([shard.name, column, status.st_size, status.st_mtime_ns])
+            # Without companions the folder is that of earlier versions.
+            names = [shard_columns.clip, *shard_columns.companion_bytes]
+            name = names[0] if len(names) == 1 else names
+            stamps.append([shard.name, name, status.st_size, status.st_mtime_ns])
 
         location = str(shards[0].path.absolute())
         folder = home / files.digest([location, stamps])
         home.mkdir(parents=True, exist_ok=True)
         with locked_folder(home, progress):
-            for shard, (column, _) in column_by_shard.items():
+            for shard, shard_columns in columns_by_shard.items():
                 shard_folder = folder / shard.name
-                if not _is_complete(shard_folder):
+                if not _is_complete(shard_folder, shard_columns):
                     shard_folder.parent.mkdir(parents=True, exist_ok=True)
                     # Left by a killed process: no other works here while the lock is held.
                     for stale_folder in shard_folder.parent.glob(".part-*"):
                         shutil.rmtree(stale_folder)
                     with files.whole_folder(shard_folder) as temporary_folder:
-                        _unpack(shard, column, temporary_folder, progress)
+                        _unpack(shard, shard_columns, temporary_folder, progress)
     except OSError as error:
         raise VideotuneError(
             f"{shards[0].path.parent}: its Parquet files could not be unpacked into {home}: "
             f"{error.strerror or error}."
         ) from error
 
-    for shard, (_, caption_column) in column_by_shard.items():
-        clips += _clips_of(shard, folder / shard.name, caption_column)
+    for shard, shard_columns in columns_by_shard.items():
+        clips += _clips_of(shard, folder / shard.name, shard_columns)
     return folder, clips, list(notes)
 
 
@@ -220,12 +250,15 @@ def _check_link(path: Path, within: Path) -> None:
         )
 
 
-def _is_complete(folder: Path) -> bool:
-    """Return whether the folder of a shard has all its clips in their sizes, each a file
-    of the folder itself.
+def _is_complete(folder: Path, columns: _ShardColumns) -> bool:
+    """Return whether the folder of a shard has all its clips and their companions in their
+    sizes, each a file of the folder itself.
     """
     try:
         rows = files.read_json(folder / _NAMES_FILE)
+        for role in columns.companion_bytes:
+            companions = files.read_json(folder / _names_file_of(role))
+            rows += [row for row in companions if row is not None]
         for name, size in rows:
             status = os.lstat(folder / name)
             is_inside = os.path.basename(name) == name
@@ -236,21 +269,61 @@ def _is_complete(folder: Path) -> bool:
     return True
 
 
-def _unpack(shard: Shard, column: str, folder: Path, progress: FileProgressFn) -> None:
-    """Write the clips of a shard, within the limits."""
-    table = ParquetTable(shard.path)
-    if table.row_count > MAX_MEMBERS:
-        raise VideotuneError(
-            f"{shard.path} has {table.row_count} rows of clips; {MAX_MEMBERS:,} are unpacked. "
-            "Split it into several files."
-        )
-    free_bytes = max(0, shutil.disk_usage(folder).free - RESERVE)
-    most_bytes = RATIO * shard.path.stat().st_size + MARGIN
+def _unpack(
+    shard: Shard, columns: _ShardColumns, folder: Path, progress: FileProgressFn
+) -> None:
+    """Write the clips of a shard and their companions, within the limits."""
+    _Unpacking(shard, folder, progress).run(columns)
 
-    rows: list[tuple[str, int]] = []
-    used_names: set[str] = set()
-    total_bytes = 0
-    for number, (content, written_name) in enumerate(table.clips(column), start=1):
+
+class _Unpacking:
+    """Writes the clips of a shard and their companions, within the limits.
+
+    Args:
+        shard: the Parquet file.
+        folder: the folder to write to.
+        progress: called with (rows done, rows in all, current file).
+    """
+
+    def __init__(self, shard: Shard, folder: Path, progress: FileProgressFn) -> None:
+        self._shard = shard
+        self._folder = folder
+        self._progress = progress
+        self._used_names: set[str] = set()
+        self._total_bytes = 0
+        self._free_bytes = max(0, shutil.disk_usage(folder).free - RESERVE)
+        self._most_bytes = RATIO * shard.path.stat().st_size + MARGIN
+
+    def run(self, columns: _ShardColumns) -> None:
+        """Write all files, and their names.
+
+        Raises:
+            VideotuneError: if a limit is exceeded.
+        """
+        table = ParquetTable(self._shard.path)
+        if table.row_count > MAX_MEMBERS:
+            raise VideotuneError(
+                f"{self._shard.path} has {table.row_count} rows of clips; {MAX_MEMBERS:,} are unpacked. "
+                "Split it into several files."
+            )
+
+        rows = []
+        for number, (content, name) in enumerate(table.clips(columns.clip), start=1):
+            self._progress(number, table.row_count, f"unpacking {self._shard.name}")
+            rows.append(self._write(number, content, name))
+        files.write_json(self._folder / _NAMES_FILE, rows)
+
+        for role in columns.companion_bytes:
+            companions = []
+            for number, (content, name) in enumerate(table.clips(role), start=1):
+                is_given = bool(content)
+                row = self._write(number, content, name) if is_given else None
+                companions.append(row)
+            files.write_json(self._folder / _names_file_of(role), companions)
+
+    def _write(self, number: int, content: bytes, written_name: str) -> tuple[str, int]:
+        """Write a file of a row, and return its name and size."""
+        shard = self._shard
         position = f"{shard.path}:{number}"
         if len(content) > MAX_CLIP_BYTES:
             raise VideotuneError(
@@ -258,23 +331,21 @@ def _unpack(shard: Shard, column: str, folder: Path, progress: FileProgressFn) -
                 "are read. Save it as a file."
             )
         content = clip_content(content)
-        total_bytes += len(content)
-        if total_bytes > most_bytes:
+        self._total_bytes += len(content)
+        if self._total_bytes > self._most_bytes:
             raise VideotuneError(
-                f"{shard.path} unpacks to more than {most_bytes / 1e9:.1f} GB, over {RATIO} times "
+                f"{shard.path} unpacks to more than {self._most_bytes / 1e9:.1f} GB, over {RATIO} times "
                 "its size. If you trust it, save its clips as files."
             )
-        if total_bytes > free_bytes:
+        if self._total_bytes > self._free_bytes:
             raise VideotuneError(
-                f"{shard.path} does not fit: {free_bytes / 1e9:.1f} GB are free on the disk of "
-                f"{folder.parent}. Free some space, or set cache_dir to another disk."
+                f"{shard.path} does not fit: {self._free_bytes / 1e9:.1f} GB are free on the disk of "
+                f"{self._folder.parent}. Free some space, or set cache_dir to another disk."
             )
 
-        name = _clip_name(written_name, content, number, used_names)
-        progress(number, table.row_count, f"unpacking {shard.name}")
-        (folder / name).write_bytes(content)
-        rows.append((name, len(content)))
-    files.write_json(folder / _NAMES_FILE, rows)
+        name = _clip_name(written_name, content, number, self._used_names)
+        (self._folder / name).write_bytes(content)
+        return name, len(content)
 
 
 def clip_content(content: bytes) -> bytes:
@@ -314,7 +385,7 @@ def _suffix_of(content: bytes) -> str:
     return ".mp4"
 
 
-def _columns_of(shard: Shard, columns: Columns) -> tuple[str, str, list[str]]:
+def _columns_of(shard: Shard, columns: Columns) -> tuple[_ShardColumns, list[str]]:
     """Return the columns of a shard's clips and captions, and notes."""
     column = clip_column_of(shard.path, columns)
     if column is None:
@@ -322,29 +393,50 @@ def _columns_of(shard: Shard, columns: Columns) -> tuple[str, str, list[str]]:
             f"{shard.path} has no column with the bytes of clips. "
             "Name it: datasets.file_column."
         )
-    text_columns = ParquetTable(shard.path).text_columns
+    table = ParquetTable(shard.path)
+    text_columns = table.text_columns
     caption_column, notes = text_column(shard.path, text_columns, columns.caption)
-    return column, caption_column, notes
+    used_columns = (column, caption_column)
+    shard_columns = _ShardColumns(
+        clip=column,
+        caption=caption_column,
+        companion_bytes=companion_columns(table.clip_columns, used=used_columns),
+        companion_paths=companion_columns(text_columns, used=used_columns),
+    )
+    return shard_columns, notes
 
 
-def _clips_of(shard: Shard, folder: Path, caption_column: str) -> list[ClipFile]:
+def _clips_of(shard: Shard, folder: Path, columns: _ShardColumns) -> list[ClipFile]:
     """Return the unpacked clips of a shard with the captions of its rows."""
     table = ParquetTable(shard.path)
-    clips = []
     names = files.read_json(folder / _NAMES_FILE)
-    values = table.texts([caption_column])
-    for number, ((name, _), (text,)) in enumerate(
-        zip(names, values, strict=True), start=1
-    ):
-        path = folder / name
-        position = f"{shard.path}:{number}"
+    companion_names = {
+        role: files.read_json(folder / _names_file_of(role))
+        for role in columns.companion_bytes
+    }
+
+    clips = []
+    columns_read = [columns.caption, *columns.companion_paths]
+    for index, values in enumerate(table.texts(columns_read)):
+        row = dict(zip(columns_read, values, strict=True))
+        position = f"{shard.path}:{index + 1}"
+        listed = companions_of(position, row, columns.companion_paths)
+        companions = dict(row_companions(position, listed, shard.path.parent))
+        for role, unpacked in companion_names.items():
+            if unpacked[index] is not None:
+                companions[role] = folder / unpacked[index][0]
+
+        path = folder / names[index][0]
         clips.append(
             ClipFile(
                 path=path,
                 caption_file=None,
                 expected_caption=path.with_suffix(".txt"),
-                metadata_texts=captions_of(position, caption_column, text),
-                metadata_row=f"{shard.name}:{number}",
+                metadata_texts=captions_of(
+                    position, columns.caption, row[columns.caption]
+                ),
+                metadata_row=f"{shard.name}:{index + 1}",
+                companions=named_companions(companions),
             )
         )
     return clips

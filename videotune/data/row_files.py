@@ -2,13 +2,14 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from videotune.data.clip_file import ClipFile
+from videotune.data.clip_file import ClipFile, Role
+from videotune.data.companion_files import named_companions
 from videotune.data.metadata_files import (
     FILE_COLUMNS,
     Columns,
-    MetadataRow,
     read_metadata,
 )
 from videotune.data.parquet_files import PARQUET_SUFFIX
@@ -40,7 +41,12 @@ def read_rows(
     positions: dict[Path, str] = {}
     clips = []
     for row in rows:
-        clip_path = _path_of(row, root)
+        if re.match("https?://", row.file_name):
+            raise VideotuneError(
+                f"{row.position} lists {row.file_name[:200]!r}, which is a web address. Download the "
+                f"clips into {root}, and list their paths."
+            )
+        clip_path = _path_of(row.position, row.file_name, root)
         if clip_path in positions:
             raise VideotuneError(
                 f"{row.position} lists {row.file_name}, which {positions[clip_path]} lists already. "
@@ -61,25 +67,38 @@ def read_rows(
                 missing_detail=""
                 if exists
                 else f"{name_of_row} lists it, and it does not exist",
+                companions=row_companions(row.position, row.companions, root),
             )
         )
     return clips, notes
 
 
-def _path_of(row: MetadataRow, root: Path) -> Path:
-    """Return the path of a row's clip; raise VideotuneError if it is not below the root."""
-    name = row.file_name.replace("\\", "/")
-    if re.match("https?://", name):
-        raise VideotuneError(
-            f"{row.position} lists {row.file_name[:200]!r}, which is a web address. Download the "
-            f"clips into {root}, and list their paths."
-        )
+def row_companions(
+    position: str, companions: Sequence[tuple[Role, str]], root: Path
+) -> tuple[tuple[Role, Path], ...]:
+    """Return the files that a row names for its clip.
+
+    Args:
+        position: file and line of the row.
+        companions: roles and paths, as the row has them.
+        root: the dataset's folder.
+
+    Raises:
+        VideotuneError: if a path is outside the root.
+    """
+    paths = {role: _path_of(position, name, root) for role, name in companions}
+    return named_companions(paths)
+
+
+def _path_of(position: str, file_name: str, root: Path) -> Path:
+    """Return a listed path; raise VideotuneError if it is not below the root."""
+    name = file_name.replace("\\", "/")
     path = Path(os.path.normpath(root / name)) if "\0" not in name else root.parent
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
     relative_path = os.path.relpath(path, root)
     if not inside or relative_path.startswith(os.pardir):
         raise VideotuneError(
-            f"{row.position} lists {row.file_name!r}, which is outside {root}. The clips of a "
+            f"{position} lists {file_name!r}, which is outside {root}. The clips of a "
             "dataset must be in the folder of its rows, and not behind links that lead out of it."
         )
     return root / relative_path

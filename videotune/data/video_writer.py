@@ -182,14 +182,14 @@ def fitting_lines(text: str, width: int, most_lines: int) -> list[str]:
     lines: list[str] = []
     for paragraph in text.splitlines():
         line = ""
-        for word in re.findall(r"\S+|\s+", paragraph):
-            if font.getlength(line + word) <= width:
-                line += word
+        for chunk in re.findall(r"\S+|\s+", paragraph):
+            if font.getlength(line + chunk) <= width:
+                line += chunk
                 continue
             if line.strip():
                 lines.append(line.rstrip())
             line = ""
-            for letter in word.lstrip():  # a word may be wider than a line
+            for letter in chunk.lstrip():  # a word may be wider than a line
                 if font.getlength(line + letter) > width:
                     lines.append(line)
                     line = ""

@@ -428,12 +428,14 @@ def _fixed_reason(clip: ClipFile) -> str:
     """Return why the caption cannot be edited here; empty if it can."""
     if not clip.metadata_row:
         return ""
+    if clip.metadata_texts is None:
+        return f"{clip.metadata_row} lists it: move it there"
     return f"its caption is in {clip.metadata_row}: change it there"
 
 
 def caption_of(clip: ClipFile) -> str:
     """Return a clip's caption as it is on disk now, one variant per line."""
-    if clip.metadata_row or clip.caption_file is None:
+    if clip.metadata_texts is not None or clip.caption_file is None:
         return "\n".join(clip.metadata_captions or ())
     return _read_caption(clip.caption_file, _changed_ns(clip.caption_file))
 
