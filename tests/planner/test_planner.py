@@ -36,6 +36,7 @@ from videotune.planner.gpus import (
     cards_with_memory,
     find_card,
     memory_and_name,
+    memory_or_card,
 )
 from videotune.planner.ledger import Ledger, Reading
 from videotune.planner.measure import FakeRun, fake_mode, to_fake
@@ -322,8 +323,15 @@ def test_a_name_that_is_no_card_or_several_is_refused() -> None:
 
 
 def test_a_memory_is_a_card_and_tells_cards_of_a_name_apart() -> None:
-    for name in ("16 GB", "16GB", "16g", "a 16 GB card", "16 GiB of VRAM"):
+    for name in ("16", "16 GB", "16GB", "16g", "a 16 GB card", "16 GiB of VRAM"):
         assert memory_and_name(None, name) == (16, None)
+        assert memory_or_card(name) == 16
+    for name in ("4090", "an RTX 4090", "A 100 80GB"):
+        assert memory_and_name(None, name) == (None, name)
+        assert memory_or_card(name) == find_card(name)
+    for name in ("0", "0.5 GB", "much", "GTX 9999"):
+        with pytest.raises(VideotuneError):
+            memory_or_card(name)
     assert memory_and_name(16, "16 GB") == (16, None)
     assert memory_and_name(16, "rtx 4090") == (16, "rtx 4090")
     with pytest.raises(VideotuneError, match="--vram 24 is another"):

@@ -153,6 +153,39 @@ def test_the_card_of_this_computer_is_taken_until_another_is_named(
     assert "unknown card" in model_choices.chosen_card({"card": "GTX 9999"}).error
 
 
+@pytest.mark.parametrize("field", ["card", "vram"])
+def test_a_card_is_typed_as_on_the_command_line(
+    client: Any, tmp_path: Path, field: str
+) -> None:
+    """Its name or its memory, in whichever of the two fields."""
+    project = projects.create(tmp_path, "Cats")
+
+    def type_card(text: str) -> Any:
+        return client.post("/p/cats/setup/fact", data={"key": field, "value": text})
+
+    def facts() -> tuple[Any, Any]:
+        current = projects.find_project(tmp_path, project.name).facts
+        return current.get("card"), current.get("vram")
+
+    for text in ("16", "16 GB", "16GB", "16 gb", "a 16 GB card"):
+        assert type_card("8").status_code == 200
+        assert type_card(text).status_code == 200
+        assert facts() == (None, 16.0), text
+    for text in ("4090", "an RTX 4090", "rtx 4090 24 gb"):
+        assert type_card(text).status_code == 200
+        assert facts() == ("RTX 4090", None), text
+    for text in ("0", "much", "GTX 9999", "-3", "A100", "x" * 5000):
+        answer = type_card(text)
+        assert answer.status_code == 422, text
+        assert "such as 16 GB" in answer.text
+        assert "--" not in answer.text
+    assert facts() == ("RTX 4090", None)
+
+    form = {"title": "Dogs", "card": "other", "vram": "24 gb"}
+    assert client.post("/create", data=form).status_code == 204
+    assert projects.find_project(tmp_path, "dogs").facts["vram"] == 24.0
+
+
 def test_a_config_of_another_trainer_becomes_a_project(
     tmp_path: Path, client: Any
 ) -> None:

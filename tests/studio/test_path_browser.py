@@ -41,9 +41,9 @@ def test_a_new_project_asks_for_card_and_model(tmp_path: Path) -> None:
         assert violations(page) == []
         page.locator("#new-card").select_option("other")
         page.locator("#new-vram").fill("lots")
-        page.locator("#new-card-error", has_text="not a number of GB").wait_for()
+        page.locator("#new-card-error", has_text="unknown card").wait_for()
         assert page.locator("#new-vram").get_attribute("aria-invalid") == "true"
-        page.locator("#new-vram").fill("16")
+        page.locator("#new-vram").fill("16 GB")
         page.locator("#new-models .badge.bad").first.wait_for()
         page.locator("#new-card").select_option("RTX 4090")
         page.locator("#new-models legend", has_text="RTX 4090").wait_for()

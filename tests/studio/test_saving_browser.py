@@ -246,7 +246,7 @@ def test_a_card_is_refused_at_its_field_and_sent_again_after_a_silence(
     memory = page.locator("#f-fact-vram")
     memory.fill("much")
     memory.press("Tab")
-    page.locator("#e-fact-vram", has_text="not a number of GB").wait_for()
+    page.locator("#e-fact-vram", has_text="unknown card").wait_for()
     os.kill(studio.process.pid, signal.SIGSTOP)
     memory.fill("16")
     memory.press("Tab")

@@ -24,19 +24,14 @@ def parse_card(text: str | None) -> int | None:
     """Return the GB of a card that is given by its memory or its name."""
     if text is None:
         return None
-    from videotune.planner.gpus import find_card, memory_and_name
+    from videotune.planner.gpus import memory_or_card
 
-    # 16 is a memory, 4090 a name
-    is_memory = text.isdecimal() and len(text) <= 3
-    memory, name = memory_and_name(None, f"{text} GB" if is_memory else text)
     try:
-        gigabytes = find_card(name).vram / 2**30 if name is not None else memory or 0
+        card = memory_or_card(text)
     except VideotuneError as error:
         message = str(error).replace("--vram GB", "--card GB")
         raise VideotuneError(message) from error
-    if gigabytes < 1:
-        raise VideotuneError(f"--card {text!r}: a card has at least 1 GB")
-    return int(gigabytes)
+    return int(card) if isinstance(card, float) else card.vram >> 30
 
 
 Card = Annotated[

@@ -106,8 +106,16 @@ _MEMORY = re.compile(
 )
 
 
+_BARE_MEMORY = re.compile(r"\d{1,3}(?:[.,]\d+)?")
+"""A number that is a memory; with four digits, as 4090, it is the name of a card."""
+
+
 def memory_in_name(name: str) -> float | None:
-    """Return the GB of a card that is named by its memory only, such as "16 GB"."""
+    """Return the GB of a card that is named by its memory only, such as "16 GB" or
+    "16".
+    """
+    if _BARE_MEMORY.fullmatch(name.strip()):
+        return float(name.replace(",", "."))
     article = _ARTICLE.match(name)
     memory = _MEMORY.fullmatch(name[article.end() if article else 0 :].strip())
     return float(memory[1].replace(",", ".")) if memory else None
@@ -120,7 +128,8 @@ def memory_and_name(
     memory.
 
     Raises:
-        VideotuneError: The name is a memory, and another one is given too.
+        VideotuneError: The name is a memory of less than 1 GB, or another one is given
+            too.
     """
     named_memory = None if name is None else memory_in_name(name)
     if named_memory is None:
@@ -129,7 +138,22 @@ def memory_and_name(
         raise VideotuneError(
             f"--card {name!r}: it is a memory, and --vram {memory:g} is another. Give one of them"
         )
+    if named_memory < 1:
+        raise VideotuneError(f"--card {name!r}: a card has at least 1 GB")
     return named_memory, None
+
+
+def memory_or_card(text: str) -> float | Card:
+    """Return what a user calls a card: its GB if the text is a memory, or else the card
+    of that name.
+
+    Raises:
+        VideotuneError: It is less than 1 GB, or no card, or several, have the name.
+    """
+    memory, _ = memory_and_name(None, text)
+    if memory is None:
+        return find_card(text)
+    return memory
 
 
 def find_card(name: str, memory: float | None = None) -> Card:

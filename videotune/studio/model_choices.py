@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 from videotune.config.load import preset_about, preset_card, preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.files import read_json
-from videotune.planner.gpus import cards, find_card
+from videotune.planner.gpus import Card, cards, memory_or_card
 from videotune.studio import gpu
 from videotune.studio.web import CurrentPage, fragment, render
 
@@ -31,7 +31,8 @@ METHODS = {
 }
 """What a preset trains, in the words of the page."""
 
-MEMORY = re.compile(r"\d{1,4}([.,]\d{1,3})?")
+MAX_CARD_LETTERS = 80
+"""Letters of a typed card that are read."""
 
 
 @dataclass(frozen=True)
@@ -243,11 +244,7 @@ def chosen_card(facts: Mapping[str, Any]) -> ChosenCard:
     if memory:
         return ChosenCard(f"a card of {memory:g} GB", float(memory))
     if name:
-        try:
-            card = known_card_named(name)
-        except VideotuneError as error:
-            return ChosenCard(error=str(error))
-        return ChosenCard(card.name, card.gigabytes)
+        return _card_named(name)
 
     gpus = gpu.list_gpus()
     if not gpus:
@@ -255,47 +252,47 @@ def chosen_card(facts: Mapping[str, Any]) -> ChosenCard:
     return ChosenCard(gpus[0].name, gpus[0].memory_total / 2**30)
 
 
-def known_card_named(name: str) -> ChosenCard:
-    """Return the card of a name.
-
-    Raises:
-        VideotuneError: if no card, or several, have it.
-    """
+def _card_named(name: str) -> ChosenCard:
     try:
-        card = find_card(name)
+        card = _memory_or_card(name)
     except VideotuneError as error:
-        message = str(error).partition(": ")[2].partition(" You can")[0]
-        message = message.partition(" Give one")[0]
-        raise VideotuneError(
-            f"{name[:60]}: {message} Choose one of the list, or give its memory."
-        ) from error
+        return ChosenCard(error=str(error))
+    if isinstance(card, float):
+        return ChosenCard(f"a card of {card:g} GB", card)
     return ChosenCard(card.name, card.vram / 2**30)
 
 
-def parse_memory(text: str) -> float | None:
-    """Return the GB of a typed memory size; None if nothing is typed.
+def card_facts(text: str) -> dict[str, Any]:
+    """Return the facts of a project for a card as the user types it, by its name or its
+    memory; the card of this computer has neither.
 
     Raises:
-        VideotuneError: if it is not a number.
+        VideotuneError: if no card, or several, have the name, or it has no memory.
     """
-    text = text.strip()
-    if not text:
-        return None
-    if not MEMORY.fullmatch(text) or not float(text.replace(",", ".")):
-        raise VideotuneError(f"{text[:40]!r} is not a number of GB, such as 24")
-    return float(text.replace(",", "."))
+    if not text.strip():
+        return {"card": None, "vram": None}
+    card = _memory_or_card(text)
+    if isinstance(card, float):
+        return {"card": None, "vram": card}
+    return {"card": card.name, "vram": None}
 
 
-def card_facts(name: str, memory: str) -> dict[str, Any]:
-    """Return the facts of a project for a card that is chosen by name, or else by its
-    memory; a card of this computer has neither.
-
-    Raises:
-        VideotuneError: if it is not known.
+def _memory_or_card(text: str) -> float | Card:
+    """Return the GB or the card that a text means on the command line, with the studio's
+    advice in the error.
     """
-    if name.strip():
-        return {"card": known_card_named(name.strip()).name, "vram": None}
-    return {"card": None, "vram": parse_memory(memory)}
+    text = text.strip()[:MAX_CARD_LETTERS]
+    try:
+        return memory_or_card(text)
+    except VideotuneError as error:
+        message = str(error).removeprefix(f"--card {text!r}: ")
+        for command_line_advice in (" You can give", " Give one of"):
+            message = message.partition(command_line_advice)[0]
+        if message[-1] not in ".?":
+            message += "."
+        raise VideotuneError(
+            f"{text}: {message} Choose a card of the list, or type its memory, such as 16 GB"
+        ) from error
 
 
 def card_groups() -> Mapping[str, Iterable[Any]]:
@@ -319,8 +316,8 @@ def models(
     error = ""
     current = ChosenCard()
     try:
-        facts = card_facts("" if card == "other" else card, vram)
-        current = chosen_card(facts) if card != "none" else current
+        facts = card_facts(vram if card == "other" or vram else card)
+        current = chosen_card(facts)
     except VideotuneError as problem:
         error = str(problem)
     families = families_for(current)

@@ -125,11 +125,13 @@ def create(page: CurrentPage, form: PostedForm) -> Response:
     """Create a project with the chosen card and model, and go to its data."""
     facts: dict[str, Any] = {}
     if form["card"] == "other" or form["vram"]:
-        facts |= model_choices.card_facts("", form["vram"])
-        if not facts["vram"]:
-            raise VideotuneError("type the memory of your card in GB, such as 24")
-    elif form["card"] not in ("", "none"):
-        facts |= model_choices.card_facts(form["card"], "")
+        facts |= model_choices.card_facts(form["vram"])
+        if not facts["vram"] and not facts["card"]:
+            raise VideotuneError(
+                "type the name or the memory of your card, such as 16 GB"
+            )
+    elif form["card"] != "none":
+        facts |= model_choices.card_facts(form["card"])
     if form["preset"]:
         facts["preset"] = preset_named(form["preset"])
 

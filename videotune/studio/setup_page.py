@@ -406,10 +406,8 @@ def _facts_of(key: str, value: str) -> dict[str, Any]:
         return {"preset": preset_named(value)}
     if key == "allow_skips":
         return {"allow_skips": value == "true"}
-    if key == "card":
-        return model_choices.card_facts(value, "")
-    if key == "vram":
-        return model_choices.card_facts("", value)
+    if key in ("card", "vram"):
+        return model_choices.card_facts(value)
     raise VideotuneError(f"{key!r} is not a setting of a project")
 
 
