@@ -138,23 +138,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_mistake_in_the_arguments_is_refused_before_torch_is_imported(
-    name: str, folder: Path
-) -> None:
-    paths = {"CLIPS": "clips", "RUN": "run", "FILE": "a.safetensors"}
-    words = [paths.get(word, word).replace("RUN/", "run/") for word in REFUSED[name]]
-    done = subprocess.run(
+def run_program(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", PROGRAM, *words],
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_in_the_arguments_is_refused_before_torch_is_imported(
+    name: str, folder: Path
+) -> None:
+    paths = {"CLIPS": "clips", "RUN": "run", "FILE": "a.safetensors"}
+    words = [paths.get(word, word).replace("RUN/", "run/") for word in REFUSED[name]]
+    done = run_program(words, folder)
     assert done.returncode == FAILED, done.stderr
     assert done.stdout.strip() == "False", "torch is not imported yet"
     assert done.stderr.startswith("videotune: "), "no work was announced"
     assert len(done.stderr.splitlines()) == 1
+    assert not (folder / "new").exists()
+
+
+def test_each_command_that_needs_captions_says_first_which_are_missing(
+    folder: Path,
+) -> None:
+    messages = set()
+    for command in ("plan", "cache", "train"):
+        words = [command, "clips", "--preset", "toy"]
+        if command == "train":
+            words += ["--out", "new"]
+        done = run_program(words, folder)
+        assert done.returncode == FAILED, done.stderr
+        assert done.stdout.strip() == "False", "torch is not imported yet"
+        messages.add(done.stderr)
+    assert len(messages) == 1
+    assert "a.mp4" in messages.pop()
     assert not (folder / "new").exists()
 
 

@@ -75,9 +75,11 @@ def cache(
             )
         return
 
+    from videotune.job.early_captions import refuse_missing_captions
     from videotune.job.overrides import check_files
 
     check_files(overrides)
+    refuse_missing_captions(overrides, allow_skips)
     doing("opening the clips")
     from videotune.commands.cache import cache as encode_cache
 
