@@ -143,6 +143,38 @@ def test_the_contact_sheet_shows_what_is_trained(
         assert image.height > 2 * 160
 
 
+def test_the_contact_sheet_shows_what_belongs_to_a_clip(
+    data: Path, settings: Overrides, tmp_path: Path
+) -> None:
+    """The reference's frames carry their numbers: it is shown at the clip's times."""
+    write_clip(data / "references" / "a.mp4", numbered(40), 16)
+    write_image(data / "references" / "b.png", noise(1, 64, 64, seed=5)[0])
+    write_image(data / "masks" / "a.png", np.full((64, 96, 3), 255, np.uint8))
+    conditions = '[{"type": "reference"}, {"type": "mask"}]'
+    sets = (*settings.sets, f"conditions={conditions}", "loss_mask.outside=0.5")
+    sheet = tmp_path / "sheet"
+    config = replace(settings, sets=sets)
+    assert check(config, contact_sheet=sheet, allow_skips="all") == 0
+
+    page = (sheet / "index.html").read_text(encoding="utf-8")
+    blocks = re.findall(
+        r'<div class="companion">(.*?)</div><div class="shots">(.*?)</div>', page, re.S
+    )
+    pictures = {label: re.findall(r'src="(.*?)"', html) for label, html in blocks}
+    assert {label: len(paths) for label, paths in pictures.items()} == {
+        "loss mask and mask: masks/a.png": 1,
+        "reference: references/a.mp4": 3,
+        "reference: references/b.png": 1,
+    }
+    shown = []
+    for path in pictures["reference: references/a.mp4"]:
+        picture = np.asarray(Image.open(sheet / path))
+        shown.append(read_numbers(picture[None])[0])
+    assert shown == [0, 22, 35]
+    with Image.open(sheet / "sheet-001.jpg") as image:
+        assert image.height > 5 * 160
+
+
 def test_a_contact_sheet_among_the_clips_is_refused(
     data: Path, settings: Overrides, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,15 @@ loss_mask: white where the loss counts ``loss_mask.inside``, black where it coun
 painted. start_image: the image that a clip is conditioned on instead of its
 first frame.
 """
+
+ROLE_LABELS: Mapping[str, str] = {
+    "loss_mask": "loss mask",
+    "mask": "mask",
+    "reference": "reference",
+    "control": "control clip",
+    "start_image": "start image",
+}
+"""How pages and sheets name a file that belongs to a clip, by its role."""
 
 CLIP_FOLDERS = ("videos", "images")
 """Folders whose clips have their captions in a sibling folder ``captions``."""

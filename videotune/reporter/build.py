@@ -195,6 +195,7 @@ def contact_sheet_page(
     pictures: dict[str, list[str]],
     roots: Sequence[Path],
     notes: Sequence[str],
+    companions: Mapping[str, list[tuple[str, list[str]]]] | None = None,
 ) -> str:
     """Return the contact sheet of ``check`` as a page.
 
@@ -204,6 +205,8 @@ def contact_sheet_page(
         pictures: paths of images relative to the page, by the clip's path.
         roots: folders of the datasets; clips are named relative to them.
         notes: notes in addition to those of the account.
+        companions: label and paths of images of each file that belongs to a clip, by the
+            clip's path.
     """
     account = without_machine(account, roots)
     notes = without_machine(list(notes), roots)
@@ -213,9 +216,23 @@ def contact_sheet_page(
         title=title,
         account=account,
         pictures=dict(zip(names, pictures.values(), strict=True)),
+        companions=_labelled_without_machine(companions or {}, roots),
         notes=list(dict.fromkeys([*notes, *account["notes"]])),
         long=LONG_CAPTION,
     )
+
+
+def _labelled_without_machine(
+    companions: Mapping[str, list[tuple[str, list[str]]]], roots: Sequence[Path]
+) -> dict[str, list[tuple[str, list[str]]]]:
+    """Return labels and pictures of companions without names of folders elsewhere."""
+    labelled = {}
+    for clip, rows in companions.items():
+        name = without_machine({"path": clip}, roots)["path"]
+        labels = without_machine([label for label, _ in rows], roots)
+        pictures = [row_pictures for _, row_pictures in rows]
+        labelled[name] = list(zip(labels, pictures, strict=True))
+    return labelled
 
 
 def render(template: str, /, **data: Any) -> str:

@@ -7,7 +7,8 @@ small ones, so the report shows the clips even if they are moved later.
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image
 
 from videotune.console import bar, echo
 from videotune.data import file_checks, frame_sampling, video_writer
+from videotune.data.clip_file import ROLE_LABELS
 from videotune.data.companions import ALPHA
 from videotune.data.decode import decode
 from videotune.data.workers import default_workers
@@ -36,7 +38,7 @@ THUMB_HEIGHT = 160
 """Height of a picture on the page and on a sheet, in pixels."""
 
 ROWS = 20
-"""Clips on a sheet."""
+"""Rows on a sheet: those of clips and of the files that belong to them."""
 
 LABEL_WIDTH = 360
 """Width of the text beside the pictures, in pixels."""
@@ -50,7 +52,7 @@ DIMMED = 0.25
 SHOTS = ("first", "middle", "last")
 
 SheetRow = tuple[str, list[Any]]
-"""The label of a clip and its pictures."""
+"""The label of a clip or of a companion, and its pictures."""
 
 
 def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -58,7 +60,8 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
 
     The pictures of a clip are the first frame of its first window, the middle frame of
     its middle window, and the last frame of its last window: cropped, resized and timed
-    as in training, and dark where its loss mask is black. A still has one.
+    as in training, and dark where its loss mask is black. A still has one. Each file that
+    belongs to the clip and that the run reads has a row below, at the same times.
 
     Args:
         job: the job.
@@ -74,44 +77,81 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
     """
     _refuse_inside_dataset(folder, job)
     (folder / "clips").mkdir(parents=True, exist_ok=True)
-    pictures: dict[str, list[str]] = {}
-    failed: dict[str, str] = {}
+    pictures = SheetPictures()
 
     # Rows are made sheet by sheet, so that not all pictures are in memory.
-    rows = _sheet_rows(job, account, folder, pictures, failed)
-    for sheet, first_row in enumerate(rows, start=1):
-        path = folder / f"sheet-{sheet:03d}.jpg"
-        sheet_rows = [first_row, *islice(rows, ROWS - 1)]
-        video_writer.write_sheet(path, sheet_rows, LABEL_WIDTH)
+    sheet_rows: list[SheetRow] = []
+    sheet = 0
+    for clip_rows in _rows_by_clip(job, account, folder, pictures):
+        if sheet_rows and len(sheet_rows) + len(clip_rows) > ROWS:
+            sheet += 1
+            _write_sheet(folder, sheet, sheet_rows)
+            sheet_rows = []
+        sheet_rows += clip_rows
+    if sheet_rows:
+        _write_sheet(folder, sheet + 1, sheet_rows)
 
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
-    page = contact_sheet_page(title, account, pictures, job.library.roots, job.notes)
+    page = contact_sheet_page(
+        title,
+        account,
+        pictures.of_clips,
+        job.library.roots,
+        job.notes,
+        companions=pictures.of_companions,
+    )
     write_text(folder / "index.html", page, durable=False)
-    return failed
+    return pictures.failed
 
 
-def _sheet_rows(
-    job: Job,
-    account: Mapping[str, Any],
-    folder: Path,
-    pictures: dict[str, list[str]],
-    failed: dict[str, str],
-) -> Iterator[SheetRow]:
-    """Yield the row of each clip and write its single pictures.
+@dataclass
+class SheetPictures:
+    """The single pictures of a contact sheet, by the path of their clip."""
 
-    The pictures' paths and the failures are added to ``pictures`` and ``failed``.
+    of_clips: dict[str, list[str]] = field(default_factory=dict)
+    """Paths of pictures relative to the page."""
+
+    of_companions: dict[str, list[tuple[str, list[str]]]] = field(default_factory=dict)
+    """Label and paths of pictures of each file that belongs to the clip."""
+
+    failed: dict[str, str] = field(default_factory=dict)
+    """Reasons of the clips that cannot be decoded."""
+
+
+def _write_sheet(folder: Path, number: int, rows: Sequence[SheetRow]) -> None:
+    path = folder / f"sheet-{number:03d}.jpg"
+    video_writer.write_sheet(path, rows, LABEL_WIDTH)
+
+
+def _rows_by_clip(
+    job: Job, account: Mapping[str, Any], folder: Path, pictures: SheetPictures
+) -> Iterator[list[SheetRow]]:
+    """Yield the row of each clip, with those of its companions, and write their single
+    pictures.
+
+    The pictures' paths and the failures are added to ``pictures``.
     """
     account_rows = {row["path"]: row for row in account["clips"]}
+    windows = _windows_by_clip(job)
     for clip, frames in shots(job, job.library.clips):
         if isinstance(frames, file_checks.ClipProblem):
-            failed[clip.path] = f"{reason_words(frames.reason)}: {frames.detail}"
+            problem = f"{reason_words(frames.reason)}: {frames.detail}"
+            pictures.failed[clip.path] = problem
             continue
+
         images = [_thumbnail(frame) for frame in frames]
-        pictures[clip.path] = [
-            _save(image, folder, clip, index) for index, image in enumerate(images)
-        ]
+        pictures.of_clips[clip.path] = _save_all(images, folder, clip.id[:16])
         label = _label(account_rows[clip.path], job.library.roots)
-        yield label, [np.asarray(image) for image in images]
+        rows = [(label, [np.asarray(image) for image in images])]
+
+        companions = companion_shots(job, clip, windows[clip.id])
+        for number, (label, companion_frames) in enumerate(companions):
+            images = [_thumbnail(frame) for frame in companion_frames]
+            names = _save_all(images, folder, f"{clip.id[:16]}-{number}")
+            labelled = pictures.of_companions.setdefault(clip.path, [])
+            labelled.append((label, names))
+            rows.append((label, [np.asarray(image) for image in images]))
+        yield rows
 
 
 def _refuse_inside_dataset(folder: Path, job: Job) -> None:
@@ -150,9 +190,7 @@ def shots(
         The clip with its frames, uint8 (H, W, 3), or the problem if it cannot be
         decoded.
     """
-    windows: dict[str, list[Window]] = {}
-    for window in (*job.library.windows, *job.library.held_out_windows):
-        windows.setdefault(window.clip_id, []).append(window)
+    windows = _windows_by_clip(job)
 
     def task(clip: Clip) -> tuple[str, dict[str, Any]]:
         return "decode", _decode_request(job, clip, windows[clip.id], height)
@@ -170,6 +208,14 @@ def shots(
             yield clip, list(answer if mask is None else _dimmed(answer, mask))
 
 
+def _windows_by_clip(job: Job) -> dict[str, list[Window]]:
+    """Return the windows of each clip, by its id."""
+    windows: dict[str, list[Window]] = {}
+    for window in (*job.library.windows, *job.library.held_out_windows):
+        windows.setdefault(window.clip_id, []).append(window)
+    return windows
+
+
 def _masks(
     job: Job, clip: Clip, windows: Sequence[Window], max_height: int | None
 ) -> np.ndarray | None:
@@ -180,12 +226,55 @@ def _masks(
     if mask_id is None:
         return None
     request = _decode_request(job, clip, windows, max_height)
-    info = job.library.media[mask_id]
+    return _companion_frames(job, mask_id, request)
+
+
+def companion_shots(
+    job: Job, clip: Clip, windows: Sequence[Window]
+) -> list[tuple[str, list[np.ndarray]]]:
+    """Return label and frames of each file that belongs to a clip and that the run
+    reads, at the times and with the crop of ``shots``.
+
+    An image has one frame. A file that cannot be decoded is left out: encoding reports
+    it.
+    """
+    roles_by_id: dict[str, list[str]] = {}
+    for role, companion_id in windows[0].companions:
+        roles_by_id.setdefault(companion_id, []).append(ROLE_LABELS[role])
+
+    labelled = []
+    for companion_id, roles in roles_by_id.items():
+        request = _decode_request(job, clip, windows, None)
+        info = job.library.media[companion_id]
+        frames = _companion_frames(job, companion_id, request)
+        if frames is None:
+            continue
+        shown = frames[:1] if info.still else frames
+        name = short_path(info.path, job.library.roots)
+        if companion_id.endswith(ALPHA):
+            name = "alpha channel"
+        labelled.append((f"{' and '.join(roles)}: {name}", list(shown)))
+    return labelled
+
+
+def _companion_frames(
+    job: Job, companion_id: str, request: dict[str, Any]
+) -> np.ndarray | None:
+    """Return the frames of a clip's companion, uint8 (T,H,W,3); None if it cannot be
+    decoded.
+
+    Args:
+        job: the job.
+        companion_id: id of the companion's pixels.
+        request: how the clip is decoded.
+    """
+    info = job.library.media[companion_id]
+    times = request["times"]
     if not info.still:
-        request["times"] = [min(time, info.seconds) for time in request["times"]]
-    request["info"] = info
+        times = [min(time, info.seconds) for time in times]
+    companion_request = request | {"info": info, "times": times}
     try:
-        return decode(**request, alpha=mask_id.endswith(ALPHA))
+        return decode(**companion_request, alpha=companion_id.endswith(ALPHA))
     except file_checks.ClipProblem:
         return None
 
@@ -229,15 +318,15 @@ def _thumbnail(frame: np.ndarray) -> Any:
     return image.resize(size, Image.Resampling.LANCZOS)
 
 
-def _save(image: Any, folder: Path, clip: Clip, index: int) -> str:
-    """Write a picture and return its path relative to the page."""
-    name = f"clips/{clip.id[:16]}-{SHOTS[index]}.jpg"
-    write_whole(
-        folder / name,
-        lambda temporary: image.save(temporary, quality=88),
-        durable=False,
-    )
-    return name
+def _save_all(images: Sequence[Any], folder: Path, stem: str) -> list[str]:
+    """Write the pictures of a row and return their paths relative to the page."""
+    names = []
+    for image, shot in zip(images, SHOTS, strict=False):
+        name = f"clips/{stem}-{shot}.jpg"
+        save = partial(image.save, quality=88)
+        write_whole(folder / name, save, durable=False)
+        names.append(name)
+    return names
 
 
 def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
@@ -251,11 +340,6 @@ def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
         f"{state_words(row)}, {shape_words(row['shape'])}, {windows}",
         f"source {row['width']}x{row['height']}, {rate}",
     ]
-    if row["mask"] is not None:
-        is_alpha = row["mask"] == row["path"]
-        facts.append(f"mask: {'alpha' if is_alpha else short_path(row['mask'], roots)}")
-    if row["start_image"] is not None:
-        facts.append(f"start image: {short_path(row['start_image'], roots)}")
     caption = next(iter(row["captions"]), "").partition("\n")[0]
     if caption:
         facts.append(f'"{textwrap.shorten(caption, 130, placeholder=" …")}"')
