@@ -72,6 +72,10 @@ class ConditionSupport:
     """Whether diffusers' pipeline samples with it. False: only videotune does."""
     is_required: bool = False
     """Whether the network never runs without it."""
+    is_image: bool = False
+    """Whether it is one image of any aspect ratio, which the pipeline fits into the
+    picture; not a file with the frames of the clip.
+    """
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,12 @@ class ModelSpec:
         """Whether a condition's tokens are appended to the clip's."""
         support = self.conditions.get(condition)
         return support is not None and support.mechanism == "context"
+
+    @property
+    def has_reference_image(self) -> bool:
+        """Whether its reference is one image, fitted into the picture."""
+        support = self.conditions.get("reference")
+        return support is not None and support.is_image
 
     def is_on_channels(self, condition: str) -> bool:
         """Whether the network has input channels for a condition."""

@@ -24,18 +24,28 @@ def appended_sizes(
     """Return (F,H,W) of the latents that are appended to a clip, by the condition's
     type.
     """
-    most, rows, columns = spec.rules.latent_size(shape)
+    _, rows, columns = spec.rules.latent_size(shape)
     sizes: dict[str, tuple[int, int, int]] = {}
     for condition in config.conditions:
         if not spec.is_appended(condition.type):
             continue
         if condition.type == REFERENCE:
-            count = min(condition.latent_frames or most, most)
+            count = latents_of_reference(condition.latent_frames, shape, spec)
             sizes[REFERENCE] = (count, rows, columns)
         elif shape.frames > 1:
             count = latents_of_end(condition.type, condition.frames_given, shape, spec)
             sizes[condition.type] = (count, rows, columns)
     return sizes
+
+
+def latents_of_reference(
+    latent_frames: int | None, shape: ClipShape, spec: ModelSpec
+) -> int:
+    """Return how many latent frames a clip's reference has."""
+    if spec.has_reference_image:
+        return 1
+    most = spec.rules.latent_size(shape)[0]
+    return min(latent_frames or most, most)
 
 
 def latents_of_end(

@@ -28,6 +28,7 @@ from videotune.latent_cache.clip_ends import (
     APPENDED_OF_SUFFIX,
     REFERENCE,
     latents_of_end,
+    latents_of_reference,
     pixels_of_end,
 )
 from videotune.latent_cache.entry import TensorForm
@@ -97,7 +98,8 @@ def condition_samples(
     What channels show is not among them.
     """
     if condition.type == REFERENCE:
-        return [_reference_sample(window, variant, condition, spec.rules)]
+        count = latents_of_reference(condition.latent_frames, window.shape, spec)
+        return [ConditionSample(window, variant, REFERENCE, count)]
     is_still = window.shape.frames == 1
     if condition.type not in ENCODED_ALONE or is_still:
         return []
@@ -136,15 +138,6 @@ def channel_samples(
     return _with_boxes(
         ConditionSample(window, variant, CHANNELS, on_channels=counts), boxes
     )
-
-
-def _reference_sample(
-    window: Window, variant: int, condition: Condition, rules: VideoRules
-) -> ConditionSample:
-    """Return what is encoded of a window's reference."""
-    most, _, _ = rules.latent_size(window.shape)
-    count = min(condition.latent_frames or most, most)
-    return ConditionSample(window, variant, REFERENCE, count)
 
 
 def shown_on_channels(
@@ -261,12 +254,12 @@ def encode_condition(
 
     end = (sample.type, sample.latent_frames, sample.window.shape, family.spec)
     begin = frames.shape[1] - pixels_of_end(*end)
-    shown = frames[:, begin:]
+    last_frames = frames[:, begin:]
     if family.spec.is_appended(sample.type):
-        return {LATENTS: family.encode_video(shown.contiguous()).mean}
+        return {LATENTS: family.encode_video(last_frames.contiguous()).mean}
 
-    repeated = shown[:, :1].expand(-1, begin, -1, -1)
-    filled = torch.cat([repeated, shown], dim=1).contiguous()
+    repeated = last_frames[:, :1].expand(-1, begin, -1, -1)
+    filled = torch.cat([repeated, last_frames], dim=1).contiguous()
     latents = family.encode_video(filled).mean
     return {LATENTS: latents[:, -latents_of_end(*end) :]}
 

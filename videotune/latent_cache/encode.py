@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from videotune.data.decode import whole_picture
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Workers
 from videotune.diffusion.regions import cell_shares
@@ -360,14 +361,35 @@ def _encode_reference(
     sample: FrameSample,
     media: Mapping[str, MediaInfo],
 ) -> dict[str, Tensor]:
-    """Decode and encode the first latent frames of a sample's reference. An image is held."""
+    """Decode and encode the first latent frames of a sample's reference. An image is held,
+    or fitted into the picture.
+    """
+    clip = media[sample.window.clip_id]
+    subject = f"{clip.path}: the reference of window {condition.window.id}"
+    fewer = "Fewer frames or a lower resolution need less memory."
+    if family.spec.has_reference_image:
+        image = _whole_picture_beside(sample, media)
+        with name_failure(subject, fewer):
+            return check_finite(
+                {LATENTS: family.encode_reference_image(image, sample.window.shape)}
+            )
+
     stride = family.spec.rules.temporal_stride
     count = (condition.latent_frames - 1) * stride + 1
     frames = _read_beside(REFERENCE, sample, count, media)
-    clip = media[sample.window.clip_id]
-    subject = f"{clip.path}: the reference of window {condition.window.id}"
-    with name_failure(subject, "Fewer frames or a lower resolution need less memory."):
+    with name_failure(subject, fewer):
         return check_finite({LATENTS: family.encode_video(frames).mean})
+
+
+def _whole_picture_beside(
+    sample: FrameSample, media: Mapping[str, MediaInfo]
+) -> np.ndarray:
+    """Decode a sample's reference in its own size, uint8 (H,W,3). Of a video it is the
+    frame at which the sample begins.
+    """
+    companion = companion_sample(sample, REFERENCE, media)
+    picture = whole_picture(media[companion.window.clip_id], companion.times[0])
+    return picture[:, ::-1].copy() if sample.flipped else picture
 
 
 def _read_beside(

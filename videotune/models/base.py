@@ -308,6 +308,15 @@ class DiffusersModel(Checkpoint):
         """Encode what a sample is shown on channels of the network, for ``condition``."""
         raise NotImplementedError
 
+    def encode_reference_image(self, picture: np.ndarray, shape: ClipShape) -> Tensor:
+        """Encode a reference that is fitted into the picture to latents (C,1,H,W).
+
+        Args:
+            picture: uint8 (rows, columns, 3), of any size.
+            shape: of the sample.
+        """
+        raise NotImplementedError
+
     def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of ``channel_states`` and ``image_states``."""
         return {}

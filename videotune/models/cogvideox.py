@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
+from videotune.models.frame_in_front import scattered
 from videotune.models.model_files import read_config
 from videotune.types import Batch, ClipShape, Conditioning, Networks, SampleRequest
 
@@ -367,7 +367,7 @@ class CogVideoX(DiffusersModel):
         self.check_shape((frames - 1) * rules.temporal_stride + 1, height, width)
         if front:
             clean = self._path(t).alpha * batch.x0[:, :, :1]
-            x_t = torch.cat([clean + _scattered(x_t[:, :, :1] - clean), x_t], dim=2)
+            x_t = torch.cat([clean + scattered(x_t[:, :, :1] - clean), x_t], dim=2)
         states = x_t.to(self.dtype)
         if self.spec.first_frame is not None:
             states = torch.cat(
@@ -563,20 +563,3 @@ def _schedule(path: Path) -> dict[str, float]:
                 f"{path}: {name} is {config.get(name)!r}; CogVideoX is trained with {value!r}"
             )
     return {name: float(config[name]) for name in SCHEDULE}
-
-
-def _scattered(noise: Tensor) -> Tensor:
-    """Permute the noise (B,C,1,H,W) of a frame so that no value stays where it was.
-
-    The pipeline begins with separate noise in the frame before a clip. Here it is the
-    first frame's noise, permuted: practically independent, and without a draw, which
-    only the host could do.
-    """
-    flat = noise.flatten(1)
-    size = flat.shape[1]
-    step = next(
-        step for step in count(int(size / 1.618) | 1, 2) if math.gcd(step, size) == 1
-    )
-    # step is odd and size is even, so i·step + 1 = i has no solution.
-    positions = (torch.arange(size, device=noise.device) * step + 1) % size
-    return flat[:, positions].view_as(noise)

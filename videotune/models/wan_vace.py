@@ -1,5 +1,6 @@
 """Wan VACE (2.1 1.3B and 14B, and 2.2 with two experts): a Wan with a second list of
-blocks that reads what a clip shows: kept pixels, a control video, and a mask.
+blocks that reads what a clip shows: kept pixels, a control video, a mask, and a
+reference image before the clip.
 
 VACE: all-in-one video creation and editing (Jiang et al. 2025, arXiv 2503.07598).
 """
@@ -14,20 +15,26 @@ from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.model_spec import ConditionSupport, ModelSpec
 from videotune.models import wan_tiny
+from videotune.models.frame_in_front import scattered
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import bare_pipeline, network_stand_in, vae_stand_in
 from videotune.models.wan import ORIGINAL_NAMES, Wan, one_by_one
 from videotune.types import ClipShape, Conditioning, ConditionPixels
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
     from videotune.types import Batch, Networks, SampleRequest
 
 CONDITIONS = {
-    name: ConditionSupport("channels")
-    for name in ("first_frame", "last_frame", "prefix", "suffix", "mask", "control")
+    **dict.fromkeys(
+        ("first_frame", "last_frame", "prefix", "suffix", "mask", "control"),
+        ConditionSupport("channels"),
+    ),
+    "reference": ConditionSupport("context", is_image=True),
 }
+"""What channels show, and an image before the clip that is denoised with it."""
 
 
 def _in_both_lists(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -134,6 +141,23 @@ class WanVace(Wan):
         control = torch.cat([latents, masks], dim=1)[0]
         return {"control": control.to(self.dtype).cpu()}
 
+    def encode_reference_image(self, picture: np.ndarray, shape: ClipShape) -> Tensor:
+        """Encode an image as the pipeline does, centred on white, to (C,1,H,W)."""
+        from PIL import Image  # keeps the start light
+
+        _, _, canvases = self._conditions_pipeline().preprocess_conditions(
+            None,
+            None,
+            Image.fromarray(picture),
+            1,
+            shape.height,
+            shape.width,
+            1,
+            torch.float32,
+            self.device,
+        )
+        return self.encode_video(canvases[0][0][:, None].cpu()).mean
+
     def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of ``channel_states``."""
         size = (self.spec.control_channels, *self.spec.rules.latent_size(shape))
@@ -146,17 +170,30 @@ class WanVace(Wan):
         return prints
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """Return v = noise - x0. The timestep input is 1000 · t in float32."""
+        """Return v = noise - x0. The timestep input is 1000 · t in float32.
+
+        A reference stands before the clip, with as much noise. What the network says of
+        it is left out.
+        """
         layers = len(self.config["vace_layers"])
+        control = batch.conditioning.extras["control"]
+        reference = batch.conditioning.extras.get("reference")
+        latents = x_t
+        if reference is not None:
+            level = t.float().view(-1, 1, 1, 1, 1)
+            noise = x_t[:, :, :1] - (1 - level) * batch.x0[:, :, :1]
+            noisy = (1 - level) * reference + scattered(noise)
+            latents = torch.cat([noisy, x_t], dim=2)
+            control = with_reference_shown(control, reference)
         output = net(
-            hidden_states=x_t.to(self.dtype),
+            hidden_states=latents.to(self.dtype),
             timestep=t.float() * 1000,
             encoder_hidden_states=batch.conditioning.text.to(self.dtype),
-            control_hidden_states=batch.conditioning.extras["control"].to(self.dtype),
+            control_hidden_states=control.to(self.dtype),
             control_hidden_states_scale=x_t.new_ones(layers, dtype=self.dtype),
             return_dict=False,
         )
-        return output[0].float()
+        return output[0][:, :, -x_t.shape[2] :].float()
 
     def sample(
         self,
@@ -178,8 +215,15 @@ class WanVace(Wan):
 
             pipe = self.pipeline(nets, request.shift, diffusers.WanVACEPipeline)
             pipe.vae = vae_stand_in(self.spec, None, self.device)
+            images = {}
+            reference = positive.extras.get("reference")
+            if reference is not None:
+                control = with_reference_shown(control, reference.to(control))
+                images["reference_images"] = blank_image(request.shape)
             give_control(pipe, control.to(self.device), 2 * self.spec.latent_channels)
-            samples.append(self.run_pipeline(pipe, positive, negative, single))
+            latents = self.run_pipeline(pipe, positive, negative, single, **images)
+            frames, _, _ = self.spec.rules.latent_size(request.shape)
+            samples.append(latents[:, :, -frames:])
         return torch.cat(samples).float()
 
     def _nothing_shown(self, shape: ClipShape) -> Tensor:
@@ -191,6 +235,24 @@ class WanVace(Wan):
             return self.channel_states(ConditionPixels(frames, nothing))["control"]
         finally:
             self.free("vae")
+
+
+def with_reference_shown(control: Tensor, reference: Tensor) -> Tensor:
+    """Put a reference before control channels (B,96,F,H,W), as the pipeline does: its
+    latents as what is kept, nothing that controls, and a mask of 0.
+    """
+    states = reference.to(control)
+    nothing = control.new_zeros(
+        len(control), control.shape[1] - states.shape[1], *states.shape[2:]
+    )
+    return torch.cat([torch.cat([states, nothing], dim=1), control], dim=2)
+
+
+def blank_image(shape: ClipShape) -> Any:
+    """Return an image of which a pipeline only counts that it is there."""
+    from PIL import Image  # keeps the start light
+
+    return Image.new("RGB", (shape.width, shape.height))
 
 
 def give_control(pipe: Any, control: Tensor, latent_channels: int) -> None:

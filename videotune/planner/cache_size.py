@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from videotune.job.job import Job
-from videotune.latent_cache.clip_ends import latents_of_end, pixels_of_end
+from videotune.latent_cache.clip_ends import latents_of_end
 from videotune.latent_cache.conditions import CHANNELS, ENCODED_ALONE, ConditionSample
 from videotune.latent_cache.encode import CacheItems
 from videotune.latent_cache.keys import CacheKeys
@@ -116,8 +116,11 @@ def _condition_entries(
 def _condition_pixels(sample: ConditionSample, spec: ModelSpec) -> int:
     """Return the pixels that are encoded of a condition."""
     shape = sample.window.shape
-    if sample.type in ENCODED_ALONE and spec.is_appended(sample.type):
-        frames = pixels_of_end(sample.type, sample.latent_frames, shape, spec)
+    if spec.is_appended(sample.type):
+        latent_frames = sample.latent_frames
+        if sample.type in ENCODED_ALONE:
+            latent_frames = latents_of_end(sample.type, latent_frames, shape, spec)
+        frames = (latent_frames - 1) * spec.rules.temporal_stride + 1
         shape = replace(shape, frames=frames)
     return pixels_of(shape)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from videotune.reporter.condition_code import condition_code
 from videotune.reporter.conditions import (
     conditions,
     takes_last_image,
@@ -257,8 +258,14 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "folder": folder,
         "is_shared": is_shared,
         "conditions": conditions(run, shlex.quote(folder)),
+        "given": None,
         "with_first_frame": None,
+        "with_conditions": None,
     }
+    code = condition_code(run, pipelines, chapter["shape"])
+    if code is not None:
+        chapter["with_conditions"] = chapter | {"given": code, "takes_image": False}
+        return chapter
     first_frame_lines = with_first_frame(run, lines)
     if first_frame_lines is not None:
         chapter["with_first_frame"] = chapter | {

@@ -1,15 +1,17 @@
 """Latents of the files that samples are conditioned on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from videotune.bounds import require_file
 from videotune.config.schema import Config
-from videotune.data.decode import decode
+from videotune.data.decode import decode, whole_picture
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
@@ -71,17 +73,29 @@ def _encode(
     """Encode what a sample is conditioned on."""
     if files.reference is None:
         return _encode_shown(family, files, shape, config, key)
-    latent_frames, _, _ = appended_sizes(config, shape, family.spec)[REFERENCE]
-    count = (latent_frames - 1) * family.spec.rules.temporal_stride + 1
-    part = replace(shape, frames=count)
-    frames = _read(Path(files.reference), part, f"{key}: reference")
-    reference = family.encode_video(to_model(frames)).mean
-
+    reference = _encode_reference(family, Path(files.reference), shape, config, key)
     distribution = _encode_shown(
         family, replace(files, reference=None), shape, config, key
     )
     extras = {**distribution.extras, REFERENCE: reference}
     return replace(distribution, extras=extras)
+
+
+def _encode_reference(
+    family: DiffusersModel, path: Path, shape: ClipShape, config: Config, key: str
+) -> Tensor:
+    """Encode a reference (C,n,H,W) as training does."""
+    where = f"{key}: reference"
+    if family.spec.has_reference_image:
+        info = _probed(path, where)
+        with _explained(path, where):
+            picture = whole_picture(info, 0.0)
+        return family.encode_reference_image(picture, shape)
+
+    latent_frames, _, _ = appended_sizes(config, shape, family.spec)[REFERENCE]
+    count = (latent_frames - 1) * family.spec.rules.temporal_stride + 1
+    frames = _read(path, replace(shape, frames=count), where)
+    return family.encode_video(to_model(frames)).mean
 
 
 def _encode_shown(
@@ -122,9 +136,11 @@ def _encode_shown(
             frames = _read(Path(files.video), shape, f"{key}: video")
         else:
             end = _read(Path(path), shape, f"{key}: {name}")
-            shown = pixels_of_end(name, latent_frames[name], shape, family.spec)
+            num_frames = pixels_of_end(name, latent_frames[name], shape, family.spec)
             # The clip's first frames become the sample's last.
-            frames = np.concatenate([end[: shape.frames - shown], end[:shown]])
+            frames = np.concatenate(
+                [end[: shape.frames - num_frames], end[:num_frames]]
+            )
         entries[name] = encode_condition(family, to_model(frames), sample, hidden)
         if name == "mask" and not entries[name][KNOWN].any():
             raise _nothing_left(path, shape, key)
@@ -224,19 +240,15 @@ def _read_end(path: Path, shape: ClipShape, frames: int, key: str) -> np.ndarray
 
 def _probed(path: Path, key: str) -> MediaInfo:
     require_file(path, key)
-    try:
+    with _explained(path, key):
         return probe(path)
-    except (ClipProblem, OSError) as problem:
-        raise _unreadable(path, problem, key) from problem
 
 
 def _decoded(
     info: MediaInfo, times: Sequence[float], shape: ClipShape, key: str
 ) -> np.ndarray:
-    try:
+    with _explained(Path(info.path), key):
         return decode(info, times, shape.height, shape.width)
-    except (ClipProblem, OSError) as problem:
-        raise _unreadable(Path(info.path), problem, key) from problem
 
 
 def _nothing_left(mask: str, shape: ClipShape, key: str) -> VideotuneError:
@@ -247,9 +259,14 @@ def _nothing_left(mask: str, shape: ClipShape, key: str) -> VideotuneError:
     )
 
 
-def _unreadable(path: Path, problem: Exception, key: str) -> VideotuneError:
-    reason = getattr(problem, "detail", None) or problem
-    return VideotuneError(f"{key} {path}: {reason}")
+@contextmanager
+def _explained(path: Path, key: str) -> Iterator[None]:
+    """Raise VideotuneError, with the key, for a file that cannot be read."""
+    try:
+        yield
+    except (ClipProblem, OSError) as problem:
+        reason = getattr(problem, "detail", None) or problem
+        raise VideotuneError(f"{key} {path}: {reason}") from problem
 
 
 def _last_second(info: MediaInfo) -> float:
