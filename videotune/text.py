@@ -32,6 +32,12 @@ def counted_are(value: int, thing: str, *, plural: str | None = None) -> str:
     return f"{counted(value, thing, plural)} {'is' if value == 1 else 'are'}"
 
 
+def times_between(least: float, most: float) -> str:
+    """Return '1 time', '9 to 10 times'."""
+    times = counted(most, "time")
+    return times if least == most else f"{plain(least)} to {times}"
+
+
 def memory_size(count: float) -> str:
     """Return bytes of memory as text, in powers of 1024 as nvidia-smi shows them."""
     for unit in ("B", "KiB", "MiB"):

@@ -11,13 +11,12 @@ from rich.cells import cell_len
 from tests.support.command_line import Patch, Printed, run
 from videotune import console
 from videotune.cli.init import parse_card
-from videotune.cli.plan import views_text
 from videotune.commands import doctor
 from videotune.config.load import preset_names
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.formats import refuse_format
-from videotune.latent_cache.exposure import BANDS, band_limits
+from videotune.latent_cache.exposure import BANDS, band_limits, views_text
 from videotune.models.base_model import place, spec_for
 from videotune.text import (
     counted,
@@ -246,8 +245,10 @@ def test_the_band_of_views_is_said_with_its_limits() -> None:
         "high": "50 to below 100",
         "risky": "100 or more",
     }
-    text = views_text({"min": 9, "max": 10, "band": "moderate"})
-    assert text == "each window is seen 9 to 10 times (moderate: 10 to below 50)"
+    per_window = {"min": 9, "max": 10, "band": "moderate"}
+    assert views_text(per_window) == "each window seen 9 to 10 times (moderate)"
+    text = views_text(per_window, with_limits=True)
+    assert text == "each window seen 9 to 10 times (moderate: 10 to below 50)"
 
 
 def test_the_toy_has_its_own_name() -> None:

@@ -92,7 +92,10 @@ def write(
         json.dumps({"settings": settings.model_dump(mode="json"), "steps": 30})
     )
     plan = {
-        "views": {"per_window": {"band": views, "max": 120}, "advice": "more clips"}
+        "views": {
+            "per_window": {"band": views, "min": 110, "max": 120},
+            "advice": "more clips",
+        }
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "check.json").write_text(

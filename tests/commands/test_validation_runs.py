@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from videotune.errors import DONE, INTERRUPTED
 from videotune.files import digest, read_json, write_json
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.latent_cache.exposure import band, most
+from videotune.latent_cache.exposure import views_text
 from videotune.model_spec import VideoRules
 from videotune.planner.plan import make_plan
 from videotune.runs.checkpoint import pick
@@ -45,6 +45,7 @@ from videotune.trainer.progress import (
 from videotune.trainer.resume import Resume
 from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer, due, times
+from videotune.trainer.views_counted import ViewsCounted
 from videotune.types import ClipShape
 from videotune.validation import embeddings
 from videotune.validation import sample_metrics as probes
@@ -550,12 +551,39 @@ def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
         False,
     )
     trainer.journal.close()
-    bands = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
-    assert len(set(bands.values())) == 4
-    assert {step: trainer.band_at(step) for step in bands} == bands
-    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(
-        f"times, {bands[120]}"
-    )
+    counted_at = []
+    texts = {}
+    for step in range(1, 201):
+        per_window = trainer.job.exposure(step).ranges()["per_window"]
+        texts[step] = views_text(per_window)
+        if progress_parts(trainer, step, {"loss": 0.1})[-1] == texts[step]:
+            counted_at.append(step)
+    assert len({text.partition("(")[2] for text in texts.values()}) == 4
+    assert counted_at == list(texts), "a step shows each window once"
+    assert texts[200] == views_text(trainer.plan["views"]["per_window"])
+
+
+def test_views_are_counted_anew_as_they_grow_and_at_the_end(work: Work) -> None:
+    """Going through all windows at each step would be slow with many of them."""
+    job = open_run(work.overrides("steps=200", "batch_size=6"), work.run).job
+    steps = []
+
+    class SlowlySeenJob:
+        steps = 40
+
+        def views_at(self, step: int) -> float:
+            return step / 30
+
+        def exposure(self, step: int) -> Any:
+            steps.append(step)
+            return job.exposure(step)
+
+    views = ViewsCounted()
+    for step in range(1, 41):
+        views.text_at(step, cast(Job, SlowlySeenJob()))
+    assert steps[:3] == [1, 4, 7]
+    assert steps[-1] == 40
+    assert len(steps) < 15
 
 
 def test_the_time_left_counts_what_is_done_between_steps(work: Work) -> None:

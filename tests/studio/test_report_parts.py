@@ -2,10 +2,17 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
+from tests.support.reports import full_run, visible_text
 from videotune import studio
+from videotune.latent_cache.exposure import views_text
 from videotune.reporter.charts import Line, line_chart
+from videotune.reporter.curves import exposure as exposure_of
+from videotune.reporter.read import read_run
+from videotune.studio import projects
 from videotune.studio.web import render
+from videotune.text import times_between
 
 WITHOUT_STYLE = {"chart"}
 """Classes that need no style."""
@@ -31,3 +38,20 @@ def test_each_class_of_a_chart_has_a_style() -> None:
     assert {"axes", "plot", "line", "key"} <= classes
     unstyled = {name for name in classes if not re.search(rf"\.{name}\b", styles)}
     assert unstyled <= WITHOUT_STYLE
+
+
+def test_times_seen_are_one_number_on_the_page_train_and_in_the_report(
+    client: Any, tmp_path: Path
+) -> None:
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    run_folder = project.folder / "runs" / "run-1"
+    full_run(run_folder)
+    seen = exposure_of(read_run(run_folder))["so_far"]
+    times = times_between(seen["least"], seen["most"])
+    train = visible_text(client.get("/p/cats/train?run=run-1").text)
+    assert f"{times} each part of a clip seen" in train
+    chapter = visible_text(client.get("/p/cats/exposure?run=run-1").text)
+    assert f"each seen {times}" in chapter
+    assert views_text({"min": seen["least"], "max": seen["most"], "band": "high"}) == (
+        f"each window seen {times} (high)"
+    )

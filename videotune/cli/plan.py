@@ -12,8 +12,8 @@ from videotune.cli.plan_verdict import source_of_rates, time_text, verdict
 from videotune.console import answer, doing, out, print_table, size, tell
 from videotune.errors import VideotuneError
 from videotune.job.shown_notes import remember
-from videotune.latent_cache.exposure import band_limits
-from videotune.text import counted, memory_size, shape_words
+from videotune.latent_cache.exposure import views_text
+from videotune.text import counted, memory_size, shape_words, times_between
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
@@ -152,7 +152,7 @@ def show_summary(result: PlanResult) -> None:
     tell(f"{line}; {shape}" if is_only else f"{line}; largest {shape}")
 
     views = facts["views"]
-    tell(f"{views_text(views['per_window'])}; {views['advice']}")
+    tell(f"{views_text(views['per_window'], with_limits=True)}; {views['advice']}")
     device = facts["device"]
     if device:
         way = device["phases"][device["phase"]]["way"]
@@ -240,21 +240,14 @@ def show_buckets(facts: Mapping[str, Any]) -> None:
     print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
 
 
-def views_text(per_window: Mapping[str, Any]) -> str:
-    """Return how often the windows are seen."""
-    least = per_window["min"]
-    most = per_window["max"]
-    times = counted(most, "time")
-    if least != most:
-        times = f"{least} to {times}"
-    band = per_window["band"]
-    return f"each window is seen {times} ({band}: {band_limits(band)})"
-
-
 def show_views(views: Mapping[str, Any]) -> None:
     """Print how often the windows and clips are shown, and the advice on it."""
-    clips = "a clip {min} to {max} times".format_map(views["per_clip"])
-    tell(f"{views_text(views['per_window'])}, {clips}")
+    text = views_text(views["per_window"], with_limits=True)
+    per_clip = views["per_clip"]
+    if per_clip["max"] != views["per_window"]["max"]:  # clips of several windows
+        clip_times = times_between(per_clip["min"], per_clip["max"])
+        text += f", a clip with all its windows {clip_times}"
+    tell(text)
     tell(f"  {views['advice']}", indent="    ")
     if views["steps_for"]:
         steps = [

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from videotune.text import times_between
 from videotune.types import Window
 
 BANDS = ((10.0, "conservative"), (50.0, "moderate"), (100.0, "high"))
@@ -60,7 +61,7 @@ class Exposure:
 
         Ranges, band and advice are those of the training windows only.
         """
-        views = self._ranges()
+        views = self.ranges()
         views["clips"] = dict(self.clips)
         views["advice"] = advice(most(self), learning_rate)
 
@@ -80,7 +81,7 @@ class Exposure:
         Clips are named by the first digits of their ids, as windows name them.
         """
         windows_by_views = Counter(self._trained(self.windows))
-        line = self._ranges()
+        line = self.ranges()
         line["windows"] = {
             str(views): count for views, count in sorted(windows_by_views.items())
         }
@@ -89,7 +90,10 @@ class Exposure:
         }
         return line
 
-    def _ranges(self) -> dict[str, Any]:
+    def ranges(self) -> dict[str, Any]:
+        """Return the least, mean and most views of a training window, with the band, and
+        of a training clip.
+        """
         per_window = _range(self._trained(self.windows)) | {"band": band(most(self))}
         return {"per_window": per_window, "per_clip": _range(self._trained(self.clips))}
 
@@ -205,6 +209,19 @@ def band_limits(name: str) -> str:
             return f"{lower:g} to below {upper:g}" if lower else f"below {upper:g}"
         lower = upper
     return f"{lower:g} or more"
+
+
+def views_text(per_window: Mapping[str, Any], *, with_limits: bool = False) -> str:
+    """Return how often the training windows are seen, and the band.
+
+    Args:
+        per_window: ``min``, ``max`` and ``band``, as a plan has them.
+        with_limits: whether to say which numbers are in the band.
+    """
+    times = times_between(per_window["min"], per_window["max"])
+    name = per_window["band"]
+    band_text = f"{name}: {band_limits(name)}" if with_limits else name
+    return f"each window seen {times} ({band_text})"
 
 
 def advice(views: float, learning_rate: float) -> str:

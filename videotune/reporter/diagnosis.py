@@ -15,6 +15,7 @@ from videotune.config.load import flatten
 from videotune.config.resolve import parse
 from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
+from videotune.latent_cache.exposure import views_text
 from videotune.reporter.read import Run, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
@@ -192,8 +193,9 @@ def _overfitting(run: Run) -> Iterator[Finding]:
     views = (run.plan or {}).get("views", {})
     per_window = views.get("per_window", {})
     if per_window.get("band") in ("high", "risky"):
-        times = counted(per_window["max"], "time")
-        yield _finding("views", most=times, advice=views.get("advice"))
+        yield _finding(
+            "views", views=views_text(per_window), advice=views.get("advice")
+        )
 
 
 def _slow(run: Run) -> Iterator[Finding]:

@@ -222,8 +222,7 @@ def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list
         status = callback.status()
         if status:
             parts.append(status)
-    views = trainer.job.views_at(step)
-    parts.append(f"each window seen {views:.1f} times, {trainer.band_at(step)}")
+    parts.append(trainer.views_counted.text_at(step, trainer.job))
     return parts
 
 

@@ -17,7 +17,6 @@ from videotune.distributed import DistributedContext, sharded
 from videotune.job.experts import prefix
 from videotune.job.job import Job
 from videotune.latent_cache.batches import BatchSource
-from videotune.latent_cache.exposure import band
 from videotune.memory.sharding import Shard
 from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import Checkpoint
@@ -28,6 +27,7 @@ from videotune.runs.trackers import Trackers
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.text_encoders import live_text
 from videotune.trainer.throughput import Throughput
+from videotune.trainer.views_counted import ViewsCounted
 from videotune.types import Window
 
 T = TypeVar("T")
@@ -79,6 +79,7 @@ class Trainer:
     throughput: Throughput = field(default_factory=Throughput)
     trackers: Trackers | None = None
     peaks: dict[str, int] = field(default_factory=dict)
+    views_counted: ViewsCounted = field(default_factory=ViewsCounted)
     """Bytes that the device held at most within a step, by torch's names
     ("allocated_bytes", "reserved_bytes").
     """
@@ -182,14 +183,6 @@ class Trainer:
                 if trainable.masters:
                     trainable.masters.masters_to_model()
             yield
-
-    def band_at(self, step: int) -> str:
-        """Return the exposure band of the training window that has been shown most."""
-        steps_for_views = self.plan["views"]["steps_for"]
-        reached = [
-            int(views) for views, first in steps_for_views.items() if first <= step
-        ]
-        return band(max(reached, default=0))
 
     def write_exposure(self, step: int) -> None:
         """Write how often everything has been shown until ``step``, and will be by the
