@@ -10,6 +10,7 @@ import pytest
 from tests.support.command_line import Printed, run
 from tests.support.reports import attributes, config, full_run, write_file
 from videotune.errors import VideotuneError
+from videotune.reporter.comparison import write_comparison
 
 
 @pytest.fixture
@@ -45,6 +46,33 @@ def test_runs_stand_side_by_side(runs: list[Path], capsys: Printed) -> None:
     assert len(sources) == 2, "only the prompt that both have sampled"
     assert sources[0].startswith("samples/step-000120")
     assert sources[1].startswith("../second%20run/samples/step-000120")
+
+
+def test_previews_come_in_the_order_of_the_table(runs: list[Path]) -> None:
+    page_path = write_comparison([*reversed(runs)], runs[0] / "comparison.html")
+    page = page_path.read_text(encoding="utf-8")
+    names = re.findall(r'data-label="run">.*?>([^<]+)</a>', page) or re.findall(
+        r'data-label="run">([^<]+)<', page
+    )
+    captions = re.findall(r"<figcaption>([^,]+),", page)
+    assert names == captions == ["first", "second run"]
+
+
+def test_a_measure_that_no_run_has_is_not_listed(
+    runs: list[Path], capsys: Printed
+) -> None:
+    assert run("compare", *runs) == 0
+    assert "held-out error" in capsys.readouterr().out
+    assert "held-out error" in (runs[0] / "comparison.html").read_text()
+
+    for folder in runs:
+        journal = folder / "journal.jsonl"
+        records = [json.loads(line) for line in journal.read_text().splitlines()]
+        kept = [record for record in records if record["kind"] != "validation"]
+        journal.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    assert run("compare", *runs) == 0
+    assert "held-out error" not in capsys.readouterr().out
+    assert "held-out error" not in (runs[0] / "comparison.html").read_text()
 
 
 def test_the_answer_is_json_too(

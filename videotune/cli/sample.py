@@ -195,6 +195,8 @@ def show_runs(
         rows.append([key, *(row["values"][index] for row in comparison.rows)])
     for key, heading in FACTS.items():
         facts = [row[key] for row in comparison.rows]
+        if not any(facts):
+            continue  # no run has it, as without held-out clips
         if key == "state":
             facts = [state[0] for state in facts]
         rows.append([heading, *facts])

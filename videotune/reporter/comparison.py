@@ -41,8 +41,9 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
             waiting.append(folder.name)
 
     keys, rows = comparison_table(runs, path.parent)
-    validated = [run for run in runs if run.validations]
-    chart = _comparison_chart(validated, [row["name"] for row in rows])
+    order = [row["name"] for row in rows]
+    runs.sort(key=lambda run: order.index(run.folder.name))
+    chart = _comparison_chart([run for run in runs if run.validations])
     contents = render(
         "runs.html.j2",
         title="Runs",
@@ -160,18 +161,14 @@ def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[st
     }
 
 
-def _comparison_chart(
-    runs: Sequence[Run], order: Sequence[str]
-) -> dict[str, Any] | None:
+def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Return a chart of validation losses; runs beyond the fourth have pale lines.
 
     Args:
-        runs: the runs.
-        order: names of the runs in the order of the table.
+        runs: the runs, in the order of the table.
     """
     lines = []
-    in_order = sorted(runs, key=lambda run: order.index(run.folder.name))
-    for index, run in enumerate(in_order):
+    for index, run in enumerate(runs):
         css = STROKES[index % len(STROKES)]
         if index >= len(STROKES):
             css += " pale"
