@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.browser import WAIT, open_studio, violations
-from tests.support.clips import write_clip
+from tests.support.clips import write_clip, write_image
 from tests.support.http_server import Handler, serving
 from videotune.studio import projects
 
@@ -125,7 +125,19 @@ def test_every_clip_has_its_picture_and_the_button_that_mends_it(
     assert draft["missing_caption"] == "skip"
 
 
-def test_the_large_player_steps_by_frames_and_shows_all(page: Any) -> None:
+TIMES_OF_PLAYER = """() => [...document.querySelectorAll('#player video')]
+.map((video) => video.currentTime)"""
+
+
+def test_the_large_player_steps_by_frames_and_shows_all(
+    page: Any, home: projects.Project
+) -> None:
+    write_clip(home.folder / "clips/references/cat.mp4", frames(3, 7), 12)
+    write_image(home.folder / "clips/masks/cat.png", frames(1, 8)[0])
+    page.reload()
+    labels = tile(page, "clips/cat.mp4").locator(".clip-companions li")
+    labels.first.wait_for()
+    assert labels.all_inner_texts() == ["mask", "reference"]
     checked(page)
     tile(page, "clips/cat.mp4").locator(".clip-open").click()
     page.locator("#player-film").wait_for()
@@ -141,6 +153,14 @@ def test_the_large_player_steps_by_frames_and_shows_all(page: Any) -> None:
     )
     moved = page.evaluate("document.querySelector('#player-film').currentTime") - before
     assert moved == pytest.approx(1 / 12, abs=0.01)
+    # the reference shows the same frame, and plays on with the clip
+    until(lambda: np.ptp(page.evaluate(TIMES_OF_PLAYER)) < 0.01)
+    page.evaluate("document.querySelector('#player-film').play()")
+    until(lambda: min(page.evaluate(TIMES_OF_PLAYER)) > before + 0.4)
+    assert np.ptp(page.evaluate(TIMES_OF_PLAYER)) < 0.25
+    page.evaluate("document.querySelector('#player-film').pause()")
+    until(lambda: np.ptp(page.evaluate(TIMES_OF_PLAYER)) < 0.01)
+    assert len(page.evaluate(TIMES_OF_PLAYER)) == 2
     assert violations(page) == []
     page.locator("[data-direction='1']").click()
     page.locator("#player-title", has_text="damaged.mp4").wait_for()

@@ -520,3 +520,52 @@ def test_a_mask_is_shown_over_its_clip_and_is_no_clip(
     page = client.get(f"{DATA}/tiles").text
     assert page.count('class="clip-mask"') == 1
     assert client.get("/p/my-cats/poster?path=clips/masks/a.png").status_code == 200
+
+
+def test_the_files_of_a_clip_are_shown_beside_it_and_move_with_it(
+    client: Any, cats: projects.Project
+) -> None:
+    folder = cats.folder / "clips"
+    (folder / "references").mkdir()
+    (folder / "controls").mkdir()
+    (folder / "references" / "a.mp4").write_bytes(MP4)
+    (cats.folder.parent / "secret.mp4").write_bytes(MP4)
+    (folder / "controls" / "a.mp4").symlink_to(cats.folder.parent / "secret.mp4")
+    companions = clips.table(cats).rows["clips/a.mp4"]["companions"]
+    assert [(one.label, one.path, one.is_still) for one in companions] == [
+        ("reference", "clips/references/a.mp4", False),
+        ("control clip", "", False),
+    ]
+
+    # The pages ask for files inside of the project only, by the routes of media.
+    query = {"path": "clips/a.mp4"}
+    pages = (
+        client.get(f"{DATA}/tiles").text,
+        client.get(f"{DATA}/clip", params=query).text,
+    )
+    for page in pages:
+        assert "poster?path=clips%2Freferences%2Fa.mp4&" in page
+        assert "controls%2Fa.mp4" not in page
+    assert "/file?path=clips%2Freferences%2Fa.mp4" in pages[1]
+    for route in ("file", "poster"):
+        params = {"path": "clips/controls/a.mp4"}
+        assert client.get(f"/p/my-cats/{route}", params=params).status_code == 404
+
+    (folder / "controls" / "a.mp4").unlink()
+    client.post(f"{DATA}/move", data={"path": "clips/a.mp4", "to": "held-out"})
+    assert (cats.folder / "held-out" / "references" / "a.mp4").is_file()
+    companions = clips.table(cats).rows["held-out/a.mp4"]["companions"]
+    assert [one.path for one in companions] == ["held-out/references/a.mp4"]
+
+
+def test_a_file_that_a_row_names_and_that_is_missing_has_no_picture(
+    client: Any, cats: projects.Project
+) -> None:
+    row = {"file_name": "a.mp4", "text": "a cat", "reference": "gone.mp4"}
+    metadata = cats.folder / "clips" / "metadata.jsonl"
+    metadata.write_text(json.dumps(row))
+    (companion,) = clips.table(cats).rows["clips/a.mp4"]["companions"]
+    assert (companion.name, companion.path) == ("gone.mp4", "")
+    page = client.get(f"{DATA}/clip", params={"path": "clips/a.mp4"}).text
+    assert "gone.mp4" in page
+    assert "poster?path=&" not in page

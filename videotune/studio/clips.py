@@ -22,6 +22,7 @@ from videotune.data.remarks import code_of, with_codes
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
+from videotune.studio.clip_companions import companions_of, shown_path
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files, texts
 from videotune.studio.records import CheckAccount, CheckedClip
 
@@ -70,7 +71,7 @@ UNKNOWN: ClipRow = {
     "part": "",
     "picture": "",
     "mask_picture": "",
-    "start_picture": "",
+    "companions": (),
     "tokens": 0,
     "changed": 0,
     "seconds_cut": 0,
@@ -380,7 +381,8 @@ def _row(
         checked_row: its row in the last check, if it has one.
         checked_since: when that check started.
     """
-    changed = _changed_ns(clip.path, clip.caption_file)
+    companion_paths = [path for _, path in clip.companions]
+    changed = _changed_ns(clip.path, clip.caption_file, *companion_paths)
     caption = caption_of(clip)
     row = dict(UNKNOWN)
     if checked_row:
@@ -388,16 +390,16 @@ def _row(
         if changed / 1e9 > checked_since:
             row |= {"state": "new", "why": "changed since the last check"}
 
+    start_image = checked_row.get("start_image") if checked_row else None
+    loss_mask = dict(clip.companions).get("loss_mask")
     words_per_variant = [len(line.split()) for line in caption.split("\n")]
     return row | {
         "path": clip.path.relative_to(project.folder).as_posix(),
         "name": clip.path.relative_to(project.folder / part).as_posix(),
         "clip": clip,
         "picture": _picture_of(project, clip),
-        "mask_picture": _inside(project, dict(clip.companions).get("loss_mask")),
-        "start_picture": _inside(
-            project, checked_row.get("start_image") if checked_row else None
-        ),
+        "mask_picture": shown_path(project, loss_mask),
+        "companions": companions_of(project, clip, start_image),
         "part": part,
         "caption": caption,
         "changed": changed,
@@ -415,13 +417,6 @@ def _picture_of(project: Project, clip: ClipFile) -> str:
         return ""
     middle = clip.frames[len(clip.frames) // 2]
     return middle.relative_to(project.folder).as_posix()
-
-
-def _inside(project: Project, path: Path | str | None) -> str:
-    """Return a file's path within the project; "" if it is elsewhere or None."""
-    if path is None or not Path(path).is_relative_to(project.folder):
-        return ""
-    return Path(path).relative_to(project.folder).as_posix()
 
 
 def _fixed_reason(clip: ClipFile) -> str:
@@ -532,7 +527,8 @@ def _has_text(row: ClipRow, text: str) -> bool:
 
 
 def move(project: Project, paths: Sequence[str], to: str) -> None:
-    """Move clips with their captions to training, validation, or the bin.
+    """Move clips with their captions, masks and other companions to training,
+    validation, or the bin.
 
     Args:
         project: the project.
@@ -564,12 +560,14 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
 
 
 def _files_of(rows: Sequence[ClipRow]) -> list[Path]:
-    """Return the clips and captions of some rows, each once."""
+    """Return the clips, captions and companions of some rows, each once."""
     files: dict[Path, None] = {}
     for row in rows:
         files[row["clip"].path] = None
         if row["clip"].caption_file:
             files[row["clip"].caption_file] = None
+        for _, path in row["clip"].companions:
+            files[path] = None
     return list(files)
 
 

@@ -218,9 +218,29 @@ document.addEventListener("DOMContentLoaded", () => {
     if (film) {
       film.addEventListener("timeupdate", () => { if (film.isConnected) $("player-time").textContent = `${film.currentTime.toFixed(2)} s`; });
       film.addEventListener("error", () => { if (film.isConnected) $("player-unplayable").hidden = false; });
+      follow(film, document.querySelectorAll("#player .player-companion"));
       film.play().catch(() => {});
     }
     if (sound) { const got = await vt.ask(sound.dataset.sound); if (got.ok && sound.isConnected) sound.innerHTML = await got.text(); }
+  }
+  // the videos that belong to the clip play in step with it
+  const MOST_DRIFT = 0.08;  // seconds that a video may be ahead or behind while it plays
+  function follow(film, companions) {
+    const align = (most) => {
+      for (const video of companions) {
+        const end = Number.isFinite(video.duration) ? video.duration - 0.001 : film.currentTime;
+        const time = Math.max(0, Math.min(film.currentTime, end));
+        if (Math.abs(video.currentTime - time) > most) video.currentTime = time;
+      }
+    };
+    const play = () => { align(MOST_DRIFT); for (const video of companions) video.play().catch(() => {}); };
+    const halt = () => { for (const video of companions) video.pause(); align(0); };
+    film.addEventListener("play", play); film.addEventListener("playing", play);
+    film.addEventListener("pause", halt); film.addEventListener("waiting", halt);
+    film.addEventListener("seeking", () => align(0)); film.addEventListener("seeked", () => align(0));
+    film.addEventListener("timeupdate", () => align(film.paused ? 0 : MOST_DRIFT));
+    film.addEventListener("ratechange", () => { for (const video of companions) video.playbackRate = film.playbackRate; });
+    for (const video of companions) video.addEventListener("loadedmetadata", () => align(0));
   }
   // what the player says about the clip that it shows: after a change of the caption, and after a check
   async function renewState() {
