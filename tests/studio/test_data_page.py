@@ -569,3 +569,23 @@ def test_a_file_that_a_row_names_and_that_is_missing_has_no_picture(
     page = client.get(f"{DATA}/clip", params={"path": "clips/a.mp4"}).text
     assert "gone.mp4" in page
     assert "poster?path=&" not in page
+
+    # A row that only names files leaves the caption to its text file, which can be changed.
+    rows = clips.table(cats).rows
+    assert rows["clips/a.mp4"]["caption_fixed"]
+    metadata.unlink()
+    (metadata.parent / "metadata.csv").write_text(
+        "file_name,reference\na.mp4,gone.mp4\n"
+    )
+    answer = client.post(
+        f"{DATA}/caption",
+        data={"path": "clips/a.mp4", "was": "a cat", "text": "another cat"},
+    )
+    assert answer.status_code in (200, 204)
+    assert (cats.folder / "clips" / "a.txt").read_text() == "another cat\n"
+    assert (
+        client.post(
+            f"{DATA}/move", data={"path": "clips/a.mp4", "to": "bin"}
+        ).status_code
+        == 422
+    )

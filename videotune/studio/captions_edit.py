@@ -89,7 +89,7 @@ def _change(
     for path, text in text_by_path.items():
         row = clips.find_clip(rows, path)
         after = "\n".join(split_variants(text.replace("\0", "")))
-        if row["fixed"]:
+        if row["caption_fixed"]:
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
 
         before = clips.caption_of(row["clip"])
@@ -160,7 +160,7 @@ def undo(project: Project) -> int:
 
 def _undo(project: Project) -> int:
     rows = clips.table(project).rows.values()
-    row_by_name = {row["name"]: row for row in rows if not row["fixed"]}
+    row_by_name = {row["name"]: row for row in rows if not row["caption_fixed"]}
     lines = [line for line in latest_change(project) if line["name"] in row_by_name]
     if not lines:
         raise VideotuneError("there is no change of captions to undo")
@@ -190,7 +190,7 @@ def planned_changes(
     text_by_path = {}
     for path in paths:
         row = clips.find_clip(rows, path)
-        if row["fixed"]:
+        if row["caption_fixed"]:
             continue
         text = _edited(row["caption"], edit)
         if text.strip() and text != row["caption"]:

@@ -216,6 +216,7 @@ def _read_rows(
                 "path": path,
                 "name": path,
                 "fixed": "it is in another folder",
+                "caption_fixed": True,
             }
     if not project.has_model:
         return {path: _without_model(row) for path, row in rows.items()}
@@ -406,6 +407,7 @@ def _row(
         "tokens": round(max(words_per_variant, default=0) * TOKENS_PER_WORD),
         "hints": lint_caption(caption, clip.path.stem) if caption else [],
         "fixed": _fixed_reason(clip),
+        "caption_fixed": clip.metadata_texts is not None,
     }
 
 
@@ -420,7 +422,9 @@ def _picture_of(project: Project, clip: ClipFile) -> str:
 
 
 def _fixed_reason(clip: ClipFile) -> str:
-    """Return why the caption cannot be edited here; empty if it can."""
+    """Return why the clip cannot be moved here, nor its caption edited if the row has it;
+    empty if it is in no list.
+    """
     if not clip.metadata_row:
         return ""
     if clip.metadata_texts is None:

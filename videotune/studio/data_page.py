@@ -240,7 +240,7 @@ def caption(page: CurrentPage, form: PostedForm) -> Response:
     project = page.current_project
     with projects.lock_of(project.folder):
         row = clips.find_clip(clips.table(project).rows, form["path"])
-        if not row["fixed"]:
+        if not row["caption_fixed"]:
             caption_on_disk = clips.caption_of(row["clip"])
             expected_words = [text.split() for text in (*form.all("was"), form["text"])]
             if caption_on_disk.split() not in expected_words:
