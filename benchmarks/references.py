@@ -6,8 +6,10 @@
 A clip shows a shape on a bent path, its reference a white dot on the same path, and its
 caption names colour and shape only. So nothing but the reference says where the shape
 is. Held-out paths are drawn three times: with their reference, with that of another
-scene, and with none. A run is the product's own, and so are its samples. A second call
-continues with what is missing.
+scene, and with none. Then the captions that the base model was taught are drawn, by the
+base model and by the run, without a reference: what a LoRA adds should not cost what
+was there. A run is the product's own, and so are its samples. A second call continues
+with what is missing.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from videotune.commands.demo import train_or_resume
+from videotune.commands.demo import share_right, train_or_resume
 from videotune.commands.sample import Sampler, open_sampler, render
 from videotune.commands.sample_options import SampleOptions
 from videotune.data.video_writer import write_sheet
@@ -31,7 +33,15 @@ from videotune.rng import generator_for
 from videotune.sampling.given_files import NO_FILES, GivenFiles
 from videotune.toy.dataset import encode_clip
 from videotune.toy.detection import find_blob
-from videotune.toy.shapes import COLOURS, FPS, SHAPES, distance, pixel_grid
+from videotune.toy.shapes import (
+    COLOURS,
+    FPS,
+    KNOWN,
+    SHAPES,
+    caption,
+    distance,
+    pixel_grid,
+)
 
 Clip = NDArray[np.uint8]
 """(T, H, W, 3)."""
@@ -47,6 +57,8 @@ MARGIN = 16
 DOT_RADIUS = 4.0
 NEAR = 4.0
 """Mean distance in pixels up to which a clip counts as following its path."""
+
+AS_THE_TOY_IS_SAMPLED = ("sample.guidance=2", "sample.steps=20")
 
 WAYS = {
     "followed": "its reference",
@@ -66,6 +78,10 @@ class Settings:
     batch: int = 4
     learning_rate: float = 3e-3
     sample_steps: int = 12
+    probability: float = 0.75
+    """Share of the steps whose samples have their reference."""
+    knowledge: int = 48
+    """Captions of the base model's that are drawn afterwards."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +145,7 @@ def train_run(folder: Path, seed: int, settings: Settings) -> Path:
         write_training(clips, settings, seed)
     content = {
         "datasets": [{"path": str(clips.absolute())}],
-        "conditions": [{"type": "reference"}],
+        "conditions": [{"type": "reference", "probability": settings.probability}],
         "steps": settings.steps,
         "warmup_steps": settings.steps // 20,
         # Where the shape is, is decided where the rest is noise.
@@ -186,11 +202,10 @@ def sample(
     return render(sampler, prompts, seeds, files, title="")
 
 
-def measure_seed(
-    folder: Path, seed: int, settings: Settings, pictures: Path | None
+def measure_paths(
+    folder: Path, run: Path, seed: int, settings: Settings, pictures: Path | None
 ) -> list[dict[str, Any]]:
-    """Train the run of a seed, and return a row of figures for each way."""
-    run = train_run(folder, seed, settings)
+    """Return a row of figures for each way to draw the held-out scenes."""
     sampler = open_sampler(SampleOptions(("",), run=run))
     scenes = [make_scene(seed, "held out", index) for index in range(settings.scenes)]
     files = []
@@ -227,6 +242,23 @@ def measure_seed(
     return rows
 
 
+def measure_knowledge(run: Path, seed: int, settings: Settings) -> dict[str, Any]:
+    """Return the share of the base model's own captions that it draws right, before and
+    after the run.
+    """
+    looks = KNOWN[: settings.knowledge]
+    prompts = [caption(*look) for look in looks]
+    seeds = [5000 + index for index in range(len(looks))]
+    shares = {}
+    for name, step in (("before", 0), ("after", None)):
+        sampler = open_sampler(
+            SampleOptions(("",), run=run, step=step, sets=AS_THE_TOY_IS_SAMPLED)
+        )
+        clips = render(sampler, prompts, seeds, title="")
+        shares[name] = share_right(clips, looks)
+    return {"seed": seed, **shares, "captions": len(looks)}
+
+
 def show_scenes(
     path: Path, scenes: Sequence[Scene], videos: dict[str, list[Clip]]
 ) -> None:
@@ -244,7 +276,7 @@ def show_scenes(
     write_sheet(path, rows, label=72)
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show(rows: Sequence[dict[str, Any]], knowledge: Sequence[dict[str, Any]]) -> None:
     """Print a table, at most 80 columns wide."""
     seeds = sorted({row["seed"] for row in rows})
     print(f"seeds {seeds}, {rows[0]['scenes']} scenes each")
@@ -258,6 +290,10 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
                 text += f" ± {statistics.stdev(values):.2f}"
             cells.append(f"{text:>18}")
         print("".join(cells))
+
+    before = statistics.fmean(row["before"] for row in knowledge)
+    after = statistics.fmean(row["after"] for row in knowledge)
+    print(f"the base model's own captions drawn right: {before:.2f}, then {after:.2f}")
 
 
 def main() -> None:
@@ -281,13 +317,13 @@ def main() -> None:
     settings = Settings(options.steps, options.clips, options.scenes)
     if options.tiny:
         settings = replace(settings, steps=1, batch=1, clips=2, scenes=2)
-        settings = replace(settings, sample_steps=1)
+        settings = replace(settings, sample_steps=1, knowledge=2)
         options.seeds = [0]
     torch.set_num_threads(1)
 
     out = options.out or options.work / "references.json"
     facts = asdict(settings)
-    result: dict[str, Any] = {"settings": facts, "rows": []}
+    result: dict[str, Any] = {"settings": facts, "rows": [], "knowledge": []}
     if out.is_file():
         result = dict(read_json(out))
     if result["settings"] != facts:
@@ -299,9 +335,11 @@ def main() -> None:
             continue
         folder = options.work / f"{settings.steps}-{seed}"
         pictures = options.pictures if seed == options.seeds[0] else None
-        result["rows"] += measure_seed(folder, seed, settings, pictures)
+        run = train_run(folder, seed, settings)
+        result["rows"] += measure_paths(folder, run, seed, settings, pictures)
+        result["knowledge"].append(measure_knowledge(run, seed, settings))
         write_json(out, result)
-    show(result["rows"])
+    show(result["rows"], result["knowledge"])
 
 
 if __name__ == "__main__":
