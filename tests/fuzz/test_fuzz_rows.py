@@ -16,8 +16,10 @@ def test_parquet_files(tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()
     video = [{"bytes": b"GIF8" * 50, "path": "a.gif"}] * 5
-    clips = pa.table({"video": video, "text": [["a", "b"]] * 5})
-    paths = pa.table({"path": ["a.mp4", "b.mp4"], "text": ["a", "b"]})
+    masks = pa.array([b"GIF8" * 50, None] * 2 + [b""], pa.binary())
+    clips = pa.table({"video": video, "text": [["a", "b"]] * 5, "mask": masks})
+    references = {"reference": ["c.mp4", None]}
+    paths = pa.table({"path": ["a.mp4", "b.mp4"], "text": ["a", "b"], **references})
     parquet.write_table(clips, root / "clips.parquet", compression="zstd")
     parquet.write_table(paths, root / "paths.parquet")
 
