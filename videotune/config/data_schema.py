@@ -69,8 +69,9 @@ class Dataset(Section):
     (default: each image is a clip of one frame)
     """
     loss_masks: str | None = data(None, min_length=1)
-    """the folder of its clips' masks, by the names of the clips (default: loss_masks or
-    masks beside videos, or the alpha channel); see loss_mask
+    """the folder of its clips' masks, by the names of the clips (default: the columns
+    loss_mask or mask of a metadata file, loss_masks or masks beside videos, or the alpha
+    channel); see loss_mask
     """
     max_clips: int | None = data(None, ge=1, le=10**9)
     """most clips of the dataset, chosen evenly in path order (default: all)"""

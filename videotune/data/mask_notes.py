@@ -89,7 +89,8 @@ def _loss_mask_notes(
     if not masks:
         raise VideotuneError(
             "loss_mask.outside: no clip has a mask. Put masks with the names of the clips into "
-            "masks/ beside videos/, name their folder (datasets.loss_masks), or leave it out."
+            "masks/ beside videos/, name them in the column mask of a metadata file, set their folder "
+            "(datasets.loss_masks), or leave it out."
         )
     num_alpha = sum(mask.content_id.endswith(ALPHA) for mask in masks)
     sources = [f"{len(masks) - num_alpha} of files"] if num_alpha < len(masks) else []
