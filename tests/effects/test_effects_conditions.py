@@ -392,6 +392,21 @@ def test_files_become_the_latents_that_training_would_have_of_them(
     assert not inpainted.known[..., 4:].any()
 
 
+@pytest.mark.parametrize(("white", "is_said"), [(64, True), (24, False)])
+def test_a_mask_that_leaves_nothing_is_said(
+    white: int, is_said: bool, lab: Lab, lossless: Callable[[Path, np.ndarray], Path]
+) -> None:
+    folder = lossless(lab.tmp / "clips", noise(FRAMES, 64, 64))
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    pixels[:, :white] = 255
+    write_image(folder / "masks" / "a.png", pixels)
+    source = source_of(lab, conditions("mask"), folder)
+    said = [note for note in source.store.notes if "conditions: mask" in note]
+    assert bool(said) == is_said
+    batch = plain_batch(source, source.buckets[0][0])
+    assert bool(batch.conditioning_mask.any()) != is_said
+
+
 def test_a_clip_is_continued_from_its_end(lab: Lab, files: Files) -> None:
     """A prefix of one latent frame is the clip's last frame, not its first."""
     pixels = np.zeros((24, 64, 64, 3), np.uint8)

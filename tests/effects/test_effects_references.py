@@ -13,6 +13,7 @@ from tests.support.clips import noise, write_clip, write_dataset, write_image
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import make_step_batch
+from videotune.latent_cache.conditions import condition_key, condition_samples
 from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.given_latents import encode_given
 from videotune.sampling.pipeline import SampleSettings, draw
@@ -211,3 +212,24 @@ def test_a_perfect_network_ends_at_the_clip(tiny_family: Callable[..., Any]) -> 
     request = SampleRequest(SHAPE, 12, 3.0, (1, 2))
     end = family.sample({"transformer": Perfect()}, conditioning, conditioning, request)
     assert torch.allclose(end, clean, atol=5e-3)
+
+
+@pytest.mark.parametrize("latent_frames", [1, 2])
+def test_an_entry_of_another_length_is_encoded_again(
+    latent_frames: int, lab: Lab, folder: Path
+) -> None:
+    """A cache that somebody else made may hold anything under a name."""
+    settings = knobs(latent_frames=latent_frames)
+    source = source_of(lab, settings, folder)
+    window = source.buckets[0][0]
+    (sample,) = condition_samples(
+        window, 0, source.config.conditions[0], 1, source.spec
+    )
+    name = condition_key(source.keys, sample)
+    right = source.store.get("conditions", name)["latents"]
+    with source.store.write_lock():
+        longer = {"latents": torch.cat([right, right], dim=1)}
+        source.store.put("conditions", name, longer, {})
+
+    again = source_of(lab, settings, folder)
+    assert torch.equal(again.store.get("conditions", name)["latents"], right)

@@ -33,7 +33,7 @@ from videotune.models.registry import find, names
 from videotune.planner import step_spec
 from videotune.planner.ledger import Reading
 from videotune.planner.step_spec import StepSpec
-from videotune.types import ClipShape
+from videotune.types import ClipShape, Window
 
 
 def everything_done_to(folder: Path) -> None:
@@ -255,19 +255,21 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
         describe(kind, "k", own, {})
         for kind, own in (("latents", video), ("text", text))
     )
-    assert fits(latents, shape)
-    assert fits(states, None)
-    assert not fits(states, shape)
-    assert not fits(latents, None)
+    sample = (Window("clip", 0.0, 1.0, shape), 0)
+    caption = "a red circle"
+    assert fits(latents, sample)
+    assert fits(states, caption)
+    assert not fits(states, sample)
+    assert not fits(latents, caption)
     for kind, (dtype, size) in {
         "huge": ("float32", (4096, 1, 1, 1)),
         "dtype": ("int8", (1,)),
     }.items():
         odd = {"mean": (dtype, size), "text": (dtype, size)}
-        assert not fits(replace(latents, tensors=dict(latents.tensors) | odd), shape), (
-            kind
-        )
-        assert not fits(replace(states, tensors=dict(states.tensors) | odd), None), kind
+        other_latents = replace(latents, tensors=dict(latents.tensors) | odd)
+        assert not fits(other_latents, sample), kind
+        other_states = replace(states, tensors=dict(states.tensors) | odd)
+        assert not fits(other_states, caption), kind
 
 
 ODD = [

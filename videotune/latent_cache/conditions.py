@@ -37,7 +37,6 @@ from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.types import (
-    ClipShape,
     ConditionPixels,
     FrameSample,
     LatentDistribution,
@@ -325,31 +324,32 @@ def known_cells(
     return cells[:frames, :rows, :columns] == 0
 
 
-def has_condition_form(
-    forms: Mapping[str, TensorForm],
+def condition_form(
+    sample: ConditionSample,
     channel_forms: Mapping[str, TensorForm],
     spec: ModelSpec,
-    shape: ClipShape,
-) -> bool:
-    """Return whether an entry's tensors have the form of a condition of a window.
+) -> Mapping[str, TensorForm]:
+    """Return the dtypes and sizes of the tensors that a condition is encoded to.
 
     Args:
-        forms: of the entry.
-        channel_forms: of what channels show of such a window.
+        sample: the condition.
+        channel_forms: of what channels show of its window.
         spec: of the model.
-        shape: of the window.
     """
-    if channel_forms and forms == channel_forms:
-        return True
+    if sample.type == CHANNELS:
+        return channel_forms
+    shape = sample.window.shape
     frames, rows, columns = spec.rules.latent_size(shape)
-    dtype, size = forms.get(LATENTS, ("", ()))
-    if dtype != "float32" or len(size) != 4 or not 1 <= size[1] <= frames:
-        return False
-    if (size[0], *size[2:]) != (spec.latent_channels, rows, columns):
-        return False
-    known_form = ("uint8", (frames, rows, columns))
-    has_mask = forms.get(KNOWN) == known_form and size[1] == frames
-    return has_mask or forms.keys() == {LATENTS}
+    if sample.type == "mask":
+        size = (spec.latent_channels, frames, rows, columns)
+        return {
+            LATENTS: ("float32", size),
+            KNOWN: ("uint8", (frames, rows, columns)),
+        }
+    count = sample.latent_frames
+    if sample.type in ENCODED_ALONE:
+        count = latents_of_end(sample.type, count, shape, spec)
+    return {LATENTS: ("float32", (spec.latent_channels, count, rows, columns))}
 
 
 def companion_sample(
@@ -395,8 +395,7 @@ def put_conditions(
     in_place = frozenset(filter(spec.is_in_place, condition_types))
     if "mask" in in_place:
         entry = entries["mask"]
-        # Somebody else's cache may hold another condition under this name.
-        cells = entry.get(KNOWN, torch.zeros_like(known)).bool()
+        cells = entry[KNOWN].bool()
         conditioned[:, cells] = entry[LATENTS][:, cells]
         known |= cells
     for name in ("suffix", "last_frame"):

@@ -24,6 +24,7 @@ from videotune.errors import VideotuneError
 from videotune.files import name_in_cache
 from videotune.latent_cache.clip_ends import REFERENCE
 from videotune.latent_cache.conditions import (
+    KNOWN,
     LATENTS,
     ConditionSample,
     companion_sample,
@@ -33,7 +34,7 @@ from videotune.latent_cache.conditions import (
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.encoder_failures import check_finite, name_failure
 from videotune.latent_cache.entry import EntryName
-from videotune.latent_cache.fitting import FitsFn
+from videotune.latent_cache.fitting import CacheItem, FitsFn, WindowVariant
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.mask_reading import (
     MASK_TENSOR,
@@ -43,14 +44,13 @@ from videotune.latent_cache.mask_reading import (
 from videotune.latent_cache.store import LatentCache
 from videotune.model_spec import VideoRules
 from videotune.models.base import DiffusersModel
-from videotune.types import ClipShape, FrameSample, LatentDistribution, Window
+from videotune.text import counted
+from videotune.types import FrameSample, LatentDistribution
 
 ProgressFn = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there
 are.
 """
-
-WindowVariant = tuple[Window, int]
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,6 @@ class CacheItems:
 
     def __bool__(self) -> bool:
         return bool(self.captions or self.samples or self.masks or self.conditions)
-
-
-CacheItem = str | WindowVariant | ConditionSample
-"""A caption, a sample, or a condition of one."""
 
 
 def entries_of(keys: CacheKeys, items: CacheItems) -> dict[EntryName, CacheItem]:
@@ -100,19 +96,16 @@ def missing(
     store: LatentCache,
     keys: CacheKeys,
     items: CacheItems,
-    fits: FitsFn = lambda entry, shape: True,
+    fits: FitsFn = lambda entry, item: True,
 ) -> CacheItems:
     """Return the captions and samples that have no usable entry, in order, each entry
     once.
 
-    An entry that does not fit its window or caption counts as missing, and so does a
+    An entry that does not fit what it is for counts as missing, and so does a
     damaged one among those that stay in memory and are therefore read now.
     """
     entries = entries_of(keys, items)
-    shapes: dict[EntryName, ClipShape | None] = {}
-    for name, item in entries.items():
-        shapes[name] = _shape_of(item)
-    store.examine(shapes, fits)
+    store.examine(entries, fits)
 
     captions: list[str] = []
     samples: list[WindowVariant] = []
@@ -130,14 +123,6 @@ def missing(
         else:
             samples.append(item)
     return CacheItems(tuple(captions), tuple(samples), tuple(masks), tuple(conditions))
-
-
-def _shape_of(item: CacheItem) -> ClipShape | None:
-    """Return the shape of a window, None for a caption."""
-    if isinstance(item, str):
-        return None
-    window = item.window if isinstance(item, ConditionSample) else item[0]
-    return window.shape
 
 
 def fill(
@@ -302,10 +287,13 @@ def _fill_conditions(
 ) -> None:
     """Encode the conditions that no other process has encoded in the meantime."""
     begun = time.monotonic()
+    without_effect = 0
     for done, condition in enumerate(conditions, start=1):
         name = condition_key(keys, condition)
         if not store.has("conditions", name):
             tensors = encode_condition_sample(family, keys, condition, media)
+            if KNOWN in tensors:
+                without_effect += len(tensors[KNOWN].unique()) == 1
             metadata = {
                 "clip": _clip_name(store, media[condition.window.clip_id]),
                 "window": f"{condition.window.id} {condition.text}",
@@ -314,6 +302,12 @@ def _fill_conditions(
             }
             store.put("conditions", name, tensors, metadata)
         progress(_with_rate("conditions", done, begun), done, len(conditions))
+    if without_effect:
+        store.notes.append(
+            f"conditions: mask: of {counted(without_effect, 'mask')} nothing is left at this size, or "
+            "nothing is hidden: these samples are trained without. A cell is left only if the mask is "
+            "black there and in the cells around it. Use smaller white parts, or a larger resolution"
+        )
 
 
 def _clip_name(store: LatentCache, clip: MediaInfo) -> str:

@@ -3,14 +3,19 @@
 from collections.abc import Callable
 from functools import cache
 
-from videotune.latent_cache.conditions import has_condition_form
+from videotune.latent_cache.conditions import ConditionSample, condition_form
 from videotune.latent_cache.entry import CacheEntry, TensorForm, form_of
 from videotune.latent_cache.mask_reading import MASK_TENSOR
 from videotune.models.base import DiffusersModel
-from videotune.types import ClipShape
+from videotune.types import ClipShape, Window
 
-FitsFn = Callable[[CacheEntry, ClipShape | None], bool]
-"""Says whether a cache entry can hold a window of this shape, or a caption (None)."""
+WindowVariant = tuple[Window, int]
+
+CacheItem = str | WindowVariant | ConditionSample
+"""What an entry is for: a caption, a sample, or a condition of one."""
+
+FitsFn = Callable[[CacheEntry, CacheItem], bool]
+"""Says whether a cache entry can hold what it is for."""
 
 
 def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
@@ -34,18 +39,20 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
     def channel_forms(shape: ClipShape) -> dict[str, TensorForm]:
         return form_of(family.blank_channels(shape))
 
-    def fits(entry: CacheEntry, shape: ClipShape | None) -> bool:
+    def fits(entry: CacheEntry, item: CacheItem) -> bool:
         forms = dict(entry.tensors)
-        if entry.kind == "masks":
-            assert shape is not None
-            return forms == {MASK_TENSOR: ("float32", spec.rules.latent_size(shape))}
-        if entry.kind == "conditions":
-            assert shape is not None
-            return has_condition_form(forms, channel_forms(shape), spec, shape)
-        if shape is None:
+        if isinstance(item, ConditionSample):
+            shown_forms = channel_forms(item.window.shape)
+            return forms == condition_form(item, shown_forms, spec)
+        if isinstance(item, str):
+            shape = some_shape
             if "text" not in forms:
                 return False
         else:
+            shape = item[0].shape
+            if entry.kind == "masks":
+                size = spec.rules.latent_size(shape)
+                return forms == {MASK_TENSOR: ("float32", size)}
             latent_form = (
                 "float32",
                 (spec.latent_channels, *spec.rules.latent_size(shape)),
@@ -58,7 +65,7 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
             if forms.pop("start", start_form) != start_form:
                 return False
 
-        expected = expected_forms(shape or some_shape)
+        expected = expected_forms(shape)
         return all(
             name in expected and _has_form(form, expected[name])
             for name, form in forms.items()

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 from safetensors.torch import save_file
@@ -40,11 +40,13 @@ from videotune.latent_cache.entry import (
     read_tensors,
 )
 from videotune.text import counted, counted_are
-from videotune.types import ClipShape
 
 LOCK_OWNER = "lock.owner"
 PART = ".part-"
 """Prefix of the names of files that are being written."""
+
+
+Item = TypeVar("Item")
 
 
 class LatentCache:
@@ -271,26 +273,24 @@ class LatentCache:
                     path.unlink(missing_ok=True)
 
     def examine(
-        self,
-        shapes: Mapping[EntryName, ClipShape | None],
-        fits: Callable[[CacheEntry, ClipShape | None], bool],
+        self, items: Mapping[EntryName, Item], fits: Callable[[CacheEntry, Item], bool]
     ) -> None:
-        """Count entries as missing that are damaged or do not fit their shape.
+        """Count entries as missing that are damaged or do not fit what they are for.
 
         Entries that stay in memory are read now. Others are checked in the step that
         reads them.
 
         Args:
-            shapes: the shape of the window that each entry is for, None for a caption.
-            fits: says whether an entry can hold what it is for.
+            items: what each entry is for.
+            fits: says whether an entry can hold that.
         """
         unusable = 0
-        for name, shape in shapes.items():
+        for name, item in items.items():
             if not self.path(*name).is_file():
                 continue
 
             entry = self.entry(*name)
-            if entry is not None and fits(entry, shape):
+            if entry is not None and fits(entry, item):
                 if self._in_memory_bytes + entry.bytes > self._keep_bytes:
                     continue
                 with suppress(VideotuneError):
