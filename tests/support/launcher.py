@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import fork_server
+from tests.support import fork_server, interruptions
 from tests.support.run_results import steps_of
 from videotune.job.overrides import Overrides
 from videotune.runs.checkpoint import complete_checkpoints
@@ -183,6 +183,13 @@ def killed_in_the_second_save(rank: int) -> None:
     pieces._write_own = dying  # type: ignore[assignment]
 
 
+def killed_in_the_third_save(rank: int) -> None:
+    """The process that saves weights, average and optimizer is killed when it begins
+    its third checkpoint.
+    """
+    interruptions.kill_at("runs.checkpoint_writer:write_tensors", 7)
+
+
 def without_room_once(rank: int) -> None:
     """The last process finds its disk full the first time that it writes its part of a
     checkpoint.
@@ -204,5 +211,6 @@ def without_room_once(rank: int) -> None:
 
 FAULTS = {
     "killed in the second save": killed_in_the_second_save,
+    "killed in the third save": killed_in_the_third_save,
     "no room once": without_room_once,
 }

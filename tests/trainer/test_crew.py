@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from tests.support.launcher import (
     assert_runs_close,
     free_port,
     overrides_of,
+    processes,
     steps_of,
 )
+from tests.support.run_processes import KILLED
 from videotune.distributed import DistributedContext, launched
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides
@@ -33,35 +35,23 @@ from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import read_journal
 
 LAUNCHERS = {
-    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node"),
+    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port"),
     "accelerate": ("-m", "accelerate.commands.launch", "--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no",
-                   "--num_machines=1", "--num_processes"),
+                   "--num_machines=1", "--num_processes=2", "--main_process_port"),
 }  # fmt: skip
+"""Each begins two processes, and accelerate calls torchrun in its own process."""
 
 
-def command(launcher: str, processes: int, words: Sequence[str]) -> list[str]:
-    port = (
-        "--master-port" if launcher == "torchrun" else "--main_process_port",
-        str(free_port()),
-    )
-    return [
-        sys.executable,
-        *LAUNCHERS[launcher],
-        str(processes),
-        *port,
-        "-m",
-        "videotune",
-        "train",
-        *words,
-    ]
-
-
-def launch(launcher: str, processes: int, *words: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+def launch(launcher: str, *words: str) -> subprocess.Popen[str]:
+    """``videotune train`` by a real launcher, in two processes."""
+    launching = (*LAUNCHERS[launcher], str(free_port()))
     return subprocess.Popen(
-        command(launcher, processes, words), env=environment, text=True, **said
-    )  # type: ignore[call-overload]
+        [sys.executable, *launching, "-m", "videotune", "train", *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def overrides_from(words: Overrides, *sets: str) -> list[str]:
@@ -92,25 +82,25 @@ def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("sharding", ["FULL", "OFF"])
 def test_two_processes_with_one_sample_are_one_with_two(
-    launcher: str, words: Overrides, alone: Path, tmp_path: Path
+    sharding: str, words: Overrides, alone: Path, tmp_path: Path
 ) -> None:
     """With previews, readings and probes on, which the first process makes alone while
-    the other waits, or both in step.
+    the other waits, or both in step; the sharded ones are begun by torchrun.
     """
     run = tmp_path / "run"
-    shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
     looking = ("sample_after=2", "validate_every=2", *LOOKING)
-    process = launch(
-        launcher,
-        2,
-        "--out",
-        str(run),
-        *overrides_from(words, "batch_size=1", *looking, shared),
-    )
-    told, _ = process.communicate(timeout=240)
-    assert process.returncode == DONE, told
+    sets = ("batch_size=1", *looking, f"sharding={sharding}")
+    arguments = ["--out", str(run), *overrides_from(words, *sets)]
+    if sharding == "FULL":
+        process = launch("torchrun", *arguments)
+        told, _ = process.communicate(timeout=240)
+        assert process.returncode == DONE, told
+    else:
+        ended = processes(2, tmp_path / "logs", ["train", *arguments])
+        told = "".join(ended.said)
+        assert ended.codes == (DONE, DONE), told
     assert_runs_close(run, alone)
     assert told.count("training ") == 1, "the first process alone talks"
     kinds = Counter(line["kind"] for line in read_journal(run))
@@ -137,24 +127,17 @@ def test_a_resume_may_have_another_number_of_processes(
     one, which has both.
     """
     run = tmp_path / "run"
-    quiet = ("batch_size=1", *QUIET, "save_every=1", "warmup_steps=0")
-    process = launch(
-        "torchrun", 2, "--out", str(run), *overrides_from(words, *quiet, "steps=100000")
-    )
-    while not (run / "checkpoints" / "step-2" / "COMPLETE").is_file():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.002)
-    children = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-    ).stdout
-    for pid in (*children.split(), process.pid):
-        os.kill(int(pid), signal.SIGKILL)
-    process.communicate(timeout=180)
-    for processes, steps, step in ((3, STEPS - 1, 2), (1, STEPS, STEPS - 1)):
-        words = ("--resume", "--from", str(step), "--set", f"steps={steps}")
-        process = launch("torchrun", processes, "--out", str(run), *words)
-        told, _ = process.communicate(timeout=240)
-        assert process.returncode == DONE, told
+    logs = tmp_path / "logs"
+    sets = ("batch_size=1", *QUIET, "save_every=1", "warmup_steps=0")
+    begin = ["train", "--out", str(run), *overrides_from(words, *sets)]
+    killed = processes(2, logs, begin, fault="killed in the third save")
+    assert killed.codes == (KILLED, KILLED), killed.said
+    assert complete_checkpoints(run)[-1].step == 2
+
+    for count, steps, step in ((3, STEPS - 1, 2), (1, STEPS, STEPS - 1)):
+        resumed = ["--resume", "--from", str(step), "--set", f"steps={steps}"]
+        ended = processes(count, logs, ["train", "--out", str(run), *resumed])
+        assert ended.codes == (DONE,) * count, ended.said
     assert_runs_close(run, alone)
     assert [
         line.get("processes", 1)
@@ -166,10 +149,12 @@ def test_a_resume_may_have_another_number_of_processes(
 def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(
     words: Overrides, tmp_path: Path
 ) -> None:
-    """SIGTERM to the launcher, which hands it on to each."""
+    """SIGTERM to the launcher, which hands it on to each: to accelerate, in which
+    torchrun runs.
+    """
     run = tmp_path / "run"
     quiet = ("batch_size=1", *QUIET, "save_every=0", "steps=100000")
-    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
+    process = launch("accelerate", "--out", str(run), *overrides_from(words, *quiet))
     while not (run / "journal.jsonl").is_file() or len(steps_of(run)) < 3:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
@@ -183,16 +168,12 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(
 def test_an_error_of_the_first_process_ends_them_all(
     words: Overrides, tmp_path: Path
 ) -> None:
-    process = launch(
-        "torchrun",
-        2,
-        "--out",
-        str(tmp_path / "run"),
-        *overrides_from(words, "sample.frames=6"),
-    )
-    told, _ = process.communicate(timeout=180)
-    assert process.returncode == 1
-    assert "sample.frames" in told
+    sets = overrides_from(words, "sample.frames=6")
+    begin = ["train", "--out", str(tmp_path / "run"), *sets]
+    ended = processes(2, tmp_path / "logs", begin)
+    assert ended.codes[0] == 1
+    assert ended.codes[1] != DONE, "a launcher ends the others"
+    assert "sample.frames" in ended.said[0]
 
 
 def test_each_process_sends_the_same_messages_whatever_samples_it_has(
