@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Bases, run
+from tests.support.command_line import Bases, Printed, run
 from tests.support.run_processes import Make, Work
 from tests.support.run_results import of_kind
 from videotune.errors import DONE, VideotuneError
@@ -168,12 +168,12 @@ def test_settings_of_a_resume_are_judged_beside_those_of_the_run(work: Work) -> 
 
 
 def test_a_plan_says_within_a_second_what_takes_longer(
-    tiny_bases: Bases, small_clips: Path
+    tiny_bases: Bases, small_clips: Path, capsys: Printed
 ) -> None:
     """On standard error, so that JSON stays JSON."""
     base = tiny_bases("wan")
-    words = ["plan", str(small_clips), "--base", str(base), "--set=resolution=32x32"]
-    done = program(small_clips.parent, *words, "--json")
-    assert "measuring memory" in done.stderr.splitlines()[0]
-    text, _, _ = done.stdout.rpartition("imported")
-    assert json.loads(text)["steps"] == 2000
+    sets = "resolution=32x32"
+    assert run("plan", small_clips, base=base, set=sets, as_json=True) == DONE
+    printed = capsys.readouterr()
+    assert "measuring memory" in printed.err.splitlines()[0]
+    assert json.loads(printed.out)["steps"] == 2000

@@ -3,9 +3,6 @@ models without a network; and runs with blocks and inputs on the host, which are
 plain run, line by line and bit for bit.
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 
 from tests.support.clips import noise, write_dataset
-from tests.support.command_line import Bases, Patch, Printed, plan, train
+from tests.support.command_line import Bases, Patch, Printed, plan, run, train
 from tests.support.interruptions import nth
 from tests.support.out_of_memory import OUT_OF_MEMORY
 from tests.support.run_processes import Make, Work, resume
@@ -44,7 +42,7 @@ from videotune.planner.gpus import find_card
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Constraints
 from videotune.planner.settings import fit_settings
-from videotune.planner.step_spec import TILED, UNCHANGED, step_spec
+from videotune.planner.step_spec import TILED, UNCHANGED, StepSpec, step_spec
 from videotune.runs.run_dir import read_run_config
 from videotune.text import memory_size
 from videotune.trainer import cache_filling
@@ -232,6 +230,13 @@ def test_a_plan_is_short_and_as_wide_as_the_terminal(
     assert max(map(len, [*short, *long])) <= 80
 
 
+@pytest.fixture(scope="module")
+def fine_tuning(overrides: Make) -> StepSpec:
+    """The readings of a step that trains all weights."""
+    sets = ("steps=1", "batch_size=4", "training_method=FINE_TUNE")
+    return step_spec(opened(overrides(*sets)), "FLOAT_32")
+
+
 @pytest.mark.parametrize(
     ("sets", "forced"),
     [
@@ -245,8 +250,14 @@ def test_a_plan_is_short_and_as_wide_as_the_terminal(
     ],
 )
 def test_a_plan_chooses_nothing_that_the_run_would_refuse(
-    overrides: Make, sets: tuple[str, ...], forced: Constraints
+    overrides: Make,
+    sets: tuple[str, ...],
+    forced: Constraints,
+    fine_tuning: StepSpec,
+    monkeypatch: Patch,
 ) -> None:
+    """By the readings of one step: what is refused depends on the config alone."""
+    monkeypatch.setattr(fitting, "step_spec", lambda job, dtype: fine_tuning)
     job = opened(
         overrides("steps=1", "batch_size=4", "training_method=FINE_TUNE", *sets)
     )
@@ -533,13 +544,13 @@ def test_the_curve_is_as_high_as_the_density() -> None:
     ]
 
 
-def offline(tmp_path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process that may not ask the Hub, and whose cache of it is empty."""
-    return subprocess.run(
-        [sys.executable, "-m", "videotune", *settings],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+@pytest.fixture
+def _offline(tmp_path: Path, monkeypatch: Patch) -> None:
+    """The Hub may not be asked, and its cache is empty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 @pytest.fixture
@@ -549,37 +560,32 @@ def film(tmp_path: Path) -> Path:
     )
 
 
-def test_check_and_plan_answer_for_a_preset(tmp_path: Path, film: Path) -> None:
+@pytest.mark.usefixtures("_offline")
+def test_check_and_plan_answer_for_a_preset(film: Path, capsys: Printed) -> None:
     """What a published model needs of a card: tests/models/test_manifests.py."""
-    settings = (str(film), "--preset", "wan 2.1 1.3B LoRA 16GB")
-    for words in (("check",), ("plan", "--timesteps")):
-        done = offline(tmp_path, words[0], *settings, *words[1:])
-        assert done.returncode == 0, done.stderr
-        assert "come with videotune" in done.stderr
+    preset = "wan 2.1 1.3B LoRA 16GB"
+    for command, options in (("check", {}), ("plan", {"timesteps": True})):
+        assert run(command, film, preset=preset, **options) == DONE
+        assert "come with videotune" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("command", "options", "named"),
     [
         (
-            ("train", "--preset", "wan 2.1 1.3B LoRA 16GB", "--out", "run"),
+            "train",
+            {"preset": "wan 2.1 1.3B LoRA 16GB", "out": "run"},
             "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
         ),
-        (("plan", "--base", "somebody/other"), "somebody/other"),
+        ("plan", {"base": "somebody/other"}, "somebody/other"),
     ],
 )
+@pytest.mark.usefixtures("_offline")
 def test_a_model_that_is_not_here_is_named(
-    words: tuple[str, ...], named: str, tmp_path: Path, film: Path
+    command: str, options: dict[str, str], named: str, tmp_path: Path, film: Path
 ) -> None:
-    done = offline(
-        tmp_path,
-        words[0],
-        *(("--data",) if words[0] == "train" else ()),
-        str(film),
-        *words[1:],
-    )
-    assert done.returncode == 1
-    assert named in done.stderr
+    with pytest.raises(VideotuneError, match=named):
+        run(command, film, **options)
     assert not (tmp_path / "run").exists()
 
 

@@ -32,6 +32,19 @@ class Acme(Wan):
 """
 
 
+COMMANDS = """
+import json
+import sys
+
+from videotune.cli.main import app
+
+for words in json.loads(sys.argv[1]):
+    code = app(words, standalone_mode=False) or 0
+    assert code == 0, words
+"""
+"""Commands after one another, in one process."""
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A folder as an installed package leaves it: the module, and the entry point that
@@ -58,14 +71,6 @@ def test_a_family_of_one_file_trains_by_the_command(
         )
     }
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "videotune", *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, env=env, cwd=Path.cwd()
-        )
-
-    done = run("tiny", "acme", str(tmp_path / "base"))
-    assert done.returncode == 0, done.stderr
     sets = {
         "base_model_name": tmp_path / "base",
         "cache_dir": tmp_path / "cache",
@@ -82,9 +87,20 @@ def test_a_family_of_one_file_trains_by_the_command(
     words = [
         word for key, value in sets.items() for word in ("--set", f"{key}={value}")
     ]
-    for command in (["check"], ["train", "--out", str(tmp_path / "run")]):
-        done = run(command[0], "--data", str(small_clips), *words, *command[1:])
-        assert done.returncode == 0, done.stderr
+    clips = ["--data", str(small_clips)]
+    commands = [
+        ["tiny", "acme", str(tmp_path / "base")],
+        ["check", *clips, *words],
+        ["train", *clips, *words, "--out", str(tmp_path / "run")],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     steps = [
         json.loads(line)
         for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()

@@ -31,8 +31,9 @@ IMPORTED = (
     *("rich.console", "rich.table"),
     *("videotune.cli.main", "videotune.models.wan", "videotune.reporter.build"),
     *("videotune.trainer.init_from", "videotune.commands.train"),
+    "tests.support.frozen_imports",
 )
-"""Modules that every process of a run imports.
+"""Modules that every process of a run imports, and after them the one that freezes them.
 
 The server says nothing of one that it cannot find.
 """
