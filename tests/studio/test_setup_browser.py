@@ -3,6 +3,8 @@ found, runs put in order.
 """
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,58 +26,82 @@ def put(page: Any, key: str, value: str) -> None:
     field(page, key).press("Tab")
 
 
+@dataclass(frozen=True)
+class Bench:
+    """One studio and one browser for all tests of this file."""
+
+    root: Path
+    address: str
+    context: Any
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    root = tmp_path_factory.mktemp("setup")
+    with open_studio(root) as (studio, page):
+        yield Bench(root, studio.address, page.context)
+
+
 @pytest.fixture
-def cats(tmp_path: Path) -> projects.Project:
-    return projects.create(tmp_path, "Cats", preset="toy")
+def page(bench: Bench) -> Iterator[Any]:
+    """A page with no colour on its way between two themes, closed after the test with
+    all others.
+    """
+    page = bench.context.new_page()
+    page.emulate_media(reduced_motion="reduce")
+    yield page
+    for opened in bench.context.pages:
+        opened.close()
 
 
-def test_settings_in_two_tabs(tmp_path: Path, cats: projects.Project) -> None:
-    with open_studio(tmp_path) as (studio, page):
-        page.emulate_media(
-            reduced_motion="reduce"
-        )  # a colour on its way between two themes is neither's
-        page.goto(f"{studio.address}/p/cats/setup")
-        put(page, "steps", "60")
-        page.locator('.setting.own [id="f-steps"]').wait_for()
-        other = page.context.new_page()
-        other.goto(f"{studio.address}/p/cats/setup")
-        field(page, "steps").focus()
-        put(other, "steps", "70")
-        other.locator('.setting.own [id="f-steps"][data-saved="70"]').wait_for()
-        put(page, "steps", "80")
-        page.locator('[id="e-steps"] button').last.wait_for()
-        assert projects.draft(cats) == {"steps": 70}, "nothing is written over"
-        assert violations(page) == []
-        page.locator('[id="e-steps"] button').last.click()
-        other.locator('[id="f-steps"][data-saved="80"]').wait_for()
-        assert projects.draft(cats) == {"steps": 80}
-        put(page, "resolution", "big")
-        page.locator('[id="f-resolution"][aria-invalid=true]').wait_for()
-        page.locator("[data-reset=steps]").click()
-        page.locator('.setting:not(.own) [id="f-steps"]').wait_for()
-        page.locator("#add-prompt").click()
-        page.keyboard.type("a cat")
-        page.locator("#add-prompt").click()
-        page.keyboard.type("a dog")
-        page.keyboard.press("Tab")
-        page.locator(".prompts [data-drop-prompt]").first.click()
-        page.locator("#find").fill("noise level")
-        shown = page.locator("#all .setting:visible").count()
-        assert 0 < shown < 30
-        page.locator('.preset-card [data-open="presets"]').click()
-        page.locator("#preset-find").fill("2.1 14B")
-        assert page.locator(".preset:visible h4").all_inner_texts() == ["Wan 2.1", "Wan VACE"]
-        assert violations(page) == []
-        page.keyboard.press("Escape")
-        assert projects.draft(cats) == {"samples": ["a dog"]}
+def test_settings_in_two_tabs(bench: Bench, page: Any) -> None:
+    tabs = projects.create(bench.root, "Tabs", preset="toy")
+    page.goto(f"{bench.address}/p/tabs/setup")
+    put(page, "steps", "60")
+    page.locator('.setting.own [id="f-steps"]').wait_for()
+    other = page.context.new_page()
+    other.goto(f"{bench.address}/p/tabs/setup")
+    field(page, "steps").focus()
+    put(other, "steps", "70")
+    other.locator('.setting.own [id="f-steps"][data-saved="70"]').wait_for()
+    put(page, "steps", "80")
+    page.locator('[id="e-steps"] button').last.wait_for()
+    assert projects.draft(tabs) == {"steps": 70}, "nothing is written over"
+    assert violations(page) == []
+    page.locator('[id="e-steps"] button').last.click()
+    other.locator('[id="f-steps"][data-saved="80"]').wait_for()
+    assert projects.draft(tabs) == {"steps": 80}
+    put(page, "resolution", "big")
+    page.locator('[id="f-resolution"][aria-invalid=true]').wait_for()
+    page.locator("[data-reset=steps]").click()
+    page.locator('.setting:not(.own) [id="f-steps"]').wait_for()
+    page.locator("#add-prompt").click()
+    page.keyboard.type("a cat")
+    page.locator("#add-prompt").click()
+    page.keyboard.type("a dog")
+    page.keyboard.press("Tab")
+    page.locator(".prompts [data-drop-prompt]").first.click()
+    page.locator("#find").fill("noise level")
+    shown = page.locator("#all .setting:visible").count()
+    assert 0 < shown < 30
+    page.locator('.preset-card [data-open="presets"]').click()
+    page.locator("#preset-find").fill("2.1 14B")
+    assert page.locator(".preset:visible h4").all_inner_texts() == [
+        "Wan 2.1",
+        "Wan VACE",
+    ]
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    assert projects.draft(tabs) == {"samples": ["a dog"]}
 
 
 def test_runs_are_put_in_order_by_dragging_and_by_buttons(
-    tmp_path: Path, cats: projects.Project
+    bench: Bench, page: Any
 ) -> None:
     from filelock import FileLock
 
-    queue = queue_page.queue_folder(tmp_path)
+    cats = projects.create(bench.root, "Cats", preset="toy")
+    queue = queue_page.queue_folder(bench.root)
     names = [f"cats--run-{n}" for n in (1, 2, 3, 4)]
     for name in names:
         entries.add(
@@ -90,12 +116,9 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(
     def order() -> list[str]:
         return [entry.name[-1] for entry in entries.entries(queue)]
 
-    with (
-        FileLock(queue / ".lock"),
-        open_studio(tmp_path) as (studio, page),
-    ):  # another worker has it, so that nothing starts
-        page.emulate_media(reduced_motion="reduce")
-        page.goto(f"{studio.address}/queue")
+    # another worker has the queue, so that nothing starts
+    with FileLock(queue / ".lock"):
+        page.goto(f"{bench.address}/queue")
         assert page.locator("td .badge").count() == 2
         assert violations(page) == []
         with page.expect_response("**/queue/order"):
@@ -124,48 +147,45 @@ def choose(page: Any, row: Any, words: str, name: str) -> None:
     row.locator(".prompt-file", has_text=name).first.wait_for()
 
 
-def test_a_prompt_gets_its_files_by_the_dialog(
-    tmp_path: Path, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(cats.folder))  # where the dialog begins
+def test_a_prompt_gets_its_files_by_the_dialog(bench: Bench, page: Any) -> None:
     from PIL import Image
 
-    image = cats.folder / "first.png"
+    dogs = projects.create(bench.root, "Dogs", preset="toy")
+    image = dogs.folder / "first.png"
     Image.new("RGB", (32, 32)).save(image)
-    (cats.folder / "end.mp4").write_bytes(b"\0")
+    (dogs.folder / "end.mp4").write_bytes(b"\0")
     other = {"prompt": "a dog", "steps": 3}
-    projects.save_draft(cats, {"samples": ["a cat", other]})
-    with open_studio(tmp_path) as (studio, page):
-        page.goto(f"{studio.address}/p/cats/setup")
-        rows = page.locator("#prompts .prompt")
-        assert rows.locator("textarea").first.input_value() == "a cat"
-        choose(page, rows.first, "Begin with an image", "first.png")
-        choose(page, rows.first, "Lead to a clip", "end.mp4")
-        choose(page, rows.nth(1), "Begin with an image", "first.png")
-        path = str(image)
-        files = {"image": path, "suffix": str(cats.folder / "end.mp4")}
-        wanted = [{"prompt": "a cat", **files}, other | {"image": path}]
-        wait_until(lambda: projects.draft(cats) == {"samples": wanted}, 20)
-        assert violations(page) == []
+    projects.save_draft(dogs, {"samples": ["a cat", other]})
+    page.goto(f"{bench.address}/p/dogs/setup")
+    rows = page.locator("#prompts .prompt")
+    assert rows.locator("textarea").first.input_value() == "a cat"
+    choose(page, rows.first, "Begin with an image", "first.png")
+    choose(page, rows.first, "Lead to a clip", "end.mp4")
+    choose(page, rows.nth(1), "Begin with an image", "first.png")
+    path = str(image)
+    files = {"image": path, "suffix": str(dogs.folder / "end.mp4")}
+    wanted = [{"prompt": "a cat", **files}, other | {"image": path}]
+    wait_until(lambda: projects.draft(dogs) == {"samples": wanted}, 20)
+    assert violations(page) == []
 
-        page.reload()
-        assert rows.locator("textarea").first.input_value() == "a cat"
-        names = rows.first.locator("[data-file-name]:visible")
-        assert names.all_inner_texts() == list(files.values())
-        rows.first.locator('[data-drop-file="image"]').click()
-        rows.first.locator('[data-drop-file="suffix"]').click()
-        left = ["a cat", other | {"image": path}]
-        wait_until(lambda: projects.draft(cats) == {"samples": left}, 20)
+    page.reload()
+    assert rows.locator("textarea").first.input_value() == "a cat"
+    names = rows.first.locator("[data-file-name]:visible")
+    assert names.all_inner_texts() == list(files.values())
+    rows.first.locator('[data-drop-file="image"]').click()
+    rows.first.locator('[data-drop-file="suffix"]').click()
+    left = ["a cat", other | {"image": path}]
+    wait_until(lambda: projects.draft(dogs) == {"samples": left}, 20)
 
-        # A condition is ticked, with its share.
-        page.locator("summary", has_text="Clips and captions").click()
-        suffix = page.locator('[data-condition="suffix"]')
-        suffix.locator("[type=checkbox]").check()
-        suffix.locator("[data-part=probability]").fill("0,5")
-        suffix.locator("[data-part=latent_frames]").fill("2")
-        suffix.locator("[data-part=latent_frames]").press("Tab")
-        ticked = [{"type": "suffix", "probability": 0.5, "latent_frames": 2}]
-        wait_until(lambda: projects.draft(cats).get("conditions") == ticked, 20)
-        assert violations(page) == []
-        suffix.locator("[type=checkbox]").uncheck()
-        wait_until(lambda: projects.draft(cats) == {"samples": left}, 20)
+    # A condition is ticked, with its share.
+    page.locator("summary", has_text="Clips and captions").click()
+    suffix = page.locator('[data-condition="suffix"]')
+    suffix.locator("[type=checkbox]").check()
+    suffix.locator("[data-part=probability]").fill("0,5")
+    suffix.locator("[data-part=latent_frames]").fill("2")
+    suffix.locator("[data-part=latent_frames]").press("Tab")
+    ticked = [{"type": "suffix", "probability": 0.5, "latent_frames": 2}]
+    wait_until(lambda: projects.draft(dogs).get("conditions") == ticked, 20)
+    assert violations(page) == []
+    suffix.locator("[type=checkbox]").uncheck()
+    wait_until(lambda: projects.draft(dogs) == {"samples": left}, 20)
