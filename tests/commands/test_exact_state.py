@@ -67,6 +67,25 @@ GIVEN = [
 METHODS["conditions"] = ("lora.rank=4", f"conditions={json.dumps(GIVEN)}")
 CONDITIONS = [("mid-accumulation", "conditions", "plain", 2)]
 """Each drawn for each sample, encoded on its own, of clips with references."""
+OF_LTX = [
+    {"type": name, "probability": 0.5}
+    for name in ("first_frame", "last_frame", "prefix", "suffix")
+]
+DRAWN_OF_VACE = ("first_frame", "mask", "control", "reference")
+OF_VACE = [
+    *({"type": name, "probability": 0.5} for name in DRAWN_OF_VACE),
+    *({"type": name} for name in ("last_frame", "prefix", "suffix")),
+]
+METHODS["conditions of LTX"] = ("lora.rank=4", f"conditions={json.dumps(OF_LTX)}")
+METHODS["conditions of VACE"] = ("lora.rank=4", f"conditions={json.dumps(OF_VACE)}")
+OTHER_BASES = {
+    "conditions of LTX": ("ltx_video", "0.9.7"),
+    "conditions of VACE": ("wan_vace", "vace"),
+}
+CONDITIONS_OF_OTHERS = [
+    ("save", "conditions of LTX", "plain", 2),
+    ("mid-accumulation", "conditions of VACE", "plain", 0),
+]
 FREE = [
     ("validation", "own rates", "schedule-free", 2),
     ("mid-accumulation", "full", "schedule-free", 0),
@@ -101,6 +120,7 @@ def straight(
     base = shutil.copytree(tiny_bases("wan"), home / "base")
     referenced = shutil.copytree(small_clips, home / "clips")
     shutil.copytree(referenced / "videos", referenced / "references")
+    shutil.copytree(referenced / "videos", referenced / "controls")
     config = WanTransformer3DModel.load_config(base / "transformer")
     torch.manual_seed(
         0
@@ -131,9 +151,12 @@ def straight(
     step += ("validation_windows=24",)
 
     def get(method: str, state: str) -> tuple[Overrides, Path]:
+        own = [*METHODS[method], *STATES[state]]
+        if method in OTHER_BASES:
+            own.append(f"base_model_name={tiny_bases(*OTHER_BASES[method])}")
         settings = Overrides(
-            data=str(referenced if method == "conditions" else small_clips),
-            sets=(*fixed, *often, *step, *METHODS[method], *STATES[state]),
+            data=str(referenced if method.startswith("conditions") else small_clips),
+            sets=(*fixed, *often, *step, *own),
         )
         if (method, state) not in made:
             run = made[method, state] = home / f"{method} {state}"
@@ -208,7 +231,12 @@ CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP, *FREE, *CONDITIONS]
 REST = [pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in CHOSEN]
 
 
-@pytest.mark.parametrize(("moment", "method", "kind", "threads"), [*CHOSEN, *REST])
+SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in CONDITIONS_OF_OTHERS]
+
+
+@pytest.mark.parametrize(
+    ("moment", "method", "kind", "threads"), [*CHOSEN, *SLOW, *REST]
+)
 def test_killed_and_resumed_is_one_run(
     moment: str, method: str, kind: str, threads: int, straight: Any, tmp_path: Path
 ) -> None:
