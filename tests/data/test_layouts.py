@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.support.hub_downloads import COMMIT, hub_of
+from tests.support.hub_settings import hub_settings
 from videotune.data.clip_file import ClipFile
 from videotune.data.layouts import read_folder
 from videotune.data.locations import open_location
@@ -391,39 +391,20 @@ def cached(repo: Path, files: dict[str, bytes]) -> None:
 
 
 def opened(path: str, folder: Path, **env: str) -> Any:
-    """The layout of a Hub dataset, or the error, from a fresh process: the hub's
-    library reads its settings once.
-    """
-    code = f"""
-        import json
-        from pathlib import Path
-        from videotune.data.locations import open_location
-        from videotune.errors import VideotuneError
+    """The layout of a Hub dataset, or the error, with these settings of the Hub."""
+    with hub_settings(folder / "hub", env) as patch:
+        patch.chdir(folder)
         try:
-            layout = open_location({path!r}, Path("cache"))
-            clips = [[c.path.relative_to(layout.root).as_posix(), c.path.read_text(), c.metadata_captions, c.caption_file and
-                      c.caption_file.read_text()] for c in layout.files]
-            print(json.dumps([layout.name, clips, layout.notes]))
+            layout = open_location(path, Path("cache"))
         except VideotuneError as error:
-            print(json.dumps(str(error)))
-    """
-    settings = {
-        "HF_HUB_CACHE": str(folder / "hub"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_TOKEN": "",
-        **env,
-    }
-    words = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env=os.environ | settings,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+            return str(error)
+        clips = []
+        for clip in layout.files:
+            name = clip.path.relative_to(layout.root).as_posix()
+            caption = clip.caption_file and clip.caption_file.read_text()
+            metadata = clip.metadata_captions and list(clip.metadata_captions)
+            clips.append([name, clip.path.read_text(), metadata, caption])
+        return layout.name, clips, layout.notes
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from tests.support.command_line import Patch
 from tests.support.damaged_files import limited
 from tests.support.dripping_server import dripping
 from tests.support.hub_downloads import COMMIT, hub_of
+from tests.support.hub_settings import hub_settings
+from videotune.cli.main import main
 from videotune.errors import VideotuneError
 from videotune.models import hub
 from videotune.models.base_model import place
@@ -33,32 +36,6 @@ UNUSED = {
     "wan-of-another-program.safetensors": b"x" * 1000,
     "convert.py": b"code",
 }
-PLACE = """
-import json, sys
-from pathlib import Path
-from videotune.errors import VideotuneError
-from huggingface_hub import constants
-from videotune.models import hub
-
-hub._WORTH_A_WORD = 1
-constants.DOWNLOAD_CHUNK_SIZE = 4096
-if sys.argv[3] != "-":
-    hub.shutil.disk_usage = lambda path: hub.shutil._ntuple_diskusage(10**9, 10**9, int(sys.argv[3]))
-said = []
-try:
-    if sys.argv[4] == "-":
-        folder = str(hub.fetch(sys.argv[1], weights=sys.argv[2] == "weights", own=(), echo=said.append))
-    else:
-        from videotune.models.base_model import place
-
-        files = {"transformer": Path(sys.argv[4])}
-        folder = str(place(sys.argv[1], files=files, echo=said.append).folder)
-        hub.os.environ["HF_HUB_OFFLINE"] = "1"
-        said.append(str(place(sys.argv[1], files=files).folder))
-except VideotuneError as error:
-    folder = "error: " + str(error)
-print(json.dumps([folder, said]))
-"""
 
 
 @pytest.fixture
@@ -76,39 +53,52 @@ def server(tiny_bases: Callable[[str], Path]) -> Iterator[Any]:
 Placed = Callable[..., tuple[str, list[str]]]
 
 
+def settings_of(server: Any, folder: Path) -> dict[str, str]:
+    """The environment of a process whose Hub is the local server."""
+    return {
+        "HF_ENDPOINT": server.url,
+        "HF_HUB_OFFLINE": "0",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+
+
 @pytest.fixture
-def placed(server: Any, tmp_path: Path) -> Placed:
-    """Places a model in a process of its own, whose Hub is the local server; (folder or
-    error, what was said).
+def placed(server: Any, tmp_path: Path, capfd: command_line.Printed) -> Placed:
+    """Places a model whose Hub is the local server; (folder or error, what was said).
+
+    With ``file`` the transformer, and then without the Hub again.
     """
 
     def run(
         name: str,
         what: str = "weights",
         *,
-        free: str = "-",
-        file: str = "-",
+        free: int | None = None,
+        file: Path | None = None,
         **env: str,
     ) -> tuple[str, list[str]]:
-        usual = {
-            "HF_ENDPOINT": server.url,
-            "HF_HOME": str(tmp_path),
-            "HF_HUB_OFFLINE": "0",
-        }
-        usual |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-        kept = {
-            key: value
-            for key, value in os.environ.items()
-            if key not in ("HF_TOKEN", "HF_HUB_CACHE")
-        }
-        words = [sys.executable, "-c", PLACE, name, what, free, file]
-        done = subprocess.run(
-            words, capture_output=True, text=True, env=kept | usual | env, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert TOKEN not in done.stdout + done.stderr
-        folder, said = json.loads(done.stdout.splitlines()[-1])
-        return folder, said
+        said: list[str] = []
+        settings = settings_of(server, tmp_path) | env
+        with hub_settings(tmp_path / "hub", settings) as patch:
+            patch.setattr(hub, "_WORTH_A_WORD", 1)
+            patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
+            if free is not None:
+                usage = SimpleNamespace(total=10**9, used=10**9, free=free)
+                patch.setattr(hub.shutil, "disk_usage", lambda path: usage)
+            try:
+                if file is None:
+                    weights = what == "weights"
+                    found = hub.fetch(name, weights=weights, own=(), echo=said.append)
+                else:
+                    files = {"transformer": file}
+                    found = place(name, files=files, echo=said.append).folder
+                    patch.setenv("HF_HUB_OFFLINE", "1")
+                    said.append(str(place(name, files=files).folder))
+                answer = str(found)
+            except VideotuneError as error:
+                answer = f"error: {error}"
+        assert TOKEN not in "".join([answer, *said, *capfd.readouterr()])
+        return answer, said
 
     return run
 
@@ -170,7 +160,7 @@ def test_everything_is_of_the_commit_that_was_looked_at(
 
 
 def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:
-    said, _ = placed("user/good", free="1000")
+    said, _ = placed("user/good", free=1000)
     assert said.startswith("error: base_model_name: user/good needs ")
     assert "has 1.0 kB free. Free some, or set HF_HOME" in said
     assert not any(name.endswith(".safetensors") for name in fetched(server))
@@ -233,7 +223,7 @@ def test_a_file_of_ones_own_spares_the_download_of_the_transformer(
     shutil.copyfile(
         tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors", own
     )
-    folder, (*_, offline) = placed("user/good", file=str(own))
+    folder, (*_, offline) = placed("user/good", file=own)
     assert offline == folder
     assert (
         Path(folder) / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -324,25 +314,31 @@ def test_a_hub_that_never_finishes_its_answer_counts_as_not_reached(
 # ---- videotune download
 
 
-@pytest.fixture
-def download(server: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Runs ``videotune download`` in a process whose Hub is the local server."""
+@dataclass(frozen=True)
+class Downloaded:
+    """How ``videotune download`` ended, and what it printed."""
 
-    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        usual = {
-            "HF_ENDPOINT": server.url,
-            "HF_HOME": str(tmp_path),
-            "HF_HUB_OFFLINE": "0",
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        }
-        return subprocess.run(
-            [sys.executable, "-m", "videotune", "download", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, **usual, **env},
-            timeout=60,
-        )
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def download(
+    server: Any, tmp_path: Path, capsys: command_line.Printed
+) -> Callable[..., Downloaded]:
+    """Runs ``videotune download`` as the installed script does, with the local server
+    as its Hub.
+    """
+
+    def run(*words: str, **env: str) -> Downloaded:
+        settings = settings_of(server, tmp_path) | env
+        capsys.readouterr()
+        with hub_settings(tmp_path / "hub", settings) as patch:
+            patch.setattr(sys, "argv", ["videotune", "download", *words])
+            with pytest.raises(SystemExit) as end:
+                main()
+        return Downloaded(int(end.value.code or 0), *capsys.readouterr())
 
     return run
 
@@ -354,14 +350,14 @@ def test_download_fetches_a_model_and_continues_where_it_broke(
     large = "transformer/diffusion_pytorch_model.safetensors"
     server.broken.add(large)
     first = download("user/good")
-    assert first.returncode == 1
-    assert "could not be downloaded" in first.stderr or "refuses" in first.stderr
+    assert first.code == 1
+    assert "could not be downloaded" in first.err or "refuses" in first.err
 
     server.broken.clear()
     server.asked.clear()
     done = download("user/good", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
     assert result["model"] == "user/good"
     folder = Path(result["folder"])
     assert (folder / large).read_bytes() == server.files[large]
@@ -374,15 +370,15 @@ def test_download_fetches_a_model_and_continues_where_it_broke(
     assert not any("text_encoder/model.safetensors" in path for path in fetched)
 
     again = download("user/good")
-    assert again.stdout.startswith(str(folder)), "it is complete"
+    assert again.out.startswith(str(folder)), "it is complete"
 
 
 def test_a_dry_run_prints_the_size_and_fetches_no_weights(
     server: Any, download: Any
 ) -> None:
     done = download("user/good", "--dry-run", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
     needed = sum(
         len(content) for name, content in server.files.items() if name not in UNUSED
     )
@@ -420,8 +416,8 @@ def test_a_download_that_cannot_be_is_one_sentence_within_seconds(
     begun = time.monotonic()
     done = download(*words, **env)
     assert time.monotonic() - begun < 20, "no minutes of retries"
-    assert done.returncode == 1
-    first, message = done.stderr.splitlines()[:2]
+    assert done.code == 1
+    first, message = done.err.splitlines()[:2]
     assert first == "asking the Hub …"
     assert message.startswith("videotune: ")
     assert sentence in message

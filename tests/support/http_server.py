@@ -43,6 +43,9 @@ def serving(handler: type[Handler], **state: Any) -> Iterator[Any]:
     """A running server with these attributes; ``url`` is where."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         vars(server).update(state, url=f"http://127.0.0.1:{server.server_port}")
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        polling = {"poll_interval": 0.02}  # a shutdown waits for the end of one
+        threading.Thread(
+            target=server.serve_forever, kwargs=polling, daemon=True
+        ).start()
         yield server
         server.shutdown()
