@@ -27,14 +27,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from toy_runs import SIDE, Clip, path_error, path_of, train_toy_run
 
-from videotune.commands.demo import train_or_resume
 from videotune.commands.sample import Sampler, open_sampler, render
 from videotune.commands.sample_options import SampleOptions
 from videotune.data.video_writer import write_sheet
 from videotune.diffusion.regions import cells_without
 from videotune.files import read_json, write_json
-from videotune.job.overrides import Overrides
 from videotune.latent_cache.conditions import (
     KNOWN,
     LATENTS,
@@ -48,16 +47,12 @@ from videotune.runs.journal import read_journal
 from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.pipeline import decode, draw, to_frames
 from videotune.toy.dataset import encode_clip, write_dataset
-from videotune.toy.detection import CONTRAST, detect, find_blob
+from videotune.toy.detection import CONTRAST, detect
 from videotune.toy.shapes import FPS, HELD_OUT, Look, draw_clip
 from videotune.types import LatentDistribution, Window
 
-Clip = NDArray[np.uint8]
-"""(T, H, W, 3)."""
-
 FRAMES = 17
-SIDE = 64
-"""Frames of a clip, and pixels of a side: 5 x 8 x 8 latents, tokens of 16 x 16 pixels."""
+"""Frames of a clip: 5 x 8 x 8 latents, tokens of 16 x 16 pixels."""
 
 STRIP = 24
 """Columns that are hidden. They leave half of the tokens known, since a token counts
@@ -179,34 +174,21 @@ def train_run(
     if not clips.is_dir():
         write_training(clips, task, settings.clips, seed)
 
-    name = "control" if control else "run"
-    config = folder / f"{name}.json"
-    content = {
-        "datasets": [{"path": str(clips.absolute())}],
-        "conditions": [CONDITIONS[task] | {"probability": 0.0 if control else 1.0}],
-        "caption_dropout": 1.0,
-        "steps": settings.steps,
-        "warmup_steps": settings.steps // 20,
-        # What is given decides most where the rest is noise.
-        "timestep_distribution": "UNIFORM",
-        "timestep_shift": settings.shift,
-        "learning_rate": settings.learning_rate,
-        "batch_size": settings.batch,
-        # Set here, so that no plan is made of what surely fits.
-        "micro_batch_size": settings.batch,
-        "gradient_checkpointing": "OFF",
-        "layer_offload_fraction": 0.0,
-        "seed": seed,
-        "save_every": 0,
-        "sample_after": 0,
-        "validate_every": 0,
-        "sample_metrics": {"budget": 0},
-        "sample": {"steps": settings.sample_steps, "guidance": 1.0},
-    }
-    write_json(config, content)
-    run = folder / name
-    if not train_or_resume(Overrides(preset="toy", config=config), run):
-        raise SystemExit("stopped; the same command continues")
+    run = folder / ("control" if control else "run")
+    train_toy_run(
+        run,
+        steps=settings.steps,
+        batch=settings.batch,
+        learning_rate=settings.learning_rate,
+        sample_steps=settings.sample_steps,
+        content={
+            "datasets": [{"path": str(clips.absolute())}],
+            "conditions": [CONDITIONS[task] | {"probability": 0.0 if control else 1.0}],
+            "caption_dropout": 1.0,
+            "timestep_shift": settings.shift,
+            "seed": seed,
+        },
+    )
     return run
 
 
@@ -407,7 +389,7 @@ def score(scenes: Sequence[Scene], videos: Sequence[Clip]) -> dict[str, float]:
 
         difference = (video.astype(np.float64) - scene.clip)[scene.hidden]
         decibels.append(10 * np.log10(255**2 / max(np.square(difference).mean(), 1e-9)))
-        path_errors.append(path_error(video[frames], scene.clip[frames]))
+        path_errors.append(path_error(video[frames], path_of(scene.clip[frames])))
     pairs = list(zip(looks, (scene.look for scene in scenes), strict=True))
     return {
         "colour_shape": share([seen[:2] == look[:2] for seen, look in pairs]),
@@ -420,22 +402,6 @@ def score(scenes: Sequence[Scene], videos: Sequence[Clip]) -> dict[str, float]:
 def share(values: Sequence[bool]) -> float:
     """Return the share of values that are true."""
     return round(sum(values) / len(values), 4)
-
-
-def path_error(frames: Clip, truth: Clip) -> float:
-    """Return how far the shape is from where it should be, in pixels, as a mean over
-    frames. A frame without a shape counts as the picture's side.
-    """
-    distances = []
-    for frame, true_frame in zip(frames, truth, strict=True):
-        blob = find_blob(frame.astype(np.float32))
-        true_blob = find_blob(true_frame.astype(np.float32))
-        assert true_blob is not None, "a drawn clip shows its shape"
-        distance = float(SIDE)
-        if blob is not None:
-            distance = float(np.linalg.norm(blob.centre - true_blob.centre))
-        distances.append(distance)
-    return statistics.fmean(distances)
 
 
 # runs

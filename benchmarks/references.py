@@ -21,18 +21,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from toy_runs import SIDE, Clip, Path2d, path_error, train_toy_run
 
-from videotune.commands.demo import share_right, train_or_resume
+from videotune.commands.demo import share_right
 from videotune.commands.sample import Sampler, open_sampler, render
 from videotune.commands.sample_options import SampleOptions
 from videotune.data.video_writer import write_sheet
 from videotune.files import read_json, write_json
-from videotune.job.overrides import Overrides
 from videotune.rng import generator_for
 from videotune.sampling.given_files import NO_FILES, GivenFiles
 from videotune.toy.dataset import encode_clip
-from videotune.toy.detection import find_blob
 from videotune.toy.shapes import (
     COLOURS,
     FPS,
@@ -43,14 +41,7 @@ from videotune.toy.shapes import (
     pixel_grid,
 )
 
-Clip = NDArray[np.uint8]
-"""(T, H, W, 3)."""
-
-Path2d = NDArray[np.float64]
-"""(T, 2): column and row of the centre in each frame."""
-
 FRAMES = 17
-SIDE = 64
 MARGIN = 16
 """Pixels that a centre keeps from the border."""
 
@@ -143,48 +134,22 @@ def train_run(folder: Path, seed: int, settings: Settings) -> Path:
     clips = folder / "clips"
     if not clips.is_dir():
         write_training(clips, settings, seed)
-    content = {
-        "datasets": [{"path": str(clips.absolute())}],
-        "conditions": [{"type": "reference", "probability": settings.probability}],
-        "steps": settings.steps,
-        "warmup_steps": settings.steps // 20,
-        # Where the shape is, is decided where the rest is noise.
-        "timestep_distribution": "UNIFORM",
-        "timestep_shift": 3.0,
-        "learning_rate": settings.learning_rate,
-        "batch_size": settings.batch,
-        # Set here, so that no plan is made of what surely fits.
-        "micro_batch_size": settings.batch,
-        "gradient_checkpointing": "OFF",
-        "layer_offload_fraction": 0.0,
-        "validation_fraction": 0.0,
-        "seed": seed,
-        "save_every": 0,
-        "sample_after": 0,
-        "validate_every": 0,
-        "sample_metrics": {"budget": 0},
-        "sample": {"steps": settings.sample_steps, "guidance": 1.0},
-    }
-    config = folder / "run.json"
-    write_json(config, content)
     run = folder / "run"
-    if not train_or_resume(Overrides(preset="toy", config=config), run):
-        raise SystemExit("stopped; the same command continues")
+    train_toy_run(
+        run,
+        steps=settings.steps,
+        batch=settings.batch,
+        learning_rate=settings.learning_rate,
+        sample_steps=settings.sample_steps,
+        content={
+            "datasets": [{"path": str(clips.absolute())}],
+            "conditions": [{"type": "reference", "probability": settings.probability}],
+            "timestep_shift": 3.0,
+            "validation_fraction": 0.0,
+            "seed": seed,
+        },
+    )
     return run
-
-
-def path_error(clip: Clip, path: Path2d) -> float:
-    """Return how far the shape is from a path in pixels, as a mean over frames. A frame
-    without a shape counts as the picture's side.
-    """
-    distances = []
-    for frame, centre in zip(clip, path, strict=True):
-        blob = find_blob(frame.astype(np.float32))
-        error = float(SIDE)
-        if blob is not None:
-            error = float(np.linalg.norm(blob.centre - centre))
-        distances.append(error)
-    return statistics.fmean(distances)
 
 
 def sample(
