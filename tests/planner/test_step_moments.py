@@ -1,5 +1,7 @@
 """The moments of a step, of a network whose blocks differ: counted by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
@@ -7,7 +9,8 @@ from videotune.planner import memory
 from videotune.planner.ledger import Reading
 from videotune.planner.measure import FIRST
 from videotune.planner.memory import Choice
-from videotune.planner.step_spec import StepSpec
+from videotune.planner.step_spec import StepSpec, read_work
+from videotune.types import ClipShape
 
 KEPT_OFF = (30, 20, 10)
 KEPT_ON = (3, 2, 1)
@@ -159,3 +162,30 @@ def test_blocks_like_the_last_one_are_between_it_and_the_first() -> None:
 )
 def test_what_goes_over_the_link(choice: Choice, moved: float) -> None:
     assert memory.need(spec(), choice).moved == moved
+
+
+@pytest.mark.parametrize(
+    ("sides", "chosen"),
+    [((64,), [16]), ((64, 32), [4, 16]), ((80, 16, 64, 32, 48), [1, 9, 25])],
+)
+def test_work_is_read_of_the_cheapest_a_middle_and_the_dearest_shape(
+    sides: tuple[int, ...], chosen: list[int]
+) -> None:
+    """The dearest one is the run's first shape, also of several with as many tokens."""
+    shapes = [ClipShape(1, side, side, 16.0) for side in sides]
+    same_tokens = ClipShape(1, 2 * sides[0], sides[0] // 2, 16.0)
+
+    class Run:
+        def deep_step(self, shape: ClipShape, samples: int, mode: str) -> Reading:
+            assert (samples, mode) == (1, ON)
+            return Reading({}, float(shape.height * shape.width + (shape == shapes[0])))
+
+    inputs = SimpleNamespace(
+        spec=SimpleNamespace(tokens=lambda shape: shape.height * shape.width // 256),
+        shapes=[shapes[0], *shapes[1:], same_tokens],
+    )
+    work = read_work(Run(), inputs)  # type: ignore[arg-type]
+    assert [tokens for tokens, _ in work] == chosen
+    assert [flops for _, flops in work] == [
+        256.0 * tokens + (tokens == chosen[-1]) for tokens in chosen
+    ]
