@@ -14,7 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.adapters import read_back
-from tests.support.command_line import Bases, Printed, export, plan, sample, train
+from tests.support.command_line import (
+    Bases,
+    Patch,
+    Printed,
+    export,
+    plan,
+    sample,
+    train,
+)
 from tests.support.run_parts import build_trainer, open_run
 from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import (
@@ -38,8 +46,11 @@ from videotune.errors import DONE, VideotuneError
 from videotune.exporter.lora_target import Target
 from videotune.exporter.lora_tools import convert
 from videotune.files import read_json
-from videotune.job.overrides import Overrides
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
+from videotune.planner import fit
 from videotune.planner.plan import bytes_a_parameter
+from videotune.planner.step_spec import step_spec
 from videotune.runs.checkpoint import last_checkpoint
 from videotune.runs.checkpoint_writer import entry_of
 from videotune.runs.run_dir import read_run_config
@@ -391,6 +402,14 @@ def test_merging_what_has_no_adapter_is_refused(of_variant: Bases, work: Work) -
 # ---- plan
 
 
+@pytest.fixture
+def _plain_step(overrides: Make, monkeypatch: Patch) -> None:
+    """The memory of a step, which takes seconds to read, is that of the plain adapter."""
+    step = step_spec(open_job(*resolve_config(overrides("steps=4"))), "FLOAT_32")
+    monkeypatch.setattr(fit, "step_spec", lambda job, dtype: step)
+
+
+@pytest.mark.usefixtures("_plain_step")
 @pytest.mark.parametrize("kind", PARTS)
 def test_the_plan_counts_what_trains(
     kind: str, of_variant: Bases, overrides: Make, capsys: Printed
@@ -411,6 +430,7 @@ def test_the_plan_counts_what_trains(
     assert facts["groups"]["blocks.*.attn1.to_out.0"] == 2
 
 
+@pytest.mark.usefixtures("_plain_step")
 @pytest.mark.parametrize(
     ("sets", "listed"),
     [

@@ -6,10 +6,10 @@ import base64
 import gzip
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -25,10 +25,12 @@ from tests.support.damaged_files import limited
 from tests.support.dripping_server import dripping
 from tests.support.http_server import Handler, serving
 from tests.support.hub_downloads import hub_of
+from tests.support.hub_settings import hub_settings
 from tests.support.waiting import wait_until
 from videotune.captioning import backends
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.captioning.overwrite import STATE_FILE, OverwriteState
+from videotune.cli.main import main
 from videotune.commands.caption import CaptionOptions, CaptionResult, caption
 from videotune.commands.check import check
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
@@ -466,30 +468,29 @@ def test_a_folder_that_is_no_model(tmp_path: Path, clips: Path) -> None:
     ],
 )
 def test_a_model_that_cannot_be_fetched_is_one_sentence_within_seconds(
-    name: str, sentence: str, clips: Path, tmp_path: Path
+    name: str, sentence: str, clips: Path, tmp_path: Path, capfd: Printed
 ) -> None:
     """Without a network transformers would ask for file after file, again and again."""
+    begun = time.monotonic()
     with hub_of({"other": {}}) as hub:
         is_reached = name == "user/none"
         endpoint = hub.url if is_reached else "http://127.0.0.1:9"
-        env = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-        words = [sys.executable, "-m", "videotune", "caption", clips, "--model", name]
-        done = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, **env},
-            timeout=60,
-        )
+        settings = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
+        with hub_settings(tmp_path / "hub", settings) as patch:
+            words = ["videotune", "caption", str(clips), "--model", name]
+            patch.setattr(sys, "argv", words)
+            with pytest.raises(SystemExit) as end:
+                main()
         asked = [path for _, path, *_ in hub.asked if name in path]
         assert len(asked) == is_reached, "one attempt"
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("note")]
-    assert done.returncode == FAILED
+    assert time.monotonic() - begun < 60
+    printed = capfd.readouterr().err
+    lines = [line for line in printed.splitlines() if not line.startswith("note")]
+    assert end.value.code == FAILED
     assert lines[0] == "reading the clips …"
     assert lines[-1].startswith(f"videotune: --model: {name}")
     assert sentence in lines[-1]
-    assert "Retry" not in done.stderr
+    assert "Retry" not in printed
 
 
 @pytest.mark.parametrize("where", ["headers", "body"])

@@ -42,14 +42,16 @@ def refused(folder: Path, write: Callable[[], object], words: str) -> None:
 def test_an_export_that_is_off_by_a_hair_is_refused(
     kind: str, family: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Each tensor of each module is changed by 1e-5 of itself."""
+    """Each tensor of each module of a block's first attention is changed by 1e-5 of
+    itself.
+    """
     state = network_with_adapter(family, kind)[1]
     format = formats_of(family, kind)[-1]
     tensors = bake_adapter(family, format, state, scale(kind))
     for key, value in tensors.items():
-        changed = tensors | {key: value * (1 + HAIR)}
-        if "attn2" in key:  # half of the modules are enough
+        if "attn2" in key or "blocks.1." in key:
             continue
+        changed = tensors | {key: value * (1 + HAIR)}
         monkeypatch.setattr(adapter_export, "bake_adapter", lambda *_, x=changed: x)
         refused(
             tmp_path,
