@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.damaged_files import limited
 from tests.support.studio_fuzz import (
+    COUNT,
     EACH,
     EXPORTED,
     OWN,
@@ -41,6 +42,9 @@ FILES = {
 FILES |= OWN
 FILES |= {f".queue/{name}": value for name, value in QUEUE.items()}
 FILES["presets/p.json"] = PRESET
+PAGES = settings(EACH, max_examples=COUNT // 3)
+"""Each of them is looked at on eight pages."""
+
 CHOICES = [name for name in FILES if not name.endswith(".jsonl")]
 
 
@@ -170,7 +174,7 @@ def test_whole_files_are_shown(pages: Pages) -> None:
             assert words in text
 
 
-@EACH
+@PAGES
 @given(data=st.data())
 def test_one_damaged_file_closes_no_page(pages: Pages, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(CHOICES))
@@ -178,7 +182,7 @@ def test_one_damaged_file_closes_no_page(pages: Pages, data: st.DataObject) -> N
     try_files(pages, {name: content})
 
 
-@EACH
+@PAGES
 @given(data=st.data())
 def test_one_damaged_line_of_a_journal_closes_no_page(
     pages: Pages, data: st.DataObject
