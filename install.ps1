@@ -115,6 +115,10 @@ Invoke-Step ($install + @($package))
 Invoke-Step @(".venv\Scripts\videotune.exe", "doctor")
 
 Write-Output ""
+if ($DryRun) {
+    Write-Output "Nothing was installed. Without -DryRun these commands install into .venv."
+    exit 0
+}
 Write-Output "Installed into .venv. Next:"
 Write-Output "  .venv\Scripts\activate    # if scripts may not run: Set-ExecutionPolicy -Scope Process Bypass"
 Write-Output "  videotune studio    # in the browser; or in the terminal: videotune demo"

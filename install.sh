@@ -135,6 +135,10 @@ run "${install[@]}" ".${extras:+[$extras]}"
 run .venv/bin/videotune doctor
 
 echo
+if $dry_run; then
+    echo "Nothing was installed. Without --dry-run these commands install into .venv."
+    exit 0
+fi
 echo "Installed into .venv. Next:"
 echo "  . .venv/bin/activate"
 echo "  videotune studio    # in the browser; or in the terminal: videotune demo"

@@ -6,7 +6,13 @@ import pytest
 
 from tests.support.command_line import Bases, run
 from tests.support.run_results import steps_of
-from videotune.config.load import preset_names, read_config, read_preset
+from videotune.config.load import (
+    memory_class,
+    preset_card,
+    preset_names,
+    read_config,
+    read_preset,
+)
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.presets.recipes import SMALL, config_of, models, preset_for, recipes
@@ -131,3 +137,22 @@ def test_init_writes_a_config_that_trains_and_never_writes_over_one(
         == DONE
     )
     assert steps_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("card", "preset"),
+    [
+        (8, "wan 2.2 LoRA 8GB"),
+        (11, "wan 2.2 LoRA 8GB"),
+        (12, "wan 2.2 LoRA"),
+        (48, "wan 2.2 LoRA"),
+    ],
+)
+def test_a_preset_without_a_card_in_its_name_has_one(card: int, preset: str) -> None:
+    """The card that its description names, as the list of presets has it."""
+    assert preset_for("wan 2.2 LoRA", card) == preset
+
+
+def test_a_preset_whose_name_says_a_card_is_for_that_card() -> None:
+    for name in preset_names():
+        assert memory_class(name) in (None, preset_card(name))

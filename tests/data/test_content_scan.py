@@ -22,6 +22,7 @@ from tests.support.landscapes import landscape, pan, shots
 from videotune.data.content_scan import ContentScan, scan_content
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.probe import probe
+from videotune.data.remarks import Remark
 from videotune.data.source_videos import group_by_source, hold_out
 from videotune.toy.dataset import write_dataset
 
@@ -459,6 +460,11 @@ def test_datasets_of_other_kinds_and_the_split() -> None:
     """A validation dataset takes its place; regularization clips are never held out."""
     kinds = ["train"] * 30 + ["validation"] * 2
     assert hold_out(videos(32), kinds, 0.1, seed=0) == ([False] * 30 + [True] * 2, [])
+    kinds_of_one = ["train"] * 30 + ["validation"]
+    held, (note,) = hold_out(videos(31), kinds_of_one, 0.1, seed=0)
+    assert held == [False] * 30 + [True]
+    assert isinstance(note, Remark)
+    assert note.code == "few_held_out", "a verdict compares two"
     _, notes = hold_out([*videos(30), "set/video3", "set/video40"], kinds, 0.1, seed=0)
     assert [
         note.startswith("validation and training share 1 source video (set/video3)")

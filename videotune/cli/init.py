@@ -11,6 +11,7 @@ import typer
 
 from videotune import console
 from videotune.cli.options import Arg, Opt
+from videotune.config.load import preset_card
 from videotune.console import doing, echo, print_table
 from videotune.errors import VideotuneError
 from videotune.files import write_text
@@ -135,7 +136,7 @@ def _ask_purpose() -> str:
 def _ask_model() -> str:
     rows = []
     for name, presets in models().items():
-        cards = [preset.rpartition(" ")[2] for preset in presets if preset != name]
+        cards = [f"{gb}GB" for preset in presets if (gb := preset_card(preset))]
         rows.append([name, ", ".join(cards)])
     print_table("models", ["model", "cards"], rows)
     return str(typer.prompt("Which model?"))

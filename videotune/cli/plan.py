@@ -163,7 +163,9 @@ def show_summary(result: PlanResult) -> None:
     disk = facts["disk"]
     cache = f"{size(cache_bytes(disk))} of cache"
     if "run_bytes" in disk:
-        tell(f"disk: {size(disk['run_bytes'])} and {cache}{free_text(disk)}")
+        tell(
+            f"disk, beside the model: {size(disk['run_bytes'])} and {cache}{free_text(disk)}"
+        )
     else:
         tell(f"disk: {cache}")
     if disk["condition_entries"]:

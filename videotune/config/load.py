@@ -396,6 +396,29 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+EPOCH_KEYS = {
+    "steps": "epochs",
+    **{
+        key: f"{key}_epochs" for key in ("save_every", "validate_every", "sample_after")
+    },
+}
+"""Keys in steps, with the key of the same meaning in passes over the data."""
+
+
+def without_rivals(
+    below: Mapping[str, Any], above: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a layer without lengths and intervals that a later layer gives in steps.
+
+    In one layer, passes over the data decide; a later layer decides over both.
+    """
+    other_keys = dict(below)
+    for in_steps, in_epochs in EPOCH_KEYS.items():
+        if above.get(in_steps) is not None and above.get(in_epochs) is None:
+            other_keys.pop(in_epochs, None)
+    return other_keys
+
+
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Turn dotted names into nested dicts.
 

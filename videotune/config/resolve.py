@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from videotune.config.load import MOST_TOLD, flatten, merge, shortened
+from videotune.config.load import MOST_TOLD, flatten, merge, shortened, without_rivals
 from videotune.config.optimizer_classes import is_class
 from videotune.config.optimizers import (
     NUMBERS_OF_NAMES,
@@ -120,6 +120,7 @@ def resolve(
     if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in user_keys:
         preset = merge(preset, {"lora": {"alpha": None}})
     preset = _without_numbers_of_names(preset, merge(user))
+    preset = without_rivals(preset, user)
 
     layers: dict[str, dict[str, Any]] = {}
     family = family_defaults(spec) if spec else {}

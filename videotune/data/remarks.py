@@ -18,6 +18,7 @@ RemarkCode = Literal[
     "damaged",
     "distorted",
     "fast_clip",
+    "few_held_out",
     "frame_count",
     "frozen",
     "in_no_window",

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from videotune.data.picture_matching import SourceClip, join_by_pictures, path_order
 from videotune.data.remarks import Remark
 from videotune.rng import key
-from videotune.text import counted
+from videotune.text import counted, counted_are
+
+HELD_OUT_NEEDED = 2
+"""Clips that a verdict compares at least, because it needs their scatter."""
 
 SOURCES_NEEDED = 20
 """With fewer source videos nothing is held out: every clip is worth more in training.
@@ -116,7 +119,8 @@ def hold_out(
     """
     if "validation" in kinds:
         is_held_out = [kind == "validation" for kind in kinds]
-        return is_held_out, _notes_on_shared_sources(sources, kinds)
+        notes = _notes_on_shared_sources(sources, kinds)
+        return is_held_out, [*notes, *_few_held_out_notes(sum(is_held_out))]
     if has_validation:
         note = "no validation: no clip of the validation datasets can be used"
         return [False] * len(kinds), [note]
@@ -183,8 +187,19 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
             f" ({clip_count} clips: some are cuts of one video, by their names or their "
             "pictures)"
         )
-    note += ". Add clips, or put some into a dataset of kind validation"
+    note += f". Add clips, or put {HELD_OUT_NEEDED} or more into a dataset of kind validation"
     return Remark("none_held_out", note)
+
+
+def _few_held_out_notes(held_out: int) -> list[str]:
+    """Return a note if clips are held out, but too few of them for a verdict."""
+    if held_out >= HELD_OUT_NEEDED:
+        return []
+    note = (
+        f"{counted_are(held_out, 'clip')} held out, so there is no verdict: "
+        f"{HELD_OUT_NEEDED} are needed. Put more clips into the dataset of kind validation"
+    )
+    return [Remark("few_held_out", note)]
 
 
 def _sources_by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:

@@ -18,6 +18,7 @@ from videotune.config.load import (
     read_config,
     read_preset,
     shortened,
+    without_rivals,
 )
 from videotune.config.notify_addresses import WITH_SECRETS
 from videotune.config.resolve import Resolved, check_values, resolve
@@ -260,6 +261,7 @@ def with_sets(keys: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
 
     Raises VideotuneError if it is not clear which dataset is meant.
     """
+    keys = without_rivals(keys, sets)
     changes = sets.get("datasets")
     if not isinstance(changes, dict):
         return merge(keys, sets)

@@ -48,7 +48,7 @@ def recipe(purpose: str) -> dict[str, Any]:
 
 def models() -> dict[str, list[str]]:
     """Return the presets of each model, those for small cards first."""
-    names = sorted(load.preset_names(), key=lambda name: load.memory_class(name) or 0)
+    names = sorted(load.preset_names(), key=lambda name: load.preset_card(name) or 0)
     presets: dict[str, list[str]] = {}
     for name in names:
         model = name.removesuffix(f" {load.memory_class(name)}GB")
@@ -72,7 +72,7 @@ def preset_for(model: str, card: int | None) -> str:
     fitting = [
         name
         for name in presets
-        if card is None or (load.memory_class(name) or 0) <= card
+        if card is None or (load.preset_card(name) or 0) <= card
     ]
     if not fitting:
         raise VideotuneError(

@@ -148,9 +148,16 @@ def settings(run: Run) -> dict[str, Any]:
     if run.config is None:
         return {"absent": run.absent("config.json, the resolved settings")}
     origins = mapping(run.config.get("origins"))
+    lengths = _lengths_in_epochs(run)
     rows = []
     for key, value in flat_settings(run).items():
-        rows.append((key, value_text(value), _origin(key, origins)))
+        epochs_key = "epochs" if key == "steps" else f"{key}_epochs"
+        if key in lengths:
+            rows.append((key, value_text(lengths[key]), _origin(key, origins)))
+        elif epochs_key in lengths:
+            rows.append((key, value_text(value), epochs_key))
+        else:
+            rows.append((key, value_text(value), _origin(key, origins)))
     rows.sort(
         key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS)
     )
@@ -159,6 +166,22 @@ def settings(run: Run) -> dict[str, Any]:
         "own": [row for row in rows if row[2] != "default"],
         "defaults": [row for row in rows if row[2] == "default"],
     }
+
+
+def _lengths_in_epochs(run: Run) -> dict[str, float]:
+    """Return the lengths that the user gave in passes over the data; a run's settings
+    have them in steps.
+    """
+    asked = mapping(mapping(run.config).get("asked"))
+    lengths = {}
+    for key in ("epochs", *(f"{interval}_epochs" for interval in INTERVALS)):
+        value = number(asked[key])
+        if value is not None:
+            lengths[key] = value
+    return lengths
+
+
+INTERVALS = ("save_every", "validate_every", "sample_after")
 
 
 def flat_settings(run: Run) -> dict[str, Any]:

@@ -76,7 +76,12 @@ REMEDIES = (
         ("none_held_out",),
         "validation",
         "It trains without, too. Add clips, or choose “Use for validation” in the menu of "
-        "some.",
+        "two or more.",
+    ),
+    Remedy(
+        ("few_held_out",),
+        "validation",
+        "It trains without a verdict, too. Choose “Use for validation” in the menu of one more.",
     ),
     Remedy(
         ("cuts",),

@@ -414,7 +414,7 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
     if verdict is None or not verdict.turned or not saved:
         why = "nothing speaks against the last step"
         if verdict is not None and verdict.label is None:
-            why = verdict.reason
+            why = f"no verdict: {verdict.reason}"
         return {"step": max(saved, default=step), "why": why}
 
     held_out = {

@@ -158,11 +158,11 @@ def count_latest(lines: Iterable[Mapping[str, Any]], label: str) -> int:
 def _reason_for_no_verdict(readings: Sequence[Reading]) -> str:
     """Return why more readings will not give a verdict either, or an empty string."""
     if readings[-1].get("held_out") is None:
-        return "no verdict: no clip is held out, and only held-out clips show copying"
+        return "no clip is held out, and only held-out clips show copying"
     if any(None in _values(reading) for reading in readings):
         return "a validation loss is not finite"
     if any(len(clips_of(reading, "held_out")) < 2 for reading in readings):
-        return "no verdict: the scatter over clips needs at least two held-out clips"
+        return "the scatter over clips needs at least two held-out clips"
     return ""
 
 
