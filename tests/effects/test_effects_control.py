@@ -16,7 +16,6 @@ from tests.support.clips import noise, write_clip, write_dataset, write_image
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.adapters.lora import add_lora
 from videotune.config.sections import Lora
-from videotune.errors import VideotuneError
 from videotune.sampling.given_files import GivenFiles, refuse_given
 from videotune.sampling.given_latents import encode_given
 from videotune.sampling.pipeline import SampleSettings, draw
