@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from toy_runs import SIDE, Clip, Path2d, path_error, train_toy_run
 
-from videotune.commands.demo import share_right
 from videotune.commands.sample import Sampler, open_sampler, render
 from videotune.commands.sample_options import SampleOptions
 from videotune.data.video_writer import write_sheet
@@ -31,11 +30,13 @@ from videotune.files import read_json, write_json
 from videotune.rng import generator_for
 from videotune.sampling.given_files import NO_FILES, GivenFiles
 from videotune.toy.dataset import encode_clip
+from videotune.toy.detection import detect
 from videotune.toy.shapes import (
     COLOURS,
     FPS,
     KNOWN,
     SHAPES,
+    Look,
     caption,
     distance,
     pixel_grid,
@@ -69,7 +70,7 @@ class Settings:
     batch: int = 4
     learning_rate: float = 3e-3
     sample_steps: int = 12
-    probability: float = 0.75
+    probability: float = 1.0
     """Share of the steps whose samples have their reference."""
     knowledge: int = 48
     """Captions of the base model's that are drawn afterwards."""
@@ -207,6 +208,15 @@ def measure_paths(
     return rows
 
 
+def share_drawn_right(clips: Sequence[Clip], looks: Sequence[Look]) -> float:
+    """Return the share of clips that show their colour, shape and direction."""
+    right = 0
+    for clip, look in zip(clips, looks, strict=True):
+        detected = detect(clip)
+        right += (detected.colour, detected.shape, detected.direction) == look
+    return round(right / len(clips), 4)
+
+
 def measure_knowledge(run: Path, seed: int, settings: Settings) -> dict[str, Any]:
     """Return the share of the base model's own captions that it draws right, before and
     after the run.
@@ -220,7 +230,7 @@ def measure_knowledge(run: Path, seed: int, settings: Settings) -> dict[str, Any
             SampleOptions(("",), run=run, step=step, sets=AS_THE_TOY_IS_SAMPLED)
         )
         clips = render(sampler, prompts, seeds, title="")
-        shares[name] = share_right(clips, looks)
+        shares[name] = share_drawn_right(clips, looks)
     return {"seed": seed, **shares, "captions": len(looks)}
 
 
