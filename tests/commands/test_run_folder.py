@@ -392,32 +392,39 @@ def test_a_base_with_another_scheduler_is_refused_and_other_versions_are_reporte
 # ---- the journal
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda line: line.replace('"kind"', '"kjnd"'),
-        lambda line: line.replace('"step": 3', '"step": "3"'),
-        lambda line: line.replace('"step": 3', '"step": null'),
-        lambda line: line[:40],
-        lambda line: "[" * 100_000,
-    ],
+DAMAGED_LINES: tuple[Callable[[str], str], ...] = (
+    lambda line: line.replace('"kind"', '"kjnd"'),
+    lambda line: line.replace('"step": 3', '"step": "3"'),
+    lambda line: line.replace('"step": 3', '"step": null'),
+    lambda line: line[:40],
+    lambda line: "[" * 100_000,
 )
+
+
 def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_removed(
-    damage: Callable[[str], str], run: Path, straight: Path
+    run: Path,
 ) -> None:
+    """However it is damaged, the journal without it is the same, and is resumed."""
     path = run / "journal.jsonl"
-    lines = path.read_text().splitlines()
+    whole = path.read_text().splitlines()
     number = next(
-        i for i, line in enumerate(lines) if '"kind": "step", "step": 3' in line
+        i for i, line in enumerate(whole) if '"kind": "step", "step": 3' in line
     )
-    lines[number] = damage(lines[number])
-    path.write_text("\n".join(lines) + "\n")
-    refused(run, rf"line {number + 1} is damaged.*--repair-journal")
-    write_report(run)
-    assert f"line {number + 1} of the journal" in (run / "report.html").read_text()
-    diagnose(run)
-    repair_journal(run)
-    assert (run / "journal.jsonl.damaged-1").read_text().splitlines() == lines
+    for times, damage in enumerate(DAMAGED_LINES, 1):
+        lines = [*whole]
+        lines[number] = damage(lines[number])
+        path.write_text("\n".join(lines) + "\n")
+        refused(run, rf"line {number + 1} is damaged.*--repair-journal")
+        write_report(run)
+        assert f"line {number + 1} of the journal" in (run / "report.html").read_text()
+        diagnose(run)
+        repair_journal(run)
+        aside = run / f"journal.jsonl.damaged-{times}"
+        assert aside.read_text().splitlines() == lines
+        *rest, note = path.read_text().splitlines()
+        assert rest == [*whole[:number], *whole[number + 1 :]]
+        assert "repaired" in note
+
     assert resume(run, "steps=9") == DONE
     assert [line["step"] for line in steps_of(run)] == [1, 2, 4, 5, 6, 7, 8, 9]
 
