@@ -127,7 +127,7 @@ def test_the_time_of_a_card_that_is_not_here_names_the_card(
     projects.update(cats, card="RTX 4090")
     text = region(client)
     assert "seconds a step on RTX 4090</span>" in text
-    assert "would use the CPU" in text
+    assert "On the CPU of this computer" in text, "the toy trains anywhere"
 
 
 def test_a_clip_that_cannot_be_used_is_said_once_with_its_remedies(

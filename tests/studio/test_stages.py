@@ -195,6 +195,19 @@ def test_all_pages_show_the_same_path(client: Any, cats: Project) -> None:
     assert 'class="path"' not in client.get("/").text
 
 
+def test_each_next_step_leads_to_the_place_where_it_is_done(
+    client: Any, cats: Project
+) -> None:
+    """The button of the path marks what is pressed next, on the page that has it."""
+    page = client.get("/p/cats/data").text
+    link = re.search(r'id="next-step" href="([^"]+)"', page)
+    assert link is not None
+    address, _, part = link[1].partition("#")
+    assert address == "/p/cats/data"
+    assert f'id="{part}"' in page
+    assert part == "add-clips"
+
+
 def test_a_damaged_project_still_has_its_pages(client: Any, cats: Project) -> None:
     write_file(cats.folder, "config.json", "no object")
     assert client.get("/p/cats/data").status_code == 200

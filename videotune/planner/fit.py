@@ -472,13 +472,13 @@ def _times_on(card: Card, result: Fit, job: Job, dtype: str) -> dict[str, float]
 
 
 def _example_times(result: Fit, job: Job, dtype: str) -> list[dict[str, Any]]:
-    """Return the times on the slowest and the fastest card of a memory, if only the
+    """Return the times on the fastest and the slowest card of a memory, if only the
     memory is known and the run fits it.
     """
     if result.card is not None or result.vram is None or not result.fits:
         return []
     known_cards = cards_with_memory(round(result.vram / 2**30))
-    ends = dict.fromkeys([*known_cards[:1], *known_cards[-1:]])
+    ends = dict.fromkeys([*known_cards[-1:], *known_cards[:1]])
     return [{"card": card.name, **_times_on(card, result, job, dtype)} for card in ends]
 
 

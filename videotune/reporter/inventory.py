@@ -277,6 +277,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "fps": value_text(run.setting("video_config", "target_fps") or 16),
         "method": run.setting("training_method"),
         "is_toy": is_toy(run),
+        "preview_values": _preview_values(run),
         "comfyui": ", ".join(_path(run, entry, is_shared) for entry in comfyui),
         "folder": folder,
         "is_shared": is_shared,
@@ -340,6 +341,19 @@ def _loading_code(run: Run, entries: Sequence[Record], is_shared: bool) -> list[
         code = re.sub(r"'(asset:\w+)'", r"place('\1').folder", code)
         lines.extend(code.split("; "))
     return list(dict.fromkeys(lines))
+
+
+def _preview_values(run: Run) -> str:
+    """Return what the previews are drawn with, in words; empty if it is not known."""
+    shape = _preview_shape(run)
+    if shape is None:
+        return ""
+    frames, height, width = shape
+    values = [counted(frames, "frame"), f"{width}x{height}"]
+    guidance = number(run.setting("sample", "guidance"))
+    if guidance is not None:
+        values.append(f"guidance {plain(guidance)}")
+    return ", ".join(values)
 
 
 def _preview_shape(run: Run) -> list[int] | None:

@@ -150,7 +150,8 @@ REMEDIES = (
             "slow_clips",
         ),
         "setting",
-        "Add clips with more frames a second, or train at the rate of these clips.",
+        "You need not do anything: motion keeps its speed and is a little less smooth. A lower rate of "
+        "training shows each frame once, and the model then plays motion faster than filmed.",
         "video_config.target_fps",
     ),
     Remedy(

@@ -140,11 +140,15 @@ def notes_on_this_computer(project: Project) -> list[str]:
     """
     if not project.has_model:
         return []
+    if model_choices.runs_anywhere(project.preset):
+        card = card_elsewhere(project)
+        text = (
+            f"The time is that of {card}. On the CPU of this computer it takes minutes."
+        )
+        return [text] if card else []
+
     notes = []
     card_note = _missing_card_note(project)
-    if model_choices.runs_anywhere(project.preset):
-        return [card_note] if card_note else []
-
     inherited = inherited_values(project.preset)
     base = str(draft(project).get("base_model_name") or inherited["base_model_name"])
     names = [model.name for model in downloaded_models()]

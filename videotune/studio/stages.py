@@ -102,7 +102,9 @@ def next_stage(all_stages: list[Stage]) -> Stage | None:
 def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
     sources = project.facts.get("sources", [])
     if not rows and not sources:
-        return Stage("clips", "open", "no clips yet", "data", "Add clips")
+        return Stage(
+            "clips", "open", "no clips yet", "data", "Add clips", part="add-clips"
+        )
 
     text = counted(len(rows), "clip") if rows else counted(len(sources), "dataset")
     unusable = [row for row in rows if clips.state_of(row) == "unusable"]
@@ -127,7 +129,9 @@ def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
     if projects.draft(project).get("missing_caption") == "skip":
         return Stage("captions", "done", f"{text}, left out", "data")
     action = f"Caption {counted(len(missing), 'clip')}"
-    return Stage("captions", "open", text, "data", action, clips="without")
+    return Stage(
+        "captions", "open", text, "data", action, clips="without", part="tiles"
+    )
 
 
 def _model_stage(project: Project) -> Stage:
@@ -150,7 +154,7 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
     plan = _plan_stage(page)
     if not names:
         yield plan
-        yield Stage("run", "open", "none yet", "train", "Start training")
+        yield Stage("run", "open", "none yet", "setup", "Start training", part="start")
         yield Stage("result", "open", "after the run", "results")
         return
 

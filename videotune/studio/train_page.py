@@ -1,7 +1,6 @@
 """The page Train: the state of a run, its previews and curves, and the actions on it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +25,7 @@ from videotune.sampling.picture_faults import FAULTS, fault_of
 from videotune.studio import gpu, header, projects, queue_page, trash
 from videotune.studio.form import clip_keys_of, inherited_values
 from videotune.studio.preview_clips import nearest
+from videotune.studio.preview_outlook import preview_outlook
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.restarts import restart_step, unexpected_end
@@ -47,7 +47,6 @@ from videotune.studio.web import (
     render,
     reply,
 )
-from videotune.text import counted
 
 routes = APIRouter()
 
@@ -285,36 +284,6 @@ def previews_part(page: PageContext) -> str:
         rows=preview_rows(page.current_project, name),
         outlook=preview_outlook(run, is_busy=code in BUSY_STATUSES),
     )
-
-
-@dataclass(frozen=True)
-class PreviewOutlook:
-    """What the place of the previews says before the first one."""
-
-    title: str
-    text: str
-
-    setting: str = ""
-    """The setting that decides it."""
-
-
-def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
-    """Return what will appear in the place of the previews, and when."""
-    interval = run.setting("sample_after")
-    if interval == 0:
-        text = "“Sample after” is 0. Another number draws them every so many steps."
-        return PreviewOutlook("This run draws no previews", text, "sample_after")
-    if run.config and run.setting("samples") in (0, [], ""):
-        text = "It has no prompt. Write one on the page Setup for the next run."
-        return PreviewOutlook("This run draws no previews", text, "samples")
-    if not is_busy:
-        text = "It ended before the first one. Resume it, and they appear here."
-        return PreviewOutlook("No preview was drawn", text)
-
-    text = "A video of each prompt by the base model, before step 1"
-    if isinstance(interval, int):
-        text += f"; then a new one every {counted(interval, 'step')}"
-    return PreviewOutlook("Previews appear here", f"{text}.")
 
 
 def runs_with(page: PageContext, *patterns: str) -> list[str]:

@@ -46,7 +46,8 @@
   function lead() {
     const place = location.hash ? $(decodeURIComponent(location.hash.slice(1))) : null;
     if (!place) return;
-    const button = place.matches(".btn") ? place : place.querySelector(".btn.primary:not(:disabled)");
+    const within = (selector) => place.querySelector(selector);
+    const button = place.matches(".btn") ? place : within("textarea.caption:placeholder-shown") ?? within(".btn.primary:not(:disabled)");
     const marked = button ?? place;
     place.scrollIntoView({ block: "nearest" });
     marked.classList.add("led-to");

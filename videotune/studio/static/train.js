@@ -209,11 +209,18 @@ document.addEventListener("DOMContentLoaded", () => {
   document.addEventListener("visibilitychange", () => log && tail());
 
   // parts that are made when they are opened
+  async function fill(part) {
+    const answer = await vt.ask(part.dataset.once);
+    if (answer.ok) part.querySelector("[data-keep]").innerHTML = await answer.text();
+    return answer.ok;
+  }
   document.addEventListener("toggle", async (event) => {
-    const part = event.target, address = part.dataset?.once;
-    if (!address || !part.open) return;
-    const answer = await vt.ask(address);
-    if (!answer.ok) { part.open = false; vt.toast("This part could not be loaded. Open it again.", true); return; }
-    part.querySelector("[data-keep]").innerHTML = await answer.text();
+    const part = event.target;
+    if (!part.dataset?.once || !part.open || await fill(part)) return;
+    part.open = false;
+    vt.toast("This part could not be loaded. Open it again.", true);
   }, true);
+  setInterval(() => {  // an open one counts on with the run
+    if (!document.hidden) document.querySelectorAll("details[data-once][open]").forEach(fill);
+  }, 10_000);
 });

@@ -1,0 +1,42 @@
+"""What is said in the place of previews that are not there yet."""
+
+from dataclasses import dataclass
+
+from videotune.reporter.read import Run
+from videotune.text import counted, plain
+
+
+@dataclass(frozen=True)
+class PreviewOutlook:
+    """What the place of the previews says before the first one."""
+
+    title: str
+    text: str
+
+    setting: str = ""
+    """The setting that decides it."""
+
+
+def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
+    """Return what will appear in the place of the previews, and when."""
+    interval = run.setting("sample_after")
+    if interval == 0:
+        text = "“Sample after” is 0. Another number draws them every so many steps."
+        return PreviewOutlook("This run draws no previews", text, "sample_after")
+    if run.config and run.setting("samples") in (0, [], ""):
+        text = "It has no prompt. Write one on the page Setup for the next run."
+        return PreviewOutlook("This run draws no previews", text, "samples")
+    if not is_busy:
+        text = "It ended before the first one. Resume it, and they appear here."
+        return PreviewOutlook("No preview was drawn", text)
+
+    text = "A video of each prompt by the base model, before step 1"
+    steps = run.setting("steps")
+    if isinstance(interval, int) and isinstance(steps, int) and interval >= steps:
+        text += (
+            f"; then one at the end, because “Sample after” is {counted(interval, 'step')} "
+            f"and the run has {plain(steps)}"
+        )
+    elif isinstance(interval, int):
+        text += f"; then a new one every {counted(interval, 'step')}"
+    return PreviewOutlook("Previews appear here", f"{text}.")
