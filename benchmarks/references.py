@@ -70,7 +70,7 @@ class Settings:
     batch: int = 4
     learning_rate: float = 3e-3
     sample_steps: int = 12
-    probability: float = 1.0
+    probability: float = 0.9
     """Share of the steps whose samples have their reference."""
     knowledge: int = 48
     """Captions of the base model's that are drawn afterwards."""
