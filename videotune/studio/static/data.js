@@ -88,10 +88,19 @@ document.addEventListener("DOMContentLoaded", () => {
     place.textContent = words; place.hidden = !words; place.classList.toggle("bad", Boolean(bad));
     if (words === "saved") setTimeout(() => { if (place.textContent === "saved") place.hidden = true; }, 2500);
   }
+  const conflicts = new Map(), savedAt = new Map();  // by path: what nobody has seen yet, and the number of the last save
+  let saves = 0;
   document.addEventListener("vt:save", ({ detail }) => {
     if (!detail.name.startsWith("caption ")) return;
-    const { path, text } = detail.entry.values;
-    for (const field of fieldsOf(path)) outcome(field, text, detail);
+    const { path, text } = detail.entry.values, fields = fieldsOf(path);
+    for (const field of fields) outcome(field, text, detail);
+    if (detail.state === "saved") savedAt.set(path, ++saves);
+    if (detail.state === "conflict" && !fields.length) {  // the filter hides its tile, or the player has gone on
+      const other = $("player-text");
+      if (other && !undecided(other)) save(other);
+      conflicts.set(path, { text, theirs: detail.theirs });
+      open(path, true);
+    }
   });
   function outcome(field, text, { state, text: message, yours, now, ...detail }) {
     const isTyped = field === document.activeElement && field.value !== text;  // typed on since
@@ -205,14 +214,19 @@ document.addEventListener("DOMContentLoaded", () => {
   // --- the large player ------------------------------------------------------------------------------------------------
   let showing = null, shown = query(), turn = 0;  // shown: the filter that the arrows follow
   async function open(path, writing = false) {
-    const current = ++turn, answer = await vt.ask(`${base}/clip?${new URLSearchParams({ path, ...shown })}`);
+    const current = ++turn, before = saves, answer = await vt.ask(`${base}/clip?${new URLSearchParams({ path, ...shown })}`);
     const text = await answer.text();
     if (current !== turn) return;
+    if ((savedAt.get(path) ?? 0) > before) return open(path, writing);  // this answer may have the caption of before
     if (!answer.ok) return vt.toast(text, true);
     showing = path; $("player-body").innerHTML = text;
     if (!$("player").open) $("player").showModal();
     const field = $("player-text"), entry = vt.entry(`caption ${path}`);
     if (field && entry) outcome(field, entry.values.text, { state: "unsaved" });
+    if (field && conflicts.has(path)) {
+      const { text: mine, theirs } = conflicts.get(path);
+      conflicts.delete(path); field.value = mine; field.dataset.keep = ""; conflict(field, theirs);
+    }
     if (writing && field) { field.focus(); field.setSelectionRange(field.value.length, field.value.length); } else $("player-title").focus();
     const film = $("player-film"), sound = $("player-sound");
     if (film) {
