@@ -76,6 +76,8 @@ def test_the_next_step_moves_on_with_what_is_done(
     add_clip(cats, small_clips, "a ball")
     assert stages_of(cats)["captions"].state == "done"
     assert action_of(cats) == "Choose a model and a card"
+    projects.update(cats, vram=16.0)
+    assert action_of(cats) == "Choose a model", "the card is known"
     projects.update(cats, preset="toy")
     assert action_of(cats) == "See the plan"
     assert stages_of(cats)["plan"].address(cats) == "/p/cats/setup#r-plan"

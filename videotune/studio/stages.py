@@ -136,7 +136,8 @@ def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
 
 def _model_stage(project: Project) -> Stage:
     if not project.has_model:
-        action = "Choose a model and a card"
+        has_card = project.facts.get("card") or project.facts.get("vram")
+        action = "Choose a model" if has_card else "Choose a model and a card"
         return Stage("model", "open", "none chosen", "setup", action)
 
     facts = project.facts

@@ -51,8 +51,9 @@
     const marked = button ?? place;
     place.scrollIntoView({ block: "nearest" });
     marked.classList.add("led-to");
-    setTimeout(() => marked.classList.remove("led-to"), 2500);
-    button?.focus({ preventScroll: true });
+    const unmark = () => marked.classList.remove("led-to");
+    if (button) { button.focus({ preventScroll: true }); button.addEventListener("blur", unmark, { once: true }); }
+    else setTimeout(unmark, 2500);
   }
   document.addEventListener("click", (event) => {
     const link = event.target.closest("#next-step");
