@@ -98,7 +98,10 @@ def test_the_largest_preset_that_a_card_holds() -> None:
 
 
 def test_init_writes_a_config_that_trains_and_never_writes_over_one(
-    tiny_bases: Bases, small_clips: Path, tmp_path: Path
+    tiny_bases: Bases,
+    small_clips: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = {
         "purpose": "motion",
@@ -110,6 +113,11 @@ def test_init_writes_a_config_that_trains_and_never_writes_over_one(
     with pytest.raises(VideotuneError):
         run("init", tmp_path / "a", **words | {"purpose": "motoin"})
     assert run("init", tmp_path / "a", **words) == DONE
+    printed = " ".join(capsys.readouterr().err.split())
+    assert 'config.yaml --card "24 GB"' in printed, (
+        "planned for the card that was named"
+    )
+    assert f"--out {tmp_path / 'a' / 'a-1'}" in printed, "a name that no other has"
     with pytest.raises(VideotuneError):
         run("init", tmp_path / "a", **words)
     small = [

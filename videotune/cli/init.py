@@ -106,9 +106,12 @@ def init(
     clips = _count_clips(Path(data))
     write_text(target, config_of(purpose, preset, data, clips, trigger or None, prior))
     console.out(target)
-    for command in ("check", "plan", "train"):
-        out = f" --out {folder / 'run'}" if command == "train" else ""
-        echo(f"videotune {command} {target}{out}")
+    # A run's files have its name, also beside those of other folders.
+    run = folder / f"{folder.absolute().name}-1"
+    echo(f"videotune check {target}")
+    of_card = f' --card "{card} GB"' if card and preset_card(preset) else ""
+    echo(f"videotune plan {target}{of_card}")
+    echo(f"videotune train {target} --out {run}")
 
 
 @contextmanager
