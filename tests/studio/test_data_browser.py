@@ -191,22 +191,6 @@ def test_a_caption_that_somebody_else_changed_is_not_written_over(
     page.locator("#player-history [data-bring]", has_text="Restore").last.click()
     until(lambda: caption.read_text() == "a cat that runs\n")
 
-    # As with a filter: the tile is gone and the player shows the next clip when the
-    # answer comes.
-    page.locator("#player-text").fill("mine again")
-    caption.write_text("theirs again\n")
-    page.evaluate(
-        "document.querySelector('#tiles [data-path=\"clips/cat.mp4\"]').remove()"
-    )
-    page.locator("#player-text").press("Control+Enter")
-    conflict = page.locator("#player .conflict:visible")
-    conflict.wait_for()
-    assert conflict.locator("blockquote").inner_text() == "theirs again"
-    assert page.locator("#player-text").input_value() == "mine again"
-    assert caption.read_text() == "theirs again\n"
-    conflict.locator("button").first.click()
-    until(lambda: caption.read_text() == "mine again\n")
-
 
 def test_captions_are_changed_together_and_taken_back(
     page: Any, home: projects.Project

@@ -95,7 +95,8 @@ document.addEventListener("DOMContentLoaded", () => {
     const { path, text } = detail.entry.values, fields = fieldsOf(path);
     for (const field of fields) outcome(field, text, detail);
     if (detail.state === "saved") savedAt.set(path, ++saves);
-    if (detail.state === "conflict" && !fields.length) {  // the filter hides its tile, or the player has gone on
+    const isSeen = $("player").open ? fields.some((field) => field.id === "player-text") : fields.length > 0;
+    if (detail.state === "conflict" && !isSeen) {  // the filter hides its tile, or the player has gone on
       const other = $("player-text");
       if (other && !undecided(other)) save(other);
       conflicts.set(path, { text, theirs: detail.theirs });
@@ -214,9 +215,11 @@ document.addEventListener("DOMContentLoaded", () => {
   // --- the large player ------------------------------------------------------------------------------------------------
   let showing = null, shown = query(), turn = 0;  // shown: the filter that the arrows follow
   async function open(path, writing = false) {
+    const left = $("player-text"), wasUndecided = left && undecided(left);
     const current = ++turn, before = saves, answer = await vt.ask(`${base}/clip?${new URLSearchParams({ path, ...shown })}`);
     const text = await answer.text();
     if (current !== turn) return;
+    if (left?.isConnected && !wasUndecided && undecided(left)) return;  // its save met another caption meanwhile: it stays
     if ((savedAt.get(path) ?? 0) > before) return open(path, writing);  // this answer may have the caption of before
     if (!answer.ok) return vt.toast(text, true);
     showing = path; $("player-body").innerHTML = text;
