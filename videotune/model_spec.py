@@ -10,6 +10,12 @@ from videotune.types import ClipShape
 
 ImageConditioning = Literal["none", "replace", "concat"]
 
+APPENDED_OF_SUFFIX = 2
+"""Latent frames of an appended suffix that are tokens beside the clip's: an encoder that
+gets the suffix alone makes them without the frames before. The other ones have the place
+of the clip's last latents.
+"""
+
 ASSET = "asset:"
 """What the names of base models begin with that come with videotune."""
 

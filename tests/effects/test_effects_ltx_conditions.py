@@ -14,6 +14,7 @@ import torch
 from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXVideoCondition
 
 from tests.support.clips import noise, write_clip, write_image
+from tests.support.recorder import Recorder
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
@@ -79,21 +80,6 @@ def certain(monkeypatch: pytest.MonkeyPatch) -> None:
         self.std = (0.5 * self.logvar).exp()
 
     monkeypatch.setattr(distribution, "__init__", without_variance)
-
-
-class Recorder(torch.nn.Module):
-    """A network that keeps what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[dict[str, Any]] = []
-
-    def cache_context(self, *_: Any) -> Any:
-        return torch.no_grad()
-
-    def forward(self, hidden_states: Any, **inputs: Any) -> Any:
-        self.calls.append({"hidden_states": hidden_states.clone(), **inputs})
-        return (torch.zeros_like(hidden_states),)
 
 
 CASES = [

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from tests.support.clips import noise, write_dataset, write_image
+from tests.support.recorder import Recorder
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import make_step_batch
@@ -53,21 +54,6 @@ def folder(lab: Lab, picture: np.ndarray) -> Path:
     )
     write_image(folder / "references" / "a.png", picture)
     return folder
-
-
-class Recorder(torch.nn.Module):
-    """A network that keeps what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[dict[str, Any]] = []
-
-    def cache_context(self, *_: Any) -> Any:
-        return torch.no_grad()
-
-    def forward(self, **inputs: Any) -> Any:
-        self.calls.append(inputs)
-        return (torch.zeros_like(inputs["hidden_states"]),)
 
 
 @pytest.mark.effect("conditions")

@@ -13,7 +13,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from videotune.config.load import MOST_TOLD, flatten, merge, shortened, without_rivals
+from videotune.config.load import (
+    EPOCH_KEYS,
+    MOST_TOLD,
+    flatten,
+    merge,
+    shortened,
+    without_rivals,
+)
 from videotune.config.optimizer_classes import is_class
 from videotune.config.optimizers import (
     NUMBERS_OF_NAMES,
@@ -287,7 +294,7 @@ def total_steps(
     return steps, arithmetic
 
 
-INTERVALS = ("save_every", "validate_every", "sample_after")
+INTERVALS = tuple(key for key in EPOCH_KEYS if key != "steps")
 """Keys in steps. With the suffix _epochs they are in passes over the data."""
 
 

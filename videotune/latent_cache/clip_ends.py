@@ -11,12 +11,6 @@ REFERENCE = "reference"
 in a batch.
 """
 
-APPENDED_OF_SUFFIX = 2
-"""Latent frames of a suffix that are appended to the clip where a suffix is: those that
-an encoder makes of the suffix's first pixel frames, which it cannot see the frames
-before. The others have the place of the clip's own last frames.
-"""
-
 
 def appended_sizes(
     config: Config, shape: ClipShape, spec: ModelSpec
@@ -53,8 +47,8 @@ def latents_of_end(
 ) -> int:
     """Return how many latent frames are encoded of a clip's last frame or suffix.
 
-    A suffix that is appended has a frame more: it is encoded like a clip of its own, and
-    a clip's first latent frame holds one pixel frame.
+    An appended suffix has one more: it is encoded as a clip by itself, and the first
+    latent frame of a clip holds one pixel frame.
     """
     if condition != "suffix":
         return 1

@@ -25,7 +25,6 @@ from videotune.data.media_info import MediaInfo
 from videotune.diffusion.regions import cells_without
 from videotune.files import digest
 from videotune.latent_cache.clip_ends import (
-    APPENDED_OF_SUFFIX,
     REFERENCE,
     latents_of_end,
     latents_of_reference,
@@ -33,7 +32,7 @@ from videotune.latent_cache.clip_ends import (
 )
 from videotune.latent_cache.entry import TensorForm
 from videotune.latent_cache.keys import SCHEMA, CacheKeys
-from videotune.model_spec import ModelSpec, VideoRules
+from videotune.model_spec import APPENDED_OF_SUFFIX, ModelSpec, VideoRules
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.types import (

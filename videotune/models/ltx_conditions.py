@@ -1,9 +1,9 @@
 """Conditions of LTX-Video from 0.9.5 on, as its pipeline takes them.
 
-What begins at the first frame has the place of the clip's own latents. An image or clip
-at a later frame is encoded like a clip of its own, so its first two latent frames lie on
-no latent frame of the clip: they are tokens of their own beside the clip's, with the
-times of their pixel frames. The rest of a clip has the place of the clip's latents.
+What begins at the first frame takes the place of the clip's first latents. The pipeline
+encodes an image or clip at a later frame by itself. Its first two latent frames then
+match no latent frame of the clip, so the pipeline appends them as tokens with the times
+of their pixel frames. The rest takes the place of the clip's latents.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from videotune.lazy import diffusers, torch
-from videotune.model_spec import ConditionSupport, VideoRules
+from videotune.model_spec import APPENDED_OF_SUFFIX, ConditionSupport, VideoRules
 from videotune.models.pipelines import vae_stand_in
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ CONDITIONS = {
     "suffix": ConditionSupport("context"),
 }
 """What the pipeline takes beside a first frame."""
-
-FRAMES_WITHOUT_PLACE = 2
-"""Latent frames of an appended clip that are tokens of their own."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def tokens_of(given: GivenFrames) -> Tensor:
 
     The other ones have the place of the clip's latents.
     """
-    return given.latents[:, :, :FRAMES_WITHOUT_PLACE]
+    return given.latents[:, :, :APPENDED_OF_SUFFIX]
 
 
 def with_tokens_in_front(
@@ -121,6 +118,7 @@ def pipeline_arguments(
     """
     images: list[Any] = []
     videos: list[Any] = []
+
     for frames in given:
         count = (frames.latents.shape[2] - 1) * rules.temporal_stride + 1
         pictures = torch.zeros(count, 3, shape.height, shape.width)
@@ -128,6 +126,7 @@ def pipeline_arguments(
         videos.append(pictures if count > 1 else None)
     if not given:
         return {}
+
     return {
         "image": images,
         "video": videos,

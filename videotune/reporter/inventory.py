@@ -172,16 +172,15 @@ def _lengths_in_epochs(run: Run) -> dict[str, float]:
     """Return the lengths that the user gave in passes over the data; a run's settings
     have them in steps.
     """
+    from videotune.config.load import EPOCH_KEYS  # imports pydantic
+
     asked = mapping(mapping(run.config).get("asked"))
     lengths = {}
-    for key in ("epochs", *(f"{interval}_epochs" for interval in INTERVALS)):
+    for key in EPOCH_KEYS.values():
         value = number(asked[key])
         if value is not None:
             lengths[key] = value
     return lengths
-
-
-INTERVALS = ("save_every", "validate_every", "sample_after")
 
 
 def flat_settings(run: Run) -> dict[str, Any]:

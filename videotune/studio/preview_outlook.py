@@ -21,7 +21,7 @@ def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
     """Return what will appear in the place of the previews, and when."""
     interval = run.setting("sample_after")
     if interval == 0:
-        text = "“Sample after” is 0. Another number draws them every so many steps."
+        text = "“Sample after” is 0. Set it to the number of steps from one preview to the next."
         return PreviewOutlook("This run draws no previews", text, "sample_after")
     if run.config and run.setting("samples") in (0, [], ""):
         text = "It has no prompt. Write one on the page Setup for the next run."
