@@ -3,7 +3,10 @@ python scripts/mutants.py [FILE ...]
 
 mutmut makes the mutants and runs the tests of tests/ that belong to the file's folder, in
 processes that are forked after torch has been imported. Without FILE: the files of the
-package that the last commit changed. The exit code is 1 if more than 5 % survive.
+package that the last commit changed. The exit code is 1 if more than 5 % survive, or if
+mutmut stops, whose reason is then printed. That is mostly a test that fails without any
+mutant: its two runs of the unchanged code, for statistics and for the clean result, must
+pass.
 
 Left out of the count are mutants that change only the text of a message, or whether
 ``zip`` compares lengths: no test should depend on the one, and none can see the other.
@@ -13,6 +16,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +69,12 @@ TESTS = {
 """Tests of files whose tests have another name than test_FILE.py of their folder."""
 
 MOST_SURVIVORS = 0.05
+
+LINES_OF_A_REASON = 40
+"""Lines of mutmut's output that are shown where it stops: a test's traceback fits."""
+
+SPINNER = re.compile("[\u2800-\u28ff] ")
+"""Beginning of the lines in which mutmut shows that it is alive."""
 
 KILLED = 1
 SURVIVED = 0
@@ -168,10 +178,40 @@ def prepare(work: Path, files: list[Path]) -> None:
 
 
 def run(work: Path, names: list[str]) -> None:
-    """Run mutmut; of ``names`` only these mutants."""
+    """Run mutmut; of ``names`` only these mutants.
+
+    Raises:
+        SystemExit: if mutmut stops, with what it said last.
+    """
     command = [sys.executable, "-m", "mutmut", "run", *names]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=work, env=env, check=True, stdout=sys.stderr)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    log = work / "mutmut.log"
+
+    with (
+        log.open("wb") as log_file,
+        subprocess.Popen(
+            command, cwd=work, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        assert process.stdout is not None
+        while chunk := os.read(process.stdout.fileno(), 65536):
+            log_file.write(chunk)
+            sys.stderr.buffer.write(chunk)
+            sys.stderr.buffer.flush()
+
+    if process.returncode != 0:
+        reason = last_lines(log.read_text(encoding="utf-8", errors="replace"))
+        raise SystemExit(
+            f"mutmut stopped with exit status {process.returncode}, so nothing was measured."
+            f" {log} has all that it printed; its last lines:\n{reason}"
+        )
+
+
+def last_lines(text: str) -> str:
+    """Return the end of what mutmut printed, without its spinner."""
+    lines = [line.rstrip() for line in re.split("[\r\n]+", text)]
+    spoken = [line for line in lines if line and not SPINNER.match(line)]
+    return "\n".join(spoken[-LINES_OF_A_REASON:])
 
 
 def mutants_of(work: Path, path: Path) -> Iterator[Mutant]:

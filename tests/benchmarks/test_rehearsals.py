@@ -82,3 +82,33 @@ def test_wrong_lines_are_made_and_noticed(tmp_path: Path) -> None:
     done = run_script("scripts/mutants.py", *words, "--work", str(tmp_path / "work"))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "survivors:" in done.stdout
+
+
+def test_a_test_that_fails_without_a_mutant_is_named(tmp_path: Path) -> None:
+    """The smallest project whose test fails where mutmut collects its statistics."""
+    project = {
+        "halves.py": "def half(number):\n    return number / 2\n",
+        "tests/test_halves.py": (
+            "from halves import half\n\n"
+            "def test_of_halves():\n"
+            "    assert half(4) == 2\n"
+            "    raise OSError('the disk of this test is full')\n"
+        ),
+        "pyproject.toml": '[tool.mutmut]\nsource_paths = ["halves.py"]\n',
+    }
+    for name, text in project.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+
+    call = "import sys, pathlib, mutants; mutants.run(pathlib.Path(sys.argv[1]), [])"
+    done = subprocess.run(
+        [sys.executable, "-c", call, str(tmp_path)],
+        capture_output=True, text=True, timeout=100, check=False, cwd=ROOT / "scripts",
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "mutmut stopped with exit status 1" in done.stderr
+    message = done.stderr.rpartition("mutmut stopped with exit status 1")[2]
+    assert "test_of_halves" in message
+    assert "the disk of this test is full" in message
+    assert not any("\u2800" < letter < "\u28ff" for letter in message)
