@@ -177,6 +177,12 @@ class ModelSpec:
     """Whether guidance is an input of the network, so that sampling needs no second
     pass.
     """
+    sample_passes: int = 2
+    """Passes of the network in a step of a guided sample."""
+    idle_modules: tuple[str, ...] = ()
+    """Patterns of paths of modules in the blocks that have no effect in a training
+    step, so that no adapter is put there.
+    """
     schedulers: tuple[str, ...] = ()
     """diffusers' schedulers that its pipeline samples with."""
     rescales_guidance: bool = False
@@ -190,6 +196,8 @@ class ModelSpec:
     """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows
     with the resolution. None: the shift is fixed.
     """
+    shifts_by_tokens: bool = False
+    """Whether training draws with that shift unless told otherwise."""
 
     @property
     def conditions(self) -> Mapping[str, ConditionSupport]:

@@ -4,6 +4,7 @@ tiny checkpoint.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -218,8 +219,9 @@ class Oracle(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("net"), name)
 
-    def forward(self, *words: Any, **named: Any) -> tuple[torch.Tensor]:
-        return (self.answer(*words, **named),)
+    def forward(self, *words: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+        answer = self.answer(*words, **named)
+        return answer if isinstance(answer, tuple) else (answer,)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["", "given"])
@@ -314,6 +316,7 @@ def masked(family: Any, frames: int) -> Callable[..., Any]:
         if family.spec.name in (
             "cogvideox",
             "ltx_video",
+            "ltx2",
         ):  # these take what is added to the products
             mask = torch.where(sees, 0.0, -torch.inf)[None].repeat(len(video), 1, 1)
         else:
@@ -423,7 +426,14 @@ def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
             "wan_vace": single_file_utils.convert_wan_transformer_to_diffusers,
             "hidream": single_file_utils.convert_hidream_transformer_to_diffusers,
             "ltx_video": single_file_utils.convert_ltx_transformer_checkpoint_to_diffusers,
+            "ltx2": single_file_utils.convert_ltx2_transformer_to_diffusers,
         }[name](marked)
+        # diffusers' reader of LTX-2 has no name for these two of LTX-2.3; its script
+        # that converts the authors' files has.
+        read = {
+            one.replace("prompt_adaln_single.", "prompt_adaln."): value
+            for one, value in read.items()
+        }
         assert {one: int(value) for one, value in read.items()} == {
             one: i for i, one in enumerate(names)
         }
@@ -507,6 +517,12 @@ def test_the_network_is_fed_in_training_what_the_pipeline_feeds(family: Any) -> 
             )
 
 
+SOUND = re.compile("audio_.*|isolate_modalities|spatio_temporal_guidance_blocks")
+"""What a transformer of video and sound is told beside the video: a step runs the video
+alone, a pipeline draws both.
+"""
+
+
 def same_words(
     family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any], heard: list[Any]
 ) -> list[str]:
@@ -527,6 +543,12 @@ def same_words(
     odd = []
     for word in sorted(set(theirs) | set(ours)):
         one, other = theirs.get(word), ours.get(word)
+        if spec.sample_passes > 2 and SOUND.fullmatch(word):
+            continue
+        if word == "fps" and "video_coords" in ours:
+            continue  # positions have it in them
+        if word == "encoder_attention_mask" and other is None and bool(one.all()):
+            continue  # nothing is masked
         if (
             word == "hidden_states" and spec.patch[0] > 1
         ):  # the frame in front has noise of its own

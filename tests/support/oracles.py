@@ -74,6 +74,23 @@ def token_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
     return answer
 
 
+def sounding_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
+    """``token_oracle`` beside sound that stays as it is; appended tokens are known."""
+    clean = x0.flatten(2).transpose(1, 2)
+    of_video = token_oracle(x0, spec)
+
+    def answer(
+        hidden_states: Tensor, timestep: Tensor, audio_hidden_states: Tensor, **_: Any
+    ) -> Any:
+        of_clip = hidden_states[:, : clean.shape[1]]
+        times = timestep.view(len(timestep), -1)[:, : clean.shape[1]]
+        video = of_video(hidden_states=of_clip, timestep=times)
+        behind = torch.zeros_like(hidden_states[:, clean.shape[1] :])
+        return torch.cat([video, behind], dim=1), torch.zeros_like(audio_hidden_states)
+
+    return answer
+
+
 def picture_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
     """``flow_oracle`` turned about, of pictures (B,C,H,W)."""
 
@@ -86,6 +103,7 @@ def picture_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
 
 ORACLES: dict[str, Callable[[Tensor, ModelSpec], Oracle]] = {
     "cogvideox": v_oracle, "ltx_video": token_oracle, "hidream": picture_oracle,
+    "ltx2": sounding_oracle,
 }  # fmt: skip
 
 
@@ -93,7 +111,7 @@ def unpacked(spec: ModelSpec, video: Tensor, size: tuple[int, int, int]) -> Tens
     """What a transformer was fed as latents (B,C,F,H,W), (F,H,W) being ``size``: from
     tokens, frames first, or a picture.
     """
-    if spec.name == "ltx_video":
+    if spec.name in ("ltx_video", "ltx2"):
         return video.transpose(1, 2).unflatten(2, size)
     if spec.prediction == "v":
         return video.transpose(1, 2)

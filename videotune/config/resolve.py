@@ -76,7 +76,9 @@ def family_defaults(spec: ModelSpec) -> dict[str, Any]:
         "family": spec.name,
         "resolution": spec.default_resolution,
         "timestep_distribution": spec.timestep_distribution,
-        "timestep_shift": spec.timestep_shift,
+        "timestep_shift": "resolution"
+        if spec.shifts_by_tokens
+        else spec.timestep_shift,
         "video_config": {"target_fps": spec.rules.fps},
         "sample": {"steps": spec.sample_steps, "guidance": spec.sample_guidance},
     }

@@ -62,7 +62,15 @@ FALLING = tuple(name for name in get_args(get_args(Decay)[0]) if name != "CONSTA
 """The schedules whose rate falls."""
 
 Timesteps = Annotated[
-    Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(word)
+    Literal[
+        "UNIFORM",
+        "LOGIT_NORMAL",
+        "SIGMOID",
+        "MODE",
+        "BETA",
+        "STRETCHED_LOGIT_NORMAL",
+    ],
+    BeforeValidator(word),
 ]
 Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
 

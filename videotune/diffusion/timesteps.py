@@ -6,7 +6,7 @@ cast once, at the end.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,6 +18,17 @@ from videotune.lazy import scipy_special
 
 MODE_SCALE = 1.29
 """The scale that Esser et al. 2024 report in table 1."""
+
+STRETCHED = (-2.5758, 3.0902)
+"""The normal numbers that STRETCHED_LOGIT_NORMAL moves to t = 0 and 1: its 0.5th and
+99.9th percentiles.
+"""
+
+REFLECTED = 1e-3
+"""STRETCHED_LOGIT_NORMAL: values below it are mirrored to above it."""
+
+UNIFORM_SHARE = 0.1
+"""STRETCHED_LOGIT_NORMAL: share of draws that are uniform above ``REFLECTED``."""
 
 
 def logit_normal(u: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
@@ -82,12 +93,42 @@ def unshifted(t: Tensor, shift: float) -> Tensor:
     return t / (shift - (shift - 1) * t)
 
 
+def stretched_cdf(t: Tensor, shift: float) -> Tensor:
+    """Return the probability below t of LTX-2's law, float64.
+
+    A logit-normal with mean log(shift) is stretched so that two of its percentiles are 0
+    and 1, mirrored at ``REFLECTED`` and cut at 1; a tenth of the draws is uniform
+    instead. All that was cut stands at 1. Source: the sampler
+    ShiftedLogitNormalTimestepSampler of the authors' trainer.
+    """
+    t = t.double()
+    mean = math.log(shift)
+    low, high = (1 / (1 + math.exp(-(mean + number))) for number in STRETCHED)
+
+    def below(stretched: Tensor) -> Tensor:
+        share = (low + stretched * (high - low)).clamp(0, 1)
+        return torch.special.ndtr(torch.logit(share) - mean)
+
+    of_normal = below(t) - below(2 * REFLECTED - t)
+    of_uniform = (t - REFLECTED) / (1 - REFLECTED)
+    mixed = (1 - UNIFORM_SHARE) * of_normal + UNIFORM_SHARE * of_uniform
+    mixed = torch.where(t < REFLECTED, torch.zeros_like(t), mixed)
+    return torch.where(t >= 1, torch.ones_like(t), mixed)
+
+
+def stretched(u: Tensor, shift: float) -> Tensor:
+    """Return t of the law of ``stretched_cdf``."""
+    return _bisected(lambda t: stretched_cdf(t, shift), u)
+
+
 @dataclass(frozen=True)
 class TimestepSampler:
     """A distribution of t, then the shift, then cut to [lo, hi)."""
 
     distribution: str = "UNIFORM"
-    """UNIFORM, LOGIT_NORMAL, SIGMOID (LOGIT_NORMAL around the middle), MODE or BETA."""
+    """UNIFORM, LOGIT_NORMAL, SIGMOID (LOGIT_NORMAL around the middle), MODE, BETA or
+    STRETCHED_LOGIT_NORMAL.
+    """
 
     shift: float = 1.0
     lo: float = 0.0
@@ -183,7 +224,7 @@ class TimestepSampler:
         """
         below, up_to = _cut(self)
         probability = below + u.double() * (up_to - below)
-        t = shifted(_inverse(self, probability), self.shift)
+        t = _inverse(self, probability)
         if self.num_timesteps is None:
             return t.float().clamp(*_float32_inside(self.lo, self.hi))
 
@@ -213,26 +254,36 @@ class TimestepSampler:
 
 
 def _inverse(ts: TimestepSampler, p: Tensor) -> Tensor:
-    """Return the t with probability p below it, before the shift and truncation."""
+    """Return the t with probability p below it, shifted, before truncation."""
     match ts.distribution:
+        case "STRETCHED_LOGIT_NORMAL":
+            return stretched(p, ts.shift)  # it is stretched after the shift
         case "LOGIT_NORMAL" | "SIGMOID":
-            return logit_normal(p, *ts.of_logit)
+            t = logit_normal(p, *ts.of_logit)
         case "MODE":
-            return mode(p, ts.mode_scale)
+            t = mode(p, ts.mode_scale)
         case "BETA":
-            return beta(p, ts.alpha, ts.beta)
-    return p
+            t = beta(p, ts.alpha, ts.beta)
+        case _:
+            t = p
+    return shifted(t, ts.shift)
 
 
 def _cdf(ts: TimestepSampler, t: Tensor) -> Tensor:
     """Return the probability below t, before truncation."""
-    t = unshifted(t.clamp(0, 1), ts.shift)
+    t = t.clamp(0, 1)
+    if ts.distribution == "STRETCHED_LOGIT_NORMAL":
+        return stretched_cdf(t, ts.shift)
+
+    t = unshifted(t, ts.shift)
     match ts.distribution:
         case "LOGIT_NORMAL" | "SIGMOID":
             mean, std = ts.of_logit
             return torch.special.ndtr((torch.logit(t) - mean) / std)
         case "MODE":
-            return _mode_cdf(t, ts.mode_scale)
+            inside = _bisected(lambda p: mode(p, ts.mode_scale), t)
+            inside = torch.where(t <= 0, torch.zeros_like(t), inside)
+            return torch.where(t >= 1, torch.ones_like(t), inside)
         case "BETA":
             return torch.as_tensor(
                 scipy_special.betainc(ts.alpha, ts.beta, t.double().numpy())
@@ -240,17 +291,18 @@ def _cdf(ts: TimestepSampler, t: Tensor) -> Tensor:
     return t
 
 
-def _mode_cdf(t: Tensor, scale: float) -> Tensor:
-    """Return MODE's CDF, which has no closed form: its inverse is bisected in float64."""
-    lo = torch.zeros_like(t)
-    hi = torch.ones_like(t)
+def _bisected(rising: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """Return where in [0, 1] a rising function has a value; for functions without a
+    closed inverse, in float64.
+    """
+    lo = torch.zeros_like(value)
+    hi = torch.ones_like(value)
     for _ in range(60):
         middle = (lo + hi) / 2
-        above = mode(middle, scale) > t
+        above = rising(middle) > value
         lo = torch.where(above, lo, middle)
         hi = torch.where(above, middle, hi)
-    inside = torch.where(t <= 0, torch.zeros_like(t), (lo + hi) / 2)
-    return torch.where(t >= 1, torch.ones_like(t), inside)
+    return (lo + hi) / 2
 
 
 @lru_cache(maxsize=64)

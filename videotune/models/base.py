@@ -437,7 +437,12 @@ class DiffusersModel(Checkpoint):
         cls = cls or self.pipeline_class()
         index = read_config(self.folder / "model_index.json")
         _, optional_names = cls._get_signature_keys(cls)
-        settings = {name: index[name] for name in optional_names if name in index}
+        # Optional components are no settings; none is needed here.
+        settings = {
+            name: index[name]
+            for name in optional_names
+            if name in index and not isinstance(index[name], list)
+        }
         components = {"scheduler": self.scheduler(shift)} | settings | parts
         pipe = bare_pipeline(cls, **components)
 

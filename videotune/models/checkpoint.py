@@ -243,9 +243,16 @@ class Checkpoint:
             diffusers, self.pipelines[self.spec.image_conditioning == "concat"]
         )
 
+    def class_of_text(self, part: str) -> str:
+        """Return the name of a text encoder's class in transformers."""
+        return self.text_encoders[part]
+
+    def _text_class(self, part: str) -> Any:
+        return getattr(transformers, self.class_of_text(part))
+
     def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
         return load_model(
-            getattr(transformers, self.text_encoders[part]),
+            self._text_class(part),
             self.folder / part,
             self.dtype,
             self.device,
@@ -261,11 +268,11 @@ class Checkpoint:
     def _load_text(self) -> Any:
         tokenizers = self.tokenizers()
         parts: dict[str, Any] = {}
-        for part, class_name in self.text_encoders.items():
+        for part in self.text_encoders:
             encoder: Any = self._text_encoder(part)
             parts[part] = encoder
             parts[tokenizer_of(part)] = tokenizers[part]
-            if not class_name.startswith("CLIP"):
+            if not self.class_of_text(part).startswith("CLIP"):
                 continue
             # With the old end mark, the token with the highest number counts as a
             # caption's end, which may be a new token. For other captions both rules
@@ -305,8 +312,8 @@ class Checkpoint:
         folders.
         """
         return {
-            part: on_meta(getattr(transformers, class_name), self.folder / part)
-            for part, class_name in self.text_encoders.items()
+            part: on_meta(self._text_class(part), self.folder / part)
+            for part in self.text_encoders
         }
 
 

@@ -77,8 +77,22 @@ class FrameProcessor:
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         image_rotary_emb: Any = None,
+        *further: Any,
+        perturbation_mask: Any = None,
+        all_perturbed: Any = None,
     ) -> Any:
-        """Return attention over video tokens (B,S,D), and text (B,L,D) if any."""
+        """Return attention over video tokens (B,S,D), and text (B,L,D) if any.
+
+        The arguments are named as diffusers' attention modules look for them. Some
+        processors take positions of keys in ``further``, and are told to pass the
+        values on (perturbed).
+        """
+        keywords = {}
+        if perturbation_mask is not None or all_perturbed is not None:
+            keywords = {
+                "perturbation_mask": perturbation_mask,
+                "all_perturbed": all_perturbed,
+            }
         text_tokens = (
             0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
         )
@@ -92,8 +106,10 @@ class FrameProcessor:
                 encoder_hidden_states,
                 attention_mask,
                 image_rotary_emb,
+                *further,
+                **keywords,
             )
-        assert product.calls == 1, (
+        assert product.calls == 1 or all_perturbed, (
             "this attention does not use torch's attention product"
         )
         return output

@@ -38,6 +38,7 @@ from videotune.models.pipelines import (
     vae_stand_in,
     without_shift_warning,
 )
+from videotune.models.position_cache import cached_positions
 from videotune.rng import generator_for, seed32
 from videotune.types import (
     Batch,
@@ -355,22 +356,14 @@ class LTXVideo(DiffusersModel):
     def _coords(
         self, frames: int, rows: int, columns: int, device: Any, frame_index: int = 0
     ) -> Tensor:
-        """Return ``video_coords``, the same tensor at each call.
-
-        The pipeline copies its factors to the device, which makes the host wait.
-        """
-        cache: dict[object, Tensor] = self._loaded.setdefault("coords", {})
-        key = (frames, rows, columns, device, frame_index)
-        coords = cache.get(key)
-        # Fake tensors are neither cached nor combined with real ones.
-        is_fake = type(torch.empty(0, device=device)) is not torch.Tensor
-        if coords is None or is_fake:
-            coords = video_coords(
-                frames, rows, columns, self.spec.rules, device, frame_index
-            )
-            if not is_fake:
-                cache[key] = coords
-        return coords
+        """Return ``video_coords``, the same tensor at each call."""
+        rules = self.spec.rules
+        return cached_positions(
+            self._loaded.setdefault("coords", {}),
+            (frames, rows, columns, frame_index),
+            device,
+            lambda: video_coords(frames, rows, columns, rules, device, frame_index),
+        )
 
     def token_frames(
         self,

@@ -108,7 +108,10 @@ def vae_stand_in(spec: ModelSpec, latents: Tensor | None, device: torch.device) 
             self.dtype = torch.float32
             self.device = device
             self.config = diffusers.configuration_utils.FrozenDict(
-                z_dim=spec.latent_channels, latents_mean=zeros, latents_std=ones
+                z_dim=spec.latent_channels,
+                latents_mean=zeros,
+                latents_std=ones,
+                scaling_factor=1.0,
             )
             self.latents_mean = torch.tensor(zeros)
             self.latents_std = torch.tensor(ones)

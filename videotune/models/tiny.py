@@ -101,10 +101,10 @@ def build_pipeline(base_parts: Mapping[str, Any], changes: Mapping[str, Any]) ->
     """Build a pipeline of tiny random networks, in the order in which the parts are
     listed.
 
-    A part is a mapping: "_class_name" is its class, "_buffers" are values that its
-    config does not hold, and all other keys are its config. A value that is not a
-    mapping is a setting of the pipeline, and the top "_class_name" is the pipeline's
-    class.
+    A part is a mapping: "_class_name" is its class ("ltx2.X" for one of the pipeline's
+    own module ltx2), "_buffers" are values that its config does not hold, and all other
+    keys are its config. A value that is not a mapping is a setting of the pipeline, and
+    the top "_class_name" is the pipeline's class.
 
     Args:
         base_parts: the parts that all checkpoints of the family have.
@@ -132,9 +132,19 @@ def build_part(config: dict[str, Any]) -> Any:
     if class_name in TOKENIZERS:
         return TOKENIZERS[class_name](**config)
 
-    cls = getattr(diffusers, class_name, None) or getattr(transformers, class_name)
+    cls = class_of_part(class_name)
     config_class = getattr(cls, "config_class", None)
     part = cls(config_class(**config)) if config_class else cls(**config)
     for name, values in buffers.items():
         getattr(part, name).copy_(torch.tensor(values))
     return part
+
+
+def class_of_part(name: str) -> Any:
+    """Return a class of diffusers or transformers; "ltx2.X" is one of the module
+    ``diffusers.pipelines.ltx2``.
+    """
+    module, _, class_name = name.rpartition(".")
+    if module:
+        return getattr(getattr(diffusers.pipelines, module), class_name)
+    return getattr(diffusers, name, None) or getattr(transformers, name)

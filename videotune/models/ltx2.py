@@ -1,0 +1,589 @@
+"""LTX-2, LTX-2.3 and LTX-2.5: video with sound, of which the video is trained.
+
+Flow matching over tokens of video and of sound in one transformer. Captions go through
+Gemma and two connectors, one for each kind of token. Positions in time are in seconds,
+so fps counts.
+
+A step runs the video alone (``isolate_modalities``): no video token sees sound. Samples
+are drawn by diffusers' pipeline, which always draws both, and the sound is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+from videotune.lazy import diffusers, torch
+from videotune.model_spec import ModelSpec, VideoRules
+from videotune.models import ltx2_tiny
+from videotune.models.base import DiffusersModel
+from videotune.models.fingerprint import fingerprint
+from videotune.models.loading import load_model
+from videotune.models.ltx2_conditions import (
+    CONDITIONS,
+    AppendedFrames,
+    appended_frames,
+    last_frame_coords,
+    pipeline_call,
+    with_tokens_behind,
+)
+from videotune.models.ltx2_configs import (
+    CONNECTORS,
+    TEXT_ENCODERS,
+    connector_widths,
+    strides_of,
+    text_encoder_class,
+    version_of,
+)
+from videotune.models.model_files import read_config
+from videotune.models.pipelines import (
+    FLOW_SCHEDULERS,
+    load_scheduler,
+    vae_stand_in,
+    without_shift_warning,
+)
+from videotune.models.position_cache import cached_positions
+from videotune.models.tiny import class_of_part
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Conditioning,
+    FillFn,
+    Networks,
+    SampleRequest,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SIZES = {"2": "19B", "2.3": "22B", "2.5": "22B"}
+"""Published sizes of a transformer of ``WIDTH`` and ``BLOCKS``, by version."""
+
+WIDTH = 4096
+BLOCKS = 48
+
+CONNECTORS_CLASS = "ltx2.LTX2TextConnectors"
+
+SKIPPED_BLOCKS = {"2": [29]}
+"""Blocks without self-attention in a preview's guidance by skipping, by version."""
+
+SKIPPED_BLOCK = 28
+"""That block in newer versions."""
+
+VIDEO_ATTENTION = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
+VIDEO_FEED_FORWARD = r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)"
+
+SOUND = r"transformer_blocks\.\d+\.(audio_|video_to_audio)"
+"""Modules of the blocks that act only on sound, or let it act on the video."""
+
+
+class LTX2(DiffusersModel):
+    """An LTX-2 checkpoint."""
+
+    series = "LTX-2"
+    spec = ModelSpec(
+        name="ltx2",
+        aliases=(
+            "LTX2Pipeline",
+            "LTX2ImageToVideoPipeline",
+            "LTX2ConditionPipeline",
+            "LTX2InContextPipeline",
+            "ltx-2",
+            "ltx-2.3",
+            "ltx-2.5",
+            "LTX_2",
+        ),
+        title="LTX-2.3 22B",
+        prediction="flow",
+        rules=VideoRules(
+            frame_step=8,
+            frame_rest=1,
+            side_multiple=32,
+            fps=24.0,
+            spatial_stride=32,
+            temporal_stride=8,
+        ),
+        text_tokens=1024,
+        blocks=("transformer_blocks",),
+        lora_targets={
+            "attention": (VIDEO_ATTENTION,),
+            "feed_forward": (VIDEO_FEED_FORWARD,),
+            "linear": (VIDEO_ATTENTION, VIDEO_FEED_FORWARD),
+            "all": (r"transformer_blocks\..+",),
+            "self_attention": (
+                r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",
+            ),
+            "cross_attention": (
+                r"transformer_blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",
+            ),
+        },
+        idle_modules=(SOUND,),
+        default_resolution=627,
+        timestep_distribution="STRETCHED_LOGIT_NORMAL",
+        timestep_shift=4.48,
+        shifts_by_tokens=True,
+        shift_by_tokens=(1024.0, 0.95, 4096.0, 2.05),
+        sample_steps=30,
+        sample_guidance=3.0,
+        sample_passes=4,
+        licence="LTX-2.x Community License, whose terms pass to adapters",
+        latent_channels=128,
+        patch=(1, 1, 1),
+        image_conditioning="replace",
+        further_conditions=CONDITIONS,
+        first_frame=0.1,
+        sample_shape=(121, 512, 768),
+        # The pipelines copy their scheduler for the sound, and read its noise levels.
+        schedulers=FLOW_SCHEDULERS[:1],
+        rescales_guidance=True,
+    )
+    variants = ("2.3", "2.0", "2.5")
+    transformer_class = "LTX2VideoTransformer3DModel"
+    vae_class = "AutoencoderKLLTX2Video"
+    text_encoders = {"text_encoder": TEXT_ENCODERS[0]}
+    pipelines = ("LTX2Pipeline",)
+    original_names = (
+        (r"^proj_in\.", "patchify_proj."),
+        (r"^audio_proj_in\.", "audio_patchify_proj."),
+        (r"^time_embed\.", "adaln_single."),
+        (r"^audio_time_embed\.", "audio_adaln_single."),
+        (r"^prompt_adaln\.", "prompt_adaln_single."),
+        (r"^audio_prompt_adaln\.", "audio_prompt_adaln_single."),
+        (r"^av_cross_attn_(\w+)_scale_shift\.", r"av_ca_\1_scale_shift_adaln_single."),
+        (r"^av_cross_attn_video_a2v_gate\.", "av_ca_a2v_gate_adaln_single."),
+        (r"^av_cross_attn_audio_v2a_gate\.", "av_ca_v2a_gate_adaln_single."),
+        (
+            r"\.(video|audio)_a2v_cross_attn_scale_shift_table$",
+            r".scale_shift_table_a2v_ca_\1",
+        ),
+        (r"\.norm_q\.", ".q_norm."),
+        (r"\.norm_k\.", ".k_norm."),
+    )
+    config_defaults = {"patch_size": 1, "patch_size_t": 1}
+    tiny_parts = ltx2_tiny.PARTS
+    tiny_variants = ltx2_tiny.VARIANTS
+
+    @classmethod
+    def read_spec(cls, folder: Path) -> ModelSpec:
+        """Read the spec of a checkpoint.
+
+        Raises:
+            VideotuneError: for a checkpoint that is not a published LTX-2.
+        """
+        configs = cls.read_configs(folder)
+        net = configs.transformer
+        text_encoder_class(folder)
+        if (net.get("patch_size", 1), net.get("patch_size_t", 1)) != (1, 1):
+            raise VideotuneError(
+                f"{folder}: a token covers more than one latent; no published LTX-2 does that"
+            )
+        spatial, temporal = strides_of(folder, configs.vae)
+
+        version = version_of(net)
+        width = net["num_attention_heads"] * net["attention_head_dim"]
+        is_published = (width, net["num_layers"]) == (WIDTH, BLOCKS)
+        size = SIZES[version] if is_published else ""
+        connectors = read_config(folder / CONNECTORS / "config.json")
+        text_width, sound_width = connector_widths(folder, connectors, net)
+        return replace(
+            cls.spec,
+            title=f"LTX-{version} {size}".rstrip(),
+            rules=replace(
+                cls.spec.rules,
+                frame_step=temporal,
+                side_multiple=spatial,
+                spatial_stride=spatial,
+                temporal_stride=temporal,
+            ),
+            latent_channels=configs.latent_channels,
+            text_width=text_width,
+            text_numbers=cls.spec.text_tokens * sound_width,
+            shift_by_tokens=cls.spec.shift_by_tokens,
+        )
+
+    # text
+
+    @classmethod
+    def clean(cls, caption: str) -> str:
+        """Return the text that the tokenizer reads."""
+        return caption.strip()
+
+    def class_of_text(self, part: str) -> str:
+        """Return the class of Gemma, by the checkpoint's index."""
+        return text_encoder_class(self.folder)
+
+    def _load_text(self) -> Any:
+        """Return a pipeline of tokenizer and Gemma, with the connectors beside them."""
+        pipe = super()._load_text()
+        pipe.register_modules(connectors=self._load_connectors())
+        return pipe
+
+    def _load_connectors(self, fill: FillFn = None) -> nn.Module:
+        return load_model(
+            class_of_part(CONNECTORS_CLASS),
+            self.folder / CONNECTORS,
+            self.dtype,
+            self.device,
+            fill=fill,
+        )
+
+    def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
+        """Load Gemma; of its logits, which nothing reads, it computes one token's."""
+        net = super()._text_encoder(part, fill)
+
+        def keep_last(_: Any, arguments: Any, keywords: Any) -> Any:
+            return arguments, keywords | {"logits_to_keep": 1}
+
+        net.register_forward_pre_hook(keep_last, with_kwargs=True)
+        return net
+
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
+        """Load a part; a text encoder with the connectors, for a plan.
+
+        Raises:
+            VideotuneError: for a VAE without statistics of its latents, which diffusers
+                would take for 0 and 1.
+        """
+        net: Any = super().part(name, fill)
+        if name == "text_encoder":
+            return _with_connectors(net, self._load_connectors(fill))
+        if name == "vae" and fill is None:
+            is_default = not net.latents_mean.any() and bool(
+                (net.latents_std == 1).all()
+            )
+            if is_default:
+                raise VideotuneError(
+                    f"{self.folder / 'vae'}: its weights lack latents_mean and latents_std, which "
+                    "normalise the latents. Take the file that comes with the checkpoint"
+                )
+        return net
+
+    def encode(self, caption: str) -> dict[str, Tensor]:
+        """Return the connectors' states of a caption: "text" (L,D) for the video's
+        tokens, "audio_text" (L,D') for the sound's.
+
+        Registers stand where the caption has no token, so all states count.
+        """
+        states, mask, *_ = self.encode_prompt(
+            caption, do_classifier_free_guidance=False
+        )
+        pipe = self.text_pipeline()
+        video, sound, _ = pipe.connectors(
+            states, mask, padding_side=pipe.tokenizer.padding_side
+        )
+        return {"text": video[0], "audio_text": sound[0]}
+
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Return zeros in the form of a clip's states."""
+        width = self.spec.text_numbers // self.spec.text_tokens
+        sound = torch.zeros(self.spec.text_tokens, width, dtype=self.dtype)
+        return super().blank_states(shape) | {"audio_text": sound}
+
+    # the denoiser
+
+    @cached_property
+    def _rope(self) -> Any:
+        """The transformer's positions of video tokens."""
+        return self._positions("video")
+
+    @cached_property
+    def _audio_rope(self) -> Any:
+        """The transformer's positions of sound tokens."""
+        return self._positions("audio")
+
+    def _positions(self, modality: str) -> Any:
+        """Build the module that gives the bounds of tokens; it has no weights."""
+        module = diffusers.models.transformers.transformer_ltx2
+        config = self.config
+        rules = self.spec.rules
+        strides = [rules.temporal_stride, rules.spatial_stride, rules.spatial_stride]
+        if modality == "audio":
+            strides = [config.get("audio_scale_factor", 4)]
+        return module.LTX2AudioVideoRotaryPosEmbed(
+            dim=config["attention_head_dim"],
+            scale_factors=tuple(strides),
+            causal_offset=config.get("causal_offset", 1),
+            sampling_rate=config.get("audio_sampling_rate", 16000),
+            hop_length=config.get("audio_hop_length", 160),
+            modality=modality,
+        )
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """Return v = noise - x0 of the video, which sees no sound.
+
+        The timestep input is 1000 · t in float32, and 0 for tokens that are given. The
+        transformer also takes the noise level of the sample as such.
+        """
+        extras = batch.conditioning.extras
+        appended = appended_frames(extras)
+        tokens = x_t.to(self.dtype).flatten(2).transpose(1, 2)
+        timestep = self.model_timesteps(x_t, t, batch)
+        if appended:
+            tokens, timestep = with_tokens_behind(tokens, timestep, appended)
+
+        frames, rows, columns = x_t.shape[2:]
+        sigma = t.float() * 1000
+        output = net(
+            hidden_states=tokens,
+            encoder_hidden_states=batch.conditioning.text.to(self.dtype),
+            timestep=timestep,
+            sigma=sigma,
+            num_frames=frames,
+            height=rows,
+            width=columns,
+            video_coords=self._video_coords(batch.fps, x_t, appended),
+            isolate_modalities=True,
+            use_cross_timestep=self._uses_cross_timestep,
+            return_dict=False,
+            **self._one_silent_token(x_t, extras["audio_text"]),
+        )
+        of_clip = output[0][:, : math.prod(x_t.shape[2:])]
+        return of_clip.transpose(1, 2).reshape(x_t.shape).float()
+
+    @property
+    def _uses_cross_timestep(self) -> bool:
+        """Whether attention between video and sound reads the other's noise level."""
+        return version_of(self.config) != "2"
+
+    def _one_silent_token(self, x_t: Tensor, audio_text: Tensor) -> dict[str, Any]:
+        """Return the least sound that the transformer runs with."""
+        samples = len(x_t)
+        width = self.config.get("audio_in_channels", 128)
+        return {
+            "audio_hidden_states": x_t.new_zeros(samples, 1, width, dtype=self.dtype),
+            "audio_encoder_hidden_states": audio_text[:, :1].to(self.dtype),
+            "audio_num_frames": 1,
+            "audio_coords": self._audio_coords(x_t.device).expand(samples, -1, -1, -1),
+            # As for a sound that is given clean.
+            "audio_timestep": x_t.new_zeros(samples, dtype=torch.float32),
+            "audio_sigma": x_t.new_zeros(samples, dtype=torch.float32),
+        }
+
+    def _audio_coords(self, device: Any) -> Tensor:
+        return cached_positions(
+            self._loaded.setdefault("coords", {}),
+            ("audio",),
+            device,
+            lambda: self._audio_rope.prepare_audio_coords(1, 1, device),
+        )
+
+    def _video_coords(
+        self, fps: Tensor, x_t: Tensor, appended: list[AppendedFrames]
+    ) -> Tensor:
+        """Return the bounds of the tokens (B,3,tokens,2), in seconds and pixels.
+
+        Args:
+            fps: frames a second of each sample (B,).
+            x_t: latents of the clip.
+            appended: tokens behind the clip's.
+        """
+        frames, rows, columns = x_t.shape[2:]
+        rules = self.spec.rules
+        cache: dict[object, Tensor] = self._loaded.setdefault("coords", {})
+
+        def of_grid(count: int) -> Tensor:
+            return cached_positions(
+                cache,
+                (count, rows, columns),
+                x_t.device,
+                lambda: self._rope.prepare_video_coords(
+                    1, count, rows, columns, x_t.device, fps=1.0
+                ),
+            )
+
+        parts = [of_grid(frames)]
+        for item in appended:
+            if item.name == "reference":
+                parts.append(of_grid(item.latents.shape[2]))
+                continue
+            of_last = cached_positions(
+                cache,
+                ("last frame", frames, rows, columns),
+                x_t.device,
+                lambda: last_frame_coords(frames, rows, columns, rules, x_t.device),
+            )
+            parts.append(of_last)
+
+        coords = torch.cat(parts, dim=2) if appended else parts[0]
+        seconds = coords[:, :1] / fps.float().view(-1, 1, 1, 1)
+        return torch.cat([seconds, coords[:, 1:].expand(len(fps), -1, -1, -1)], dim=1)
+
+    def token_frames(
+        self, hidden_states: Tensor, height: int = 1, width: int = 1, **_: Any
+    ) -> int:
+        """Return the frames of the video tokens, appended ones included."""
+        return hidden_states.shape[1] // (height * width)
+
+    # samples
+
+    def scheduler(self, shift: float | None) -> Any:
+        """Load the scheduler; with a ``shift``, the tokens have no effect on it."""
+        return load_scheduler(self.folder, shift, use_dynamic_shifting=False)
+
+    def pipeline(
+        self, nets: Networks, shift: float | None = None, cls: Any = None, **parts: Any
+    ) -> Any:
+        """Build the pipeline with stand-ins of both VAEs, from which it reads sizes."""
+        stand_ins = {
+            "vae": vae_stand_in(self.spec, None, self.device),
+            "audio_vae": self._audio_vae_stand_in(),
+        }
+        pipe = super().pipeline(nets, shift, cls, **(stand_ins | parts))
+        pipe.transformer.rope = self._rope
+        pipe.transformer.audio_rope = self._audio_rope
+        return pipe
+
+    def _audio_vae_stand_in(self) -> Any:
+        """Return what a pipeline reads of the sound's VAE to draw latents of sound."""
+        config = read_config(self.folder / "audio_vae" / "config.json")
+        width = self.config.get("audio_in_channels", 128)
+        settings = {"sample_rate": 16000, "mel_hop_length": 160, "mel_bins": 64}
+        settings |= {name: config[name] for name in settings if name in config}
+        settings["latent_channels"] = config["latent_channels"]
+
+        class StandIn:
+            """Sizes of the latents of sound, and statistics of 0 and 1."""
+
+            def __init__(self) -> None:
+                self.config = diffusers.configuration_utils.FrozenDict(settings)
+                # Their config does not say these ratios; the class in diffusers does.
+                self.mel_compression_ratio = 4
+                self.temporal_compression_ratio = 4
+                self.latents_mean = torch.zeros(width)
+                self.latents_std = torch.ones(width)
+
+        return StandIn()
+
+    def prompt(self, conditioning: Conditioning) -> dict[str, Tensor]:
+        """Return a conditioning as arguments of the pipeline; see ``_connectors_of``."""
+        text = conditioning.text.to(self.device, self.dtype)
+        mask = torch.ones(text.shape[:2], dtype=torch.int64, device=self.device)
+        return {"prompt_embeds": text, "prompt_attention_mask": mask}
+
+    def _connectors_of(
+        self, conditioning: Conditioning, unconditional: Conditioning | None
+    ) -> Any:
+        """Return a module in place of the connectors, which have run already."""
+        sound = conditioning.extras["audio_text"]
+        if unconditional is not None:
+            sound = torch.cat([unconditional.extras["audio_text"], sound])
+        sound = sound.to(self.device, self.dtype)
+
+        def passed_on(text: Tensor, mask: Tensor, **_: Any) -> Any:
+            return text, sound, mask
+
+        return passed_on
+
+    def sample(
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
+    ) -> Tensor:
+        """Sample latents of the video. What samples are given is in ``request.first`` and
+        ``request.known``, or beside the clip in the ``extras``.
+        """
+        call = pipeline_call(conditioning, request, self.spec.rules)
+        pipe = self.pipeline(
+            nets,
+            request.shift,
+            call.pipeline,
+            vae=_vae_of(self.spec, call.latents, self.device),
+            connectors=self._connectors_of(conditioning, unconditional),
+        )
+        guided = unconditional is not None
+        with without_shift_warning(pipe.scheduler):
+            latents = self.run_pipeline(
+                pipe,
+                conditioning,
+                unconditional,
+                request,
+                generator=[
+                    torch.Generator().manual_seed(seed) for seed in request.seeds
+                ],
+                use_cross_timestep=self._uses_cross_timestep,
+                **(self._guidance() if guided else UNGUIDED),
+            )
+
+        if request.first is not None:
+            first = request.first.to(latents)
+            latents = torch.cat([first, latents[:, :, 1:]], dim=2)
+        if request.known is not None and request.known_mask is not None:
+            is_known = request.known_mask.to(latents.device)
+            latents = request.known.to(latents).where(is_known, latents)
+        return latents.float()
+
+    def _guidance(self) -> dict[str, Any]:
+        """Return the authors' guidance beside that by the prompt: two more passes a
+        step, one that skips self-attention and one without sound.
+        """
+        version = version_of(self.config)
+        blocks = SKIPPED_BLOCKS.get(version, [SKIPPED_BLOCK])
+        return {"spatio_temporal_guidance_blocks": blocks}
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return the parts' hashes; the text encoder's has the connectors', because the
+        cache holds their states.
+        """
+        prints = super().fingerprints()
+        connectors = fingerprint(self.folder / CONNECTORS)
+        prints["text_encoder"] = f"{prints['text_encoder']}-{connectors}"
+        return prints
+
+
+UNGUIDED = {
+    "guidance_scale": 1.0,
+    "audio_guidance_scale": 1.0,
+    "stg_scale": 0.0,
+    "audio_stg_scale": 0.0,
+    "modality_scale": 1.0,
+    "audio_modality_scale": 1.0,
+    "guidance_rescale": 0.0,
+    "audio_guidance_rescale": 0.0,
+}
+"""Arguments with which a step of a pipeline is one pass."""
+
+
+def _with_connectors(encoder: Any, connectors: Any) -> nn.Module:
+    """Return a network that runs Gemma and the connectors over a caption, as ``encode``
+    does.
+    """
+
+    class TextStack(torch.nn.Module):
+        """Gemma, the states of all its layers, and the connectors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+            self.connectors = connectors
+
+        def get_input_embeddings(self) -> Any:
+            return encoder.get_input_embeddings()
+
+        def forward(self, **inputs: Any) -> Any:
+            output = encoder(**inputs, output_hidden_states=True)
+            states = torch.stack(output.hidden_states, dim=-1).flatten(2, 3)
+            mask = inputs.get("attention_mask")
+            if mask is None:
+                mask = torch.ones_like(inputs["input_ids"])
+            return connectors(states, mask)
+
+    return TextStack()
+
+
+def _vae_of(spec: ModelSpec, given: list[Tensor], device: Any) -> Any:
+    """Return a stand-in of the VAE that encodes, in turn, to the given latents."""
+    vae = vae_stand_in(spec, None, device)
+    remaining = iter(given)
+
+    def encode_next(pixels: Tensor) -> Any:
+        latents = next(remaining).float().to(device)
+        return vae_stand_in(spec, latents, device).encode(pixels)
+
+    vae.encode = encode_next
+    return vae
