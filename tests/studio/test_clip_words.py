@@ -160,6 +160,31 @@ def test_a_warning_of_the_set_stands_beside_its_button(
     assert "clips/a.mp4" in shared.split("data-select=")[1]
 
 
+def test_notes_name_settings_by_their_names_and_no_model_before_one_is_chosen(
+    client: Any, cats: projects.Project
+) -> None:
+    slow = (
+        "most clips are slower than the 16 fps of training: use faster ones; or "
+        "--set video_config.target_fps=12 trains each frame once"
+    )
+    notes = [
+        slow,
+        "1 caption has several lines; caption_lines “join” makes one of them",
+        "4 images are numbered. Set datasets.frame_folder_fps",
+        "1 Parquet file is not used (a); name one as a dataset of kind validation",
+    ]
+    check(cats, {"a": {}}, notes, ["slow_clips", "caption_lines", "numbered_stills"])
+    page = client.get(DATA).text
+    assert "“Target FPS” set to 12 trains each frame" in page
+    assert "“Frame rate of folders of images”" in page
+    texts = " ".join(text_of(page, r'<details id="data-notes">.*?</details>'))
+    assert not re.search(r"[a-z]_[a-z]|of kind", texts)
+
+    projects.update(cats, preset="")
+    assert "16 fps of training" not in client.get(DATA).text
+    assert "1 caption has several lines" in client.get(DATA).text
+
+
 def test_a_clip_in_another_folder_says_no_more_than_is_known() -> None:
     row = UNKNOWN | {"state": "skipped", "reason": "missing_caption", "caption": ""}
     assert clips.state_of(row) == "without"

@@ -46,10 +46,12 @@ ORDINARY = frozenset(["cropped", "fast_clip", "in_no_window", "upscaled"])
 CAPTION_REASONS = ("missing_caption", "empty_caption", "undecodable_caption")
 """Reasons to skip a clip that a caption removes."""
 
-OF_MODEL = frozenset(
-    ["cuts", "damaged", "distorted", "fast_clip", "in_no_window", "repeated_frames"]
-)
-"""Codes of warnings that depend on the model."""
+OF_MODEL = frozenset([
+    "beyond_max_duration", "borders", "cropped", "cuts", "damaged", "distorted",
+    "fast_clip", "frame_count", "in_no_window", "mixed_rates", "repeated_frames",
+    "single_frames", "slow_clips", "some_in_no_window", "unfilled_count", "upscaled",
+])  # fmt: skip
+"""Codes of warnings and notes that depend on the model."""
 
 ClipRow = dict[str, Any]
 
@@ -450,12 +452,6 @@ def _read_caption(path: Path, changed: int) -> str:
         return ""
 
 
-def with_remarks(account: CheckAccount) -> dict[str, Any]:
-    """Return the account of a check, whose notes have their codes."""
-    notes = with_codes(account["notes"], account.get("note_codes", []))
-    return {**account, "notes": notes}
-
-
 def _without_model(row: ClipRow) -> ClipRow:
     """Return a row without what depends on a model, while none is chosen."""
     return row | {
@@ -507,14 +503,16 @@ def select(project: Project, query: Mapping[str, str]) -> list[ClipRow]:
     Args:
         project: the project.
         query: the filter; ``state`` is a state, ``q`` a text of the name or the
-            caption.
+            caption, ``stay`` the paths, one a line, of clips that are selected anyway,
+            as they were captioned under this filter.
     """
     state = query.get("state", "")
     text = query.get("q", "").strip().casefold()
+    staying_paths = set(query.get("stay", "").split("\n"))
     return [
         row
-        for row in table(project).rows.values()
-        if _has_state(row, state) and _has_text(row, text)
+        for path, row in table(project).rows.items()
+        if path in staying_paths or (_has_state(row, state) and _has_text(row, text))
     ]
 
 

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
+from videotune.data.remarks import code_of, with_codes
 from videotune.data.row_files import ROW_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.queue import jobs
@@ -29,7 +30,7 @@ from videotune.studio import (
     uploads,
 )
 from videotune.studio.projects import CLIPS, Project, inside
-from videotune.studio.records import SourceFacts
+from videotune.studio.records import CheckAccount, SourceFacts
 from videotune.studio.web import (
     NOT_CACHED,
     CurrentPage,
@@ -89,7 +90,7 @@ def state(page: PageContext) -> str:
     latest_check = clips.latest_check(project)
     if latest_check:
         check = latest_check[0]
-        account = mapping(clips.with_remarks(latest_check[1]))
+        account = mapping(_with_remarks(latest_check[1], has_model=project.has_model))
 
     return render(
         "data_state",
@@ -106,6 +107,17 @@ def state(page: PageContext) -> str:
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
         draft=projects.draft(project),
     )
+
+
+def _with_remarks(account: CheckAccount, *, has_model: bool) -> dict[str, Any]:
+    """Return the account of a check, whose notes have their codes.
+
+    Without a model, those that depend on one are left out.
+    """
+    notes = with_codes(account["notes"], account.get("note_codes", []))
+    if not has_model:
+        notes = [note for note in notes if code_of(note) not in clips.OF_MODEL]
+    return {**account, "notes": notes}
 
 
 def version(page: PageContext) -> str:

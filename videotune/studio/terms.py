@@ -16,9 +16,27 @@ _RULES = (
         "no model is chosen. Choose one on the page Setup.",
     ),
     (
-        r"put some into a dataset of kind validation",
-        "choose “Use for validation” for some",
+        r"put (some|\S+ or more) into a dataset of kind validation",
+        r"choose “Use for validation” for \1",
     ),
+    (
+        r"Put more clips into the dataset of kind validation",
+        "Choose “Use for validation” for more clips",
+    ),
+    (
+        r"name one as a dataset of kind validation",
+        "add one for validation at “Other folders and datasets”",
+    ),
+    (
+        r"a dataset of kind validation takes its place",
+        "clips that you use for validation take its place",
+    ),
+    (r"Add a dataset of kind train", "Use some clips for training"),
+    (
+        r"no dataset is of kind validation",
+        "no clip was chosen for validation",
+    ),
+    (r"(a|the) dataset of kind validation", "the clips for validation"),
     (r"--card ('[^']*'|\"[^\"]*\"): ", r"card \1: "),
     (r" You can give its memory instead: --vram GB\.", " Or give its memory in GB."),
     (r", or the memory with --vram GB\.", ", or the memory in GB."),
@@ -69,7 +87,7 @@ first.
 
 _RULES_COMPILED = tuple((re.compile(pattern), text) for pattern, text in _RULES)
 
-_SIGNS = ("--", "`videotune", "of kind validation")
+_SIGNS = ("--", "`videotune", "of kind ")
 """What a text has that is to be said otherwise."""
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][\w-]*)")

@@ -25,6 +25,7 @@ from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
+from videotune.studio.setting_names import in_page_words
 from videotune.studio.terms import in_studio_terms
 
 STATIC = Path(__file__).parent / "static"
@@ -161,6 +162,7 @@ TEMPLATES.globals |= {
 }
 TEMPLATES.filters |= {
     "terms": in_studio_terms,
+    "page_words": in_page_words,
     "q": lambda value: quote(str(value), safe=""),
     "iso": lambda seconds: isoformat(seconds),
 }

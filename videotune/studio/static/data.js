@@ -7,7 +7,9 @@ document.addEventListener("DOMContentLoaded", () => {
   let all = false, last = null;  // all: everything that the filter shows is selected, tiles that are not loaded too
 
   // --- the grid: filter, refresh -------------------------------------------------------------------------------------
-  const query = () => ({ q: $("find").value, state: $("state").value });
+  const staying = new Set();  // clips captioned under this filter: they keep their tiles until it is chosen anew
+  const filterQuery = () => ({ q: $("find").value, state: $("state").value });
+  const query = () => (staying.size ? { ...filterQuery(), stay: [...staying].join("\n") } : filterQuery());
   const options = {
     morphStyle: "innerHTML", ignoreActiveValue: true,
     callbacks: {
@@ -28,10 +30,12 @@ document.addEventListener("DOMContentLoaded", () => {
     if (turn !== asking || !answer.ok) return;
     Idiomorph.morph(tiles, text, options);
     htmx.process(tiles); marks(); unsavedAgain();
+    if (!$("player").open) askNext();
   }
   let typing = 0;
   function filter() {
-    const words = new URLSearchParams(Object.entries(query()).filter(([, value]) => value));
+    staying.clear();
+    const words = new URLSearchParams(Object.entries(filterQuery()).filter(([, value]) => value));
     history.replaceState(null, "", words.size ? `?${words}` : location.pathname);
     all = false; refresh(true);
   }
@@ -76,9 +80,12 @@ document.addEventListener("DOMContentLoaded", () => {
   // A caption has up to two fields, the one of its tile and the one of the player; both are marked by its path.
   const NOT_SAVED = "not saved yet: the studio does not answer; it is sent again by itself";
   const clean = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean).join("\n");
+  const tileOf = (path) => tiles.querySelector(`.clip[data-path="${CSS.escape(path)}"]`);
   const fieldsOf = (path) => [...document.querySelectorAll(".clip .caption")].filter((field) => field.closest(".clip").dataset.path === path);
   function save(field) {
-    const path = field.closest(".clip").dataset.path, text = field.value, was = field.dataset.was;
+    const path = field.closest(".clip").dataset.path;
+    if (tileOf(path)) staying.add(path);
+    const text = field.value, was = field.dataset.was;
     if (text.trim() === was.trim() && !vt.entry(`caption ${path}`)) { delete field.dataset.keep; mark(field, ""); return; }
     vt.save(`caption ${path}`, { url: `${base}/caption`, values: { path, text }, field: "text", was });
   }
@@ -88,21 +95,33 @@ document.addEventListener("DOMContentLoaded", () => {
     place.textContent = words; place.hidden = !words; place.classList.toggle("bad", Boolean(bad));
     if (words === "saved") setTimeout(() => { if (place.textContent === "saved") place.hidden = true; }, 2500);
   }
-  const conflicts = new Map(), savedAt = new Map();  // by path: what nobody has seen yet, and the number of the last save
+  const conflicts = new Map(), savedAt = new Map();  // by path: what is not decided yet, and the number of the last save
   let saves = 0;
   document.addEventListener("vt:save", ({ detail }) => {
     if (!detail.name.startsWith("caption ")) return;
     const { path, text } = detail.entry.values, fields = fieldsOf(path);
     for (const field of fields) outcome(field, text, detail);
     if (detail.state === "saved") savedAt.set(path, ++saves);
-    const isSeen = $("player").open ? fields.some((field) => field.id === "player-text") : fields.length > 0;
-    if (detail.state === "conflict" && !isSeen) {  // the filter hides its tile, or the player has gone on
-      const other = $("player-text");
-      if (other && !undecided(other)) save(other);
-      conflicts.set(path, { text, theirs: detail.theirs });
-      open(path, true);
-    }
+    if (detail.state === "conflict") { conflicts.set(path, { text, theirs: detail.theirs }); askNext(); }
   });
+  const isSeen = (path) => fieldsOf(path).some((field) => field.id === "player-text" || !$("player").open);
+  // A conflict that nobody sees, as the filter hides its tile or the player has gone on, is asked about in the player, one after another.
+  function askNext() {
+    const shownField = $("player-text");
+    if (shownField && undecided(shownField)) return;
+    const path = [...conflicts.keys()].find((other) => !isSeen(other));
+    if (path === undefined) return;
+    if (shownField) save(shownField);
+    open(path, true);
+  }
+  function decide(path, theirs, text) {
+    conflicts.delete(path);
+    for (const field of fieldsOf(path)) {
+      field.closest(".clip").querySelector(".conflict").hidden = true;
+      field.dataset.was = theirs; field.value = text;
+      if (text === theirs) delete field.dataset.keep;
+    }
+  }
   function outcome(field, text, { state, text: message, yours, now, ...detail }) {
     const isTyped = field === document.activeElement && field.value !== text;  // typed on since
     if (state === "sending" || state === "unsaved") {
@@ -123,20 +142,27 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   }
   function conflict(field, theirs) {
-    const box = field.closest(".clip").querySelector(".conflict");
+    const clip = field.closest(".clip"), box = clip.querySelector(".conflict"), path = clip.dataset.path;
+    const keepMine = () => { decide(path, theirs, field.value); save(field); };
+    const takeTheirs = () => decide(path, theirs, theirs);
     const quote = document.createElement("blockquote"); quote.textContent = theirs || "no caption";
     const says = document.createElement("p"); says.textContent = "Somebody else has changed this caption. Theirs:";
     const button = (words, act) => {
       const made = document.createElement("button");
       made.type = "button"; made.className = "btn"; made.textContent = words;
-      made.onclick = () => { box.hidden = true; field.dataset.was = theirs; act(); };
+      made.onclick = () => { act(); askNext(); };
       return made;
     };
     const row = document.createElement("div"); row.className = "row";
-    row.append(button("Keep mine", () => save(field)), button("Take theirs", () => { field.value = theirs; delete field.dataset.keep; }));
+    row.append(button("Keep mine", keepMine), button("Take theirs", takeTheirs));
     box.setAttribute("role", "alert"); box.replaceChildren(says, quote, row); box.hidden = false;
   }
-  document.addEventListener("input", (event) => { if (event.target.matches(".clip .caption")) event.target.dataset.keep = ""; });
+  document.addEventListener("input", ({ target }) => {
+    if (!target.matches(".clip .caption")) return;
+    target.dataset.keep = "";
+    const open = conflicts.get(target.closest(".clip").dataset.path);
+    if (open) open.text = target.value;
+  });
   const undecided = (field) => !field.closest(".clip").querySelector(".conflict").hidden;
   document.addEventListener("change", (event) => {
     // a click on "Keep mine" blurs the field: a save of that blur would draw the buttons anew under the pointer
@@ -144,7 +170,29 @@ document.addEventListener("DOMContentLoaded", () => {
   });
   tiles.addEventListener("keydown", (event) => {
     if (event.target.matches(".caption") && event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event.target);
+    // Captions are written one after another; Shift+Tab leads back through the buttons between them.
+    const isTab = event.key === "Tab" && !event.shiftKey && !event.ctrlKey && !event.altKey;
+    if (!isTab || !event.target.matches(".caption") || undecided(event.target)) return;
+    const next = nextCaption(event.target);
+    if (next) { event.preventDefault(); next.focus(); }
   });
+  function nextCaption(field) {
+    const captions = [...tiles.querySelectorAll(".caption")];
+    return captions[captions.indexOf(field) + 1];
+  }
+  // A tile whose caption is written stays where it is on the screen, while notes above it come and go.
+  let writtenTop = 0;
+  const writtenTile = () => document.activeElement?.closest("#tiles .clip:has(.caption:focus)");
+  const topOf = (tile) => tile.getBoundingClientRect().top;
+  const rememberTop = () => { const tile = writtenTile(); if (tile) writtenTop = topOf(tile); };
+  document.addEventListener("focusin", rememberTop);
+  addEventListener("scroll", rememberTop, { passive: true });
+  new ResizeObserver(() => {
+    const tile = writtenTile();
+    if (tile) scrollBy({ top: topOf(tile) - writtenTop, behavior: "instant" });
+    rememberTop();
+  }).observe(main);
+
   for (const field of tiles.querySelectorAll(".caption"))  // typed before this script was here
     if (field !== document.activeElement && field.value !== field.defaultValue) save(field);
 
@@ -228,7 +276,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (field && entry) outcome(field, entry.values.text, { state: "unsaved" });
     if (field && conflicts.has(path)) {
       const { text: mine, theirs } = conflicts.get(path);
-      conflicts.delete(path); field.value = mine; field.dataset.keep = ""; conflict(field, theirs);
+      field.value = mine; field.dataset.keep = ""; conflict(field, theirs);
     }
     if (writing && field) { field.focus(); field.setSelectionRange(field.value.length, field.value.length); } else $("player-title").focus();
     const film = $("player-film"), sound = $("player-sound");

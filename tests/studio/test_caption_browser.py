@@ -1,0 +1,205 @@
+"""Captions written one after another in a real browser: a caption that somebody else
+has changed is asked about wherever its clip is shown, and the tiles stay where they are.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.browser import open_studio
+from tests.support.clips import write_clip
+from tests.support.waiting import wait_until
+from videotune.studio import projects
+
+NAMES = ("ant", "bee", "cat", "dog")
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("films")
+    generator = np.random.default_rng(0)
+    for name in NAMES:
+        write_clip(
+            folder / f"{name}.mp4",
+            generator.integers(0, 255, (24, 64, 96, 3), dtype=np.uint8),
+            12,
+        )
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path, films: Path) -> projects.Project:
+    """A project of four clips; the first two have captions."""
+    project = projects.create(tmp_path / "root", "Animals", preset="toy")
+    for path in films.iterdir():
+        (project.folder / "clips" / path.name).write_bytes(path.read_bytes())
+    for name in NAMES[:2]:
+        (project.folder / "clips" / f"{name}.txt").write_text(f"the {name} runs\n")
+    return project
+
+
+@pytest.fixture
+def page(home: projects.Project) -> Iterator[Any]:
+    with open_studio(home.folder.parent) as (studio, page):
+        page.goto(f"{studio.address}/p/{home.name}/data")
+        page.locator("#counts .checked").wait_for()
+        yield page
+
+
+def tile(page: Any, name: str) -> Any:
+    return page.locator(f'#tiles .clip[data-path="clips/{name}.mp4"]')
+
+
+def title(page: Any, name: str) -> Any:
+    return page.locator("#player-title", has_text=f"{name}.mp4")
+
+
+class HeldRequests:
+    """The page's requests to an address, which do not arrive before they are released."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page = page
+        self.is_open = False
+        self.waiting: list[Any] = []
+        page.route(address, self._take)
+
+    def _take(self, route: Any) -> None:
+        if self.is_open:
+            route.continue_()
+        else:
+            self.waiting.append(route)
+
+    def wait(self) -> None:
+        """Wait until a request is held."""
+        while not self.waiting:
+            self.page.wait_for_timeout(50)
+
+    def release(self) -> None:
+        """Let the held requests arrive, and those that come later."""
+        self.is_open = True
+        while self.waiting:
+            self.waiting.pop(0).continue_()
+
+
+def test_a_conflict_is_asked_about_after_the_player_has_gone_on(
+    page: Any, home: projects.Project
+) -> None:
+    ant = home.folder / "clips/ant.txt"
+    tile(page, "ant").locator(".clip-open").click()
+    title(page, "ant").wait_for()
+    ant.write_text("theirs\n")
+    held = HeldRequests(page, "**/data/caption")
+    page.locator("#player-text").fill("mine")
+    page.locator("#player-text").press("Control+Enter")
+    title(page, "bee").wait_for()
+    page.locator("#player-text").fill("a bee that sleeps")
+    held.wait()
+    held.release()
+
+    title(page, "ant").wait_for()
+    conflict = page.locator("#player .conflict:visible")
+    assert conflict.locator("blockquote").inner_text() == "theirs"
+    assert page.locator("#player-text").input_value() == "mine"
+    assert ant.read_text() == "theirs\n"
+    bee = home.folder / "clips/bee.txt"
+    wait_until(lambda: bee.read_text() == "a bee that sleeps\n")
+
+    conflict.locator("button").first.click()
+    wait_until(lambda: ant.read_text() == "mine\n")
+    page.locator("#player [data-close]").click()
+    tile(page, "ant").locator(".conflict").wait_for(state="hidden")
+    assert tile(page, "ant").locator("textarea").input_value() == "mine"
+
+
+def test_the_player_stays_where_a_save_under_way_met_another_caption(
+    page: Any, home: projects.Project
+) -> None:
+    tile(page, "ant").locator(".clip-open").click()
+    title(page, "ant").wait_for()
+    (home.folder / "clips/ant.txt").write_text("theirs\n")
+    page.locator("#player-text").fill("mine")
+    held = HeldRequests(page, "**/data/clip?*")
+    page.locator("#player-text").press("Control+Enter")
+    page.locator("#player .conflict:visible").wait_for()
+    held.wait()
+    with page.expect_response("**/data/clip?*"):
+        held.release()
+    page.evaluate("new Promise((done) => setTimeout(done, 300))")
+    assert title(page, "ant").count() == 1
+    assert page.locator("#player-text").input_value() == "mine"
+
+
+def test_conflicts_of_hidden_tiles_are_asked_about_one_after_another(
+    page: Any, home: projects.Project
+) -> None:
+    clips = home.folder / "clips"
+    for name in ("ant", "bee"):
+        (clips / f"{name}.txt").write_text(f"their {name}\n")
+    held = HeldRequests(page, "**/data/caption")
+    for name in ("ant", "bee"):
+        tile(page, name).locator("textarea").fill(f"my {name}")
+        tile(page, name).locator("textarea").press("Control+Enter")
+    held.wait()
+    page.locator("#find").fill("dog")
+    tile(page, "ant").wait_for(state="detached")
+    held.release()
+
+    for name, choice in (("ant", "Keep mine"), ("bee", "Take theirs")):
+        title(page, name).wait_for()
+        conflict = page.locator("#player .conflict:visible")
+        assert conflict.locator("blockquote").inner_text() == f"their {name}"
+        assert page.locator("#player-text").input_value() == f"my {name}"
+        conflict.get_by_role("button", name=choice).click()
+    wait_until(lambda: (clips / "ant.txt").read_text() == "my ant\n")
+    assert page.locator("#player-text").input_value() == "their bee"
+    assert (clips / "bee.txt").read_text() == "their bee\n"
+
+
+WATCH_TILES = """() => {
+    window.tops = [];
+    window.counts = new Set();
+    const measure = () => {
+        const tiles = [...document.querySelectorAll("#tiles .clip")];
+        tops.push(tiles[0].getBoundingClientRect().top);
+        counts.add(tiles.length);
+    };
+    new ResizeObserver(measure).observe(document.querySelector("#main"));
+}"""
+"""Notes before each frame is drawn where the first tile is, and how many tiles there
+are.
+"""
+
+
+def test_tiles_stay_where_they_are_while_captions_are_written(
+    page: Any, home: projects.Project
+) -> None:
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.locator("#state").select_option("without")
+    tile(page, "ant").wait_for(state="detached")
+    tile(page, "cat").locator("textarea").focus()
+    page.evaluate(WATCH_TILES)
+
+    page.keyboard.type("a cat that sits")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.clip').dataset.path") == (
+        "clips/dog.mp4"
+    )
+    wait_until((home.folder / "clips/cat.txt").is_file)
+    page.locator('#tiles .clip[data-path="clips/cat.mp4"][data-state=used]').wait_for()
+    assert page.evaluate("[...counts]") == [2]
+    page.locator("#r-state .notice.care:not(#without)").wait_for()
+    tops = page.evaluate("tops")
+    assert len(tops) > 1, "a note has come above the tiles"
+    assert np.ptp(tops) < 1
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.matches('textarea')") is False
+
+    page.locator("#state").select_option("used")
+    tile(page, "ant").wait_for()
+    page.locator("#state").select_option("without")
+    tile(page, "ant").wait_for(state="detached")
+    assert tile(page, "cat").count() == 0
+    tile(page, "dog").wait_for()
