@@ -305,8 +305,12 @@ def test_the_error_of_each_clip_leaves_the_judgement_to_the_verdict(
     tmp_path: Path,
 ) -> None:
     said = reports.part(reports.report(ended(tmp_path, COURSE, 20)), "validation")
-    order = r"training \d+ 100% as before training .* training \d+ 30% lower .* held out – 54% lower"
+    order = (
+        r"training \d+ 100% of the first as before training .* "
+        r"training \d+ 30% of the first lower .* held out – 54% of the first lower"
+    )
     assert re.search(order, said), "the highest first, training clips before others"
+    assert "below 90% lower" in said, "what the words stand for"
     assert "learnt" not in said.partition("Error of each clip")[2]
 
 

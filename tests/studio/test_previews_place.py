@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support import reports
 from tests.support.clips import write_clip
 from tests.support.reports import full_run, write_file
 from videotune.queue import entries as queued
@@ -167,3 +168,39 @@ def test_a_preview_shows_its_middle_before_it_plays(
     answer = client.get(html.unescape(posters[0]))
     with Image.open(io.BytesIO(answer.content)) as picture:
         assert np.asarray(picture).mean() > 150
+
+
+def test_the_samples_that_a_warning_counts_are_all_shown_and_marked(
+    client: Any, cats: projects.Project
+) -> None:
+    run = cats.folder / "runs/run-1"
+    measured = []
+    for seed, fault in ((1, "black"), (2, None), (3, "frozen")):
+        record = reports.sample(120, "a small cat", seed)
+        write_clip(run / record["path"], np.zeros((4, 16, 16, 3), np.uint8), 8)
+        measured.append(
+            record | {"picture": reports.picture(fault), "clip": "a.mp4", "copy": False}
+        )
+    faulty_preview = reports.sample(60, "a cat", 7, picture=reports.picture("noise"))
+    write_clip(run / faulty_preview["path"], np.zeros((4, 16, 16, 3), np.uint8), 8)
+    lines = [
+        faulty_preview,
+        {"kind": "sample_metrics", "step": 120, "samples": measured},
+    ]
+    for step in (60, 120):
+        (run / f"checkpoints/step-{step}/COMPLETE").touch()
+    with (run / "journal.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    page = client.get(f"{CATS}/results", params={"run": "run-1"}).text
+    assert "of 5 samples, 1 is black, 1 is without motion" in page
+    (place,) = re.findall(
+        r'<details class="card" id="measured">.*?</details>', page, re.DOTALL
+    )
+    of_taken, of_other = place.split("<h3>")[1:]
+    figures = re.findall(r"<figure.*?</figure>", of_taken, re.DOTALL)
+    assert len(figures) == 5, "previews and samples of the metrics"
+    assert ["black" in figures[0], "without motion" in figures[1]] == [True, True]
+    assert [">noise<" in figure for figure in figures] == [False] * 5
+    assert of_other.count("<figure") == of_other.count(">noise<") == 1
+    assert 'data-unfold="measured"' in page

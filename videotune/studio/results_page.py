@@ -4,6 +4,7 @@ publishing.
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from videotune.queue.entries import QueueEntry
 from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping, points
-from videotune.sampling.picture_faults import remark_at
+from videotune.sampling.picture_faults import FAULTS, fault_of, remark_at, samples_at
 from videotune.studio import header, model_choices, queue_page, train_page, trash
 from videotune.studio.preview_clips import clip_of
 from videotune.studio.projects import Project, inside, texts
@@ -133,20 +134,23 @@ def summary(page: PageContext) -> str:
     run = run_data["run"]
     home = page.current_project.folder
     losses = dict(points(run.validations, "held_out", "normalised"))
+    files = list(exported_files(page.current_project, run.folder))
+    step = step_to_take(run_data["best"], run_data["saves"], files)
+    saved_steps = [saved for saved, _ in run_data["saves"]]
 
     return render(
         "results_summary",
         **run_data,
         works=_output_jobs(page, run_data["name"]),
         size=disk_usage,
-        remarks={step: remark_at(run.journal, step) for step, _ in run_data["saves"]},
+        remarks={saved: remark_at(run.journal, saved) for saved in saved_steps},
         formats=export_formats(run),
         home=home,
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
-        files=list(exported_files(page.current_project, run.folder)),
+        files=files,
         use=use(run),
         losses=losses,
-        measured=list(metric_samples(home, run)),
+        sample_groups=sample_groups(home, run, step, saved_steps),
     )
 
 
@@ -175,19 +179,74 @@ def export_formats(run: Run) -> tuple[str, ...]:
     return tuple(texts()["offered"].get(variant, all_formats))
 
 
-def metric_samples(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
-    """Yield the samples of the latest sample metrics.
+@dataclass(frozen=True)
+class ShownSample:
+    """A sample of a step that the page shows, beside the clip that it is nearest to."""
 
-    Yields:
-        Path within the project, record, and the training clip that looks most alike.
+    path: str
+    """Path within the project."""
+
+    record: Any
+    """Its record of the journal."""
+
+    fault: str
+    """What is wrong with its pictures, in words; empty if nothing is."""
+
+    near: dict[str, str]
+    """Name and path of the training clip that looks most alike; empty if not measured."""
+
+
+@dataclass(frozen=True)
+class SampleGroup:
+    """The samples of a step that the page shows."""
+
+    step: int
+    remark: str
+    """What is wrong with some of them; empty if nothing is."""
+
+    samples: list[ShownSample]
+
+
+def sample_groups(
+    home: Path, run: Run, step: int | None, saved_steps: Sequence[int]
+) -> list[SampleGroup]:
+    """Return the samples that the page shows, by step.
+
+    Of the step that is taken these are all samples, of other checkpoints those with a
+    fault: what the remarks on the page count can be seen.
     """
+    groups = []
+    shown_steps = [] if step is None else [step]
+    shown_steps += [saved for saved in reversed(saved_steps) if saved != step]
+    for shown_step in shown_steps:
+        samples = list(_shown_samples(home, run, shown_step))
+        if shown_step != step:
+            samples = [sample for sample in samples if sample.fault]
+        if samples:
+            remark = remark_at(run.journal, shown_step)
+            groups.append(SampleGroup(shown_step, remark, samples))
+    return groups
+
+
+def _shown_samples(home: Path, run: Run, step: int) -> Iterator[ShownSample]:
+    """Yield the samples of a step whose files exist, those with a fault first."""
     clip_by_path = {str(clip["path"]): clip for clip in run.clips}
-    for record in map(mapping, items(run.last("sample_metrics")["samples"])):
+    records = [mapping(record) for record in samples_at(run.journal, step)]
+    records.sort(key=lambda record: fault_of(record) is None)
+    for record in records:
         path = train_page.existing_file(run.folder, record["path"])
-        if path is not None:
+        if path is None:
+            continue
+        near: dict[str, str] = {}
+        if record["clip"]:
             clip = clip_by_path.get(str(record["clip"]), {"path": record["clip"]})
-            relative = path.relative_to(home).as_posix()
-            yield relative, record, clip_of(home, run.folder, clip)
+            near = clip_of(home, run.folder, clip)
+        yield ShownSample(
+            path=path.relative_to(home).as_posix(),
+            record=record,
+            fault=FAULTS.get(fault_of(record) or "", ""),
+            near=near,
+        )
 
 
 def tries(page: PageContext) -> str:

@@ -62,6 +62,8 @@
   // dialogs, menus, explanations
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-open]"), closer = event.target.closest("[data-close]"), word = event.target.closest(".help-word");
+    const unfolder = event.target.closest("[data-unfold]"), folded = unfolder && $(unfolder.dataset.unfold);
+    if (folded) folded.open = true;
     if (opener) { $(opener.dataset.open).showModal(); raise(); }
     if (closer) closer.closest("dialog").close();
     if (word) word.setAttribute("aria-expanded", String(word.getAttribute("aria-expanded") !== "true"));

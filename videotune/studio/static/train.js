@@ -220,7 +220,11 @@ document.addEventListener("DOMContentLoaded", () => {
     part.open = false;
     vt.toast("This part could not be loaded. Open it again.", true);
   }, true);
-  setInterval(() => {  // an open one counts on with the run
-    if (!document.hidden) document.querySelectorAll("details[data-once][open]").forEach(fill);
-  }, 10_000);
+  let isFilling = false;
+  document.addEventListener("vt:region", async (event) => {  // an open one counts on with the run, as the figures above it do
+    if (event.target.id !== "r-run" || isFilling) return;
+    isFilling = true;
+    await Promise.all([...document.querySelectorAll("details[data-once][open]")].map(fill));
+    isFilling = false;
+  });
 });
