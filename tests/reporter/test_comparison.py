@@ -49,13 +49,47 @@ def test_runs_stand_side_by_side(runs: list[Path], capsys: Printed) -> None:
 
 
 def test_previews_come_in_the_order_of_the_table(runs: list[Path]) -> None:
+    """Their errors do not differ, so it is the order in which they were given."""
     page_path = write_comparison([*reversed(runs)], runs[0] / "comparison.html")
     page = page_path.read_text(encoding="utf-8")
     names = re.findall(r'data-label="run">.*?>([^<]+)</a>', page) or re.findall(
         r'data-label="run">([^<]+)<', page
     )
     captions = re.findall(r"<figcaption>([^,]+),", page)
-    assert names == captions == ["first", "second run"]
+    assert names == captions == ["second run", "first"]
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_runs_in_folders_of_one_name_keep_their_order_and_are_told_apart(
+    tmp_path: Path, capsys: Printed, is_measured: bool
+) -> None:
+    folders = [full_run(tmp_path / f"{name}/runs/run") for name in ("zebra", "ant")]
+    for folder, rate in zip(folders, (3e-4, 5e-4), strict=True):
+        changed: dict[str, Any] = config()
+        changed["settings"]["learning_rate"] = rate
+        write_file(folder, "config.json", changed)
+        if not is_measured:
+            remove_validations(folder)
+
+    assert run("compare", *folders) == 0
+    printed = re.sub(r"[ │┃]+", " ", capsys.readouterr().out)
+    assert "zebra/…/run ant/…/run" in printed
+    assert "learning_rate 0.0003 0.0005" in printed
+    page = (folders[0] / "comparison.html").read_text(encoding="utf-8")
+    names = re.findall(r'data-label="run">([^<]+)<', page)
+    captions = re.findall(r"<figcaption>([^,]+),", page)
+    assert names == ["zebra/…/run", "ant/…/run"]
+    assert captions[:2] == names
+    sources = attributes(page, "src", "video")
+    assert sources[0].startswith("samples/")
+    assert sources[1].startswith("../../../ant/runs/run/samples/")
+
+
+def remove_validations(folder: Path) -> None:
+    journal = folder / "journal.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    kept = [record for record in records if record["kind"] != "validation"]
+    journal.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
 
 def test_a_measure_that_no_run_has_is_not_listed(
@@ -66,10 +100,7 @@ def test_a_measure_that_no_run_has_is_not_listed(
     assert "held-out error" in (runs[0] / "comparison.html").read_text()
 
     for folder in runs:
-        journal = folder / "journal.jsonl"
-        records = [json.loads(line) for line in journal.read_text().splitlines()]
-        kept = [record for record in records if record["kind"] != "validation"]
-        journal.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        remove_validations(folder)
     assert run("compare", *runs) == 0
     assert "held-out error" not in capsys.readouterr().out
     assert "held-out error" not in (runs[0] / "comparison.html").read_text()

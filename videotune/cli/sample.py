@@ -201,8 +201,6 @@ def show_runs(
             facts = [state[0] for state in facts]
         rows.append([heading, *facts])
     names = [row["name"] for row in comparison.rows]
-    if len(set(names)) < len(names):
-        names = [f"{name} ({index})" for index, name in enumerate(names, 1)]
     print_table("runs", ["", *names], rows)
 
     if not comparison.has_same_data:

@@ -41,8 +41,9 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
             waiting.append(folder.name)
 
     keys, rows = comparison_table(runs, path.parent)
+    names = run_names([run.folder for run in runs])
     order = [row["name"] for row in rows]
-    runs.sort(key=lambda run: order.index(run.folder.name))
+    runs.sort(key=lambda run: order.index(names[run.folder]))
     chart = _comparison_chart([run for run in runs if run.validations])
     contents = render(
         "runs.html.j2",
@@ -57,10 +58,45 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     return path
 
 
+def run_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Return the name of each run: that of its folder, and of runs in folders of one
+    name also the part of their paths that differs.
+    """
+    folders_by_name: dict[str, list[Path]] = {}
+    for folder in folders:
+        folders_by_name.setdefault(folder.name, []).append(folder)
+
+    names = {}
+    for name, alike in folders_by_name.items():
+        if len(alike) == 1:
+            names[alike[0]] = name
+            continue
+        above = Path(os.path.commonpath([folder.parent for folder in alike]))
+        parents = [folder.parent.relative_to(above).parts for folder in alike]
+        num_shared = _num_shared_at_end(parents)
+        for folder, parts in zip(alike, parents, strict=True):
+            differing = parts[: len(parts) - num_shared]
+            shared = ["…"] if num_shared else []
+            names[folder] = "/".join((*differing, *shared, name))
+    return names
+
+
+def _num_shared_at_end(paths: Sequence[tuple[str, ...]]) -> int:
+    """Return how many parts at their ends several paths share."""
+    count = 0
+    for parts in zip(*(reversed(path) for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        count += 1
+    return count
+
+
 def comparison_table(
     runs: Sequence[Run], page_folder: Path
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the settings that differ, and a row for each run, best first.
+
+    Runs whose losses do not differ, or were not measured, keep their order.
 
     Args:
         runs: the runs.
@@ -68,7 +104,11 @@ def comparison_table(
     """
     # Before folders lose their parents: two may have the same name.
     keys = differing_settings(runs)
-    rows = [_comparison_row(shareable(run), keys, page_folder) for run in runs]
+    names = run_names([run.folder for run in runs])
+    rows = []
+    for run in runs:
+        name = names[run.folder]
+        rows.append(_comparison_row(shareable(run), name, keys, page_folder))
     return keys, sorted(rows, key=lambda row: row["rank"])
 
 
@@ -83,6 +123,7 @@ def shared_previews(runs: Sequence[Run], page_folder: Path) -> list[dict[str, An
         {"prompt", "seed", "cells"}: a cell is {"run", "step", "link", "fault"}, of the
         recommended step if that was sampled, else of the latest.
     """
+    names = run_names([run.folder for run in runs])
     cells_by_prompt: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
         recommended = outcome.verdict(run)["step"]
@@ -90,6 +131,7 @@ def shared_previews(runs: Sequence[Run], page_folder: Path) -> list[dict[str, An
             step = recommended if recommended in records else max(records)
             cell = _preview_cell(run, records[step], step, page_folder)
             if cell is not None:
+                cell["run"] = names[run.folder]
                 cells_by_prompt.setdefault(prompt, []).append(cell)
 
     shared = []
@@ -108,7 +150,6 @@ def _preview_cell(
         return None
     relative_path = Path(os.path.relpath(run.folder / path, page_folder)).as_posix()
     return {
-        "run": run.folder.name,
         "step": step,
         "link": quote(relative_path.encode("utf-8", "replace"), safe="/"),
         "fault": fault_words(record),
@@ -131,7 +172,9 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     return differing
 
 
-def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[str, Any]:
+def _comparison_row(
+    run: Run, name: str, keys: Sequence[str], page_folder: Path
+) -> dict[str, Any]:
     """Return a run's cells; ``rank`` sorts by validation loss, missing ones last."""
     verdict = outcome.verdict(run)
     losses = [loss for _, loss in points(run.validations, "held_out", "normalised")]
@@ -148,7 +191,7 @@ def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[st
         total = sum(number(value) or 0 for value in seconds)
         minutes = text.plain(total / 60, 2)
     return {
-        "name": run.folder.name,
+        "name": name,
         "link": link,
         "values": [text.value_text(settings.get(key)) for key in keys],
         "state": summary(run)["state"],
@@ -157,7 +200,7 @@ def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[st
         "recommended": verdict["step"],
         "held_out": None if best is None else text.plain(best),
         "minutes": minutes,
-        "rank": (best is None, best or 0.0, run.folder.name),
+        "rank": (best is None, best or 0.0),
     }
 
 
@@ -167,6 +210,7 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
     Args:
         runs: the runs, in the order of the table.
     """
+    names = run_names([run.folder for run in runs])
     lines = []
     for index, run in enumerate(runs):
         css = STROKES[index % len(STROKES)]
@@ -174,7 +218,7 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
             css += " pale"
         curve = points(run.validations, "held_out", "normalised")
         if curve:
-            lines.append(charts.Line(run.folder.name, curve, css, dots=True))
+            lines.append(charts.Line(names[run.folder], curve, css, dots=True))
 
     if not lines:
         return None
