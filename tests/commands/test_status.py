@@ -70,6 +70,34 @@ def test_each_run_says_how_it_stands_and_how_to_go_on(
     assert Path(runs_below(tmp_path)[-1].run).name in ("killed", "finished")
 
 
+def test_the_files_and_the_next_command_are_of_the_recommended_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = full_run(tmp_path / "run")
+    end = {"kind": "end", "step": 120, "why": "done"}
+    take = {"step": 60, "why": "step 60 was better"}
+    with (folder / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps(end | {"take": take}) + "\n")
+    names = [f"run-step-{step:06d}-comfyui.safetensors" for step in (120, 60)]
+    rows = [{"format": "comfyui", "path": f"export/{name}"} for name in names]
+    write_file(folder, "exports.json", rows[:1])
+    for name in names:
+        (folder / "export" / name).write_bytes(b"weights")
+
+    (row,) = status_of(tmp_path, capsys)["runs"]
+    assert row["next"] == f"videotune export {folder} --step 60"
+    write_file(folder, "exports.json", rows)
+    (row,) = status_of(tmp_path, capsys)["runs"]
+    assert row["recommended"] == 60
+    assert [Path(path).name for path in row["exports"]] == [*reversed(names)]
+    assert row["next"] == f'videotune sample {folder} --step 60 --prompt "…"'
+
+    assert run("status", tmp_path) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    of_files = [line for line in lines if "-comfyui" in line]
+    assert ["recommended" in line for line in of_files] == [True, False]
+
+
 def test_a_folder_of_clips_without_a_run_says_what_is_missing(
     small_clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

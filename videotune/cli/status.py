@@ -67,9 +67,10 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         is_latest = run is runs[0]
         if is_latest or run.state not in ("done", "early", "running"):
             print(f"next: {run.next_command}")
-    for path in runs[0].exports:
-        program = "ComfyUI" if "-comfyui" in Path(path).name else "diffusers and others"
-        print(f"for {program}: {path}")
+    for path, step in runs[0].exports:
+        program = "ComfyUI" if "-comfyui" in path.name else "diffusers and others"
+        mark = "recommended, " if runs[0].is_recommended(step) else ""
+        print(f"{mark}for {program}: {path}")
 
 
 def _show_dataset(dataset: DatasetOverview) -> None:

@@ -14,6 +14,7 @@ from videotune.data.layouts import RUN_FILES, read_folder
 from videotune.data.probe import probe
 from videotune.errors import VideotuneError
 from videotune.reporter.outcome import FINISHED_STATES, RUNNING_STATES, status
+from videotune.reporter.previews import step_in
 from videotune.reporter.progress import progress
 from videotune.reporter.read import read_run
 
@@ -51,8 +52,17 @@ class RunOverview:
 
     verdict: str | None
 
-    exports: tuple[Path, ...]
-    """The files that it has exported and that are still there."""
+    recommended: int | None
+    """The recommended checkpoint's step; None if nothing is saved."""
+
+    exports: tuple[tuple[Path, int | None], ...]
+    """The files that it has exported and that are still there, each with the step in its
+    name; those of the recommended step first.
+    """
+
+    def is_recommended(self, step: int | None) -> bool:
+        """Whether an exported file is of the recommended checkpoint."""
+        return step is not None and step == self.recommended
 
     @property
     def next_command(self) -> str:
@@ -61,9 +71,11 @@ class RunOverview:
         if self.state in RUNNING_STATES:
             return f"videotune wait {folder}"
         if self.state in FINISHED_STATES:
-            verb = "sample" if self.exports else "export"
-            prompt = ' --prompt "…"' if self.exports else ""
-            return f"videotune {verb} {folder}{prompt}"
+            step = "" if self.recommended is None else f" --step {self.recommended}"
+            exported_steps = {step for _, step in self.exports}
+            if exported_steps & {None, self.recommended}:
+                return f'videotune sample {folder}{step} --prompt "…"'
+            return f"videotune export {folder}{step}"
         if self.state == "failed":
             return f"videotune doctor {folder}"
         return f"videotune resume {folder}"
@@ -78,7 +90,8 @@ class RunOverview:
             "steps": self.steps,
             "seconds_left": self.seconds_left,
             "verdict": self.verdict,
-            "exports": [str(path) for path in self.exports],
+            "recommended": self.recommended,
+            "exports": [str(path) for path, _ in self.exports],
             "next": self.next_command,
         }
 
@@ -146,8 +159,10 @@ def overview(run: Path) -> RunOverview:
         for record in contents.exports or ():
             path = run / str(record.get("path"))
             if path.exists():
-                exports.append(path)
+                exports.append((path, step_in(record)))
 
+    recommended = facts["recommended"]
+    exports.sort(key=lambda export: export[1] != recommended)
     return RunOverview(
         run=run,
         state=facts["state"],
@@ -156,6 +171,7 @@ def overview(run: Path) -> RunOverview:
         steps=None if facts["steps"] is None else int(facts["steps"]),
         seconds_left=seconds_left,
         verdict=facts["verdict"],
+        recommended=recommended,
         exports=tuple(exports),
     )
 
