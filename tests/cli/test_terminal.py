@@ -140,21 +140,26 @@ def test_init_without_a_terminal_names_the_options(
     with pytest.raises(VideotuneError, match=r"--purpose … --model … --card … --data"):
         run("init", tmp_path / "work")
     with pytest.raises(VideotuneError, match=r"options: --card … --trigger …$"):
+        run("init", tmp_path / "work", purpose="style", model="ltx 2b", data="clips")
+    with pytest.raises(VideotuneError, match=r"options: --trigger …$"):
         run("init", tmp_path / "work", purpose="style", model="toy", data="clips")
+    with pytest.raises(VideotuneError, match="no model"):
+        run("init", tmp_path / "work", model="wam 3")
     answers = {"purpose": "style", "model": "toy", "data": "clips", "trigger": ""}
-    assert run("init", tmp_path / "work", card=8, **answers) == DONE
+    assert run("init", tmp_path / "work", **answers) == DONE
     assert (tmp_path / "work" / "config.yaml").is_file()
 
 
 def test_a_card_for_a_new_config_is_a_memory_or_a_name() -> None:
     for text, gigabytes in (
+        ("0", 0),
         ("16", 16),
         ("16 GB", 16),
         ("an rtx 4090", 24),
         ("4090", 24),
     ):
         assert parse_card(text) == gigabytes
-    for text in ("0", "rtx 3060", "many"):
+    for text in ("-1", "rtx 3060", "many"):
         with pytest.raises(VideotuneError, match="--card"):
             parse_card(text)
 

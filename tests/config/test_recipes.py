@@ -15,7 +15,16 @@ from videotune.config.load import (
 )
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.presets.recipes import SMALL, config_of, models, preset_for, recipes
+from videotune.presets.recipes import (
+    SMALL,
+    config_of,
+    display_name,
+    find_model,
+    models,
+    preset_for,
+    presets_of,
+    recipes,
+)
 
 PRESETS = [
     name
@@ -95,6 +104,71 @@ def test_the_largest_preset_that_a_card_holds() -> None:
         with pytest.raises(VideotuneError):
             preset_for(model, card)
     assert sum(map(len, models().values())) == len(preset_names())
+
+
+@pytest.mark.parametrize(
+    ("spelling", "model"),
+    [
+        ("wan 2.2 5B", "wan 2.2 LoRA"),
+        ("Wan 2.2 TI2V-5B", "wan 2.2 LoRA"),
+        ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "wan 2.2 LoRA"),
+        ("wan 2.2 embedding", "wan 2.2 Embedding"),
+        ("WAN 2.2 lora 8gb", "wan 2.2 LoRA 8GB"),
+        ("CogVideoX 5B", "cogvideox 5B LoRA"),
+        ("hunyuan-video", "hunyuan 13B LoRA"),
+        ("Wan 2.1 VACE 14B", "wan 2.1 VACE 14B LoRA"),
+        ("the demo", "toy"),
+    ],
+)
+def test_a_model_is_found_by_any_spelling_that_fits_no_other(
+    spelling: str, model: str
+) -> None:
+    assert find_model(spelling) == model
+
+
+def test_each_name_in_the_list_of_presets_is_taken() -> None:
+    for preset in preset_names():
+        assert preset in presets_of(find_model(preset))
+        assert display_name(preset) == display_name(
+            presets_of(find_model(display_name(preset)))[0]
+        )
+
+
+@pytest.mark.parametrize(
+    ("spelling", "near"),
+    [
+        ("wan 2.2", "wan 2.2 A14B LoRA"),
+        ("ltx", "ltx 13B LoRA"),
+        ("wna 2.2 lora", "wan 2.2 LoRA"),
+        ("", "no model"),
+    ],
+)
+def test_a_model_that_is_unclear_is_refused_with_the_near_ones(
+    spelling: str, near: str
+) -> None:
+    with pytest.raises(VideotuneError, match=near):
+        find_model(spelling)
+
+
+def test_a_larger_card_gets_what_the_preset_names_for_it(tmp_path: Path) -> None:
+    dtypes = {}
+    for card in (12, 16, 24, None):
+        path = tmp_path / f"{card}.yaml"
+        path.write_text(config_of("style", "wan 2.2 LoRA", "clips", 5, card=card))
+        dtypes[card] = read_config(path)["weight_dtype"]
+    assert dtypes == {12: "FLOAT_8", 16: "auto", 24: "auto", None: "FLOAT_8"}
+
+
+@pytest.mark.parametrize(("preset", "clips"), [("toy", 5), ("wan 2.2 LoRA", 10)])
+def test_intervals_fit_the_run(tmp_path: Path, preset: str, clips: int) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(config_of("style", preset, "clips", clips))
+    keys = read_config(path)
+    for key in ("save_every", "sample_after", "validate_every"):
+        assert key not in keys
+        assert keys.get(f"{key}_epochs", 1) <= keys["epochs"] / 2
+    assert keys["save_every_epochs"] > 0
+    assert keys.get("warmup_steps", 0) < clips * keys["epochs"] / keys["batch_size"]
 
 
 def test_init_writes_a_config_that_trains_and_never_writes_over_one(

@@ -15,16 +15,26 @@ from videotune.config.load import preset_card
 from videotune.console import doing, echo, print_table
 from videotune.errors import VideotuneError
 from videotune.files import write_text
-from videotune.presets.recipes import config_of, models, preset_for, recipe, recipes
+from videotune.presets.recipes import (
+    config_of,
+    find_model,
+    models,
+    preset_for,
+    presets_of,
+    recipe,
+    recipes,
+)
 
 UNKNOWN_CARD = 1_000_000
 """Memory in GB of a card that nobody named: every preset fits it."""
 
 
 def parse_card(text: str | None) -> int | None:
-    """Return the GB of a card that is given by its memory or its name."""
+    """Return the GB of a card that is given by its memory or its name; 0: unknown."""
     if text is None:
         return None
+    if text.strip() == "0":
+        return 0
     from videotune.planner.gpus import memory_or_card
 
     try:
@@ -41,7 +51,7 @@ Card = Annotated[
         parser=str,
         callback=parse_card,
         metavar="GB|NAME",
-        help="memory of the GPU in GB, or its name, such as 'rtx 4090'",
+        help="memory of the GPU in GB, or its name, such as 'rtx 4090'; 0: unknown",
     ),
 ]
 
@@ -53,7 +63,10 @@ def init(
     ] = None,
     model: Annotated[
         str | None,
-        Opt(help="a model of `videotune presets list`, or a preset's full name"),
+        Opt(
+            help="a model or a preset of `videotune presets list`, or a part of its name "
+            "that no other has"
+        ),
     ] = None,
     card: Card = None,
     data: Annotated[
@@ -84,15 +97,21 @@ def init(
         "--data": data,
         "--trigger": trigger,
     }
-    with _answers_as_options([name for name in options if options[name] is None]):
+    missing = [name for name in options if options[name] is None]
+    if model is not None:
+        model = find_model(model)  # refuses a wrong one before the first question
+        if not _needs_card(model) and card is None:
+            missing.remove("--card")
+
+    with _answers_as_options(missing):
         if purpose is None:
             purpose = _ask_purpose()
         recipe(purpose)  # refuses an unknown purpose before the next question
         if model is None:
             model = _ask_model()
-        if card is None:
-            question = "Memory of the GPU in GB? 0: unknown"
-            card = typer.prompt(question, type=int, default=0)
+        if card is None and _needs_card(model):
+            question = "The GPU: its memory in GB, or its name? 0: unknown"
+            card = typer.prompt(question, default="0", value_proc=_card_answer)
         preset = preset_for(model, card or UNKNOWN_CARD)
 
         data = data or str(typer.prompt("Where are the clips?"))
@@ -104,14 +123,20 @@ def init(
             trigger = typer.prompt(question, default="", show_default=False)
 
     clips = _count_clips(Path(data))
-    write_text(target, config_of(purpose, preset, data, clips, trigger or None, prior))
+    write_text(
+        target, config_of(purpose, preset, data, clips, trigger or None, prior, card)
+    )
     console.out(target)
+    _print_next_commands(target, card if preset_card(preset) else None)
+
+
+def _print_next_commands(config: Path, card: int | None) -> None:
     # A run's files have its name, also beside those of other folders.
-    run = folder / f"{folder.absolute().name}-1"
-    echo(f"videotune check {target}")
-    of_card = f' --card "{card} GB"' if card and preset_card(preset) else ""
-    echo(f"videotune plan {target}{of_card}")
-    echo(f"videotune train {target} --out {run}")
+    run = config.parent / f"{config.parent.absolute().name}-1"
+    of_card = f' --card "{card} GB"' if card else ""
+    echo(f"videotune check {config}")
+    echo(f"videotune plan {config}{of_card}")
+    echo(f"videotune train {config} --out {run}")
 
 
 @contextmanager
@@ -142,7 +167,28 @@ def _ask_model() -> str:
         cards = [f"{gb}GB" for preset in presets if (gb := preset_card(preset))]
         rows.append([name, ", ".join(cards)])
     print_table("models", ["model", "cards"], rows)
-    return str(typer.prompt("Which model?"))
+    return str(typer.prompt("Which model?", value_proc=_model_answer))
+
+
+def _model_answer(text: str) -> str:
+    """Return the model that an answer names, or let the question be put again."""
+    try:
+        return find_model(text)
+    except VideotuneError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _card_answer(text: str) -> int | None:
+    """Return the GB of the card of an answer, or let the question be put again."""
+    try:
+        return parse_card(text)
+    except VideotuneError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _needs_card(model: str) -> bool:
+    """Whether a preset of the model is for cards of some memory; the toy needs none."""
+    return any(preset_card(preset) for preset in presets_of(model))
 
 
 def _count_clips(folder: Path) -> int:

@@ -1,7 +1,6 @@
 """``videotune presets`` and ``videotune config``: presets, and every key of a config."""
 
 import json
-import re
 from typing import Annotated
 
 import typer
@@ -19,6 +18,7 @@ from videotune.config.load import (
 )
 from videotune.config.schema import leaves
 from videotune.console import echo, print_json, print_table, tell
+from videotune.presets.recipes import display_name
 
 presets_app = typer.Typer(
     help="List presets, and every key of a config.", no_args_is_help=True
@@ -36,12 +36,9 @@ def list_presets() -> None:
     rows = []
     for name in preset_names():
         settings = read_preset(name)
-        about = preset_about(name)
         card = preset_card(name)
         method = METHODS.get(settings.get("training_method", ""), "LoRA")
-        rows.append(
-            [name, re.split(", |: ", about)[0], method, f"{card} GB" if card else "any"]
-        )
+        rows.append([name, display_name(name), method, f"{card} GB" if card else "any"])
     print_table("presets", ["preset", "model", "trains", "card"], rows)
     tell("Memory is calculated, see `videotune plan`.")
     tell("`videotune presets show NAME`: every setting, and why.")

@@ -1,8 +1,10 @@
 """Configs by purpose: a preset, a recipe, and the reason for each value as a comment."""
 
+import difflib
 import json
+import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,15 @@ EPOCHS = (
     "times that each window is seen: the notes' moderate band is 10 to 50, "
     "its upper part for few clips"
 )
+SAVES = 5
+"""Checkpoints of a run that is shorter than the usual intervals."""
+
+USUAL_INTERVAL = 250
+"""Steps between checkpoints by default."""
+
+INTERVALS = ("save_every", "validate_every", "sample_after")
+"""Keys in steps that have a twin in passes over the data."""
+
 PRIOR = (
     "of these clips the model learns its own prediction without the adapter, "
     "so that others of the kind stay as they are"
@@ -56,19 +67,109 @@ def models() -> dict[str, list[str]]:
     return presets
 
 
+def display_name(preset: str) -> str:
+    """Return the name of a preset's model, as the list of presets shows it."""
+    return re.split(", |: ", load.preset_about(preset))[0]
+
+
+def find_model(text: str) -> str:
+    """Return the model or the preset that a text names.
+
+    Any spelling that fits one model is taken: of a preset, of the model in the list of
+    presets, of its repository, or some words of these. Of several ways to train a model
+    it is the LoRA.
+
+    Raises:
+        VideotuneError: None or several fit; the message names the nearest.
+    """
+    wanted = _without_spaces(text)
+    for preset in load.preset_names():
+        is_exact = wanted == _without_spaces(preset)
+        if is_exact and preset not in models():
+            return preset
+
+    exact = []
+    similar = []
+    for model in models():
+        spellings = _spellings(model)
+        # The end of a repository's name may be that of the whole family.
+        if wanted in map(_without_spaces, spellings[:3]):
+            exact.append(model)
+        if _has_words(text, " ".join(spellings)):
+            similar.append(model)
+
+    for candidates in (exact, similar):
+        fitting = _usual_method(candidates)
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            raise VideotuneError(
+                f"model {text!r} fits several: {', '.join(fitting)}. Name one of them."
+            )
+    raise VideotuneError(
+        f"there is no model {text!r}{did_you_mean(_near_models(text))}  "
+        "`videotune presets list` shows all."
+    )
+
+
+def _spellings(model: str) -> list[str]:
+    """Return what a model is called, by its own name first."""
+    preset = models()[model][0]
+    repository = str(load.read_preset(preset).get("base_model_name", ""))
+    return [model, display_name(preset), repository, repository.rpartition("/")[2]]
+
+
+def _without_spaces(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", text.lower())
+
+
+def _has_words(text: str, spellings: str) -> bool:
+    """Whether all words of a text are among those of a model's names."""
+    words = set(re.findall(r"[a-z]+|[\d.]+", text.lower()))
+    names = set(re.findall(r"[a-z]+|[\d.]+", spellings.lower()))
+    squashed = _without_spaces(text)
+    return bool(squashed) and (words <= names or squashed in _without_spaces(spellings))
+
+
+def _usual_method(names: Sequence[str]) -> list[str]:
+    """Return those of some models that train a LoRA, or all if none does."""
+    loras = []
+    for model in names:
+        settings = load.read_preset(models()[model][0])
+        if settings.get("training_method", "LORA") == "LORA":
+            loras.append(model)
+    return loras or list(names)
+
+
+def _near_models(text: str) -> list[str]:
+    """Return models whose names are like a text, the nearest first."""
+    model_by_spelling = {}
+    for model in models():
+        for spelling in _spellings(model):
+            model_by_spelling[spelling.lower()] = model
+    near = difflib.get_close_matches(text.lower(), model_by_spelling, 6, 0.4)
+    return list(dict.fromkeys(model_by_spelling[spelling] for spelling in near))[:3]
+
+
+def presets_of(model: str) -> list[str]:
+    """Return the presets of a model or preset that ``find_model`` returned."""
+    return models().get(model, [model])
+
+
 def preset_for(model: str, card: int | None) -> str:
     """Return the largest preset of a model that fits a card.
 
     Args:
-        model: A model, or the name of a preset.
+        model: A model or a preset, as ``find_model`` takes it.
         card: The card's memory in GB. None: no limit.
 
     Raises:
         VideotuneError: Every preset of the model needs a larger card.
     """
-    presets = models().get(model)
-    if presets is None:
-        return load.preset_named(model)
+    model = find_model(model)
+    presets = presets_of(model)
+    if model not in models():
+        return presets[0]
     fitting = [
         name
         for name in presets
@@ -89,6 +190,7 @@ def config_of(
     clips: int,
     trigger: str | None = None,
     prior: str | None = None,
+    card: int | None = None,
 ) -> str:
     """Return a config as YAML, with the reason and source of each value as comments.
 
@@ -99,6 +201,7 @@ def config_of(
         clips: Number of its clips.
         trigger: A word for the subject in captions.
         prior: Clips for which the base model's predictions are preserved.
+        card: Memory of the card in GB, if it is known.
 
     Raises:
         VideotuneError: The purpose is unknown.
@@ -119,22 +222,87 @@ def config_of(
     keys: dict[str, Any] = {"datasets": [dataset]}
     if prior:
         keys["prior_preservation"] = prior
-    keys |= {
-        key: value for key, value in load.read_preset(preset).items() if key != "steps"
-    }
+    preset_keys = load.read_preset(preset)
+    preset_steps = preset_keys.pop("steps", None)
+    keys |= preset_keys
     values = {key: row[0] for key, row in recipe_keys.items()}
     keys = load.merge(keys, load.unflatten(values))
     is_small = clips < SMALL
     keys["epochs"] = chosen["small" if is_small else "large"]
+    keys, reasons = _fit_card(keys, reasons, preset, card)
+    keys, reasons = _fit_intervals(keys, reasons, clips, preset_steps)
 
     count = f"{'fewer than' if is_small else 'at least'} {SMALL} clips"
-    about = f"{chosen['about']}, {count}; preset {preset}: {load.preset_about(preset)}"
+    about = f"{chosen['about']}, {count}; preset {preset}"
+    if card and load.preset_card(preset):
+        about += f", the largest of its model for a card of {card} GB"
+    about += f": {load.preset_about(preset)}"
     lines = [
         *_comment(f"videotune init: {purpose}, {about}"),
         "",
         *_yaml(keys, reasons),
     ]
     return "\n".join(lines) + "\n"
+
+
+Reasons = dict[str, str]
+
+
+def _fit_card(
+    keys: dict[str, Any], reasons: Reasons, preset: str, card: int | None
+) -> tuple[dict[str, Any], Reasons]:
+    """Take the setting that a preset names for larger cards, if the card is one."""
+    larger = re.search(
+        r"With --set (\S+)=(\S+) for cards of (\d+) GB", load.preset_about(preset)
+    )
+    preset_card = load.preset_card(preset)
+    if larger is None or preset_card is None or card is None:
+        return keys, reasons
+    key, value, gigabytes = larger[1], larger[2], int(larger[3])
+    if not preset_card < gigabytes <= card:
+        return keys, reasons
+
+    reason = (
+        f"for cards of {gigabytes} GB and more; the preset is for {preset_card} GB "
+        f"and has {load.flatten(keys)[key]}"
+    )
+    keys = load.merge(keys, load.unflatten({key: value}))
+    return keys, reasons | {key: reason}
+
+
+def _fit_intervals(
+    keys: dict[str, Any], reasons: Reasons, clips: int, preset_steps: int | None
+) -> tuple[dict[str, Any], Reasons]:
+    """Give intervals in passes over the data, as the length is.
+
+    Args:
+        keys: The config, with "epochs".
+        reasons: The reasons of its values.
+        clips: Number of clips; 0 if it is not known.
+        preset_steps: Length of the run that the preset's intervals are made for.
+    """
+    keys = dict(keys)
+    reasons = dict(reasons)
+    epochs = keys["epochs"]
+    for key in INTERVALS:
+        if preset_steps and keys.get(key):
+            share = keys.pop(key) / preset_steps
+            keys[f"{key}_epochs"] = round(epochs * share, 2)
+            reasons[f"{key}_epochs"] = reasons.get(key, "as in the preset")
+
+    expected_steps = clips * epochs / keys.get("batch_size", 1)
+    has_interval = not {"save_every", "save_every_epochs"}.isdisjoint(keys)
+    if not has_interval and expected_steps < SAVES * USUAL_INTERVAL:
+        keys["save_every_epochs"] = round(epochs / SAVES, 2)
+        reasons["save_every_epochs"] = (
+            f"{SAVES} checkpoints to choose from; the default, every {USUAL_INTERVAL} "
+            "steps, may be more than the run has"
+        )
+
+    if preset_steps and clips and keys.get("warmup_steps"):
+        share = keys["warmup_steps"] / preset_steps
+        keys["warmup_steps"] = max(1, round(share * expected_steps))
+    return keys, reasons
 
 
 def _yaml(
