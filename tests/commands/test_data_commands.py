@@ -31,7 +31,7 @@ from tests.support.command_line import (
 from tests.support.command_line import run as shell
 from tests.support.landscapes import shots
 from videotune.commands.cache_folder import cache_at
-from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.job.overrides import Overrides
 from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find
@@ -124,7 +124,7 @@ def test_the_contact_sheet_shows_what_is_trained(
     """The clip's frames carry their numbers: windows of 9 begin at 0, 9, 18 and 27."""
     sheet = tmp_path / "sheet"
     assert check(settings, contact_sheet=sheet, allow_skips="all") == 0
-    pictures = sorted((sheet / "clips").iterdir())
+    pictures = sorted((sheet / "clips").glob("[!s]*.jpg"))
     assert len(pictures) == 6
     page = (sheet / "index.html").read_text(encoding="utf-8")
     assert all(f"clips/{path.name}" in page for path in pictures)
@@ -141,6 +141,34 @@ def test_the_contact_sheet_shows_what_is_trained(
     assert [0, 22, 35] in numbers
     with Image.open(sheet / "sheet-001.jpg") as image:
         assert image.height > 2 * 160
+
+
+def test_the_contact_sheet_shows_clips_without_captions_too(
+    data: Path,
+    settings: Overrides,
+    tmp_path: Path,
+    capsys: Printed,
+) -> None:
+    sheet = tmp_path / "sheet"
+    sheet.mkdir()
+    (sheet / "sheet-007.jpg").write_bytes(b"of an earlier time")
+    for caption in data.glob("*.txt"):
+        caption.unlink()
+    (data / "broken.mp4").write_bytes(b"no video")
+    assert check(settings, contact_sheet=sheet) == FAILED
+
+    page = (sheet / "index.html").read_text(encoding="utf-8")
+    sources = re.findall(r'<img src="(.*?)"', page)
+    clips = [path for path in data.iterdir() if path.suffix in (".mp4", ".png")]
+    assert len(clips) > 2
+    assert sum(source.endswith("-first.jpg") for source in sources) == len(clips) - 1
+    assert all((sheet / source).is_file() for source in sources)
+    printed = capsys.readouterr().err.replace("\n", "")
+    assert re.findall(r"[\w-]+\.(?:html|jpg)", printed.partition("pictures: ")[2]) == [
+        "index.html",
+        "sheet-001.jpg",
+    ]
+    assert [path.name for path in sheet.glob("sheet-*")] == ["sheet-001.jpg"]
 
 
 def test_the_contact_sheet_shows_what_belongs_to_a_clip(
@@ -221,7 +249,8 @@ def test_a_contact_sheet_shows_a_still_once_and_names_regularization(
         )
         == 0
     )
-    pictures = [path.name.rsplit("-", 1)[1] for path in (sheet / "clips").iterdir()]
+    trained = (sheet / "clips").glob("[!s]*.jpg")
+    pictures = [path.name.rsplit("-", 1)[1] for path in trained]
     assert sorted(pictures) == ["first.jpg"] * 3 + ["last.jpg"] * 2 + ["middle.jpg"] * 2
     page = " ".join(
         re.sub(

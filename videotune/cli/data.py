@@ -27,6 +27,7 @@ from videotune.text import (
     reason_words,
     shape_words,
     short_path,
+    some,
     state_words,
 )
 
@@ -112,9 +113,10 @@ def check(
         lambda _: show_account(result, verbose=verbose, every=every),
     )
     if contact_sheet is not None:
-        echo(
-            f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg"
-        )
+        from videotune.reporter.contact_sheet import written_sheets
+
+        paths = [contact_sheet / "index.html", *written_sheets(contact_sheet)]
+        echo(f"pictures: {some([str(path) for path in paths])}")
     raise typer.Exit(explain_exit_code(result, allow_skips))
 
 

@@ -4,11 +4,13 @@
 small ones, so the report shows the clips even if they are moved later.
 """
 
+import hashlib
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from videotune.data import file_checks, frame_sampling, video_writer
 from videotune.data.clip_file import ROLE_LABELS
 from videotune.data.companions import ALPHA
 from videotune.data.decode import decode
+from videotune.data.probe import probe
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
@@ -58,10 +61,12 @@ SheetRow = tuple[str, list[Any]]
 def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Write index.html, sheet-001.jpg … and the single pictures into a folder.
 
-    The pictures of a clip are the first frame of its first window, the middle frame of
+    Sheets of an earlier time are removed. The pictures of a clip are the first frame of its first window, the middle frame of
     its middle window, and the last frame of its last window: cropped, resized and timed
     as in training, and dark where its loss mask is black. A still has one. Each file that
-    belongs to the clip and that the run reads has a row below, at the same times.
+    belongs to the clip and that the run reads has a row below, at the same times. A clip
+    that is skipped, such as one without a caption, has pictures in its own shape if it
+    can be decoded.
 
     Args:
         job: the job.
@@ -77,12 +82,18 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
     """
     _refuse_inside_dataset(folder, job)
     (folder / "clips").mkdir(parents=True, exist_ok=True)
+    for path in written_sheets(folder):
+        path.unlink()
     pictures = SheetPictures()
 
     # Rows are made sheet by sheet, so that not all pictures are in memory.
     sheet_rows: list[SheetRow] = []
     sheet = 0
-    for clip_rows in _rows_by_clip(job, account, folder, pictures):
+    all_rows = chain(
+        _rows_by_clip(job, account, folder, pictures),
+        _rows_of_skipped(job, account, folder, pictures),
+    )
+    for clip_rows in all_rows:
         if sheet_rows and len(sheet_rows) + len(clip_rows) > ROWS:
             sheet += 1
             _write_sheet(folder, sheet, sheet_rows)
@@ -102,6 +113,11 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
     )
     write_text(folder / "index.html", page, durable=False)
     return pictures.failed
+
+
+def written_sheets(folder: Path) -> list[Path]:
+    """Return the sheets in a folder, in their order."""
+    return sorted(folder.glob("sheet-[0-9][0-9][0-9].jpg"))
 
 
 @dataclass
@@ -152,6 +168,42 @@ def _rows_by_clip(
             labelled.append((label, names))
             rows.append((label, [np.asarray(image) for image in images]))
         yield rows
+
+
+def _rows_of_skipped(
+    job: Job, account: Mapping[str, Any], folder: Path, pictures: SheetPictures
+) -> Iterator[list[SheetRow]]:
+    """Yield the row of each skipped clip that can be decoded, and write its single
+    pictures, whose paths are added to ``pictures``.
+    """
+    for row in account["clips"]:
+        path = row["path"]
+        is_skipped = not row["used"] and not row["held_out"]
+        if not is_skipped or path in pictures.of_clips or not Path(path).is_file():
+            continue
+        frames = _frames_of_file(path)
+        if frames is None:
+            continue  # the account says why it cannot be read
+
+        images = [_thumbnail(frame) for frame in frames]
+        stem = hashlib.sha256(path.encode()).hexdigest()[:16]
+        pictures.of_clips[path] = _save_all(images, folder, f"skipped-{stem}")
+        label = f"{short_path(path, job.library.roots)}\n{state_words(row)}"
+        yield [(label, [np.asarray(image) for image in images])]
+
+
+def _frames_of_file(path: str) -> list[np.ndarray] | None:
+    """Return the first, middle and last frame of a file in its own shape; None if it
+    cannot be decoded.
+    """
+    try:
+        info = probe(path)
+        times = [0.0] if info.still else [0.0, info.seconds / 2, info.seconds]
+        height = min(info.height, THUMB_HEIGHT)
+        width = max(1, round(info.width * height / info.height))
+        return list(decode(info, times, height, width))
+    except file_checks.ClipProblem:
+        return None
 
 
 def _refuse_inside_dataset(folder: Path, job: Job) -> None:
