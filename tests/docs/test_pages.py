@@ -17,6 +17,7 @@ from videotune.cli.main import app
 from videotune.data.file_checks import REASONS
 from videotune.files import read_json
 from videotune.pages import docs_page
+from videotune.text import REASON_WORDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -71,7 +72,9 @@ def test_every_page_is_in_one_of_four_groups() -> None:
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_each_reason_for_which_a_clip_is_skipped_has_a_section(reason: str) -> None:
-    assert any(f'"{reason}"' in heading for heading in HEADINGS)
+    """Under the words that `check` prints, with the code of its JSON."""
+    title = f'"{REASON_WORDS[reason]}" (`{reason}`)'
+    assert any(title in heading for heading in HEADINGS)
 
 
 USUAL_WORDS = (
