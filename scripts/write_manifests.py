@@ -17,6 +17,11 @@ IN_CODE = ("aliases", "lora_targets", "fused_modules")
 """Facts of a family that no checkpoint changes."""
 UNKNOWN = "not verified: no public source that counts them was found; the model is known by its name alone"
 
+BY_CONVERTER = (
+    "not verified: no public source that counts them was found; the config is the one that "
+    "diffusers' converter writes (scripts/convert_ltx2_to_diffusers.py)"
+)
+
 TORCHAX = (
     "the README of eltsai/diffusers, by the bytes of the loaded parts in bfloat16: 2.64891254901886 GiB (1.3B), "
     "26.66874897480011 GiB (14B)"
@@ -57,6 +62,8 @@ MODELS = {
     "hidream-i1": Published(17_105_733_184, HEADERS),
     "ltx-video-2b": Published(1_923_385_472, FINETRAINERS),
     "ltx-video-13b": Published(13_042_569_344, HEADERS),
+    "ltx-2-19b": Published(18_876_174_592, HEADERS),
+    "ltx-2.3-22b": Published(source=BY_CONVERTER),
 }
 """The models whose configs come with videotune (videotune/assets/models), by the names
 of their folders.

@@ -268,7 +268,7 @@ def test_what_cannot_be_merged_is_refused_before_anything_is_loaded(
     refused("strength 0", strength=0.0)
     save_file(load_file(path) | {"diffusion_model.blocks.9.norm.diff": torch.ones(2)}, path)  # fmt: skip
     refused("has no blocks.9.norm")
-    save_file(load_file(path) | factors("audio_attn1"), path)
+    save_file(load_file(path) | factors("audio_injector"), path)
     with pytest.raises(NotTrained):
         merge_into_base(family, [BaseLora(file=str(path))])
 

@@ -3,6 +3,7 @@ model that is spelled like them.
 """
 
 import json
+import re
 from pathlib import Path
 
 import diffusers
@@ -27,9 +28,8 @@ from videotune.models.other_models import (
 from videotune.models.registry import find, names
 
 OTHERS = {
-    "Lightricks/LTX-2": "LTX-2",
-    "/models/ltx-2.3-22b-dev.safetensors": "LTX-2",
-    "ltxvideo2": "LTX-2",
+    "ltx-2-spatial-upscaler-x2-1.0.safetensors": "LTX-2's upscalers",
+    "/models/ltx-2.3-temporal-upscaler-x2-1.0.safetensors": "LTX-2's upscalers",
     "MiniMaxAI/MiniMax-H3": "MiniMax H3",
     "minimax_h3": "MiniMax H3",
     "tencent/HunyuanVideo-1.5": "HunyuanVideo 1.5",
@@ -57,6 +57,9 @@ def test_no_trained_model_is_taken_for_another() -> None:
         "ltxv-2b-0.9.5.safetensors",
         "ltx-video-2b-v0.9.1",
         "LTX_2B",
+        "Lightricks/LTX-2.3",
+        "/models/ltx-2.3-22b-dev.safetensors",
+        "ltxvideo2",
         "hunyuan_video_720_cfgdistill_bf16.safetensors",
         "/home/flux/mochi/models/clips/wan.safetensors",
     ]
@@ -82,7 +85,6 @@ def test_weights_of_a_trained_model_are_not_taken_for_another(folder: Path) -> N
 @pytest.mark.parametrize(
     ("cls", "title"),
     [
-        ("LTX2VideoTransformer3DModel", "LTX-2"),
         ("HunyuanVideo15Transformer3DModel", "HunyuanVideo 1.5"),
         ("Kandinsky5Transformer3DModel", "Kandinsky 5"),
         ("WanAnimateTransformer3DModel", "Wan Animate"),
@@ -98,14 +100,22 @@ def test_another_model_by_its_weights(cls: str, title: str) -> None:
     assert other_model_of_keys(net.state_dict()) == title
 
 
+LTX_2_PIPELINES = [
+    name
+    for name in dir(diffusers)
+    # A modular pipeline's index has a name of its own and makes no base.
+    if re.fullmatch("LTX2.*Pipeline", name) and "Modular" not in name
+]
+
+
+@pytest.mark.parametrize("name", LTX_2_PIPELINES)
+def test_a_pipeline_of_ltx_2_is_a_base_or_is_refused(name: str) -> None:
+    is_base = name in find("ltx2").spec.aliases
+    is_refused = other_model_of_pipeline(name) is not None
+    assert is_base != is_refused
+
+
 IMPORTS = {
-    "LTX-2.yaml": """
-model: {model_path: /models/ltx-2.3-22b-dev.safetensors, text_encoder_path: /models/gemma, training_mode: lora}
-lora: {rank: 32, alpha: 32}
-training_strategy: {name: text_to_video, first_frame_conditioning_p: 0.5}
-optimization: {learning_rate: 2e-4, steps: 3000}
-data: {preprocessed_data_root: /data}
-""",
     "MiniMax H3.yaml": """
 job: extension
 config:
@@ -169,15 +179,15 @@ def test_a_base_of_another_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(NotTrained, match="LTX-2"):
-        place("Lightricks/LTX-2", weights=False)
+    with pytest.raises(NotTrained, match="MiniMax H3"):
+        place("MiniMaxAI/MiniMax-H3", weights=False)
     with pytest.raises(NotTrained, match="Hunyuan"):
         find("hunyuan_video_15")
 
     folder = tmp_path / "base"
     folder.mkdir()
-    (folder / "model_index.json").write_text('{"_class_name": "LTX2Pipeline"}')
-    with pytest.raises(NotTrained, match="LTX-2"):
+    (folder / "model_index.json").write_text('{"_class_name": "LTX2HDRPipeline"}')
+    with pytest.raises(NotTrained, match="LTX-2 HDR"):
         spec_for(None, place(str(folder), weights=False))
     (folder / "model_index.json").write_text('{"_class_name": "NewVideoPipeline"}')
     with pytest.raises(NotTrained, match="NewVideoPipeline"):
@@ -188,17 +198,17 @@ def test_a_base_of_another_model(
     assert not isinstance(refused.value, NotTrained)
 
     file = tmp_path / "weights.safetensors"
-    save_file({"transformer_blocks.0.audio_attn1.to_q.weight": torch.ones(2, 2)}, file)
-    with pytest.raises(NotTrained, match="LTX-2"):
+    save_file({"visual_transformer_blocks.0.to_q.weight": torch.ones(2, 2)}, file)
+    with pytest.raises(NotTrained, match="Kandinsky 5"):
         place(str(file))
 
 
 @pytest.mark.parametrize("way", ["tensors", "header", "file name"])
 def test_a_lora_of_another_model(way: str, tmp_path: Path) -> None:
-    module = "audio_attn1" if way == "tensors" else "attn_of_it"
-    name = "ltx-2_style" if way == "file name" else "style"
-    header = {"modelspec.architecture": "ltx-2/lora"} if way == "header" else None
-    start = f"diffusion_model.transformer_blocks.0.{module}.to_q"
+    block = "visual_transformer_blocks" if way == "tensors" else "blocks_of_it"
+    name = "kandinsky-5_style" if way == "file name" else "style"
+    header = {"modelspec.architecture": "kandinsky-5/lora"} if way == "header" else None
+    start = f"diffusion_model.{block}.0.to_q"
     file = tmp_path / f"{name}.safetensors"
     save_file(
         {
@@ -208,6 +218,6 @@ def test_a_lora_of_another_model(way: str, tmp_path: Path) -> None:
         file,
         metadata=header,
     )
-    assert inspect(file)["other_model"] == "LTX-2"
-    with pytest.raises(NotTrained, match="LTX-2"):
+    assert inspect(file)["other_model"] == "Kandinsky 5"
+    with pytest.raises(NotTrained, match="Kandinsky 5"):
         open_modules(file, None, None)
