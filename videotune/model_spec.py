@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -179,9 +180,11 @@ class ModelSpec:
     """
     sample_passes: int = 2
     """Passes of the network in a step of a guided sample."""
-    idle_modules: tuple[str, ...] = ()
-    """Patterns of paths of modules in the blocks that have no effect in a training
-    step, so that no adapter is put there.
+    sample_rescale: float = 0.0
+    """How far a guided sample is scaled back by default (``guidance_rescale``)."""
+    idle_paths: tuple[str, ...] = ()
+    """Patterns with which the paths of those parameters and modules of the denoiser
+    begin that have no effect in a training step, so that they never train.
     """
     schedulers: tuple[str, ...] = ()
     """diffusers' schedulers that its pipeline samples with."""
@@ -253,6 +256,10 @@ class ModelSpec:
         """Whether a condition's latent cells are fed clean."""
         support = self.conditions.get(condition)
         return support is not None and support.mechanism == "in_place"
+
+    def is_idle(self, path: str) -> bool:
+        """Whether a parameter or module has no effect in a training step."""
+        return any(re.match(pattern, path) for pattern in self.idle_paths)
 
     def part_of(self, expert: str | None = None) -> str:
         """Return the folder of an expert's weights in diffusers layout: transformer,

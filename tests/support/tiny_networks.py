@@ -190,7 +190,7 @@ def rig(
             if "lora_B" in name:
                 parameter.data.normal_(std=0.1, generator=generator)
     else:
-        held = add_full(net)
+        held = add_full(net, family.spec)
     streams = None
     if settings is not None:
         resident = held.values() if method == "LORA" else ()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from videotune.config.sections import Embedding
 from videotune.errors import VideotuneError
+from videotune.model_spec import ModelSpec
 from videotune.rng import generator_for
 from videotune.types import TextPart
 
@@ -125,11 +126,23 @@ def _let_train(parameters: Parameters, names: Sequence[str]) -> dict[str, nn.Par
 
 
 def add_full(
-    net: nn.Module, layers: Sequence[str] | None = None
+    net: nn.Module, spec: ModelSpec, layers: Sequence[str] | None = None
 ) -> dict[str, nn.Parameter]:
-    """Make all weights of a network or those of ``layers`` trainable."""
+    """Make all weights of a network or those of ``layers`` trainable, but for those that
+    have no effect in a training step.
+
+    Raises:
+        VideotuneError: for a pattern that names nothing, or if nothing is left.
+    """
     parameters = dict(net.named_parameters())
-    return _let_train(parameters, layers_of(parameters, layers))
+    names = layers_of(parameters, layers)
+    acting = [name for name in names if not spec.is_idle(name)]
+    if not acting:
+        raise VideotuneError(
+            f"transformer.layers: {spec.title} is trained without sound, and all {len(names)} weights "
+            f"that are named act on sound, such as {names[0]}. Name layers of the video"
+        )
+    return _let_train(parameters, acting)
 
 
 def add_text(

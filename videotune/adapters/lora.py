@@ -34,9 +34,35 @@ def matching(
         spec: its spec.
         targets: name of a set of the family, or patterns (``layers.is_named``).
 
+    Returns:
+        Without those that have no effect in a training step (``idle_targets``).
+
     Raises:
-        VideotuneError: if a pattern matches nothing.
+        VideotuneError: if a pattern matches nothing, or nothing is left.
     """
+    paths = _named_targets(net, spec, targets)
+    acting = [path for path in paths if not spec.is_idle(path)]
+    if not acting:
+        raise VideotuneError(
+            f"lora.targets: {spec.title} is trained without sound, and all {len(paths)} modules that "
+            f"are named act on sound, such as {paths[0]}. Name modules of the video"
+        )
+    return acting
+
+
+def idle_targets(
+    net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]
+) -> list[str]:
+    """Return the paths that the targets name and that get no adapter, because they have
+    no effect in a training step.
+    """
+    return [path for path in _named_targets(net, spec, targets) if spec.is_idle(path)]
+
+
+def _named_targets(
+    net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]
+) -> list[str]:
+    """Return the paths of the Linear modules in the blocks that the targets name."""
     patterns = spec.lora_targets[targets] if isinstance(targets, str) else targets
     block_prefixes = tuple(f"{blocks}." for blocks in spec.blocks)
     paths = [

@@ -284,6 +284,14 @@ def show_parameters(result: PlanResult) -> None:
         )
         where = " in each expert" if result.experts > 1 else ""
         tell(f"  {groups}{where}", indent="    ")
+    if adapter["idle"]:
+        groups = ", ".join(
+            f"{count} × {path}" for path, count in adapter["idle"].items()
+        )
+        tell(
+            f"  named and left out, because they act on sound only, which is not trained: {groups}",
+            indent="    ",
+        )
 
 
 def show_experts(experts: Mapping[str, Any], steps: int) -> None:

@@ -72,6 +72,12 @@ def family_defaults(spec: ModelSpec) -> dict[str, Any]:
     required = sorted(spec.required_conditions - {"first_frame"})
     if required:
         defaults["conditions"] = [{"type": name} for name in required]
+    sample: dict[str, Any] = {
+        "steps": spec.sample_steps,
+        "guidance": spec.sample_guidance,
+    }
+    if spec.sample_rescale:
+        sample["guidance_rescale"] = spec.sample_rescale
     return defaults | {
         "family": spec.name,
         "resolution": spec.default_resolution,
@@ -80,7 +86,7 @@ def family_defaults(spec: ModelSpec) -> dict[str, Any]:
         if spec.shifts_by_tokens
         else spec.timestep_shift,
         "video_config": {"target_fps": spec.rules.fps},
-        "sample": {"steps": spec.sample_steps, "guidance": spec.sample_guidance},
+        "sample": sample,
     }
 
 

@@ -45,6 +45,7 @@ from videotune.models.pipelines import (
     load_scheduler,
     vae_stand_in,
     without_shift_warning,
+    without_warnings,
 )
 from videotune.models.position_cache import cached_positions
 from videotune.models.tiny import class_of_part
@@ -77,8 +78,13 @@ SKIPPED_BLOCK = 28
 VIDEO_ATTENTION = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
 VIDEO_FEED_FORWARD = r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)"
 
-SOUND = r"transformer_blocks\.\d+\.(audio_|video_to_audio)"
-"""Modules of the blocks that act only on sound, or let it act on the video."""
+SOUND = (
+    r"(transformer_blocks\.\d+\.)?"
+    "(audio_|video_to_audio|video_a2v|av_cross_attn|keyframes_abs_pos)"
+)
+"""What acts only on sound or between sound and video, and the mark of keyframes, which no
+pipeline of videotune's passes.
+"""
 
 
 class LTX2(DiffusersModel):
@@ -108,6 +114,7 @@ class LTX2(DiffusersModel):
             temporal_stride=8,
         ),
         text_tokens=1024,
+        text_numbers=1024 * 2048,
         blocks=("transformer_blocks",),
         lora_targets={
             "attention": (VIDEO_ATTENTION,),
@@ -121,7 +128,7 @@ class LTX2(DiffusersModel):
                 r"transformer_blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",
             ),
         },
-        idle_modules=(SOUND,),
+        idle_paths=(SOUND,),
         default_resolution=627,
         timestep_distribution="STRETCHED_LOGIT_NORMAL",
         timestep_shift=4.48,
@@ -130,6 +137,7 @@ class LTX2(DiffusersModel):
         sample_steps=30,
         sample_guidance=3.0,
         sample_passes=4,
+        sample_rescale=0.7,
         licence="LTX-2.x Community License, whose terms pass to adapters",
         latent_channels=128,
         patch=(1, 1, 1),
@@ -497,7 +505,8 @@ class LTX2(DiffusersModel):
             connectors=self._connectors_of(conditioning, unconditional),
         )
         guided = unconditional is not None
-        with without_shift_warning(pipe.scheduler):
+        # The pipelines warn that they use one generator; the noise is drawn from all.
+        with without_shift_warning(pipe.scheduler), without_warnings(type(pipe)):
             latents = self.run_pipeline(
                 pipe,
                 conditioning,
@@ -507,7 +516,8 @@ class LTX2(DiffusersModel):
                     torch.Generator().manual_seed(seed) for seed in request.seeds
                 ],
                 use_cross_timestep=self._uses_cross_timestep,
-                **(self._guidance() if guided else UNGUIDED),
+                **call.arguments,
+                **(self._guidance(request) if guided else UNGUIDED),
             )
 
         if request.first is not None:
@@ -518,13 +528,17 @@ class LTX2(DiffusersModel):
             latents = request.known.to(latents).where(is_known, latents)
         return latents.float()
 
-    def _guidance(self) -> dict[str, Any]:
+    def _guidance(self, request: SampleRequest) -> dict[str, Any]:
         """Return the authors' guidance beside that by the prompt: two more passes a
         step, one that skips self-attention and one without sound.
         """
         version = version_of(self.config)
         blocks = SKIPPED_BLOCKS.get(version, [SKIPPED_BLOCK])
-        return {"spatio_temporal_guidance_blocks": blocks}
+        return {
+            "spatio_temporal_guidance_blocks": blocks,
+            "guidance_rescale": request.guidance_rescale,
+            "audio_guidance_rescale": request.guidance_rescale,
+        }
 
     def fingerprints(self) -> dict[str, str]:
         """Return the parts' hashes; the text encoder's has the connectors', because the

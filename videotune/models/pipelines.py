@@ -221,14 +221,22 @@ def in_tiles(vae: Any, tiled: bool) -> Iterator[None]:
 def without_shift_warning(scheduler: Any) -> Iterator[None]:
     """Hide the warning about custom timesteps that are shifted, if nothing shifts them."""
     config = scheduler.config
-    logger = logging.getLogger(type(scheduler).__module__)
+    is_shifted = (
+        config.shift != 1 or config.use_dynamic_shifting or config.shift_terminal
+    )
+    if is_shifted:
+        yield
+        return
+    with without_warnings(type(scheduler)):
+        yield
+
+
+@contextmanager
+def without_warnings(cls: type) -> Iterator[None]:
+    """Hide the warnings of the module of a class of diffusers, which do not apply."""
+    logger = logging.getLogger(cls.__module__)
     level = logger.level
-    if (
-        config.shift == 1
-        and not config.use_dynamic_shifting
-        and not config.shift_terminal
-    ):
-        logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:

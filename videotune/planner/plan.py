@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from videotune.adapters import adapter_types, layers
+from videotune.adapters.lora import idle_targets
 from videotune.config import schema
 from videotune.config.sections import Condition
 from videotune.data.dataset import totals
@@ -18,6 +19,7 @@ from videotune.exporter.formats import check_formats
 from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.latent_cache import exposure, sampler
+from videotune.models.base import DiffusersModel
 from videotune.models.registry import find
 from videotune.planner.cache_size import cache_size
 from videotune.planner.step_spec import state_bytes_per_number
@@ -128,7 +130,8 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     """Return modules and parameters that train, in all experts; None without a base
     model.
 
-    "groups" counts each kind of module in one expert, with * for a block's number.
+    "groups" counts each kind of module in one expert, with * for a block's number;
+    "idle" those that are named and do not train.
     """
     if job.base is None:
         return None
@@ -150,7 +153,29 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
         text_modules, text_numbers = text_size(family, job.config)
         modules += text_modules
         count += text_numbers
-    return {"modules": modules, "parameters": count, "groups": layers.grouped(paths)}
+    return {
+        "modules": modules,
+        "parameters": count,
+        "groups": layers.grouped(paths),
+        "idle": layers.grouped(named_and_idle(family, job.config)),
+    }
+
+
+def named_and_idle(family: DiffusersModel, config: schema.Config) -> list[str]:
+    """Return the modules or weights of the denoiser that the config names and that do
+    not train, because they have no effect in a training step.
+    """
+    spec = family.spec
+    if not spec.idle_paths or not config.transformer.train:
+        return []
+    net = family.skeleton()
+    if config.training_method != "FINE_TUNE":
+        return idle_targets(net, spec, config.lora.targets)
+    if config.transformer.layers is None:
+        return []
+    names = [name for name, _ in net.named_parameters()]
+    chosen = layers.layers_of(names, config.transformer.layers)
+    return [name for name in chosen if spec.is_idle(name)]
 
 
 def conditions_of(job: Job) -> list[dict[str, Any]]:

@@ -213,7 +213,7 @@ def what_trains(
     does not fit.
     """
     if config.training_method == "FINE_TUNE":
-        return add_full(net, config.transformer.layers)
+        return add_full(net, spec, config.transformer.layers)
     # PEFT itself counts the parameters; on the meta device no number is drawn.
     with torch.device("meta"):
         return inject(net, spec, config.lora)

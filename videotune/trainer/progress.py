@@ -73,6 +73,13 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
         f"training {trained} in {modules} on {_describe_devices(trainer)}, "
         f"into {trainer.run}"
     )
+    idle = trainer.plan["adapter"]["idle"] if trainer.plan["adapter"] else {}
+    if idle:
+        count = counted(sum(idle.values()), "module")
+        echo(
+            f"note: {count} that the config names act on sound only, which is not trained: they stay "
+            "as they are"
+        )
 
 
 def _count_parameters(trainer: Trainer) -> int:

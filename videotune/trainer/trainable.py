@@ -38,7 +38,7 @@ def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Para
     if not config.transformer.train:
         return {}
     if config.training_method == "FINE_TUNE":
-        return add_full(net, config.transformer.layers)
+        return add_full(net, spec, config.transformer.layers)
     return add_lora(net, spec, config.lora, config.seed)
 
 

@@ -57,9 +57,10 @@ def tokens_per_step(job: Job) -> float:
 def passes_per_step(spec: ModelSpec, guidance: float) -> int:
     """Return the forward passes of a denoising step.
 
-    Guidance above 1 needs a second pass, unless the network takes it as an input.
+    Guidance above 1 needs further passes, unless the network takes it as an input.
     """
-    return 2 if guidance > 1 and not spec.guidance_embedded else 1
+    is_guided = guidance > 1 and not spec.guidance_embedded
+    return spec.sample_passes if is_guided else 1
 
 
 def share_of_steps(job: Job, tokens: float) -> float:

@@ -1,0 +1,349 @@
+"""LTX-2: what trains of a transformer of video and sound, what its pipelines are told,
+and what is refused of its files.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support import families
+from tests.support.families import Open
+from videotune.adapters.layers import add_full
+from videotune.adapters.lora import idle_targets, matching
+from videotune.errors import VideotuneError
+from videotune.models.ltx2_conditions import last_frame_coords
+from videotune.models.registry import find
+from videotune.types import SampleRequest
+
+VERSIONS = pytest.mark.parametrize("version", find("ltx2").variants)
+
+
+@pytest.fixture
+def family(version: str, tiny_family: Open) -> Any:
+    return tiny_family("ltx2", variant=version)
+
+
+def velocity(family: Any, net: Any, batch: Any) -> torch.Tensor:
+    t = torch.full((len(batch),), 0.6)
+    with torch.no_grad():
+        predicted: torch.Tensor = family.predict(net, batch.x0, t, batch)
+    return predicted
+
+
+@VERSIONS
+def test_what_is_called_idle_has_no_gradient_and_all_else_has(family: Any) -> None:
+    batch = families.batch_of(family, ["a red circle"])
+    net = families.first_of(family).requires_grad_(True)
+    # Gates that begin at zero would hide what lies behind them.
+    for parameter in net.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    family.predict(net, batch.x0, torch.tensor([0.6]), batch).square().sum().backward()
+
+    acting = set()
+    for name, parameter in net.named_parameters():
+        if parameter.grad is not None and bool(parameter.grad.any()):
+            acting.add(name)
+    idle = {name for name, _ in net.named_parameters() if family.spec.is_idle(name)}
+    assert acting.isdisjoint(idle)
+    # A token table of one entry has a gradient of 0 in the bias of its keys.
+    quiet = {name for name, _ in net.named_parameters()} - acting - idle
+    assert all(name.endswith("to_k.bias") for name in quiet)
+
+
+@VERSIONS
+def test_targets_that_reach_sound_train_the_video_alone(family: Any) -> None:
+    net = family.skeleton()
+    everything = matching(net, family.spec, "all")
+    by_suffix = matching(net, family.spec, ["to_k"])
+    left_out = idle_targets(net, family.spec, ["to_k"])
+
+    assert len(by_suffix) == 4  # attn1 and attn2 of two blocks
+    assert len(left_out) == 8  # two attentions of sound, two between both
+    assert not any("audio" in path for path in [*everything, *by_suffix])
+    assert idle_targets(net, family.spec, "attention") == []
+    with pytest.raises(VideotuneError):
+        matching(net, family.spec, ["audio_attn1.to_k"])
+
+
+@VERSIONS
+def test_whole_fine_tuning_leaves_sound_as_it_is(family: Any) -> None:
+    trained = add_full(family.skeleton(), family.spec)
+    assert trained
+    assert not any(family.spec.is_idle(name) for name in trained)
+    some = add_full(family.skeleton(), family.spec, ["to_k", "proj_in"])
+    assert {name for name in some if "to_k" not in name} == {
+        "proj_in.weight",
+        "proj_in.bias",
+    }
+    with pytest.raises(VideotuneError):
+        add_full(family.skeleton(), family.spec, ["audio_ff"])
+
+
+@VERSIONS
+def test_the_video_sees_no_sound(family: Any) -> None:
+    """The states of the caption for sound change nothing, those for the video do."""
+    batch = families.batch_of(family, ["a red circle"])
+    net = families.first_of(family)
+    usual = velocity(family, net, batch)
+    for name, changes in (("audio_text", False), ("text", True)):
+        conditioning = batch.conditioning
+        if name == "text":
+            conditioning = replace(conditioning, text=conditioning.text + 1)
+        else:
+            sound = {name: conditioning.extras[name] + 1}
+            conditioning = replace(conditioning, extras=conditioning.extras | sound)
+        other = velocity(family, net, replace(batch, conditioning=conditioning))
+        assert torch.equal(other, usual) is not changes
+
+
+def test_captions_are_the_connectors_of_the_pipeline(tiny_family: Open) -> None:
+    """A whole pipeline, given the caption's words, calls its transformer with what the
+    cache keeps.
+    """
+    family = tiny_family("ltx2")
+    whole = find("ltx2").tiny_pipeline("2.3")
+    for part in ("text_encoder", "connectors", "transformer"):
+        module = getattr(whole, part)
+        loaded = (
+            family.denoiser()
+            if part == "transformer"
+            else getattr(family.text_pipeline(), part)
+        )
+        module.load_state_dict(loaded.state_dict())
+    calls: list[dict[str, Any]] = []
+
+    def keep(_: Any, arguments: Any, keywords: dict[str, Any]) -> None:
+        calls.append(keywords)
+
+    whole.transformer.register_forward_pre_hook(keep, with_kwargs=True)
+    whole.set_progress_bar_config(disable=True)
+    whole(
+        prompt="a red circle",
+        height=64,
+        width=64,
+        num_frames=9,
+        num_inference_steps=1,
+        guidance_scale=1.0,
+        audio_guidance_scale=1.0,
+        stg_scale=0.0,
+        audio_stg_scale=0.0,
+        modality_scale=1.0,
+        audio_modality_scale=1.0,
+        output_type="latent",
+    )
+    states = family.encode_text(["a red circle"])[0]
+    torch.testing.assert_close(calls[0]["encoder_hidden_states"][0], states["text"])
+    sound = calls[0]["audio_encoder_hidden_states"][0]
+    torch.testing.assert_close(sound, states["audio_text"])
+    assert bool(calls[0]["encoder_attention_mask"].all())
+
+
+def test_another_connector_is_another_cache(tiny_bases: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_bases("ltx2"), tmp_path / "base"))
+    before = families.open_family("ltx2", folder).fingerprints()["text_encoder"]
+    weights = folder / "connectors" / "diffusion_pytorch_model.safetensors"
+    state = load_file(weights)
+    name = next(iter(state))
+    state[name] = state[name] + 1
+    save_file(state, weights)
+    after = families.open_family("ltx2", folder).fingerprints()["text_encoder"]
+    assert before != after
+
+
+def test_a_vae_without_statistics_is_refused(tiny_bases: Any, tmp_path: Path) -> None:
+    """diffusers would normalise by 0 and 1, and train on latents of another scale."""
+    folder = Path(shutil.copytree(tiny_bases("ltx2"), tmp_path / "base"))
+    weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    state = load_file(weights)
+    del state["latents_mean"], state["latents_std"]
+    save_file(state, weights)
+    with pytest.raises(VideotuneError):
+        families.open_family("ltx2", folder).vae()
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("vae", {"spatial_compression_ratio": None}),
+        ("vae", {"timestep_conditioning": True}),
+        ("transformer", {"patch_size": 2}),
+        ("transformer", {"cross_attention_dim": 64}),
+        ("connectors", {"video_connector_num_learnable_registers": None}),
+    ],
+)
+def test_configs_of_no_published_checkpoint_are_refused(
+    part: str, values: dict[str, Any], tiny_bases: Any, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_bases("ltx2"), tmp_path / "base"))
+    families.edit_json(folder / part / "config.json", **values)
+    with pytest.raises(VideotuneError):
+        find("ltx2").read_spec(folder)
+
+
+def test_a_strange_text_encoder_is_refused(tiny_bases: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_bases("ltx2"), tmp_path / "base"))
+    index = folder / "model_index.json"
+    families.edit_json(index, text_encoder=["transformers", "T5EncoderModel"])
+    with pytest.raises(VideotuneError):
+        find("ltx2").read_spec(folder)
+
+
+@VERSIONS
+def test_a_guided_step_is_four_evaluations_and_an_unguided_one_is_one(
+    family: Any,
+) -> None:
+    batch = families.batch_of(family, ["a red circle"])
+    net = families.first_of(family)
+    samples_of: list[int] = []
+
+    def count(_: Any, arguments: Any, keywords: dict[str, Any]) -> None:
+        samples_of.append(len(keywords["hidden_states"]))
+
+    net.register_forward_pre_hook(count, with_kwargs=True)
+    nets = {"transformer": net}
+    request = SampleRequest(families.small_shape(family), 1, 3.0, (1,))
+    family.sample(nets, batch.conditioning, batch.conditioning, request)
+    assert sum(samples_of) == family.spec.sample_passes == 4
+    samples_of.clear()
+    family.sample(nets, batch.conditioning, None, replace(request, guidance=1.0))
+    assert samples_of == [1]
+
+
+@VERSIONS
+def test_samples_do_not_depend_on_their_neighbours(family: Any) -> None:
+    batch = families.batch_of(family, ["a red circle", "b"])
+    nets = families.denoisers(family)
+    request = SampleRequest(
+        families.small_shape(family), 2, 3.0, (1, 2), first=batch.x0[:, :, :1]
+    )
+    together = family.sample(nets, batch.conditioning, batch.conditioning, request)
+    for i, part in enumerate(batch.split(1)):
+        alone = family.sample(
+            nets,
+            part.conditioning,
+            part.conditioning,
+            replace(request, seeds=(i + 1,), first=request.first[[i]]),
+        )
+        torch.testing.assert_close(alone[0], together[i], rtol=1e-4, atol=1e-4)
+
+
+def given_batch(family: Any, names: list[str]) -> Any:
+    """A batch of one clip of three latent frames with these conditions."""
+    rules = family.spec.rules
+    shape = replace(families.small_shape(family), frames=2 * rules.frame_step + 1)
+    batch = families.batch_of(family, ["a red circle"], shape=shape)
+    generator = torch.Generator().manual_seed(7)
+    extras = dict(batch.conditioning.extras)
+    mask = batch.conditioning_mask.clone()
+    for name in names:
+        if name == "prefix":
+            mask[:, :, :2] = True
+        else:
+            count = 1 if name == "last_frame" else 3
+            size = (1, batch.x0.shape[1], count, *batch.x0.shape[3:])
+            extras[name] = torch.randn(size, generator=generator)
+    conditioning = replace(batch.conditioning, extras=extras)
+    return shape, replace(
+        batch,
+        conditioning=conditioning,
+        conditioning_mask=mask,
+        loss_mask=(~mask).float(),
+        has_clean_frames=bool(mask.any()),
+    )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["prefix"], ["last_frame"], ["reference"], ["prefix", "last_frame", "reference"]],
+    ids="-".join,
+)
+@VERSIONS
+def test_given_frames_are_told_as_the_pipeline_tells_them(
+    family: Any, names: list[str]
+) -> None:
+    """The same tokens, positions and timesteps, and samples keep what is given."""
+    shape, batch = given_batch(family, names)
+    net = families.first_of(family)
+    calls: list[dict[str, Any]] = []
+
+    def keep(_: Any, arguments: Any, keywords: dict[str, Any]) -> None:
+        calls.append(dict(keywords))
+
+    net.register_forward_pre_hook(keep, with_kwargs=True)
+    known = None if "prefix" not in names else batch.x0
+    cells = batch.conditioning_mask.expand(-1, -1, -1, *batch.x0.shape[3:])
+    request = SampleRequest(
+        shape,
+        2,
+        1.0,
+        (3,),
+        known=known,
+        known_mask=None if known is None else cells,
+    )
+    drawn = family.sample({"transformer": net}, batch.conditioning, None, request)
+    if known is not None:
+        assert torch.equal(
+            drawn.where(cells, 0.0 * drawn), known.where(cells, 0.0 * drawn)
+        )
+
+    for theirs in list(calls):
+        count = batch.x0.shape[2:].numel()
+        x_t = theirs["hidden_states"][:, :count].transpose(1, 2)
+        t = theirs["sigma"] / 1000
+        calls.clear()
+        with torch.no_grad():
+            family.predict(net, x_t.reshape(batch.x0.shape), t, batch)
+        for word in ("hidden_states", "timestep", "sigma", "video_coords"):
+            torch.testing.assert_close(
+                calls[0][word].expand_as(theirs[word]), theirs[word]
+            )
+
+
+def test_a_last_frame_stands_at_the_first_pixel_frame_of_its_latent(
+    tiny_family: Open,
+) -> None:
+    rules = tiny_family("ltx2").spec.rules
+    coords = last_frame_coords(3, 2, 2, rules, torch.device("cpu"))
+    assert coords.shape == (1, 3, 4, 2)
+    assert coords[0, 0].unique().tolist() == [9.0, 10.0]
+
+
+def test_the_index_decides_between_the_text_encoders(tiny_family: Open) -> None:
+    names = {
+        version: type(
+            tiny_family("ltx2", variant=version).text_parts()["text_encoder"].encoder
+        ).__name__
+        for version in find("ltx2").variants
+    }
+    assert names == {
+        "2.3": "Gemma3ForConditionalGeneration",
+        "2.0": "Gemma3ForConditionalGeneration",
+        "2.5": "Gemma4UnifiedForConditionalGeneration",
+    }
+    titles = {
+        version: tiny_family("ltx2", variant=version).spec.title
+        for version in find("ltx2").variants
+    }
+    assert titles == {"2.3": "LTX-2.3", "2.0": "LTX-2", "2.5": "LTX-2.5"}
+
+
+def test_optional_parts_of_a_pipeline_are_not_taken_for_settings(
+    tiny_bases: Any, tmp_path: Path
+) -> None:
+    """An index that names a processor or a head for durations."""
+    folder = Path(shutil.copytree(tiny_bases("ltx2"), tmp_path / "base"))
+    index = json.loads((folder / "model_index.json").read_text())
+    index["duration_head"] = ["ltx2", "LTX2DurationHead"]
+    index["processor"] = ["transformers", "Gemma3Processor"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    family = families.open_family("ltx2", folder)
+    pipe = family.pipeline({"transformer": torch.nn.Identity()})
+    assert pipe.duration_head is None
+    assert pipe.processor is None
