@@ -102,8 +102,8 @@ def test_hours_come_one_by_one_and_stay_when_they_are_stopped(
     assert not plan_server.is_computing(out)
 
 
-def test_an_answer_that_is_killed_or_hangs_is_said(
-    tmp_path: Path, question: dict[str, Any]
+def test_an_answer_that_is_killed_or_hangs_is_said_until_the_next_start(
+    tmp_path: Path, question: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / ".studio" / "plan.json"
     assert "more than" in answer(out, question | {"longest": 0.0})["words"]
@@ -119,6 +119,14 @@ def test_an_answer_that_is_killed_or_hangs_is_said(
     found = answer(out, question)
     assert found["code"] == 1
     assert "killed" in found["words"]
+    assert plan_server.answer_so_far(out, question)["current"]
+
+    # As after the studio has ended during the calculation: the next one begins it anew.
+    monkeypatch.setattr(plan_server, "_STUDIO_START", "the next start")
+    monkeypatch.setattr(plan_server, "_current_key", {})
+    assert not plan_server.answer_so_far(out, question)["current"]
+    assert answer(out, question)["code"] == 0
+    assert "died_in" not in plan_server.read_answer(out)
 
 
 def test_the_studio_asks_without_torch_and_its_processes_end_with_it(

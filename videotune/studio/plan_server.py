@@ -6,6 +6,7 @@ The process has imported all libraries, so a fork starts at once.
 import json
 import multiprocessing
 import time
+import uuid
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,11 @@ TIMEOUT = 120.0
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([WORKER_MODULE, "videotune.cli.main", __name__])
+
+_STUDIO_START = uuid.uuid4().hex
+"""Stands for this start of the studio. That a calculation died, as all do when the
+studio ends, says nothing about its question, so the next start computes it again.
+"""
 
 _lock = Lock()
 _current_key: dict[Path, str] = {}
@@ -98,7 +104,8 @@ def answer_so_far(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     is_computing_it = is_computing(out, key_of(question))
     answer = read_answer(out)
     is_same_question = answer.get("key") == key_of(question)
-    is_full = answer.get("part") == "full"
+    is_of_earlier_start = answer.get("died_in", _STUDIO_START) != _STUDIO_START
+    is_full = answer.get("part") == "full" and not is_of_earlier_start
     is_current = is_same_question and is_full
     return {
         **answer,
@@ -160,6 +167,7 @@ def _compute(question: dict[str, Any], previous_worker: Thread | None) -> None:
             "code": 1,
             "words": f"the calculation {failure}",
             "part": "full",
+            "died_in": _STUDIO_START,
         }
         write_json(out, read_answer(out) | answer, durable=False)
 

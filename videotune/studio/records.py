@@ -234,6 +234,10 @@ class Answer(TypedDict, total=False):
     code: int
     words: str
     part: str
+
+    died_in: str
+    """The start of the studio in which the calculation died, of one that did."""
+
     plan: Plan | None
     presets: dict[str, PresetHours]
 
