@@ -130,10 +130,17 @@ def test_the_time_of_a_card_that_is_not_here_names_the_card(
     assert "On the CPU of this computer" in text, "the toy trains anywhere"
 
 
-@pytest.mark.parametrize(("interval", "is_said"), [(200, True), (2, False), (0, False)])
-def test_a_run_shorter_than_the_time_between_previews_says_so(
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        (200, "before the first step and at the end only"),
+        (20, "before the first step, then every 20 steps"),
+        (0, "none"),
+    ],
+)
+def test_the_plan_says_when_previews_are_drawn(
     interval: int,
-    is_said: bool,
+    words: str,
     client: Any,
     cats: projects.Project,
     answer: dict[str, Any],
@@ -141,7 +148,8 @@ def test_a_run_shorter_than_the_time_between_previews_says_so(
     settings = {"sample_after": interval, "samples": ["a cat"]}
     plan = PLAN | {"steps": 60, "settings": settings}
     answer.update({"plan": plan, "current": True, "measuring": False})
-    assert ('id="plan-previews"' in region(client)) == is_said
+    (line,) = re.findall(r'id="plan-previews">(.*?)</p>', region(client))
+    assert f"Previews: {words}" in re.sub("<[^>]+>", "", line)
 
 
 def test_a_clip_that_cannot_be_used_is_said_once_with_its_remedies(
