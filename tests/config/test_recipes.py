@@ -140,6 +140,7 @@ def test_each_name_in_the_list_of_presets_is_taken() -> None:
         ("wan 2.2", "wan 2.2 A14B LoRA"),
         ("ltx", "ltx 13B LoRA"),
         ("wna 2.2 lora", "wan 2.2 LoRA"),
+        ("wna", "wan 2.2"),
         ("", "no model"),
     ],
 )

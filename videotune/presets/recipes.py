@@ -128,7 +128,11 @@ def _has_words(text: str, spellings: str) -> bool:
     words = set(re.findall(r"[a-z]+|[\d.]+", text.lower()))
     names = set(re.findall(r"[a-z]+|[\d.]+", spellings.lower()))
     squashed = _without_spaces(text)
-    return bool(squashed) and (words <= names or squashed in _without_spaces(spellings))
+    if not squashed:
+        return False
+    # No number is cut: "1" is not a part of "13B".
+    is_part = re.search(rf"{re.escape(squashed)}(?![\d.])", _without_spaces(spellings))
+    return words <= names or is_part is not None
 
 
 def _usual_method(names: Sequence[str]) -> list[str]:
@@ -148,6 +152,14 @@ def _near_models(text: str) -> list[str]:
         for spelling in _spellings(model):
             model_by_spelling[spelling.lower()] = model
     near = difflib.get_close_matches(text.lower(), model_by_spelling, 6, 0.4)
+    if not near:
+        # A short name, mistyped, is like none of the long ones as a whole.
+        first_word = text.lower().split(" ")[0]
+        near = [
+            spelling
+            for spelling in model_by_spelling
+            if difflib.get_close_matches(first_word, spelling.split(" "), 1, 0.6)
+        ]
     return list(dict.fromkeys(model_by_spelling[spelling] for spelling in near))[:3]
 
 
