@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from videotune.interop import rules, size_buckets
@@ -183,6 +184,7 @@ def test_sizes(trainer: str) -> None:
 
 WAN: ModelSpec = find("wan").spec
 LTX: ModelSpec = find("ltx_video").spec
+LTX_2: ModelSpec = find("ltx2").spec
 
 
 def noise_of(
@@ -235,3 +237,35 @@ def test_noise_levels() -> None:
         assert noise_of("ltx-trainer", {}, tuple(bucket)) == pytest.approx(
             wanted, abs=0.01
         ), bucket
+
+
+def ltx_2_noise(std: float = 1.0) -> NoiseLevels | str:
+    values = DATASETS["ltx-trainer"] | {
+        "flow_matching.timestep_sampling_params.std": std
+    }
+    levels = build_trainer_rules("ltx-trainer", values, LTX_2).noise((121, 512, 768))
+    assert isinstance(levels, NoiseLevels | str)
+    return levels
+
+
+def test_noise_levels_of_ltx_2() -> None:
+    """As two million draws of the law of its authors' trainer, for 6144 tokens."""
+    levels = ltx_2_noise()
+    assert isinstance(levels, NoiseLevels)
+    mean = 0.95 + (2.05 - 0.95) * (6144 - 1024) / (4096 - 1024)
+    random = np.random.default_rng(0)
+    count = 2_000_000
+
+    def sigmoid(x: Any) -> Any:
+        return 1 / (1 + np.exp(-x))
+
+    low, high = sigmoid(mean - 2.5758), sigmoid(mean + 3.0902)
+    drawn = (sigmoid(random.normal(mean, 1, count)) - low) / (high - low)
+    drawn = np.where(drawn < 1e-3, 2e-3 - drawn, drawn).clip(0, 1)
+    uniform = random.uniform(1e-3, 1, count)
+    drawn = np.where(random.random(count) < 0.1, uniform, drawn)
+
+    shares = (0.05, 0.25, 0.5, 0.75, 0.95)
+    wanted = np.quantile(drawn, shares)
+    assert levels.quantiles(*shares) == pytest.approx(wanted, abs=2e-3)
+    assert isinstance(ltx_2_noise(std=0.5), str)

@@ -751,3 +751,126 @@ def test_a_file_of_prompts_that_is_elsewhere_is_not_read(tmp_path: Path) -> None
     assert "no such text file" in str(found.rows)
     with pytest.raises(VideotuneError, match="lists the trainers"):
         read_foreign_config([root / "run.sh", HERE / "__init__.py"])
+
+
+LTX_2 = {
+    "ltx-trainer": [("model.model_path", "/models/ltx-2.3-22b-dev.safetensors")],
+    "ai-toolkit": [
+        ("config.process.0.model.arch", "ltx2.3"),
+        ("config.process.0.model.name_or_path", "Lightricks/LTX-2.3"),
+    ],
+    "diffusion-pipe": [
+        ("model.type", "ltx2"),
+        ("model.diffusion_model", "/models/ltx-2.3-22b-dev.safetensors"),
+    ],
+    "simpletuner": [("model_family", "ltxvideo2"), ("model_flavour", "2.3-dev")],
+}
+"""How trainers name LTX-2.3: keys and values."""
+
+
+@pytest.mark.parametrize("trainer", LTX_2)
+def test_ltx_2_as_each_trainer_names_it(trainer: str) -> None:
+    def base_of(spelling: str) -> dict[str, Any]:
+        values = {key: value.replace("2.3", spelling) for key, value in LTX_2[trainer]}
+        config = translate(ForeignConfig(trainer, values, (HERE / "x",), ())).config
+        return {
+            key: config[key] for key in ("family", "base_model_name") if key in config
+        }
+
+    assert base_of("2.3") == {
+        "family": "ltx2",
+        "base_model_name": "diffusers/LTX-2.3-Diffusers",
+    }
+    assert base_of("2.5")["base_model_name"] == "Lightricks/LTX-2.5-Diffusers"
+    assert base_of("2.3-distilled") == {"family": "ltx2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("ltx-video-2b-v0.9.1.safetensors", "Lightricks/LTX-Video"),
+        ("ltxv-13b-0.9.7-dev.safetensors", "Lightricks/LTX-Video-0.9.7-dev"),
+        ("ltx-2-19b-dev.safetensors", "Lightricks/LTX-2"),
+    ],
+)
+def test_ltx_video_2b_is_not_taken_for_ltx_2(name: str, base: str) -> None:
+    found = given("ltx-trainer", model__model_path=f"/models/{name}")
+    assert found.config["base_model_name"] == base
+
+
+def test_conditions_of_ltx_2_that_videotune_does_not_train_are_said() -> None:
+    found = imported("ltx-trainer/sound.yaml")
+    start = "training_strategy.video.conditions"
+    suffix = row(found, f"{start}.1.type")
+    assert not suffix.ours
+    assert suffix.verdict == "none"
+    assert suffix.note
+    assert len(row(found, f"{start}.0.type").ours["conditions"]) == 2
+    assert "first_frame_probability" not in found.config
+
+    without = given("ltx-trainer", training_strategy__name="flexible")
+    assert without.config["first_frame_probability"] == 0
+    older = given("ltx-trainer", model__model_path="/models/ltx-2-19b-dev.safetensors")
+    assert older.config["first_frame_probability"] == 0.1
+
+
+@pytest.mark.parametrize("video", [{}, {"is_generated": False}])
+def test_a_config_that_trains_sound_alone_is_told_to_train_the_video(
+    video: dict[str, Any],
+) -> None:
+    strategy = {"name": "flexible", "audio": {"is_generated": True}}
+    if video:
+        strategy["video"] = video
+    values = flat_leaves(
+        {
+            "model": {"model_path": "/models/ltx-2-19b-dev.safetensors"},
+            "lora": {"rank": 32, "target_modules": ["audio_attn1.to_k"]},
+            "training_strategy": strategy,
+        }
+    )
+    found = translate(ForeignConfig("ltx-trainer", values, (HERE / "x",), ()))
+    part = "video" if video else "audio"
+    assert row(found, f"training_strategy.{part}.is_generated").verdict == "differs"
+    assert not row(found, "lora.target_modules").ours
+    assert row(found, "training_strategy.audio.is_generated").note
+
+
+@pytest.mark.parametrize(
+    ("names", "verdict"),
+    [
+        (["to_k", "to_q", "to_v", "to_out.0"], "differs"),
+        ([f"attn{i}.to_{part}" for i in (1, 2) for part in ("k", "q", "v", "out.0")], "translated"),
+    ],
+)  # fmt: skip
+def test_lora_targets_of_ltx_2_that_reach_sound_are_said(
+    names: list[str], verdict: str
+) -> None:
+    values = {
+        "model.model_path": "/models/ltx-2-19b-dev.safetensors",
+        "lora.target_modules": names,
+    }
+    found = translate(ForeignConfig("ltx-trainer", values, (HERE / "x",), ()))
+    targets = row(found, "lora.target_modules")
+    assert targets.ours == {"lora.targets": "attention"}
+    assert targets.verdict == verdict
+
+
+def test_conditions_of_ltx_2_in_simpletuner() -> None:
+    found = given(
+        "simpletuner",
+        model_family="ltxvideo2",
+        ltx2_first_frame_conditioning_probability=0.5,
+        ltx2_prefix_conditioning_probability=0.25,
+        ltx2_prefix_conditioning_frames=2,
+        ltx2_suffix_conditioning_probability=0.5,
+    )
+    assert found.config["first_frame_probability"] == 0.5
+    assert found.config["conditions"] == [
+        {"type": "prefix", "probability": 0.25, "latent_frames": 2}
+    ]
+    assert row(found, "ltx2_suffix_conditioning_probability").note
+
+    never = given(
+        "simpletuner", model_family="ltxvideo2", ltx2_prefix_conditioning_probability=0
+    )
+    assert "conditions" not in never.config

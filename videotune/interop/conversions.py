@@ -267,6 +267,27 @@ def _share_of_rate(value: Any, _: Path) -> float:
     return float(share) * float(rate)
 
 
+def _condition(value: Any, _: Path) -> list[dict[str, Any]]:
+    """Convert [type, probability, latent frames], of which the last two may be missing,
+    to ``conditions``.
+    """
+    names = ("type", "probability", "latent_frames")
+    entry = dict(zip(names, value, strict=False))
+    return [{name: part for name, part in entry.items() if part is not None}]
+
+
+def _prefix(value: Any, folder: Path) -> list[dict[str, Any]] | None:
+    """Convert [probability, latent frames] to ``conditions``; 0 is none."""
+    probability, latent_frames = value
+    if float(probability) == 0:
+        return None
+    return _condition(["prefix", float(probability), latent_frames], folder)
+
+
+def _one_prompt(value: Any, _: Path) -> list[str]:
+    return [str(value)]
+
+
 def _mask_folder(value: Any, folder: Path) -> list[Any]:
     """Convert a folder of masks to itself and the weight outside of them, 0."""
     return [_path(value, folder), 0.0]
@@ -280,6 +301,9 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "buckets": _buckets,
     "path": _path,
     "mask folder": _mask_folder,
+    "condition": _condition,
+    "prefix": _prefix,
+    "one prompt": _one_prompt,
     "path or id": _path_or_id,
     "weights": _weights,
     "LoRA files": _lora_files,

@@ -1,5 +1,7 @@
 """Noise levels of other trainers, from their run options."""
 
+import math
+
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.interop import rules
 from videotune.interop.rules import Bucket, NoiseLevels
@@ -125,7 +127,7 @@ def onetrainer_noise(run: ForeignSection) -> NoiseLevels | str:
 
 def preprocessed_noise(
     run: ForeignSection, spec: ModelSpec, bucket: Bucket
-) -> NoiseLevels:
+) -> NoiseLevels | str:
     """Return the noise levels of the trainer with preprocessed clips for a bucket."""
     if run.flow_matching_timestep_sampling_mode == "uniform":
         return noise_levels("UNIFORM")
@@ -136,6 +138,9 @@ def preprocessed_noise(
     tokens = latent_frames * (height // spatial_stride) * (width // spatial_stride)
     # Linear in the tokens: 0.95 at 1024, 2.05 at 4096, and not clamped beyond.
     mean = 0.95 + (2.05 - 0.95) * (tokens - 1024) / (4096 - 1024)
-    return noise_levels(
-        "LOGIT_NORMAL", mean=mean, std=run.flow_matching_timestep_sampling_params_std
-    )
+    std = run.flow_matching_timestep_sampling_params_std
+    if spec.timestep_distribution != "STRETCHED_LOGIT_NORMAL":
+        return noise_levels("LOGIT_NORMAL", mean=mean, std=std)
+    if std != 1:
+        return f"timestep_sampling_params.std {std:g} is not calculated here"
+    return noise_levels("STRETCHED_LOGIT_NORMAL", shift=math.exp(mean))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
-from videotune.data.frame_counts import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.interop.addresses import (
@@ -24,8 +23,10 @@ from videotune.interop.addresses import (
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
+from videotune.interop.joined_lists import with_joined_lists
 from videotune.interop.missing_files import is_missing_file, with_missing_file
 from videotune.interop.optimizer_arguments import with_arguments
+from videotune.interop.preview_rows import with_valid_previews
 from videotune.interop.translated_key import TranslatedKey
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
@@ -87,7 +88,8 @@ def translate(theirs: ForeignConfig) -> Imported:
     for key, path in theirs.missing:
         rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
 
-    rows = with_all_addresses(_with_valid_previews(rows, base))
+    rows = with_valid_previews(with_joined_lists(rows), _base_spec(base))
+    rows = with_all_addresses(rows)
     config, final_rows = _accept(rows, base)
     shown_rows = masked_rows(final_rows, table.get("secrets", ()))
     return Imported(theirs.trainer, config, shown_rows)
@@ -296,7 +298,10 @@ def _translate_key(
             )
             translated_value = -(-value // divisor) if divisor else value
             if "with" in rule:
-                translated_value = [value, _related_value(rule["with"], key, values)]
+                names = rule["with"]
+                related_keys = [names] if isinstance(names, str) else names
+                related = [_related_value(name, key, values) for name in related_keys]
+                translated_value = [value, *related]
             ours = _convert(key, translated_value, rule, folder)
         except VideotuneError as error:
             notes.append(str(error))
@@ -389,65 +394,6 @@ def _known_base(text: str) -> dict[str, str]:
         if has_all and not has_excluded:
             return dict(base["ours"])
     return {}
-
-
-def _with_valid_previews(
-    rows: Sequence[TranslatedKey], base: Mapping[str, str]
-) -> list[TranslatedKey]:
-    """Return the rows with previews that the model can sample: their frames, and an
-    image to begin with only if it takes one.
-    """
-    spec = _base_spec(base)
-    if spec is None:
-        return list(rows)
-
-    result = []
-    for row in rows:
-        ours = dict(row.ours)
-        if "sample.frames" in ours:
-            ours["sample.frames"] = _valid_frames(ours["sample.frames"], spec)
-        if isinstance(ours.get("samples"), list):
-            ours["samples"] = [
-                _valid_prompt(prompt, spec) for prompt in ours["samples"]
-            ]
-
-        notes = [row.note]
-        if _texts_of("image", ours) != _texts_of("image", row.ours):
-            notes.append(f"{spec.title} takes no image to begin with")
-        if _texts_of("last_frame", ours) != _texts_of("last_frame", row.ours):
-            notes.append("a last frame needs last_frame in conditions")
-        if _texts_of("frames", ours) != _texts_of("frames", row.ours):
-            notes.append(f"{spec.title} samples {frame_rule(spec.rules)}")
-        if ours != row.ours:
-            note = "; ".join(filter(None, notes))
-            row = replace(row, ours=ours, verdict="translated", note=note)
-        result.append(row)
-    return result
-
-
-def _texts_of(name: str, value: Any) -> list[str]:
-    """Return the values of a key wherever it is in nested data, as texts."""
-    leaves = suggestions.flat_leaves(value)
-    return [str(leaf) for key, leaf in leaves.items() if key.split(".")[-1] == name]
-
-
-def _valid_frames(frames: Any, spec: ModelSpec) -> Any:
-    is_count = isinstance(frames, int) and frames > 0
-    return snap_frames(frames, spec.rules) if is_count else frames
-
-
-def _valid_prompt(prompt: Any, spec: ModelSpec) -> Any:
-    """Return an entry of ``samples`` with what the model can sample."""
-    if not isinstance(prompt, dict):
-        return prompt
-    valid_prompt = dict(prompt)
-    if "frames" in prompt:
-        valid_prompt["frames"] = _valid_frames(prompt["frames"], spec)
-    if spec.image_conditioning == "none":
-        valid_prompt.pop("image", None)
-    # An imported config learns none.
-    valid_prompt.pop("last_frame", None)
-    return valid_prompt
 
 
 def _accept(
