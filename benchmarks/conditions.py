@@ -2,16 +2,18 @@
 and after a training.
 
     python benchmarks/conditions.py [--steps 300] [--seeds 0 1 2] [--scenes 12]
-    [--control] [--work runs/conditions] [--out FILE] [--pictures FOLDER] [--tiny]
+    [--tasks inpainting extension] [--probability 1] [--caption-dropout 1] [--control]
+    [--work runs/conditions] [--out FILE] [--pictures FOLDER] [--tiny]
 
 Inpainting hides a strip at the left or right of a clip, extension hides the last two of
 five latent frames. All captions are empty, so only the clip says what it shows. A run
 is the product's own, and so are its samples, whose files hold other pixels in the place
 of the hidden ones. A seed has its own clips, scenes, noise and first weights. Of
 inpainting the trained network is also given cells beside hidden pixels, once cut out of
-the whole clip's latents, as another program might do, which flatters it. --control also
-trains the same runs without the condition. A second call continues with what is
-missing.
+the whole clip's latents, as another program might do, which flatters it. Then the
+captions that the base model was taught are drawn, before and after each run, without a
+condition: what a LoRA adds should not cost what was there. --control also trains the
+same runs without the condition. A second call continues with what is missing.
 """
 
 import argparse
@@ -27,7 +29,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from toy_runs import SIDE, Clip, path_error, path_of, train_toy_run
+from toy_runs import (
+    SIDE,
+    Clip,
+    measure_knowledge,
+    path_error,
+    path_of,
+    train_toy_run,
+)
 
 from videotune.commands.sample import Sampler, open_sampler, render
 from videotune.commands.sample_options import SampleOptions
@@ -111,6 +120,12 @@ class Settings:
     learning_rate: float = 3e-3
     sample_steps: int = 12
     """Denoising steps of a sample."""
+    probability: float = 1.0
+    """Share of the steps whose samples have their condition."""
+    caption_dropout: float = 1.0
+    """Share of the samples in training whose caption is empty."""
+    knowledge: int = 48
+    """Captions of the base model's that are drawn before and after."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +189,8 @@ def train_run(
     if not clips.is_dir():
         write_training(clips, task, settings.clips, seed)
 
-    run = folder / ("control" if control else "run")
+    run = run_folder(folder, control=control)
+    probability = 0.0 if control else settings.probability
     train_toy_run(
         run,
         steps=settings.steps,
@@ -183,13 +199,18 @@ def train_run(
         sample_steps=settings.sample_steps,
         content={
             "datasets": [{"path": str(clips.absolute())}],
-            "conditions": [CONDITIONS[task] | {"probability": 0.0 if control else 1.0}],
-            "caption_dropout": 1.0,
+            "conditions": [CONDITIONS[task] | {"probability": probability}],
+            "caption_dropout": settings.caption_dropout,
             "timestep_shift": settings.shift,
             "seed": seed,
         },
     )
     return run
+
+
+def run_folder(folder: Path, *, control: bool) -> Path:
+    """Return the folder of a run."""
+    return folder / ("control" if control else "run")
 
 
 # held-out scenes
@@ -456,6 +477,15 @@ def measure_control(
     return rows
 
 
+def knowledge_row(
+    folder: Path, task: str, seed: int, settings: Settings, *, control: bool = False
+) -> dict[str, Any]:
+    """Return what a run, or its control, leaves of what the base model knows."""
+    way = "control" if control else "trained"
+    shares = measure_knowledge(run_folder(folder, control=control), settings.knowledge)
+    return {"task": task, "seed": seed, "way": way, **shares}
+
+
 def hidden_columns(task: str, settings: Settings) -> tuple[int | None, ...]:
     """Return how many columns each kind of a task's scenes hides, None for extension."""
     return settings.strips if task == "inpainting" else (None,)
@@ -562,9 +592,24 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(f"other hidden pixels change what is given by at most {max(changes):.1e}")
 
 
+def show_knowledge(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of the base model's captions, at most 80 columns wide."""
+    title = "the base model's captions drawn right"
+    print(f"\n{title:<55}{'before':>12}{'after':>12}")
+    runs = dict.fromkeys((row["task"], row["way"]) for row in rows)
+    for task, way in runs:
+        lines = [row for row in rows if (row["task"], row["way"]) == (task, way)]
+        cells = []
+        for moment in ("before", "after"):
+            cells.append(spread([line[moment] for line in lines], 2))
+        label = f"{task}, {LABELS[way]}"
+        print(f"{label:<55}" + "".join(f"{cell:>12}" for cell in cells))
+
+
 def folder_of(work: Path, task: str, settings: Settings, seed: int) -> Path:
     """Return the folder of a task's runs."""
-    return work / f"{task}-{settings.steps}-{seed}"
+    shares = f"{settings.probability:g}-{settings.caption_dropout:g}"
+    return work / f"{task}-{settings.steps}-{shares}-{seed}"
 
 
 def main() -> None:
@@ -574,9 +619,18 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--tasks", nargs="+", choices=CONDITIONS, default=list(CONDITIONS)
+    )
     parser.add_argument("--scenes", type=int, default=12, help="of each seed")
     parser.add_argument(
         "--control", action="store_true", help="also train without the condition"
+    )
+    parser.add_argument(
+        "--probability", type=float, default=1.0, help="of a sample's condition"
+    )
+    parser.add_argument(
+        "--caption-dropout", type=float, default=1.0, help="of a training"
     )
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--clips", type=int, default=48, help="of a training")
@@ -594,16 +648,18 @@ def main() -> None:
         batch=options.batch,
         clips=options.clips,
         scenes=options.scenes,
+        probability=options.probability,
+        caption_dropout=options.caption_dropout,
     )
     if options.tiny:
         settings = replace(settings, steps=1, batch=1, clips=2, scenes=1)
-        settings = replace(settings, strips=(STRIP,), sample_steps=1)
+        settings = replace(settings, strips=(STRIP,), sample_steps=1, knowledge=2)
         options.seeds = [0]
     torch.set_num_threads(1)
 
     out = options.out or options.work / "conditions.json"
     facts = {**asdict(settings), "strips": list(settings.strips)}
-    result: dict[str, Any] = {"settings": facts, "rows": []}
+    result: dict[str, Any] = {"settings": facts, "rows": [], "knowledge": []}
     if out.is_file():
         result = dict(read_json(out))
     if result["settings"] != facts:
@@ -612,19 +668,24 @@ def main() -> None:
     is_done = {
         (row["task"], row["seed"], row["way"] == "control") for row in result["rows"]
     }
-    todo = [(seed, task) for seed in options.seeds for task in CONDITIONS]
+    todo = [(seed, task) for seed in options.seeds for task in options.tasks]
     for seed, task in todo:
         if (task, seed, False) not in is_done:
             folder = folder_of(options.work, task, settings, seed)
             pictures = options.pictures if seed == options.seeds[0] else None
             result["rows"] += measure_run(folder, task, seed, settings, pictures)
+            result["knowledge"].append(knowledge_row(folder, task, seed, settings))
             write_json(out, result)
     for seed, task in todo if options.control else ():
         if (task, seed, True) not in is_done:
             folder = folder_of(options.work, task, settings, seed)
             result["rows"] += measure_control(folder, task, seed, settings)
+            result["knowledge"].append(
+                knowledge_row(folder, task, seed, settings, control=True)
+            )
             write_json(out, result)
     show(result["rows"])
+    show_knowledge(result["knowledge"])
 
 
 if __name__ == "__main__":

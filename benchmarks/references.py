@@ -21,7 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from toy_runs import SIDE, Clip, Path2d, path_error, train_toy_run
+from toy_runs import (
+    SIDE,
+    Clip,
+    Path2d,
+    measure_knowledge,
+    path_error,
+    train_toy_run,
+)
 
 from videotune.commands.sample import Sampler, open_sampler, render
 from videotune.commands.sample_options import SampleOptions
@@ -30,14 +37,10 @@ from videotune.files import read_json, write_json
 from videotune.rng import generator_for
 from videotune.sampling.given_files import NO_FILES, GivenFiles
 from videotune.toy.dataset import encode_clip
-from videotune.toy.detection import detect
 from videotune.toy.shapes import (
     COLOURS,
     FPS,
-    KNOWN,
     SHAPES,
-    Look,
-    caption,
     distance,
     pixel_grid,
 )
@@ -49,8 +52,6 @@ MARGIN = 16
 DOT_RADIUS = 4.0
 NEAR = 4.0
 """Mean distance in pixels up to which a clip counts as following its path."""
-
-AS_THE_TOY_IS_SAMPLED = ("sample.guidance=2", "sample.steps=20")
 
 WAYS = {
     "followed": "its reference",
@@ -208,32 +209,6 @@ def measure_paths(
     return rows
 
 
-def share_drawn_right(clips: Sequence[Clip], looks: Sequence[Look]) -> float:
-    """Return the share of clips that show their colour, shape and direction."""
-    right = 0
-    for clip, look in zip(clips, looks, strict=True):
-        detected = detect(clip)
-        right += (detected.colour, detected.shape, detected.direction) == look
-    return round(right / len(clips), 4)
-
-
-def measure_knowledge(run: Path, seed: int, settings: Settings) -> dict[str, Any]:
-    """Return the share of the base model's own captions that it draws right, before and
-    after the run.
-    """
-    looks = KNOWN[: settings.knowledge]
-    prompts = [caption(*look) for look in looks]
-    seeds = [5000 + index for index in range(len(looks))]
-    shares = {}
-    for name, step in (("before", 0), ("after", None)):
-        sampler = open_sampler(
-            SampleOptions(("",), run=run, step=step, sets=AS_THE_TOY_IS_SAMPLED)
-        )
-        clips = render(sampler, prompts, seeds, title="")
-        shares[name] = share_drawn_right(clips, looks)
-    return {"seed": seed, **shares, "captions": len(looks)}
-
-
 def show_scenes(
     path: Path, scenes: Sequence[Scene], videos: dict[str, list[Clip]]
 ) -> None:
@@ -312,7 +287,8 @@ def main() -> None:
         pictures = options.pictures if seed == options.seeds[0] else None
         run = train_run(folder, seed, settings)
         result["rows"] += measure_paths(folder, run, seed, settings, pictures)
-        result["knowledge"].append(measure_knowledge(run, seed, settings))
+        knowledge = measure_knowledge(run, settings.knowledge)
+        result["knowledge"].append({"seed": seed, **knowledge})
         write_json(out, result)
     show(result["rows"], result["knowledge"])
 

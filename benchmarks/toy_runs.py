@@ -1,9 +1,9 @@
-"""What the benchmarks of conditions on the toy share: their runs, and how far a shape is
-from where it should be.
+"""What the benchmarks of conditions on the toy share: their runs, how far a shape is from
+where it should be, and what a run costs the base model.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.commands.demo import train_or_resume
+from videotune.commands.sample import open_sampler, render
+from videotune.commands.sample_options import SampleOptions
 from videotune.files import write_json
 from videotune.job.overrides import Overrides
-from videotune.toy.detection import find_blob
+from videotune.toy.detection import detect, find_blob
+from videotune.toy.shapes import KNOWN, Look, caption
 
 Clip = NDArray[np.uint8]
 """(T, H, W, 3)."""
@@ -23,6 +26,8 @@ Path2d = NDArray[np.float64]
 
 SIDE = 64
 """Pixels of a picture's side."""
+
+AS_THE_TOY_IS_SAMPLED = ("sample.guidance=2", "sample.steps=20")
 
 
 def train_toy_run(
@@ -89,3 +94,34 @@ def path_of(clip: Clip) -> Path2d:
         assert blob is not None, "a drawn clip shows its shape"
         centres.append(blob.centre)
     return np.stack(centres)
+
+
+def share_drawn_right(clips: Sequence[Clip], looks: Sequence[Look]) -> float:
+    """Return the share of clips that show their colour, shape and direction."""
+    right = 0
+    for clip, look in zip(clips, looks, strict=True):
+        detected = detect(clip)
+        right += (detected.colour, detected.shape, detected.direction) == look
+    return round(right / len(clips), 4)
+
+
+def measure_knowledge(run: Path, captions: int) -> dict[str, Any]:
+    """Return the share of the base model's captions that are drawn right without a
+    condition, before and after a run.
+
+    Args:
+        run: the folder of the run.
+        captions: how many of the captions that the base model was taught are drawn.
+    """
+    looks = KNOWN[:captions]
+    prompts = [caption(*look) for look in looks]
+    seeds = [5000 + index for index in range(len(looks))]
+
+    shares = {}
+    for name, step in (("before", 0), ("after", None)):
+        sampler = open_sampler(
+            SampleOptions(("",), run=run, step=step, sets=AS_THE_TOY_IS_SAMPLED)
+        )
+        clips = render(sampler, prompts, seeds, title="")
+        shares[name] = share_drawn_right(clips, looks)
+    return {**shares, "captions": len(looks)}
