@@ -130,6 +130,18 @@ def test_the_time_of_a_card_that_is_not_here_names_the_card(
     assert "On the CPU of this computer" in text, "the toy trains anywhere"
 
 
+def test_memory_of_a_card_is_shown_of_a_model_that_needs_one_or_has_one(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    answer.update({"plan": PLAN, "current": True, "measuring": False})
+    assert "Memory of the card" in region(client)
+    no_card = {**PLAN["device"], "card": None, "vram_bytes": None}
+    answer["plan"] = PLAN | {"device": no_card, "fits": None}
+    assert "Memory of the card" not in region(client), "the toy trains anywhere"
+    projects.update(cats, preset="wan 2.2 LoRA")
+    assert "Memory of the card" in region(client)
+
+
 @pytest.mark.parametrize(
     ("interval", "words"),
     [
