@@ -115,9 +115,7 @@ def init(
         preset = preset_for(model, card or UNKNOWN_CARD)
 
         data = data or str(typer.prompt("Where are the clips?"))
-        local = Path(data).expanduser()
-        if local.exists():
-            data = str(local.absolute())
+        data = _absolute_if_local(data)
         if trigger is None:
             question = "Which word is used for it in captions? Empty: none"
             trigger = typer.prompt(question, default="", show_default=False)
@@ -128,6 +126,12 @@ def init(
     )
     console.out(target)
     _print_next_commands(target, card if preset_card(preset) else None)
+
+
+def _absolute_if_local(data: str) -> str:
+    """Return the absolute path of a dataset that is on this machine, else its name."""
+    path = Path(data).expanduser()
+    return str(path.absolute()) if path.exists() else data
 
 
 def _print_next_commands(config: Path, card: int | None) -> None:

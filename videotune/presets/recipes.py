@@ -270,7 +270,8 @@ def _fit_card(
     preset_card = load.preset_card(preset)
     if larger is None or preset_card is None or card is None:
         return keys, reasons
-    key, value, gigabytes = larger[1], larger[2], int(larger[3])
+    key, value = larger[1], larger[2]
+    gigabytes = int(larger[3])
     if not preset_card < gigabytes <= card:
         return keys, reasons
 
