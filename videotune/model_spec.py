@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from videotune.types import ClipShape
 
@@ -188,6 +188,12 @@ class ModelSpec:
     """
     schedulers: tuple[str, ...] = ()
     """diffusers' schedulers that its pipeline samples with."""
+    takes_frame_rate: bool = False
+    """Whether its pipeline takes the frames a second."""
+    pipeline_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of its pipeline's call that the checkpoint needs and that are not
+    diffusers' defaults.
+    """
     rescales_guidance: bool = False
     """Whether its pipeline takes ``guidance_rescale``."""
     padded_tokens: int | None = None

@@ -25,7 +25,10 @@ ALL_OF_VACE = (
 )
 ALL_OF_LTX = ("first_frame", "last_frame", "prefix", "suffix")
 
+ALL_OF_LTX2 = ("first_frame", "last_frame", "prefix", "reference")
+
 SETS_OF_VACE = (("control",), ("mask", "suffix"), ALL_OF_VACE)
+SETS_OF_LTX2 = (("first_frame",), ("last_frame",), ("reference",), ALL_OF_LTX2)
 SETS_OF_LTX = (("first_frame",), ("last_frame",), ("prefix",), ("suffix",), ALL_OF_LTX)
 
 
@@ -74,6 +77,7 @@ def call_with(code: ConditionCode, pipe: Any, **arguments: Any) -> Any:
     [
         ("wan_vace", "vace", (13, 16, 32), SETS_OF_VACE),
         ("ltx_video", "0.9.7", (41, 64, 96), SETS_OF_LTX),
+        ("ltx2", "2.3", (33, 64, 96), SETS_OF_LTX2),
     ],
 )
 def test_it_runs(
@@ -103,7 +107,7 @@ def test_it_runs(
             num_frames=frames,
             height=height,
             width=width,
-            num_inference_steps=1,
+            num_inference_steps=2,
             guidance_scale=1.0,
             generator=torch.Generator().manual_seed(0),
             output_type="np",

@@ -69,11 +69,13 @@ BLOCKS = 48
 
 CONNECTORS_CLASS = "ltx2.LTX2TextConnectors"
 
-SKIPPED_BLOCKS = {"2": [29]}
-"""Blocks without self-attention in a preview's guidance by skipping, by version."""
-
-SKIPPED_BLOCK = 28
-"""That block in newer versions."""
+OF_FIRST_VERSION = {
+    "use_cross_timestep": False,
+    "spatio_temporal_guidance_blocks": [29],
+}
+"""Arguments of a pipeline's call for LTX-2; diffusers' defaults are those of the newer
+versions.
+"""
 
 VIDEO_ATTENTION = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
 VIDEO_FEED_FORWARD = r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)"
@@ -148,6 +150,7 @@ class LTX2(DiffusersModel):
         # The pipelines copy their scheduler for the sound, and read its noise levels.
         schedulers=FLOW_SCHEDULERS[:1],
         rescales_guidance=True,
+        takes_frame_rate=True,
     )
     variants = ("2.3", "2.0", "2.5")
     transformer_class = "LTX2VideoTransformer3DModel"
@@ -210,7 +213,7 @@ class LTX2(DiffusersModel):
             latent_channels=configs.latent_channels,
             text_width=text_width,
             text_numbers=cls.spec.text_tokens * sound_width,
-            shift_by_tokens=cls.spec.shift_by_tokens,
+            pipeline_arguments=OF_FIRST_VERSION if version == "2" else {},
         )
 
     # text
@@ -345,17 +348,14 @@ class LTX2(DiffusersModel):
             width=columns,
             video_coords=self._video_coords(batch.fps, x_t, appended),
             isolate_modalities=True,
-            use_cross_timestep=self._uses_cross_timestep,
+            use_cross_timestep=self.spec.pipeline_arguments.get(
+                "use_cross_timestep", True
+            ),
             return_dict=False,
             **self._one_silent_token(x_t, extras["audio_text"]),
         )
         of_clip = output[0][:, : math.prod(x_t.shape[2:])]
         return of_clip.transpose(1, 2).reshape(x_t.shape).float()
-
-    @property
-    def _uses_cross_timestep(self) -> bool:
-        """Whether attention between video and sound reads the other's noise level."""
-        return version_of(self.config) != "2"
 
     def _one_silent_token(self, x_t: Tensor, audio_text: Tensor) -> dict[str, Any]:
         """Return the least sound that the transformer runs with."""
@@ -505,6 +505,12 @@ class LTX2(DiffusersModel):
             connectors=self._connectors_of(conditioning, unconditional),
         )
         guided = unconditional is not None
+        # Beside the guidance by the prompt the pipeline has two more passes a step: one
+        # that skips self-attention in a block, and one without sound.
+        guidance = {
+            "guidance_rescale": request.guidance_rescale,
+            "audio_guidance_rescale": request.guidance_rescale,
+        }
         # The pipelines warn that they use one generator; the noise is drawn from all.
         with without_shift_warning(pipe.scheduler), without_warnings(type(pipe)):
             latents = self.run_pipeline(
@@ -515,9 +521,9 @@ class LTX2(DiffusersModel):
                 generator=[
                     torch.Generator().manual_seed(seed) for seed in request.seeds
                 ],
-                use_cross_timestep=self._uses_cross_timestep,
+                **self.spec.pipeline_arguments,
                 **call.arguments,
-                **(self._guidance(request) if guided else UNGUIDED),
+                **(guidance if guided else UNGUIDED),
             )
 
         if request.first is not None:
@@ -527,18 +533,6 @@ class LTX2(DiffusersModel):
             is_known = request.known_mask.to(latents.device)
             latents = request.known.to(latents).where(is_known, latents)
         return latents.float()
-
-    def _guidance(self, request: SampleRequest) -> dict[str, Any]:
-        """Return the authors' guidance beside that by the prompt: two more passes a
-        step, one that skips self-attention and one without sound.
-        """
-        version = version_of(self.config)
-        blocks = SKIPPED_BLOCKS.get(version, [SKIPPED_BLOCK])
-        return {
-            "spatio_temporal_guidance_blocks": blocks,
-            "guidance_rescale": request.guidance_rescale,
-            "audio_guidance_rescale": request.guidance_rescale,
-        }
 
     def fingerprints(self) -> dict[str, str]:
         """Return the parts' hashes; the text encoder's has the connectors', because the

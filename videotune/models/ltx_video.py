@@ -137,6 +137,7 @@ class LTXVideo(DiffusersModel):
         sample_shape=(161, 512, 704),
         schedulers=FLOW_SCHEDULERS,
         rescales_guidance=True,
+        takes_frame_rate=True,
         keeps_variance=True,
         shift_by_tokens=(1024.0, 0.95, 4096.0, 2.05),
     )

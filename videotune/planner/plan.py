@@ -65,6 +65,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "held_out_windows": len(job.library.held_out_windows),
         "views": views | {"steps_for": steps_for_views(job, targets)},
         "buckets": buckets_of(job),
+        "pipeline_arguments": pipeline_arguments(job),
         "adapter": adapter,
         "experts": experts_of(job),
         "conditions": conditions_of(job),
@@ -176,6 +177,17 @@ def named_and_idle(family: DiffusersModel, config: schema.Config) -> list[str]:
     names = [name for name, _ in net.named_parameters()]
     chosen = layers.layers_of(names, config.transformer.layers)
     return [name for name in chosen if spec.is_idle(name)]
+
+
+def pipeline_arguments(job: Job) -> dict[str, Any]:
+    """Return the arguments with which diffusers' pipeline draws what was trained, where
+    they differ from its defaults.
+    """
+    arguments = dict(job.spec.pipeline_arguments)
+    if job.spec.takes_frame_rate:
+        frame_rate = job.config.video_config.target_fps or job.spec.rules.fps
+        arguments["frame_rate"] = float(frame_rate)
+    return arguments
 
 
 def conditions_of(job: Job) -> list[dict[str, Any]]:

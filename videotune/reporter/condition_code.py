@@ -10,7 +10,15 @@ from typing import Any
 from videotune.reporter.conditions import learnt
 from videotune.reporter.read import Run, number
 
-ORDER = ("control", "mask", "prefix", "suffix", "first_frame", "last_frame")
+ORDER = (
+    "control",
+    "mask",
+    "prefix",
+    "suffix",
+    "first_frame",
+    "last_frame",
+    "reference",
+)
 """Types of conditions, those first that others are written over."""
 
 MOST_FRAMES = 1000
@@ -54,11 +62,13 @@ def condition_code(
     if shape is None or len(known_names) != 1:
         return None
     parts = _pipelines()[known_names.pop()]
-    latent_frames = {}
+    latent_frames: dict[str, int | None] = {}
     for condition in learnt(run):
         if condition["in_diffusers"] is True:
-            count = number(condition["latent_frames"]) or 1
-            latent_frames[str(condition["type"])] = int(min(max(count, 1), MOST_FRAMES))
+            count = number(condition["latent_frames"])
+            if count is not None:
+                count = int(min(max(count, 1), MOST_FRAMES))
+            latent_frames[str(condition["type"])] = count
     is_argument = parts["has_image_argument"] and latent_frames.keys() == {
         "first_frame"
     }
@@ -67,12 +77,16 @@ def condition_code(
 
     stride = parts["temporal_stride"]
     frames, height, width = shape
+    of_reference = latent_frames.get("reference")
     numbers = {
         "frames": frames,
         "height": height,
         "width": width,
-        "beginning": (latent_frames.get("prefix", 1) - 1) * stride + 1,
-        "end": latent_frames.get("suffix", 1) * stride + parts["further_end_frames"],
+        "beginning": ((latent_frames.get("prefix") or 1) - 1) * stride + 1,
+        "end": (latent_frames.get("suffix") or 1) * stride
+        + parts["further_end_frames"],
+        # A reference has as many frames as the clip unless the run says another number.
+        "reference": (of_reference - 1) * stride + 1 if of_reference else frames,
     }
     lines = list(parts["begin"])
     types = [name for name in ORDER if name in latent_frames and name in parts]

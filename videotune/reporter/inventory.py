@@ -18,7 +18,15 @@ from videotune.reporter.curves import TimesSeen, times_seen
 from videotune.reporter.outcome import recommended_checkpoint
 from videotune.reporter.previews import Media, link_in, picture_of, step_in
 from videotune.reporter.privacy import shown_path
-from videotune.reporter.read import Fields, Record, Run, items, mapping, number
+from videotune.reporter.read import (
+    Fields,
+    Record,
+    Run,
+    at,
+    items,
+    mapping,
+    number,
+)
 from videotune.sampling.picture_faults import remark_at
 from videotune.text import counted, plain, shape_words, state_words, value_text
 
@@ -274,6 +282,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "shape": _preview_shape(run),
         "sample": mapping(run.setting("sample")),
         "fps": value_text(run.setting("video_config", "target_fps") or 16),
+        "arguments": _pipeline_arguments(run),
         "method": run.setting("training_method"),
         "is_toy": is_toy(run),
         "preview_values": _preview_values(run),
@@ -297,6 +306,19 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
             "takes_image": True,
         }
     return chapter
+
+
+def _pipeline_arguments(run: Run) -> str:
+    """Return the arguments of the pipeline's call that the model needs, as code; only
+    numbers, and lists of them.
+    """
+    arguments = []
+    for name, value in mapping(at(run.plan, "pipeline_arguments")).items():
+        values = value if isinstance(value, list) else [value]
+        is_plain = all(isinstance(each, bool | int | float) for each in values)
+        if is_plain and re.fullmatch(r"[a-z_]{1,40}", name):
+            arguments.append(f"{name}={value!r}")
+    return ", ".join(arguments)
 
 
 def _pipelines_in(lines: Sequence[str]) -> list[str]:
