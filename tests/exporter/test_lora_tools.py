@@ -18,6 +18,7 @@ from tests.support import lora_files
 from tests.support.adapters import read_back
 from tests.support.command_line import Bases, run
 from videotune.errors import VideotuneError
+from videotune.exporter.formats import digest_of
 from videotune.exporter.lora_extract import extract
 from videotune.exporter.lora_target import FORM_KINDS, Target
 from videotune.exporter.lora_tools import convert, merge, resize
@@ -455,3 +456,84 @@ def test_what_numbers_and_texts_cannot_hold(
         match=r"a\.safetensors.*(not a weight dtype|infinite|finite number)",
     ):
         convert(source, target)
+
+
+# facts of the new file's header
+
+SOURCE_FACTS = {
+    "videotune": "0.1.0",
+    "base": {"name": "somebody/model", "fingerprints": {}},
+    "step": 300,
+    "from": ["older.safetensors"],
+    "made": "export",
+    "family": "another",
+}
+DESCRIBES_TENSORS = {"use": "x", "alpha": 2.0, "rank": 4, "variant": "LORA"}
+"""Facts that are wrong for a file with other tensors; the digest is one of them."""
+
+
+def source_with_facts(family: Any, path: Path, **facts: Any) -> Path:
+    lora_files.peft_file(family, path, 2.0, "attention")
+    tensors = load_file(path)
+    header = {**SOURCE_FACTS, **DESCRIBES_TENSORS, **facts}
+    header["digest"] = digest_of(tensors)
+    save_file(tensors, path, {"videotune": json.dumps(header)})
+    return path
+
+
+def new_facts(path: Path) -> dict[str, Any]:
+    """The header's facts, without the digest of the new tensors."""
+    with safe_open(path, "pt") as file:
+        facts = dict(json.loads(file.metadata()["videotune"]))
+    assert facts.pop("digest") == digest_of(load_file(path))
+    return facts
+
+
+def test_the_facts_of_a_converted_or_resized_file_are_its_sources(
+    family: Any, tmp_path: Path
+) -> None:
+    """Without what describes the old tensors, and with what was done to them."""
+    source = source_with_facts(family, tmp_path / "a.safetensors")
+    expected = SOURCE_FACTS | {"family": "wan", "from": ["a.safetensors"]}
+
+    out = tmp_path / "b.safetensors"
+    convert(source, lora_files.file_of_form(family, out))
+    assert new_facts(out) == expected | {"made": "lora convert"}
+    out = tmp_path / "c.safetensors"
+    resize(source, 2, 0.0, lora_files.file_of_form(family, out))
+    assert new_facts(out) == expected | {"made": "lora resize"}
+
+
+def test_a_merge_has_no_facts_of_its_sources(family: Any, tmp_path: Path) -> None:
+    """Neither base nor step is that of the sum."""
+    sources = [
+        source_with_facts(family, tmp_path / f"{name}.safetensors") for name in "ab"
+    ]
+    out = tmp_path / "c.safetensors"
+    merge(sources, (), None, lora_files.file_of_form(family, out))
+    assert new_facts(out) == {
+        "family": "wan",
+        "from": ["a.safetensors", "b.safetensors"],
+        "made": "lora merge",
+    }
+
+
+def test_the_expert_of_the_sources_is_a_fact(family: Any, tmp_path: Path) -> None:
+    """By the file's name, or by its header before the name."""
+    by_name = tmp_path / "a_high_noise.safetensors"
+    lora_files.peft_file(family, by_name, 2.0, "attention")
+    out = tmp_path / "b.safetensors"
+    convert(by_name, lora_files.file_of_form(family, out))
+    assert new_facts(out)["expert"] == "high"
+
+    by_header = source_with_facts(
+        family, tmp_path / "c_high_noise.safetensors", expert="low"
+    )
+    out = tmp_path / "d.safetensors"
+    convert(by_header, lora_files.file_of_form(family, out))
+    assert new_facts(out)["expert"] == "low"
+
+    plain = source_with_facts(family, tmp_path / "e.safetensors")
+    out = tmp_path / "f.safetensors"
+    convert(plain, lora_files.file_of_form(family, out))
+    assert "expert" not in new_facts(out)
