@@ -178,6 +178,8 @@ class ModelSpec:
     """Whether guidance is an input of the network, so that sampling needs no second
     pass.
     """
+    least_steps: int = 1
+    """Denoising steps of a sample, at least."""
     sample_passes: int = 2
     """Passes of the network in a step of a guided sample."""
     sample_rescale: float = 0.0

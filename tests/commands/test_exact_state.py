@@ -78,13 +78,24 @@ OF_VACE = [
 ]
 METHODS["conditions of LTX"] = ("lora.rank=4", f"conditions={json.dumps(OF_LTX)}")
 METHODS["conditions of VACE"] = ("lora.rank=4", f"conditions={json.dumps(OF_VACE)}")
+OF_LTX2 = [
+    {"type": name, "probability": 0.5}
+    for name in ("first_frame", "last_frame", "prefix", "reference")
+]
+METHODS["conditions of LTX-2"] = (
+    "lora.rank=4",
+    "sample.steps=2",
+    f"conditions={json.dumps(OF_LTX2)}",
+)
 OTHER_BASES = {
+    "conditions of LTX-2": ("ltx2", "2.3"),
     "conditions of LTX": ("ltx_video", "0.9.7"),
     "conditions of VACE": ("wan_vace", "vace"),
 }
 CONDITIONS_OF_OTHERS = [
     ("save", "conditions of LTX", "plain", 2),
     ("mid-accumulation", "conditions of VACE", "plain", 0),
+    ("validation", "conditions of LTX-2", "plain", 2),
 ]
 FREE = [
     ("validation", "own rates", "schedule-free", 2),

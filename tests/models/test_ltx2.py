@@ -16,10 +16,13 @@ from tests.support import families
 from tests.support.families import Open
 from videotune.adapters.layers import add_full
 from videotune.adapters.lora import idle_targets, matching
+from videotune.config.schema import Config
 from videotune.errors import VideotuneError
+from videotune.models.base_model import place
 from videotune.models.ltx2_conditions import last_frame_coords
 from videotune.models.registry import find
 from videotune.types import SampleRequest
+from videotune.validation.selection import settings_at
 
 VERSIONS = pytest.mark.parametrize("version", find("ltx2").variants)
 
@@ -332,6 +335,48 @@ def test_the_index_decides_between_the_text_encoders(tiny_family: Open) -> None:
         for version in find("ltx2").variants
     }
     assert titles == {"2.3": "LTX-2.3", "2.0": "LTX-2", "2.5": "LTX-2.5"}
+
+
+@VERSIONS
+def test_the_authors_file_of_everything_gives_the_transformer(
+    version: str, family: Any, tmp_path: Path
+) -> None:
+    """With connectors, VAE and vocoder in it, under ComfyUI's prefix, and in fp8 or
+    not.
+    """
+    net = family.denoiser()
+    state = {
+        f"model.diffusion_model.{family.original(name)}": value.clone()
+        for name, value in net.state_dict().items()
+    }
+    prefix = "model.diffusion_model.video_embeddings_connector"
+    state[f"{prefix}.learnable_registers"] = torch.ones(4000)
+    state["vae.encoder.conv_in.conv.weight"] = torch.ones(4000)
+    state["vocoder.conv_pre.weight"] = torch.ones(4000)
+    path = tmp_path / f"ltx-{version}.safetensors"
+    save_file(state, path)
+
+    base = place(str(family.folder), files={"transformer": path})
+    read = families.open_family("ltx2", base.folder).denoiser()
+    for name, value in read.state_dict().items():
+        assert torch.equal(value, net.state_dict()[name])
+
+
+def test_samples_have_the_steps_that_the_scheduler_needs(
+    tiny_family: Open,
+) -> None:
+    """Of one step diffusers' schedule is NaN where its last noise level is set."""
+    for name, version, least in (
+        ("ltx2", "2.3", 2),
+        ("ltx_video", "0.9.0", 2),
+        ("ltx_video", "0.9.7", 1),
+    ):
+        family = tiny_family(name, variant=version)
+        shape = families.small_shape(family)
+        assert settings_at(Config(), family.spec, shape, least).steps == least
+        if least > 1:
+            with pytest.raises(VideotuneError):
+                settings_at(Config(), family.spec, shape, least - 1)
 
 
 def test_optional_parts_of_a_pipeline_are_not_taken_for_settings(

@@ -42,6 +42,7 @@ from videotune.models.ltx2_configs import (
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
     FLOW_SCHEDULERS,
+    least_steps_of,
     load_scheduler,
     vae_stand_in,
     without_shift_warning,
@@ -213,6 +214,9 @@ class LTX2(DiffusersModel):
             latent_channels=configs.latent_channels,
             text_width=text_width,
             text_numbers=cls.spec.text_tokens * sound_width,
+            least_steps=least_steps_of(
+                read_config(folder / "scheduler" / "scheduler_config.json")
+            ),
             pipeline_arguments=OF_FIRST_VERSION if version == "2" else {},
         )
 

@@ -34,6 +34,7 @@ from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
     FLOW_SCHEDULERS,
     initial_latents,
+    least_steps_of,
     load_scheduler,
     vae_stand_in,
     without_shift_warning,
@@ -208,6 +209,7 @@ class LTXVideo(DiffusersModel):
             # The newer pipeline passes a timestep for each token.
             schedulers=FLOW_SCHEDULERS[:1] if newer else FLOW_SCHEDULERS,
             shift_by_tokens=_shifts(scheduler),
+            least_steps=least_steps_of(scheduler),
         )
 
     @classmethod

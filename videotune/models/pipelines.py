@@ -152,6 +152,14 @@ def load_scheduler(folder: Path, shift: float | None = None, **settings: Any) ->
         return cls.from_config(config)
 
 
+def least_steps_of(scheduler: Mapping[str, Any]) -> int:
+    """Return the denoising steps that a scheduler needs, by its config.
+
+    One whose last noise level is set divides by its distance from the first.
+    """
+    return 2 if scheduler.get("shift_terminal") else 1
+
+
 def replace_scheduler(
     pipe: Any, name: str, prediction: str, generators: Sequence[torch.Generator]
 ) -> None:

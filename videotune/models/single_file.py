@@ -34,6 +34,11 @@ one.
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "model.model.")
 """Prefixes of all keys in ComfyUI's files."""
 
+_OTHER_PARTS = re.compile(r"(^|\.)(video|audio)_embeddings_connector\.")
+"""Tensors of networks between text encoder and transformer, which some files of a
+transformer also hold.
+"""
+
 Stored = Mapping[Path, Mapping[str, Header]]
 """The headers of files, by key."""
 
@@ -154,7 +159,7 @@ def in_diffusers_layout(sources: Mapping[str, WeightSource]) -> bool:
 def left_over(
     sources: Mapping[str, WeightSource], stored: Collection[str]
 ) -> list[str]:
-    """Return the keys that no tensor uses, except for scales.
+    """Return the keys that no tensor uses, except for scales and for whole other parts.
 
     If all used keys have one of ComfyUI's prefixes, keys without it do not count.
     """
@@ -170,6 +175,7 @@ def left_over(
         if name.startswith(common_prefix)
         and name not in used
         and not _EXTRA_TENSORS.search(name)
+        and not _OTHER_PARTS.search(name)
     ]
 
 

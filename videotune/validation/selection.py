@@ -332,8 +332,17 @@ def _refuse_unused_negative(spec: ModelSpec, settings: SampleSettings) -> None:
 def settings_at(
     config: Config, spec: ModelSpec, shape: ClipShape, steps: int
 ) -> SampleSettings:
-    """Return the settings of a sample with a given shape and number of steps."""
+    """Return the settings of a sample with a given shape and number of steps.
+
+    Raises:
+        VideotuneError: for fewer steps than the model's scheduler needs.
+    """
     sample = config.sample
+    if steps < spec.least_steps:
+        raise VideotuneError(
+            f"sample.steps: {steps} given; the scheduler of {spec.title} needs at least "
+            f"{spec.least_steps}"
+        )
     return SampleSettings(
         shape=shape,
         steps=steps,
