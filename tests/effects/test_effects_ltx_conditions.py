@@ -318,11 +318,19 @@ def test_samples_follow_files(ltx: Lab) -> None:
     assert torch.equal(videos[3][:, :2], prefix.mean[:, :2])
 
 
-@pytest.mark.parametrize("variant", ["0.9.0", "0.9.1", "0.9.7"])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("ltx_video", "0.9.0"),
+        ("ltx_video", "0.9.1"),
+        ("ltx_video", "0.9.7"),
+        ("ltx2", "2.3"),
+    ],
+)
 def test_the_vae_is_causal_so_a_prefix_may_be_cut_out_of_a_clip(
-    variant: str, tiny_family: Callable[..., Any]
+    name: str, variant: str, tiny_family: Callable[..., Any]
 ) -> None:
-    family = tiny_family("ltx_video", variant=variant)
+    family = tiny_family(name, variant=variant)
     clip = torch.rand(3, FRAMES, SIDE, SIDE) * 2 - 1
     other_end = clip.clone()
     other_end[:, 17:] = torch.rand(3, FRAMES - 17, SIDE, SIDE)
