@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support import families
 from tests.support.families import Open
-from videotune.adapters.layers import add_full
+from videotune.adapters.layers import add_full, lay_rows
 from videotune.adapters.lora import idle_targets, matching
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
@@ -335,6 +335,24 @@ def test_the_index_decides_between_the_text_encoders(tiny_family: Open) -> None:
         for version in find("ltx2").variants
     }
     assert titles == {"2.3": "LTX-2.3", "2.0": "LTX-2", "2.5": "LTX-2.5"}
+
+
+@VERSIONS
+def test_new_tokens_are_read_as_rows_of_the_table(family: Any) -> None:
+    """Gemma multiplies what its table returns, so also the new rows."""
+    part = family.text_parts()["text_encoder"]
+    table = part.encoder.get_input_embeddings()
+    rows = torch.randn(1, table.weight.shape[1], generator=torch.Generator())
+    first = int(part.tokenizer.convert_tokens_to_ids("q"))
+    table.weight.data[first] = rows[0]
+
+    lay_rows(part, ("<q>",), rows)
+    expected_of_q = part.encoder.get_input_embeddings()(torch.tensor([first]))
+    number = int(part.tokenizer.convert_tokens_to_ids("<q>"))
+    of_new = part.encoder.get_input_embeddings()(torch.tensor([number]))
+    torch.testing.assert_close(of_new, expected_of_q)
+    states = family.encode("a <q> circle")
+    assert bool(states["text"].isfinite().all())
 
 
 @VERSIONS

@@ -216,6 +216,10 @@ class Overlay(nn.Module):
         new_rows = nn.functional.embedding(
             index.clamp(0, len(self.rows) - 1), self.rows
         )
+        # Some tables multiply what they return; files hold the rows before that.
+        scale = getattr(self.table, "embed_scale", None)
+        if scale is not None:
+            new_rows = new_rows * scale
         return torch.where(is_new[..., None], new_rows.to(table_rows.dtype), table_rows)
 
 
