@@ -42,6 +42,8 @@ ROWS = (
     Row("RTX 3090", "cogvideox 5B LoRA 24GB"),
     Row("RTX 4090", "wan 2.2 A14B LoRA 24GB"),
     Row("RTX 4090", "ltx 13B LoRA 24GB"),
+    Row("RTX 4090", "ltx 2.3 LoRA 24GB"),
+    Row("RTX 5090", "ltx 2.3 LoRA 32GB"),
     Row("L40S", "wan 2.1 14B LoRA 48GB"),
 )
 

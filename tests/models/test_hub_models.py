@@ -45,7 +45,9 @@ def server(tiny_bases: Callable[[str], Path]) -> Iterator[Any]:
     files = {
         path.relative_to(base).as_posix(): path.read_bytes() for path in found
     } | UNUSED
-    with hub_of({"good": files, "gated": files, "authors": UNUSED}) as server:
+    with hub_of(
+        {"good": files, "gated": files, "authors": UNUSED, "LTX-2.3": UNUSED}
+    ) as server:
         server.files = files
         yield server
 
@@ -174,6 +176,7 @@ def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:
         ("user/gated", "", ["is gated. Agree to its terms at http", "/user/gated", "/settings/tokens, and set HF_TOKEN"]),
         ("user/rejected", TOKEN, ["the Hub rejects HF_TOKEN", "/settings/tokens, or unset it"]),
         ("user/authors", "", ["no model_index.json; it holds transformer/", "Look for user/authors-Diffusers"]),
+        ("user/LTX-2.3", "", ["no model_index.json", "Look for diffusers/LTX-2.3-Diffusers"]),
         ("user/--bad--", "", ["neither a local folder nor an id of the Hub. Write user/name"]),
     ],
 )  # fmt: skip

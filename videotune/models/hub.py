@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
-from videotune.files import digest, size_text, user_cache, write_text
+from videotune.files import digest, read_json, size_text, user_cache, write_text
 from videotune.http_limits import AnswerLimits
 from videotune.hub_errors import hub_problem, is_unreached
 from videotune.lazy import huggingface_hub as hub
@@ -349,8 +349,21 @@ def _no_layout(name: str, listed: Collection[str]) -> str:
         if file.endswith((".safetensors", ".pth", ".ckpt", ".gguf"))
     ]
     holds = f"it holds {model_files.some(weights or sorted(listed))}"
-    remedy = f"Look for {name}-Diffusers; a single file of a transformer goes into transformer.file"
+    remedy = f"Look for {_in_layout(name)}; a single file of a transformer goes into transformer.file"
     return f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. {remedy}."
+
+
+def _in_layout(name: str) -> str:
+    """Return the Hub id of a model in diffusers layout, by its authors' id.
+
+    Somebody else than the authors may publish it; then it is among the known ids.
+    """
+    wanted = f"{name.rpartition('/')[2]}-Diffusers"
+    known_ids: dict[str, str] = read_json(model_files.CONFIGS / "index.json")
+    for known_id in known_ids:
+        if known_id.rpartition("/")[2].lower() == wanted.lower():
+            return known_id
+    return f"{name}-Diffusers"
 
 
 def verify(files: Iterable[Path], echo: LogFn) -> None:
