@@ -270,7 +270,7 @@ def _fit_card(
     preset_card = load.preset_card(preset)
     if larger is None or preset_card is None or card is None:
         return keys, reasons
-    key, value = larger[1], larger[2]
+    key = larger[1]
     gigabytes = int(larger[3])
     if not preset_card < gigabytes <= card:
         return keys, reasons
@@ -279,7 +279,7 @@ def _fit_card(
         f"for cards of {gigabytes} GB and more; the preset is for {preset_card} GB "
         f"and has {load.flatten(keys)[key]}"
     )
-    keys = load.merge(keys, load.unflatten({key: value}))
+    keys = load.merge(keys, load.unflatten({key: larger[2]}))
     return keys, reasons | {key: reason}
 
 

@@ -17,7 +17,7 @@ from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
-from videotune.reporter.read import Run, items, mapping, points
+from videotune.reporter.read import Run, items, mapping, number, points
 from videotune.sampling.picture_faults import FAULTS, fault_of, remark_at, samples_at
 from videotune.studio import header, model_choices, queue_page, train_page, trash
 from videotune.studio.preview_clips import clip_of
@@ -213,14 +213,23 @@ def sample_groups(
     """Return the samples that the page shows, by step.
 
     Of the step that is taken these are all samples, of other checkpoints those with a
-    fault: what the remarks on the page count can be seen.
+    fault: what the remarks on the page count can be seen. If sample metrics did not
+    measure that step, all of the last one that they did are shown too.
     """
+    whole_steps = [] if step is None else [step]
+    measured_steps = []
+    for record in run.of_kind("sample_metrics"):
+        measured_step = number(record.get("step"))
+        if measured_step is not None and "samples" in record:
+            measured_steps.append(int(measured_step))
+    if measured_steps and step not in measured_steps:
+        whole_steps.append(measured_steps[-1])
+    other_steps = [saved for saved in reversed(saved_steps) if saved not in whole_steps]
+
     groups = []
-    shown_steps = [] if step is None else [step]
-    shown_steps += [saved for saved in reversed(saved_steps) if saved != step]
-    for shown_step in shown_steps:
+    for shown_step in (*whole_steps, *other_steps):
         samples = list(_shown_samples(home, run, shown_step))
-        if shown_step != step:
+        if shown_step not in whole_steps:
             samples = [sample for sample in samples if sample.fault]
         if samples:
             remark = remark_at(run.journal, shown_step)
