@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.lazy import diffusers, torch
+from videotune.lazy import torch
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models import ltx2_tiny
 from videotune.models.base import DiffusersModel
@@ -38,6 +38,12 @@ from videotune.models.ltx2_configs import (
     strides_of,
     text_encoder_class,
     version_of,
+)
+from videotune.models.ltx2_parts import (
+    audio_vae_stand_in,
+    rotary_positions,
+    vae_of,
+    with_connectors,
 )
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
@@ -138,6 +144,7 @@ class LTX2(DiffusersModel):
         shifts_by_tokens=True,
         shift_by_tokens=(1024.0, 0.95, 4096.0, 2.05),
         sample_steps=30,
+        least_steps=2,
         sample_guidance=3.0,
         sample_passes=4,
         sample_rescale=0.7,
@@ -265,7 +272,7 @@ class LTX2(DiffusersModel):
         """
         net: Any = super().part(name, fill)
         if name == "text_encoder":
-            return _with_connectors(net, self._load_connectors(fill))
+            return with_connectors(net, self._load_connectors(fill))
         if name == "vae" and fill is None:
             is_default = not net.latents_mean.any() and bool(
                 (net.latents_std == 1).all()
@@ -303,29 +310,12 @@ class LTX2(DiffusersModel):
     @cached_property
     def _rope(self) -> Any:
         """The transformer's positions of video tokens."""
-        return self._positions("video")
+        return rotary_positions(self.config, self.spec.rules, "video")
 
     @cached_property
     def _audio_rope(self) -> Any:
         """The transformer's positions of sound tokens."""
-        return self._positions("audio")
-
-    def _positions(self, modality: str) -> Any:
-        """Build the module that gives the bounds of tokens; it has no weights."""
-        module = diffusers.models.transformers.transformer_ltx2
-        config = self.config
-        rules = self.spec.rules
-        strides = [rules.temporal_stride, rules.spatial_stride, rules.spatial_stride]
-        if modality == "audio":
-            strides = [config.get("audio_scale_factor", 4)]
-        return module.LTX2AudioVideoRotaryPosEmbed(
-            dim=config["attention_head_dim"],
-            scale_factors=tuple(strides),
-            causal_offset=config.get("causal_offset", 1),
-            sampling_rate=config.get("audio_sampling_rate", 16000),
-            hop_length=config.get("audio_hop_length", 160),
-            modality=modality,
-        )
+        return rotary_positions(self.config, self.spec.rules, "audio")
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v = noise - x0 of the video, which sees no sound.
@@ -442,33 +432,12 @@ class LTX2(DiffusersModel):
         """Build the pipeline with stand-ins of both VAEs, from which it reads sizes."""
         stand_ins = {
             "vae": vae_stand_in(self.spec, None, self.device),
-            "audio_vae": self._audio_vae_stand_in(),
+            "audio_vae": audio_vae_stand_in(self.folder, self.config),
         }
         pipe = super().pipeline(nets, shift, cls, **(stand_ins | parts))
         pipe.transformer.rope = self._rope
         pipe.transformer.audio_rope = self._audio_rope
         return pipe
-
-    def _audio_vae_stand_in(self) -> Any:
-        """Return what a pipeline reads of the sound's VAE to draw latents of sound."""
-        config = read_config(self.folder / "audio_vae" / "config.json")
-        width = self.config.get("audio_in_channels", 128)
-        settings = {"sample_rate": 16000, "mel_hop_length": 160, "mel_bins": 64}
-        settings |= {name: config[name] for name in settings if name in config}
-        settings["latent_channels"] = config["latent_channels"]
-
-        class StandIn:
-            """Sizes of the latents of sound, and statistics of 0 and 1."""
-
-            def __init__(self) -> None:
-                self.config = diffusers.configuration_utils.FrozenDict(settings)
-                # Their config does not say these ratios; the class in diffusers does.
-                self.mel_compression_ratio = 4
-                self.temporal_compression_ratio = 4
-                self.latents_mean = torch.zeros(width)
-                self.latents_std = torch.ones(width)
-
-        return StandIn()
 
     def prompt(self, conditioning: Conditioning) -> dict[str, Tensor]:
         """Return a conditioning as arguments of the pipeline; see ``_connectors_of``."""
@@ -505,7 +474,7 @@ class LTX2(DiffusersModel):
             nets,
             request.shift,
             call.pipeline,
-            vae=_vae_of(self.spec, call.latents, self.device),
+            vae=vae_of(self.spec, call.latents, self.device),
             connectors=self._connectors_of(conditioning, unconditional),
         )
         guided = unconditional is not None
@@ -559,43 +528,3 @@ UNGUIDED = {
     "audio_guidance_rescale": 0.0,
 }
 """Arguments with which a step of a pipeline is one pass."""
-
-
-def _with_connectors(encoder: Any, connectors: Any) -> nn.Module:
-    """Return a network that runs Gemma and the connectors over a caption, as ``encode``
-    does.
-    """
-
-    class TextStack(torch.nn.Module):
-        """Gemma, the states of all its layers, and the connectors."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = encoder
-            self.connectors = connectors
-
-        def get_input_embeddings(self) -> Any:
-            return encoder.get_input_embeddings()
-
-        def forward(self, **inputs: Any) -> Any:
-            output = encoder(**inputs, output_hidden_states=True)
-            states = torch.stack(output.hidden_states, dim=-1).flatten(2, 3)
-            mask = inputs.get("attention_mask")
-            if mask is None:
-                mask = torch.ones_like(inputs["input_ids"])
-            return connectors(states, mask)
-
-    return TextStack()
-
-
-def _vae_of(spec: ModelSpec, given: list[Tensor], device: Any) -> Any:
-    """Return a stand-in of the VAE that encodes, in turn, to the given latents."""
-    vae = vae_stand_in(spec, None, device)
-    remaining = iter(given)
-
-    def encode_next(pixels: Tensor) -> Any:
-        latents = next(remaining).float().to(device)
-        return vae_stand_in(spec, latents, device).encode(pixels)
-
-    vae.encode = encode_next
-    return vae
