@@ -4,6 +4,7 @@ its header and its name.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from videotune.exporter.base_detection import (
     open_adapter,
     other_model_of_adapter,
 )
+from videotune.exporter.lora_inspect import open_modules
 from videotune.models.base_model import CONFIGS
 
 Tensors = dict[str, torch.Tensor]
@@ -247,7 +249,8 @@ def test_each_module_that_does_not_fit_is_named_with_both_sizes(
         lora_pair(f"{block}.to_q", 24, 24)
         | lora_pair(f"{block}.to_k", 24, 16)
         | lora_pair(f"{block}.to_v", 8, 24)
-        | lora_pair("transformer.blocks.9.attn1.to_q", 24, 24)
+        | lora_pair("transformer.absent", 24, 24)
+        | lora_pair("transformer.blocks.0.ffn.net.2", 24, 24)
         | {f"{block}.to_q.alpha": torch.tensor(1.0)}
         | {f"{block}.to_out.0.oft_R.weight": torch.ones(1, 1000 * 999 // 2)},
     )
@@ -257,14 +260,21 @@ def test_each_module_that_does_not_fit_is_named_with_both_sizes(
         f"{block}.to_k",
         f"{block}.to_v",
         f"{block}.to_out.0",
-        "transformer.blocks.9.attn1.to_q",
+        "transformer.absent",
+        "transformer.blocks.0.ffn.net.2",
     }
     for module, size in ((f"{block}.to_k", "24x16"), (f"{block}.to_v", "8x24")):
         assert size in reasons[module]
         assert "24x24" in reasons[module]
-    assert "24x24" in reasons[f"{block}.to_out.0"]
-    assert "1000" not in reasons[f"{block}.to_out.0"]
-    assert "x" not in reasons["transformer.blocks.9.attn1.to_q"]
+    rows, columns = base.net.get_submodule("blocks.0.ffn.net.2").weight.shape
+    assert rows != columns
+    assert f"{rows}x{columns}" in reasons["transformer.blocks.0.ffn.net.2"]
+
+    # A rotation has no size of its own to name, and an absent module has none at all.
+    rotation, _, size = reasons[f"{block}.to_out.0"].partition(",")
+    assert "rotations" in rotation
+    assert "24x24" in size
+    assert not re.search(r"\dx\d", reasons["transformer.absent"])
 
 
 def one_attention(path: Path, width: int, **facts: Any) -> AdapterFile:
@@ -301,6 +311,29 @@ def test_of_two_families_that_fit_the_headers_is_nearest(
     # A base that is named is the only one, whatever the header says.
     ltx = str(CONFIGS / "ltx-video-2b")
     assert names_of(find_fitting_bases(file, ltx, None)[0]) == [(ltx,)]
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "family"),
+    [
+        ("ss_base_model_version", "ltx2", "ltx2"),
+        ("modelspec.architecture", "LTX-2.3/lora", "ltx2"),
+        ("ss_base_model_version", "ltx-video", "ltx_video"),
+    ],
+)
+def test_a_trainers_header_tells_ltx_2_from_ltx_video(
+    key: str, name: str, family: str, tmp_path: Path
+) -> None:
+    """A LoRA on the attention of the video fits LTX-Video 13B and LTX-2 alike."""
+    module = "diffusion_model.transformer_blocks.0.attn1.to_q"
+    file = adapter(
+        tmp_path / "a.safetensors", lora_pair(module, 4096, 4096), {key: name}
+    )
+    assert open_modules(file.path, None, None)[1].family.spec.name == family
+
+    unnamed = adapter(tmp_path / "b.safetensors", lora_pair(module, 4096, 4096))
+    with pytest.raises(VideotuneError):
+        open_modules(unnamed.path, None, None)
 
 
 def modules_of(base: Base) -> int:
