@@ -31,7 +31,11 @@ from videotune.exporter.read_scale import (
 from videotune.files import read_json
 from videotune.models import base_model, model_files, registry
 from videotune.models.base import DiffusersModel
-from videotune.models.other_models import other_model_of_keys, other_model_of_name
+from videotune.models.other_models import (
+    letters_of,
+    other_model_of_keys,
+    other_model_of_name,
+)
 
 LONGEST_NAME = 1000
 """Characters of the name of a base model in a header."""
@@ -92,6 +96,24 @@ def other_model_of_adapter(file: AdapterFile) -> str | None:
     for key in ARCHITECTURE_KEYS:
         title = title or other_model_of_name(file.header.get(key, ""))
     return title
+
+
+def family_of_header(file: AdapterFile) -> str | None:
+    """Return the family that a file's header names, in videotune's entry or in a
+    trainer's key; None if it names none.
+
+    A LoRA on the attention of one model may fit the shapes of another.
+    """
+    family = file.facts.get("family")
+    if isinstance(family, str):
+        return family
+    for key in ARCHITECTURE_KEYS:
+        model, _, _ = file.header.get(key, "").partition("/")
+        for family_name in registry.names():
+            aliases = registry.find(family_name).spec.aliases
+            if letters_of(model) in map(letters_of, (family_name, *aliases)):
+                return family_name
+    return None
 
 
 @cache
@@ -203,7 +225,7 @@ def find_fitting_bases(
     """
     modules, _ = group_by_module(file)
     expert, _ = detect_expert(file)
-    header_family = file.facts.get("family")
+    header_family = family_of_header(file)
 
     named_base = base_of_header(file) if base is None else None
     bases = [named_base] if named_base is not None else []

@@ -26,6 +26,7 @@ from videotune.exporter.adapter_modules import (
 from videotune.exporter.base_detection import (
     Base,
     detect_expert,
+    family_of_header,
     find_fitting_bases,
     open_adapter,
     other_model_of_adapter,
@@ -71,7 +72,7 @@ def open_modules(
     fits, nearest, nearest_misfits = find_fitting_bases(file, base, family)
 
     families = {fit.family.spec.name for fit in fits}
-    if len(families) > 1 and "family" not in file.facts:
+    if len(families) > 1 and family_of_header(file) is None:
         raise VideotuneError(
             f"{path} fits bases of several families; choose one with --family or --base"
         )
