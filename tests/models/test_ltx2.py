@@ -12,15 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support import families
+from tests.support import families, reports
 from tests.support.families import Open
 from videotune.adapters.layers import add_full, lay_rows
 from videotune.adapters.lora import idle_targets, matching
 from videotune.config.schema import Config
+from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.errors import VideotuneError
 from videotune.models.base_model import place
 from videotune.models.ltx2_conditions import last_frame_coords
 from videotune.models.registry import find
+from videotune.planner.plan import named_and_idle
+from videotune.reporter.condition_code import condition_code
+from videotune.reporter.read import read_run
 from videotune.types import SampleRequest
 from videotune.validation.selection import settings_at
 
@@ -87,6 +91,20 @@ def test_whole_fine_tuning_leaves_sound_as_it_is(family: Any) -> None:
     }
     with pytest.raises(VideotuneError):
         add_full(family.skeleton(), family.spec, ["audio_ff"])
+
+
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+def test_what_is_left_out_is_counted_in_modules(method: str, tiny_family: Open) -> None:
+    config = Config.model_validate(
+        {
+            "training_method": method,
+            "lora": {"targets": ["to_k"]},
+            "transformer": {"layers": ["to_k"] if method == "FINE_TUNE" else None},
+        }
+    )
+    left_out = named_and_idle(tiny_family("ltx2"), config)
+    assert len(left_out) == 8  # as in the targets above, not once for weight and bias
+    assert all(path.endswith(".to_k") for path in left_out)
 
 
 @VERSIONS
@@ -410,3 +428,40 @@ def test_optional_parts_of_a_pipeline_are_not_taken_for_settings(
     pipe = family.pipeline({"transformer": torch.nn.Identity()})
     assert pipe.duration_head is None
     assert pipe.processor is None
+
+
+def test_noise_levels_of_very_many_tokens_are_those_of_many() -> None:
+    """The law hardly changes from 30,000 tokens on."""
+    shares = [0.05, 0.25, 0.5, 0.75, 0.95]
+    quantiles = []
+    for tokens in (60_000, 130_000):
+        shift = shift_of_tokens(tokens, find("ltx2").spec.shift_by_tokens)
+        sampler = TimestepSampler("STRETCHED_LOGIT_NORMAL", shift=shift)
+        quantiles.append(sampler.at(shares))
+    torch.testing.assert_close(quantiles[1], quantiles[0])
+
+
+def test_the_reports_code_compresses_no_frame_that_is_given(tmp_path: Path) -> None:
+    """A prefix of one latent frame is one picture, which the pipeline would compress."""
+    rows = []
+    for name in ("first_frame", "prefix", "last_frame"):
+        rows.append(
+            {
+                "type": name,
+                "probability": 1.0,
+                "latent_frames": 1,
+                "in_diffusers": True,
+            }
+        )
+    reports.write_journal(tmp_path, [reports.start()])
+    reports.write_file(tmp_path, "plan.json", {"conditions": rows})
+    code = condition_code(read_run(tmp_path), ["LTX2Pipeline"], (33, 64, 96))
+    assert code is not None
+    names: dict[str, Any] = {
+        "load_image": lambda name: name,
+        "load_video": lambda name: [name] * 40,
+        "pipe": find("ltx2").tiny_pipeline("2.3"),
+    }
+    exec("\n".join([*code.imports, *code.lines]), names)
+    assert len(names["conditions"]) == 3
+    assert all(condition.crf == 0 for condition in names["conditions"])

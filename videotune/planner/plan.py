@@ -163,8 +163,10 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
 
 
 def named_and_idle(family: DiffusersModel, config: schema.Config) -> list[str]:
-    """Return the modules or weights of the denoiser that the config names and that do
-    not train, because they have no effect in a training step.
+    """Return the modules of the denoiser that the config names and that do not train,
+    because they have no effect in a training step.
+
+    A parameter that is neither a weight nor a bias is returned under its own path.
     """
     spec = family.spec
     if not spec.idle_paths or not config.transformer.train:
@@ -176,7 +178,11 @@ def named_and_idle(family: DiffusersModel, config: schema.Config) -> list[str]:
         return []
     names = [name for name, _ in net.named_parameters()]
     chosen = layers.layers_of(names, config.transformer.layers)
-    return [name for name in chosen if spec.is_idle(name)]
+    modules = []
+    for name in chosen:
+        if spec.is_idle(name):
+            modules.append(name.removesuffix(".weight").removesuffix(".bias"))
+    return list(dict.fromkeys(modules))
 
 
 def pipeline_arguments(job: Job) -> dict[str, Any]:
