@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.job_folders import ended_job, steps
-from tests.support.reports import visible_text
+from tests.support.reports import full_run, visible_text
 from videotune.files import write_json
 from videotune.queue import jobs
 from videotune.studio import projects, queue_page, results_page, status, web
@@ -88,6 +88,29 @@ def test_another_number_of_steps_is_meant_where_it_is_asked_for(
         ).status_code
         == 422
     )
+
+
+def test_a_run_that_is_done_trains_on_only_to_a_later_end(
+    tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    project = projects.create(tmp_path, "one", preset="toy")
+    run = project.folder / "runs" / "run-1"
+    full_run(run)
+    write_json(run / "config.json", {"steps": 120, "settings": {}})
+    for step in (60, 120):
+        (run / f"checkpoints/step-{step}/COMPLETE").touch()
+
+    def status_of(**fields: str) -> int:
+        answer = client.post("/p/one/run/resume", data={"run": "run-1", **fields})
+        return int(answer.status_code)
+
+    assert status_of() == 422
+    assert status_of(step="120") == 422
+    assert status_of(steps="120") == 422
+    assert status_of(step="60", steps="60") == 422
+    assert queue_page.training_entry(tmp_path, project, "run-1") is None
+    assert status_of(steps="121") == 204
 
 
 @pytest.mark.parametrize("variant", ["LORA", "DORA", "LOHA", "LOKR", "OFT"])

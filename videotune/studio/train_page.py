@@ -24,6 +24,7 @@ from videotune.reporter.read import Run, items, mapping
 from videotune.sampling.picture_faults import FAULTS, fault_of
 from videotune.studio import gpu, header, projects, queue_page, trash
 from videotune.studio.form import clip_keys_of, inherited_values
+from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
 from videotune.studio.projects import Project, inside
@@ -414,6 +415,8 @@ def resume(page: PageContext, run: Path, form: FormData) -> str:
         arguments += ["--from", step]
 
     steps = form.number("steps")
+    run_read, _, _, code = run_state(page, run.name)
+    refuse_no_steps(run_read, is_done=code == "done", start=step, end=steps)
     if steps:
         # Another number of steps changes the learning rate schedule, as the user wants
         # here.

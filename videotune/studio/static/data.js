@@ -11,7 +11,8 @@ document.addEventListener("DOMContentLoaded", () => {
   const filterQuery = () => ({ q: $("find").value, state: $("state").value });
   const query = () => (staying.size ? { ...filterQuery(), stay: [...staying].join("\n") } : filterQuery());
   const options = {
-    morphStyle: "innerHTML", ignoreActiveValue: true,
+    morphStyle: "innerHTML",
+    get ignoreActiveValue() { return vt.isTyping(); },
     callbacks: {
       beforeNodeMorphed: (old) => {
         const isKept = Boolean(old.dataset && "keep" in old.dataset);

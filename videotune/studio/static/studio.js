@@ -42,7 +42,8 @@
     answered(response);
     return response;
   }
-  window.vt = { toast, post, ask, isSilent, esc, answered };
+  const isTyping = () => document.activeElement.matches("input,textarea,select");
+  window.vt = { toast, post, ask, isSilent, esc, answered, isTyping };
 
   document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad));
   for (const name of ["htmx:sendError", "htmx:timeout"]) document.addEventListener(name, () => toast(`Not done. ${SILENT} Try again when it does.`, true));
@@ -101,7 +102,9 @@
   // live regions: one stream a page, none while the page is hidden (a browser keeps six connections to a host)
   const kept = new Set(["open", "aria-expanded"]);
   const options = {
-    morphStyle: "innerHTML", ignoreActiveValue: true,
+    morphStyle: "innerHTML",
+    // What is being typed stays. A focused button has new words all the same.
+    get ignoreActiveValue() { return vt.isTyping(); },
     callbacks: {
       beforeNodeMorphed: (old) => !(old.dataset && "keep" in old.dataset),
       beforeAttributeUpdated: (name, node) => !(kept.has(name) && node.matches("details,dialog,.help-word")) && !(node.matches("video") && name === "autoplay"),

@@ -191,8 +191,21 @@ document.addEventListener("DOMContentLoaded", () => {
     const saves = JSON.parse(opener.dataset.saves).reverse();
     $("go-on-step").replaceChildren(new Option("the newest checkpoint", ""), ...saves.map((step) => new Option(`step ${step}`, step)), new Option("step 0, the beginning", "0"));
     $("branch-step").replaceChildren(...saves.map((step) => new Option(`step ${step}`, step)));
-    $("branch-form").hidden = !saves.length; $("go-on-steps").placeholder = opener.dataset.steps;
+    $("branch-form").hidden = !saves.length;
+    const steps = $("go-on-steps"), isComplete = opener.dataset.complete === "yes";
+    steps.placeholder = opener.dataset.steps;
+    steps.dataset.before = isComplete ? opener.dataset.steps : "";
+    steps.dataset.newest = saves[0] ?? 0;
+    checkSteps();
   });
+  // A run that is done trains on only to a later end.
+  function checkSteps() {
+    const steps = $("go-on-steps"), from = $("go-on-step").value || steps.dataset.newest;
+    const end = steps.value || steps.dataset.before;
+    const isPast = end !== "" && Number(end) <= Number(from);
+    steps.setCustomValidity(isPast ? `Step ${end} is no later than step ${from}, from which it trains on: give more than ${from}.` : "");
+  }
+  for (const id of ["go-on-step", "go-on-steps"]) $(id)?.addEventListener("input", checkSteps);
 
   // the log follows its end while it is open
   const log = $("log"); let timer = 0;
