@@ -6,7 +6,7 @@ agree), and which are held out.
 """
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from random import Random
@@ -478,3 +478,24 @@ def test_datasets_of_other_kinds_and_the_split() -> None:
         [False] * 20,
         [],
     )
+
+
+def test_a_cut_that_was_moved_to_validation_is_known_by_its_name() -> None:
+    """Alone in its folder its number says nothing, beside other cuts of the video it
+    does; numbers of cameras and mere numbers never do.
+    """
+    cuts = ["clips/horse", "clips/horse", "clips/kitten", "clips/kitten"]
+
+    def codes(*validation: str, training: Sequence[str] = cuts) -> list[str]:
+        sources = [*training, *validation]
+        kinds = ["train"] * len(training) + ["validation"] * len(validation)
+        _, notes = hold_out(sources, kinds, 0.1, seed=0)
+        return [str(getattr(note, "code", "")) for note in notes]
+
+    assert codes("held-out/horse_3", "held-out/kitten_1") == ["shared_sources"]
+    assert codes("held-out/Horse", "held-out/b") == ["shared_sources"]
+    assert codes("held-out/painter_3", "held-out/road_1") == []
+    camera = ["clips/IMG", "clips/IMG", "clips/001", "clips/001"]
+    assert codes("held-out/IMG_3", "held-out/001", training=camera) == []
+    single = ["clips/cat_1", "clips/cat_2"]
+    assert codes("held-out/cat_3", "held-out/cat_4", training=single) == []

@@ -359,3 +359,32 @@ def test_a_run_that_learns_or_rests_is_reported_so(
         "than the base" in sentence
     )
     assert f"Recommended checkpoint: step {take}," in said
+
+
+@pytest.mark.parametrize("code", ["shared_sources", "cropped"])
+def test_a_verdict_on_clips_of_the_same_videos_is_doubted_beside_it(
+    tmp_path: Path, code: str
+) -> None:
+    ended(tmp_path, COURSE, 20)
+    note = "validation and training share 1 source video (held/kitten)"
+    reports.write_file(tmp_path, "check.json", {"notes": [note], "note_codes": [code]})
+    said = reports.part(reports.report(tmp_path), "verdict")
+    assert ("not to be trusted" in said) == (code == "shared_sources")
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"), [(40, "--set steps=… --override"), (80, "not done all")]
+)
+def test_a_run_that_learns_says_how_to_train_on(
+    tmp_path: Path, steps: int, wanted: str
+) -> None:
+    course = tuple((10 * n, 1.0 - 0.1 * n, 1.0 - 0.1 * n) for n in range(5))
+    ended(tmp_path, course, 40)
+    settings = reports.config()
+    settings["steps"] = steps
+    reports.write_file(tmp_path, "config.json", settings)
+    chapter = reports.chapters(tmp_path)["verdict"]
+    assert chapter["is_complete"] == (steps == 40)
+    said = reports.part(reports.report(tmp_path), "verdict")
+    assert "LEARNING" in said
+    assert wanted in said

@@ -372,6 +372,7 @@ def test_a_warning_of_most_clips_is_said_once(tmp_path: Path) -> None:
         ("black", "bin"),
         ("frozen", "bin"),
         ("near_duplicate", "bin"),
+        ("shared_sources", "validation"),
         ("cuts", "cut"),
         ("caption", "write"),
     ],

@@ -339,7 +339,8 @@ def _hold_out(
         # Sample again: windows of held-out clips have nothing random.
         if is_held_out:
             candidate.sample_windows(config, rules)
-    return source_notes + hold_out_notes
+    # What makes the validation loss useless comes before how names were understood.
+    return hold_out_notes + source_notes
 
 
 def _mark_duplicate(candidate: Candidate, *, original: Candidate) -> None:

@@ -28,6 +28,7 @@ RemarkCode = Literal[
     "none_held_out",
     "numbered_stills",
     "repeated_frames",
+    "shared_sources",
     "single_frames",
     "slow_clips",
     "some_in_no_window",

@@ -8,7 +8,7 @@ counts only with evidence, and so does a picture (``picture_matching``).
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -162,18 +162,48 @@ def _notes_on_shared_sources(sources: Sequence[str], kinds: Sequence[str]) -> li
     """Report source videos that have clips both in validation and in training."""
     training_sources = _sources_of("train", sources, kinds)
     training_sources |= _sources_of("regularization", sources, kinds)
-    shared = sorted(training_sources & _sources_of("validation", sources, kinds))
+    validation_sources = _sources_of("validation", sources, kinds)
+    shared = validation_sources & training_sources
+    clip_counts = Counter(
+        source
+        for source, kind in zip(sources, kinds, strict=True)
+        if kind != "validation"
+    )
+    # Only of a video with several clips the name is known to be that of a video.
+    cut_names = {_name_of(source) for source, count in clip_counts.items() if count > 1}
+    for source in validation_sources:
+        if not _names_of_video(source).isdisjoint(cut_names):
+            shared.add(source)
     if not shared:
         return []
 
-    listing = ", ".join(shared[:3])
-    if len(shared) > 3:
-        listing += f" and {len(shared) - 3} more"
-    count = "1 source video" if len(shared) == 1 else f"{len(shared)} source videos"
-    return [
+    names = sorted(shared)
+    listing = ", ".join(names[:3])
+    if len(names) > 3:
+        listing += f" and {len(names) - 3} more"
+    count = "1 source video" if len(names) == 1 else f"{len(names)} source videos"
+    note = (
         f"validation and training share {count} ({listing}): "
-        "the validation loss will look better than it is"
-    ]
+        "the validation loss will look better than it is. Put all cuts of a video on one side"
+    )
+    return [Remark("shared_sources", note)]
+
+
+def _name_of(source: str) -> str:
+    """Return the name of a source video without its folder."""
+    return source.rpartition("/")[2].casefold()
+
+
+def _names_of_video(source: str) -> set[str]:
+    """Return names under which clips of another folder would be cuts of the same video.
+
+    A clip that was moved away from the other cuts of its video is alone in its folder,
+    where its number says nothing. Numbers of cameras are the same in any folder.
+    """
+    name = _name_of(source)
+    if _CAMERA.match(name) or name.isdigit():
+        return set()
+    return {name, _base_of_number(name) or name}
 
 
 def _too_few_sources_note(source_count: int, clip_count: int) -> str:
@@ -188,6 +218,8 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
             "pictures)"
         )
     note += f". Add clips, or put {HELD_OUT_NEEDED} or more into a dataset of kind validation"
+    if source_count < clip_count:
+        note += ", all cuts of a video together"
     return Remark("none_held_out", note)
 
 

@@ -1,6 +1,7 @@
 """The state of a run, its verdict, and the recommended checkpoint with the evidence."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from videotune.reporter.read import (
     Record,
     Run,
     at,
+    items,
     mapping,
     number,
     points,
@@ -177,13 +179,41 @@ def verdict(run: Run) -> dict[str, Any]:
         "demo": run.demo,
         "changes": [] if run.demo else _error_changes(run),
         "remark": "" if step is None else remark_at(run.journal, step),
+        "doubt": _doubt(run),
+        "is_complete": _is_complete(run),
+        "is_running": bool(mapping(run.life)["alive"]),
         "latest": latest,
         "best": number(latest["best_step"]),
-        "run": run.folder.name,
+        "run": _shown_folder(run),
         "step": step,
         "why": why,
         "files": exported_files,
     }
+
+
+def _is_complete(run: Run) -> bool:
+    """Whether all steps of a run are done."""
+    steps = number(at(run.config, "steps"))
+    return steps is not None and run.steps.last >= steps
+
+
+def _shown_folder(run: Run) -> str:
+    """Return a run's folder as commands name it: as it was given if that is relative, so
+    that the page says nothing of the machine.
+    """
+    folder = run.folder
+    return folder.name if folder.is_absolute() else shlex.quote(str(folder))
+
+
+def _doubt(run: Run) -> str:
+    """Return the note of the check that makes the verdict untrustworthy, or ""."""
+    check = mapping(run.check)
+    notes = items(check["notes"])
+    codes = items(check["note_codes"])
+    for note, code in zip(notes, codes, strict=False):
+        if code == "shared_sources":
+            return str(note)
+    return ""
 
 
 def _error_changes(run: Run) -> list[tuple[str, float]]:

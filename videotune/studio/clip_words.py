@@ -76,7 +76,12 @@ REMEDIES = (
         ("none_held_out",),
         "validation",
         "It trains without, too. Add clips, or choose “Use for validation” in the menu of "
-        "two or more.",
+        "two or more; of a video that is cut into clips, for all of them.",
+    ),
+    Remedy(
+        ("shared_sources",),
+        "validation",
+        "Use all cuts of a video for validation, or none of them.",
     ),
     Remedy(
         ("few_held_out",),
