@@ -76,13 +76,23 @@ BLOCKS = 48
 
 CONNECTORS_CLASS = "ltx2.LTX2TextConnectors"
 
-OF_FIRST_VERSION = {
+FIRST_VERSION_ARGUMENTS = {
     "use_cross_timestep": False,
     "spatio_temporal_guidance_blocks": [29],
 }
-"""Arguments of a pipeline's call for LTX-2; diffusers' defaults are those of the newer
-versions.
-"""
+"""Arguments of a pipeline's call for LTX-2; diffusers' defaults fit LTX-2.3 and 2.5."""
+
+UNGUIDED = {
+    "guidance_scale": 1.0,
+    "audio_guidance_scale": 1.0,
+    "stg_scale": 0.0,
+    "audio_stg_scale": 0.0,
+    "modality_scale": 1.0,
+    "audio_modality_scale": 1.0,
+    "guidance_rescale": 0.0,
+    "audio_guidance_rescale": 0.0,
+}
+"""Arguments with which a step of a pipeline is one pass."""
 
 VIDEO_ATTENTION = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
 VIDEO_FEED_FORWARD = r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)"
@@ -91,8 +101,8 @@ SOUND = (
     r"(transformer_blocks\.\d+\.)?"
     "(audio_|video_to_audio|video_a2v|av_cross_attn|keyframes_abs_pos)"
 )
-"""What acts only on sound or between sound and video, and the mark of keyframes, which no
-pipeline of videotune's passes.
+"""Modules and parameters that act on sound or between sound and video, and the embedding
+of keyframes, which none of the pipelines used here applies.
 """
 
 
@@ -224,7 +234,7 @@ class LTX2(DiffusersModel):
             least_steps=least_steps_of(
                 read_config(folder / "scheduler" / "scheduler_config.json")
             ),
-            pipeline_arguments=OF_FIRST_VERSION if version == "2" else {},
+            pipeline_arguments=FIRST_VERSION_ARGUMENTS if version == "2" else {},
         )
 
     # text
@@ -348,8 +358,9 @@ class LTX2(DiffusersModel):
             return_dict=False,
             **self._one_silent_token(x_t, extras["audio_text"]),
         )
-        of_clip = output[0][:, : math.prod(x_t.shape[2:])]
-        return of_clip.transpose(1, 2).reshape(x_t.shape).float()
+        # The outputs of appended tokens are dropped.
+        velocity = output[0][:, : math.prod(x_t.shape[2:])]
+        return velocity.transpose(1, 2).reshape(x_t.shape).float()
 
     def _one_silent_token(self, x_t: Tensor, audio_text: Tensor) -> dict[str, Any]:
         """Return the least sound that the transformer runs with."""
@@ -448,16 +459,16 @@ class LTX2(DiffusersModel):
     def _connectors_of(
         self, conditioning: Conditioning, unconditional: Conditioning | None
     ) -> Any:
-        """Return a module in place of the connectors, which have run already."""
+        """Return a function that stands in for the connectors, whose results are cached."""
         sound = conditioning.extras["audio_text"]
         if unconditional is not None:
             sound = torch.cat([unconditional.extras["audio_text"], sound])
         sound = sound.to(self.device, self.dtype)
 
-        def passed_on(text: Tensor, mask: Tensor, **_: Any) -> Any:
+        def pass_through(text: Tensor, mask: Tensor, **_: Any) -> Any:
             return text, sound, mask
 
-        return passed_on
+        return pass_through
 
     def sample(
         self,
@@ -466,8 +477,10 @@ class LTX2(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """Sample latents of the video. What samples are given is in ``request.first`` and
-        ``request.known``, or beside the clip in the ``extras``.
+        """Sample latents of the video.
+
+        Clean first frames come from ``request.first`` or ``request.known``, appended
+        frames from the conditioning's ``extras``.
         """
         call = pipeline_call(conditioning, request, self.spec.rules)
         pipe = self.pipeline(
@@ -515,16 +528,3 @@ class LTX2(DiffusersModel):
         connectors = fingerprint(self.folder / CONNECTORS)
         prints["text_encoder"] = f"{prints['text_encoder']}-{connectors}"
         return prints
-
-
-UNGUIDED = {
-    "guidance_scale": 1.0,
-    "audio_guidance_scale": 1.0,
-    "stg_scale": 0.0,
-    "audio_stg_scale": 0.0,
-    "modality_scale": 1.0,
-    "audio_modality_scale": 1.0,
-    "guidance_rescale": 0.0,
-    "audio_guidance_rescale": 0.0,
-}
-"""Arguments with which a step of a pipeline is one pass."""

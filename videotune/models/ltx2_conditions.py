@@ -1,7 +1,7 @@
 """Conditions of LTX-2, as its pipelines take them.
 
-What begins at the first frame takes the place of the clip's first latents. A last frame
-and a reference are appended as tokens with times of their own.
+A first frame and a prefix replace the clip's first latents. A last frame and a reference
+are appended as tokens, each with its own time.
 """
 
 from __future__ import annotations
@@ -110,20 +110,22 @@ def last_frame_coords(
 
 @dataclass(frozen=True)
 class PipelineCall:
-    """How a pipeline is called with what samples are given."""
+    """A pipeline and its arguments for the conditions of samples."""
 
     pipeline: Any
     """Its class."""
     latents: list[Tensor]
-    """What its VAE encodes to, in turn: (B,C,n,H,W) each."""
+    """Results of its VAE's ``encode``, in order of the calls: (B,C,n,H,W) each."""
     arguments: dict[str, Any]
 
 
 def pipeline_call(
     conditioning: Conditioning, request: SampleRequest, rules: VideoRules
 ) -> PipelineCall:
-    """Return the call for what samples are given at their beginning, in ``request``, and
-    beside the clip, in the ``extras`` of the conditioning.
+    """Return the pipeline call for the conditions of samples.
+
+    Their beginning is in ``request``, appended frames are in the ``extras`` of the
+    conditioning.
     """
     latents = []
     conditions = []

@@ -1,4 +1,4 @@
-"""What the configs of an LTX-2 checkpoint say."""
+"""Read and check the configs of an LTX-2 checkpoint."""
 
 from __future__ import annotations
 

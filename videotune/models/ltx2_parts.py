@@ -1,4 +1,4 @@
-"""What stands in for parts of an LTX-2 checkpoint, in plans and in pipelines."""
+"""Stand-ins for parts of an LTX-2 checkpoint, for plans and pipelines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rotary_positions(
 
 
 def audio_vae_stand_in(folder: Path, transformer: Mapping[str, Any]) -> Any:
-    """Return what a pipeline reads of the sound's VAE to draw latents of sound.
+    """Return a stand-in of the sound's VAE, enough for a pipeline to draw its latents.
 
     Args:
         folder: the checkpoint.
@@ -94,10 +94,10 @@ def with_connectors(encoder: Any, connectors: Any) -> nn.Module:
     return TextStack()
 
 
-def vae_of(spec: ModelSpec, given: list[Tensor], device: Any) -> Any:
-    """Return a stand-in of the VAE that encodes, in turn, to the given latents."""
+def vae_of(spec: ModelSpec, results: list[Tensor], device: Any) -> Any:
+    """Return a stand-in of the VAE whose ``encode`` returns ``results`` in turn."""
     vae = vae_stand_in(spec, None, device)
-    remaining = iter(given)
+    remaining = iter(results)
 
     def encode_next(pixels: Tensor) -> Any:
         latents = next(remaining).float().to(device)
