@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
-from os.path import getsize, isfile
+from os.path import getsize, isdir, isfile, relpath
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -360,8 +360,20 @@ def _loading_code(run: Run, entries: Sequence[Record], is_shared: bool) -> list[
         code = str(entry["use"])
         code = code.replace("THIS_FILE", path).replace("THIS_FOLDER", path)
         code = re.sub(r"'(asset:\w+)'", r"place('\1').folder", code)
+        if is_shared:
+            code = _with_base_beside(run, code)
         lines.extend(code.split("; "))
     return list(dict.fromkeys(lines))
+
+
+def _with_base_beside(run: Run, code: str) -> str:
+    """Return code with the path of a base model relative to the run's folder, as all
+    paths of the page are; it is given relative to the folder of the training.
+    """
+    base = str(run.setting("base_model_name"))
+    if Path(base).is_absolute() or not isdir(base):
+        return code
+    return code.replace(repr(base), repr(relpath(base, run.folder)))
 
 
 def _preview_values(run: Run) -> str:
