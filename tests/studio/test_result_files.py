@@ -1,6 +1,8 @@
 """The files of a run's result: which are offered first, and their copy in ComfyUI."""
 
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from safetensors.torch import save_file
 
 from tests.support.reports import full_run, write_file
 from videotune.errors import VideotuneError
+from videotune.reporter import build, inventory
+from videotune.reporter.read import read_run
 from videotune.studio import projects
 from videotune.studio.projects import Project
 from videotune.studio.result_files import (
@@ -70,6 +74,48 @@ def test_the_file_for_comfyui_comes_first(cats: Project) -> None:
     assert step_to_take(None, [checkpoint], files) == 90
     assert step_to_take(None, [], files) == 120
     assert step_to_take(None, [], []) is None
+
+
+def code_of_report(run: Path, step: int) -> str:
+    """Return the code of the report of a run that recommends a step."""
+    report = build.render("use.html.j2", d=inventory.use(read_run(run)))
+    code = html.unescape(report.split("<pre><code>")[1].split("</code>")[0])
+    assert f"-step-{step}-" in code
+    return code.strip()
+
+
+def test_the_code_of_a_file_is_the_whole_code_of_the_report(
+    client: Any, tmp_path: Path
+) -> None:
+    """For each step that has files, and with a file of each expert."""
+    run = projects.create(tmp_path, "Dogs").folder / "runs" / "run-1"
+    full_run(run)
+    settings = {"base_model_name": "asset:toy", "training_method": "LORA"}
+    write_file(run, "config.json", {"steps": 120, "settings": settings})
+    exports_by_step: dict[int, list[dict[str, str]]] = {}
+    for step in (60, 120):
+        exports = []
+        for expert in ("high", "low"):
+            path = f"export/run-1-{expert}-step-{step}-diffusers.safetensors"
+            (run / path).write_bytes(b"weights")
+            loading = "pipe = WanPipeline.from_pretrained('asset:toy')"
+            code = f"{loading}; pipe.load_lora_weights(THIS_FILE)"
+            exports.append({"format": "diffusers", "path": path, "use": code})
+        exports_by_step[step] = exports
+    write_file(run, "exports.json", [*exports_by_step[60], *exports_by_step[120]])
+
+    page = client.get("/p/dogs/results?run=run-1").text
+    blocks = re.findall(r'<pre tabindex="0" aria-label="Code">(.*?)</pre>', page, re.S)
+    shown = [html.unescape(block).strip() for block in blocks]
+
+    expected = []
+    for step, exports in exports_by_step.items():
+        write_file(run, "exports.json", exports)
+        expected += [code_of_report(run, step)] * 2
+    assert sorted(shown) == sorted(expected)
+    assert "from diffusers import WanPipeline" in shown[0]
+    assert "place('asset:toy').folder" in shown[0]
+    assert "export_to_video(video, 'video.mp4'" in shown[0]
 
 
 def test_comfyuis_folder_is_its_own_or_that_of_its_loras(

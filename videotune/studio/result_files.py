@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from filecmp import cmp
 from pathlib import Path
 from secrets import token_hex
@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from videotune.errors import VideotuneError
 from videotune.files import disk_usage, path_from
-from videotune.reporter.read import items, mapping, number
+from videotune.reporter.inventory import use
+from videotune.reporter.read import Run, items, mapping, number
 from videotune.studio.projects import Project, inside
 from videotune.studio.status import read_cached
 from videotune.studio.train_page import branches
@@ -105,6 +106,28 @@ def files_to_take(
         if file.step == step and not file.branch and file.format in FORMAT_ORDER
     ]
     return sorted(chosen, key=lambda file: FORMAT_ORDER.index(file.format))
+
+
+def use_of_file(
+    run: Run, files: Sequence[ExportedFile], file: ExportedFile
+) -> dict[str, Any]:
+    """Return the report's chapter on using a file in diffusers.
+
+    A model with two experts is loaded with a file of each.
+
+    Args:
+        run: the run.
+        files: all files of the run and of its branches.
+        file: the one that is used.
+    """
+    same_result = [
+        other.record
+        for other in files
+        if (other.branch, other.format, other.step)
+        == (file.branch, file.format, file.step)
+    ]
+    folder = dict(branches(run.folder))[file.branch]
+    return use(replace(run, folder=folder, exports=same_result))
 
 
 def comfyui_loras(setting: str | None) -> Path | None:

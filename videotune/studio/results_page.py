@@ -5,6 +5,7 @@ publishing.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from videotune.studio.result_files import (
     copy_to_comfyui,
     exported_files,
     files_to_take,
+    use_of_file,
 )
 from videotune.studio.settings import change_settings, read_settings
 from videotune.studio.train_page import (
@@ -149,6 +151,7 @@ def summary(page: PageContext) -> str:
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         files=files,
         use=use(run),
+        code_of=partial(use_of_file, run, files),
         losses=losses,
         sample_groups=sample_groups(home, run, step, saved_steps),
     )
