@@ -20,11 +20,15 @@ from videotune.config.schema import Config
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.errors import VideotuneError
 from videotune.models.base_model import place
+from videotune.models.hub import wanted
 from videotune.models.ltx2_conditions import last_frame_coords
+from videotune.models.model_files import missing
 from videotune.models.registry import find
 from videotune.planner.plan import named_and_idle
 from videotune.reporter.condition_code import condition_code
 from videotune.reporter.read import read_run
+from videotune.sampling.given_files import GivenFiles, refuse_given
+from videotune.sampling.given_latents import read_given
 from videotune.types import SampleRequest
 from videotune.validation.selection import settings_at
 
@@ -465,3 +469,40 @@ def test_the_reports_code_compresses_no_frame_that_is_given(tmp_path: Path) -> N
     exec("\n".join([*code.imports, *code.lines]), names)
     assert len(names["conditions"]) == 3
     assert all(condition.crf == 0 for condition in names["conditions"])
+
+
+def test_a_base_knows_no_clip_beside_its_own(tiny_family: Open) -> None:
+    """Not without an adapter that learnt it; a last frame it takes as it is."""
+    spec = tiny_family("ltx2").spec
+    refuse_given(GivenFiles(last_frame="a"), spec, Config(), "sample")
+    with pytest.raises(VideotuneError):
+        refuse_given(GivenFiles(reference="a"), spec, Config(), "sample")
+    learnt = Config(conditions=[{"type": "reference"}])  # type: ignore[list-item]
+    refuse_given(GivenFiles(reference="a"), spec, learnt, "sample")
+
+
+def test_a_picture_has_no_last_frame(tiny_family: Open) -> None:
+    """A pipeline would put it in the place of the picture, and return it."""
+    shape = replace(families.small_shape(tiny_family("ltx2")), frames=1)
+    with pytest.raises(VideotuneError, match="no last frame"):
+        read_given(GivenFiles(last_frame="a"), shape, "sample")
+
+
+def test_helpers_of_a_base_are_neither_downloaded_nor_missed(
+    tiny_bases: Any, tmp_path: Path
+) -> None:
+    """What writes prompts is as large as the text encoder, and nothing reads it."""
+    folder = Path(shutil.copytree(tiny_bases("ltx2"), tmp_path / "base"))
+    index = json.loads((folder / "model_index.json").read_text())
+    index["prompt_enhancer"] = ["transformers", "Gemma4ForConditionalGeneration"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    assert missing(folder, weights=True) == []
+    listed = ["prompt_enhancer/config.json", "prompt_enhancer/model.safetensors"]
+    listed += [
+        f"{part}/diffusion_pytorch_model.safetensors"
+        for part in ("transformer", "vae", "audio_vae", "connectors", "vocoder")
+    ]
+    listed.append("text_encoder/model.safetensors")
+    files = wanted("a/b", index, listed, weights=True)
+    assert not any(file.startswith("prompt_enhancer") for file in files)
+    assert "text_encoder/model.safetensors" in files

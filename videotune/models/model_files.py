@@ -66,6 +66,11 @@ _VOCABULARIES = (
 tokenizer.json that any may have.
 """
 
+_HELPERS = frozenset(("prompt_enhancer", "duration_head", "processor"))
+"""Parts beside a model that rewrite prompts or choose a length, which nothing here
+reads.
+"""
+
 _SAME: list[tuple[str, list[str], str, list[str], str]] = read_json(
     Path(__file__).with_name("same_sizes.json")
 )
@@ -208,13 +213,15 @@ def note(text: str) -> None:
 
 def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """The parts that a model_index.json names, with library and class; those that are
-    null left out.
+    null, or that nothing here reads, left out.
 
     Raises VideotuneError for an entry that names no library and class, or no folder
     beside the index.
     """
     parts = {}
     for part, value in index.items():
+        if part in _HELPERS:
+            continue
         if isinstance(value, list) and len(value) == 2 and value[1] is not None:
             if not re.fullmatch(r"\w+", part) or not all(
                 isinstance(name, str) for name in value

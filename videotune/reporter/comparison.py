@@ -177,8 +177,9 @@ def _comparison_row(
 ) -> dict[str, Any]:
     """Return a run's cells; ``rank`` sorts by validation loss, missing ones last."""
     verdict = outcome.verdict(run)
-    losses = [loss for _, loss in points(run.validations, "held_out", "normalised")]
-    best = min(losses, default=None)
+    losses = dict(points(run.validations, "held_out", "normalised"))
+    # The error of the file that one takes; the lowest where that step was not measured.
+    error = losses.get(verdict["step"], min(losses.values(), default=None))
     settings = inventory.flat_settings(run)
 
     link = None
@@ -198,9 +199,9 @@ def _comparison_row(
         "steps": run.steps.last,
         "verdict": (verdict["latest"] or {}).get("verdict") or "none",
         "recommended": verdict["step"],
-        "held_out": None if best is None else text.plain(best),
+        "held_out": None if error is None else text.plain(error),
         "minutes": minutes,
-        "rank": (best is None, best or 0.0),
+        "rank": (error is None, error or 0.0),
     }
 
 

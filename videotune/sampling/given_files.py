@@ -99,6 +99,9 @@ def _known_to_base(spec: ModelSpec) -> frozenset[str]:
     types = set()
     for name, support in spec.conditions.items():
         is_made_for = support.mechanism != "in_place" or is_made_with_frames
+        # Clips beside the sample's are learnt by an adapter, images may be known.
+        if name == "reference" and not support.is_image:
+            is_made_for = False
         if support.in_diffusers and is_made_for:
             types.add(name)
     return frozenset(types)

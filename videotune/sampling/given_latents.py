@@ -39,12 +39,25 @@ from videotune.types import ClipShape, ConditionPixels, LatentDistribution, Wind
 
 
 def read_given(files: GivenFiles, shape: ClipShape, key: str) -> None:
-    """Raise VideotuneError, with the key, if any of the files cannot be read."""
+    """Raise VideotuneError, with the key, if any of the files cannot be read, or is what
+    a picture cannot begin or end with.
+    """
+    _refuse_for_picture(files, shape, key)
     one_frame = ClipShape(1, shape.height, shape.width, shape.fps)
     for field in fields(files):
         path = getattr(files, field.name)
         if path is not None:
             _read(Path(path), one_frame, f"{key}: {field.name}")
+
+
+def _refuse_for_picture(files: GivenFiles, shape: ClipShape, key: str) -> None:
+    """Raise VideotuneError for what only a sample of several frames can be given."""
+    of_videos = sorted(files.types & {"last_frame", "prefix", "suffix"})
+    if shape.frames == 1 and of_videos:
+        raise VideotuneError(
+            f"{key}: a picture has no {of_videos[0].replace('_', ' ')}. Sample more frames, or leave "
+            "it out"
+        )
 
 
 def encode_given(
@@ -71,6 +84,7 @@ def _encode(
     key: str,
 ) -> LatentDistribution:
     """Encode what a sample is conditioned on."""
+    _refuse_for_picture(files, shape, key)
     if files.reference is None:
         return _encode_shown(family, files, shape, config, key)
     reference = _encode_reference(family, Path(files.reference), shape, config, key)
