@@ -260,7 +260,10 @@ def test_an_unknown_or_misplaced_key_gets_the_nearest_name_in_its_section(
         ("steps=0", "steps: "),
         ("batch_size=two", "batch_size: "),
         ("learning_rate=NaN", "learning_rate: "),
-        ("timestep_distribution=NORMAL", "'LOGIT_NORMAL', 'SIGMOID', 'MODE', 'BETA' or"),
+        (
+            "timestep_distribution=NORMAL",
+            "'LOGIT_NORMAL', 'SIGMOID', 'MODE', 'BETA' or",
+        ),
         ("video_config=5", "video_config: "),
         ("resolution=50x64", '"48x64"'),
         ("steps", "--set takes key=value"),
