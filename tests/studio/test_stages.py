@@ -172,6 +172,26 @@ def test_a_run_that_has_ended_offers_its_result(
     assert stages_of(cats)["run"].text == "settings changed since run-1"
 
 
+def test_a_run_of_another_model_is_not_that_of_the_settings(
+    cats: Project, small_clips: Path
+) -> None:
+    """Even if it has trained since the model was changed."""
+    add_clip(cats, small_clips, "a ball")
+    projects.update(cats, preset="wan 2.1 1.3B LoRA 16GB", vram=16.0)
+    run = cats.folder / "runs" / "run-1"
+    full_run(run)
+    settings = {"base_model_name": "asset:toy", "training_method": "LORA"}
+    write_file(run, "config.json", {"steps": 120, "settings": settings})
+    assert stages_of(cats)["run"].text == "settings changed since run-1"
+    assert stages_of(cats)["result"].state == "open"
+    assert action_of(cats) == "See the plan"
+
+    projects.update(cats, preset="toy")
+    later = time.time() + 60
+    os.utime(run / "journal.jsonl", (later, later))
+    assert stages_of(cats)["run"].state == "done"
+
+
 def test_the_result_says_that_it_is_the_last_where_there_is_no_verdict(
     client: Any, cats: Project
 ) -> None:

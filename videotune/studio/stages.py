@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
+from videotune.config.load import flatten
 from videotune.errors import VideotuneError
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
@@ -20,6 +21,7 @@ from videotune.studio import (
     train_page,
 )
 from videotune.studio.clips import ClipRow
+from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
 from videotune.studio.status import process_progress
@@ -174,15 +176,32 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
 
 
 def _has_changed_since(project: Project, state: StateOfRun) -> bool:
-    """Return whether the settings have changed since a run ended."""
+    """Return whether the settings have changed since a run ended, or are of another
+    model.
+    """
     run, entry, job, code = state
     if code in BUSY_STATUSES:
         return False
+    if _is_of_another_model(project, run):
+        return True
     times = [run.written or 0.0]
     times += [] if entry is None else [entry.added]
     times += [] if job is None else [job.started]
     settings_changed = projects.settings_version(project) / 1e6
     return settings_changed > max(times) + CHANGE_TOLERANCE
+
+
+def _is_of_another_model(project: Project, run: Run) -> bool:
+    """Return whether a run trained another model than the settings name, or trained it
+    with another method; False as far as either is not known.
+    """
+    if not project.has_model:
+        return False
+    values = {**inherited_values(project.preset), **flatten(projects.draft(project))}
+    return any(
+        run.setting(key) is not None and run.setting(key) != values.get(key)
+        for key in ("base_model_name", "training_method")
+    )
 
 
 def _plan_stage(page: PageContext) -> Stage:
