@@ -277,7 +277,9 @@ def test_the_plan_and_the_list_of_models_name_the_same_time(
     monkeypatch.setattr(plan_server, "read_answer", lambda out: listed)
     text = client.get(SETUP).text
     assert f">{said}</b>" in text.split('id="r-plan"')[1].split("plan-toggle")[0]
-    assert f">{said}</b>" in text.split('id="r-gallery"')[1]
+    gallery = text.split('id="r-gallery"')[1]
+    assert f">{said}</b>" in gallery
+    assert 'id="hours-basis"' in gallery, "the values that the user set are not in it"
 
 
 def test_a_memory_alone_has_the_times_of_example_cards(
