@@ -37,6 +37,15 @@ class SourceFacts(TypedDict):
     kind: NotRequired[ShortText]
 
 
+class EarlierValue(TypedDict):
+    """A setting of the user that was set before the model changed."""
+
+    preset: ShortText
+    """The preset for which it was set."""
+
+    value: Any
+
+
 class ProjectFacts(TypedDict, total=False):
     """``project.json``."""
 
@@ -53,6 +62,9 @@ class ProjectFacts(TypedDict, total=False):
 
     captioning: dict[ShortText, Annotated[str, Len(0, 5000)]]
     """The options of the last captioning."""
+
+    earlier_values: dict[ShortText, EarlierValue]
+    """The user's settings that were set for an earlier model, by dotted name."""
 
     folder: PathText
     """The folder from which the project was exported."""

@@ -51,6 +51,12 @@ from videotune.studio.form import (
     set_key,
     unusual_values,
 )
+from videotune.studio.kept_values import (
+    confirm_values,
+    kept_values,
+    use_usual_values,
+    values_before_change,
+)
 from videotune.studio.memory_bar import memory_parts
 from videotune.studio.model_choices import presets
 from videotune.studio.project_plan import plan_answer, plan_file, plan_question
@@ -124,6 +130,7 @@ def plan(page: PageContext) -> str:
             for row in _unusable_clips(project)
         ],
         runs_anywhere=model_choices.runs_anywhere(project.preset),
+        kept=kept_values(project),
         here=notes_on_this_computer(project),
         card_elsewhere=card_elsewhere(project),
         remedies=remedies,
@@ -388,6 +395,8 @@ def fact(page: CurrentPage, form: PostedForm) -> Response:
         if shown_values and current_text not in (*shown_values, new_text):
             conflict = {"key": key, "now": current_text, "yours": new_text}
             return json_reply(conflict, 409)
+        if key == "preset" and new_text != current_text:
+            new_facts["earlier_values"] = values_before_change(current)
         projects.update(current, **new_facts)
     return _with_version(json_reply({"key": key, "now": new_text}), project)
 
@@ -466,7 +475,7 @@ def _apply_settings(page: PageContext, preset: str, keys: Mapping[str, Any]) -> 
 
     with projects.lock_of(project.folder):
         projects.save_draft(project, nested_keys)
-        projects.update(project, preset=preset or None)
+        projects.update(project, preset=preset or None, earlier_values=None)
 
 
 @routes.post("/p/{project}/setup/import")
@@ -487,8 +496,8 @@ def take_config(project: Project, path: Path) -> None:
 
 @routes.post("/p/{project}/setup/{act}")
 def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
-    """Start a run, apply or discard an imported config, compute hours, or reset
-    settings.
+    """Start a run, apply or discard an imported config, compute hours, decide on values
+    that were set for an earlier model, or reset settings.
     """
     project = page.current_project
     if act == "start":
@@ -505,6 +514,10 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         _request_hours(project)
     elif act == "stop-hours":
         plan_server.stop(_studio_file(project, "hours"))
+    elif act == "keep-values":
+        confirm_values(project)
+    elif act == "usual-values":
+        use_usual_values(project)
     elif act == "reset":
         with projects.lock_of(project.folder):
             projects.save_draft(project, {})
