@@ -176,7 +176,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Performance tips: regular sampling", {"config": {"sample_after": 0}}),
     ("Performance tips: back up", {"config": {"save_every": 0, "backup_after": 0}}),
     ("The run has not come to its end", {"journal": GOOD[:20]}),
-    ("Poor quality: overfitting", {"views": "risky"}),  # it is to come
+    (
+        "Poor quality: overfitting",  # it is to come, and nothing is measured
+        {
+            "views": "risky",
+            "journal": [line for line in GOOD if line["kind"] != "validation"],
+        },
+    ),
     (
         "Poor quality: the rate is too high",
         {"journal": [*MANY, {"kind": "end", "step": 120, "why": "done"}]},
@@ -192,6 +198,11 @@ def test_each_finding_comes_alone_and_has_its_heading(
     assert any(
         row.strip("# ") == line for row in PAGE.splitlines() if row.startswith("#")
     )
+
+
+def test_what_is_measured_counts_more_than_planned_views(tmp_path: Path) -> None:
+    """No advice to take fewer steps where the report says that more would help."""
+    assert lines_of(write(tmp_path / "run", GOOD, views="risky")) == set()
 
 
 def test_doctor_of_an_interrupted_run_says_first_how_to_continue(

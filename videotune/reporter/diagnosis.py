@@ -22,7 +22,7 @@ from videotune.runs.schemas import read_record
 from videotune.sampling.picture_faults import remark_at
 from videotune.text import counted, value_text
 from videotune.trainer import throughput
-from videotune.validation.overfitting import OVERFITTING, judge
+from videotune.validation.overfitting import LEARNING, OVERFITTING, judge
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,8 @@ def _overfitting(run: Run) -> Iterator[Finding]:
     if verdict is not None and verdict.label == OVERFITTING:
         yield _finding("overfitting", reason=verdict.reason, best=verdict.best_step)
 
+    if verdict is not None and verdict.label == LEARNING:
+        return  # what is measured counts more than how often clips are to be seen
     views = (run.plan or {}).get("views", {})
     per_window = views.get("per_window", {})
     if per_window.get("band") in ("high", "risky"):
