@@ -324,6 +324,16 @@ def test_back_to_back_chunks_are_one_source_and_no_duplicates(tmp_path: Path) ->
     assert near_duplicates(clips) == []
 
 
+def test_numbered_names_that_pictures_join_have_one_note(tmp_path: Path) -> None:
+    """Not also that they are no cuts of one video."""
+    whole = pan(5, [i * 2.0 for i in range(96)])
+    parts = zip(("cat_1", "cat_2", "cat_3", "dog"), np.split(whole, 4), strict=True)
+    clips = [filmed(tmp_path / f"{name}.mp4", part) for name, part in parts]
+    _, notes = group_by_source(clips)
+    assert len(notes) == 1
+    assert "by their pictures" in notes[0]
+
+
 def blank_ends(i: int) -> np.ndarray:
     frames = shots([i], 24)
     frames[:8], frames[-8:] = (tone := (0, 0, 255, 255, 128, 128)[i]), tone

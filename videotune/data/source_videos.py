@@ -62,8 +62,9 @@ def group_by_source(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
     """
     order = path_order(clips)
     ordered_clips = [clips[index] for index in order]
-    names, notes = _sources_by_name(ordered_clips)
+    names, series_by_folder = _sources_by_name(ordered_clips)
     labels = join_by_pictures(ordered_clips, names)
+    notes = _notes_on_series(series_by_folder, _joined_series(ordered_clips, labels))
 
     # The first clip of each name, by label.
     members: dict[int, dict[str, SourceClip]] = defaultdict(dict)
@@ -74,6 +75,17 @@ def group_by_source(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
     for index, label in zip(order, labels, strict=True):
         sources[index] = min(members[label])
     return sources, notes + _notes_on_joined(members.values())
+
+
+def _joined_series(clips: Sequence[SourceClip], labels: Sequence[int]) -> set[str]:
+    """Return "folder/base" of numbered names that pictures assign to one source video."""
+    labels_of_series: dict[str, set[int]] = defaultdict(set)
+    for clip, label in zip(clips, labels, strict=True):
+        base = _base_of_number(_without_cut_marks(clip.path.stem))
+        if base is not None:
+            series = f"{clip.path.parent.as_posix()}/{base.casefold()}"
+            labels_of_series[series].add(label)
+    return {series for series, each in labels_of_series.items() if len(each) == 1}
 
 
 def _notes_on_joined(groups: Iterable[dict[str, SourceClip]]) -> list[str]:
@@ -234,14 +246,16 @@ def _few_held_out_notes(held_out: int) -> list[str]:
     return [Remark("few_held_out", note)]
 
 
-def _sources_by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
+def _sources_by_name(
+    clips: Sequence[SourceClip],
+) -> tuple[list[str], dict[str, list[_Series]]]:
     """Name the source of each clip by its file name.
 
     Numbered names are cuts only if their folder has at least two such series: a single
     series may be a camera's numbering.
 
     Returns:
-        The sources, and notes on numbers.
+        The sources, and the series of each folder.
     """
     stems = [_without_cut_marks(clip.path.stem) for clip in clips]
     folders = [clip.path.parent.as_posix() for clip in clips]
@@ -256,7 +270,7 @@ def _sources_by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]
             if base.casefold() in series_bases:
                 name = base
         names.append(f"{folder}/{name}")
-    return names, _notes_on_series(series_by_folder)
+    return names, series_by_folder
 
 
 def _find_series(
@@ -276,12 +290,21 @@ def _find_series(
     return series_by_folder
 
 
-def _notes_on_series(series_by_folder: dict[str, list[_Series]]) -> list[str]:
-    """Report how numbered names were understood."""
+def _notes_on_series(
+    series_by_folder: dict[str, list[_Series]], joined: set[str]
+) -> list[str]:
+    """Report how numbered names were understood.
+
+    Args:
+        series_by_folder: the series of each folder.
+        joined: "folder/base" of series that are one source video by their pictures.
+    """
     notes = []
 
     for folder, folder_series in sorted(series_by_folder.items()):
         if len(folder_series) == 1:
+            if f"{folder}/{folder_series[0].base}" in joined:
+                continue  # the note on pictures says so
             stems = sorted(folder_series[0].stems)
             notes.append(
                 f"{stems[0]} to {stems[-1]} in {folder} ({len(stems)} clips) are not treated "
