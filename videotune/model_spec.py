@@ -196,6 +196,8 @@ class ModelSpec:
     """Arguments of its pipeline's call that the checkpoint needs and that are not
     diffusers' defaults.
     """
+    unguided_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of that call with which a guidance of 1 is one pass a step."""
     rescales_guidance: bool = False
     """Whether its pipeline takes ``guidance_rescale``."""
     padded_tokens: int | None = None

@@ -14,6 +14,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -52,6 +53,7 @@ FED = {
     "ltx_video": ("text", "mask"),
     "hunyuan_video": ("text", "pooled", "mask"),
     "hidream": ("text", "", "llama", "", "pooled"),
+    "ltx2": ("text", "mask"),
 }
 """What a pipeline's ``encode_prompt`` returns, by our names; of other families the text
 comes first.
@@ -99,6 +101,14 @@ def test_text_is_what_the_pipeline_feeds(
                     strict=False,
                 )
             )
+        if name == "ltx2":
+            with torch.no_grad():
+                text, *_ = pipe.connectors(
+                    theirs["text"],
+                    theirs.pop("mask"),
+                    padding_side=pipe.tokenizer.padding_side,
+                )
+            theirs["text"] = text
         shown = theirs["mask"].bool() if "mask" in theirs else None
         # what its mask hides we keep as zeros
         seen = shown if name == "hunyuan_video" else ...
@@ -208,6 +218,8 @@ def reader_of(family: Any, image: bool) -> Any:
     """
     if image and family.spec.name == "wan":
         return diffusers.WanImageToVideoPipeline
+    if image and family.spec.name == "ltx2":
+        return diffusers.LTX2ConditionPipeline
     if image and family.spec.name == "ltx_video" and not family.is_newer:
         return diffusers.LTXImageToVideoPipeline
     return family.pipeline_class()
@@ -253,6 +265,11 @@ def theirs_of(
             words["mask"] = [picture_of(white)] * clip.shape[1]
     if len(family.spec.experts) == 1:
         words.pop("guidance_scale_2", None)
+    words |= family.spec.pipeline_arguments
+    if request.guidance <= 1:
+        words |= family.spec.unguided_arguments
+    if family.spec.name == "ltx2" and "image" in words:
+        words["conditions"] = [LTX2VideoCondition(words.pop("image"), crf=0)]
     if (
         family.spec.name == "hidream"
     ):  # it samples each request at one area, and Dev draws without a seed
@@ -345,7 +362,13 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
         )
         second = 2.0 if len(nets) > 1 and guidance > 1 else None
         request = SampleRequest(
-            shape, 4, guidance, seeds, guidance_2=second, first=first
+            shape,
+            4,
+            guidance,
+            seeds,
+            guidance_2=second,
+            first=first,
+            guidance_rescale=spec.sample_rescale,
         )
         random_state = torch.random.get_rng_state()
         drawn = family.sample(

@@ -161,6 +161,7 @@ class LayersFamily:
         title="layers",
         blocks=("blocks",),
         lora_targets={"attention": (r"blocks\.\d+",)},
+        is_idle=lambda _: False,
     )
 
     def denoiser(self) -> nn.Module:

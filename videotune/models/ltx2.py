@@ -83,7 +83,6 @@ FIRST_VERSION_ARGUMENTS = {
 """Arguments of a pipeline's call for LTX-2; diffusers' defaults fit LTX-2.3 and 2.5."""
 
 UNGUIDED = {
-    "guidance_scale": 1.0,
     "audio_guidance_scale": 1.0,
     "stg_scale": 0.0,
     "audio_stg_scale": 0.0,
@@ -92,7 +91,7 @@ UNGUIDED = {
     "guidance_rescale": 0.0,
     "audio_guidance_rescale": 0.0,
 }
-"""Arguments with which a step of a pipeline is one pass."""
+"""Arguments with which a step of a pipeline is one pass, beside a guidance of 1."""
 
 VIDEO_ATTENTION = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
 VIDEO_FEED_FORWARD = r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)"
@@ -169,6 +168,7 @@ class LTX2(DiffusersModel):
         schedulers=FLOW_SCHEDULERS[:1],
         rescales_guidance=True,
         takes_frame_rate=True,
+        unguided_arguments=UNGUIDED,
     )
     variants = ("2.3", "2.0", "2.5")
     transformer_class = "LTX2VideoTransformer3DModel"
@@ -493,10 +493,9 @@ class LTX2(DiffusersModel):
         guided = unconditional is not None
         # Beside the guidance by the prompt the pipeline has two more passes a step: one
         # that skips self-attention in a block, and one without sound.
-        guidance = {
-            "guidance_rescale": request.guidance_rescale,
-            "audio_guidance_rescale": request.guidance_rescale,
-        }
+        guidance: dict[str, Any] = {"guidance_rescale": request.guidance_rescale}
+        if not guided:
+            guidance = {"guidance_scale": 1.0, **self.spec.unguided_arguments}
         # The pipelines warn that they use one generator; the noise is drawn from all.
         with without_shift_warning(pipe.scheduler), without_warnings(type(pipe)):
             latents = self.run_pipeline(
@@ -509,7 +508,7 @@ class LTX2(DiffusersModel):
                 ],
                 **self.spec.pipeline_arguments,
                 **call.arguments,
-                **(guidance if guided else UNGUIDED),
+                **guidance,
             )
 
         if request.first is not None:

@@ -193,6 +193,13 @@ def pipeline_arguments(job: Job) -> dict[str, Any]:
     if job.spec.takes_frame_rate:
         frame_rate = job.config.video_config.target_fps or job.spec.rules.fps
         arguments["frame_rate"] = float(frame_rate)
+
+    sample = job.config.sample
+    guidance = job.spec.sample_guidance if sample.guidance is None else sample.guidance
+    if guidance <= 1:
+        return arguments | dict(job.spec.unguided_arguments)
+    if sample.guidance_rescale != job.spec.sample_rescale:
+        arguments["guidance_rescale"] = sample.guidance_rescale
     return arguments
 
 
