@@ -506,3 +506,12 @@ def test_helpers_of_a_base_are_neither_downloaded_nor_missed(
     files = wanted("a/b", index, listed, weights=True)
     assert not any(file.startswith("prompt_enhancer") for file in files)
     assert "text_encoder/model.safetensors" in files
+
+
+def test_a_side_of_one_latent_is_refused_where_the_decoder_mirrors(
+    tiny_family: Open,
+) -> None:
+    clip = torch.zeros(3, 9, 32, 64)
+    assert tiny_family("ltx2", variant="2.3").encode_video(clip).mean.shape[2] == 1
+    with pytest.raises(VideotuneError):
+        tiny_family("ltx2", variant="2.0").encode_video(clip)

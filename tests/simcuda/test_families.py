@@ -17,8 +17,14 @@ from videotune.models.registry import find, names
 from videotune.trainer.resume import Resume
 
 LONG = ("video_config.frames=49", "video_config.target_fps=40")
-OWN = {"cogvideox 2b": LONG, "cogvideox 5b-i2v": LONG}
-"""Settings of a kind: a table of positions takes 49 frames alone."""
+OWN = {
+    "cogvideox 2b": LONG,
+    "cogvideox 5b-i2v": LONG,
+    "ltx2 2.0": ("resolution=64x64",),
+}
+"""Settings of a kind: a table of positions takes 49 frames alone, and a decoder that
+mirrors at the border no side of one latent.
+"""
 WAITS = {"hidream full": 1, "hidream dev": 1}
 """Known waits of the host in a step: diffusers' sizes of pictures, which nobody reads.
 """

@@ -294,6 +294,20 @@ class LTX2(DiffusersModel):
                 )
         return net
 
+    def check_shape(self, frames: int, height: int, width: int) -> None:
+        """Raise VideotuneError for a side of one latent, if the VAE cannot decode it.
+
+        LTX-2's decoder mirrors the latents at their border.
+        """
+        config = read_config(self.folder / "vae" / "config.json")
+        mirrors = config.get("decoder_spatial_padding_mode", "reflect") == "reflect"
+        least = 2 * self.spec.rules.spatial_stride
+        if mirrors and min(height, width) < least:
+            raise VideotuneError(
+                f"resolution: the VAE of {self.spec.title} decodes at least {least} pixels a side, "
+                f"not {height}x{width}"
+            )
+
     def encode(self, caption: str) -> dict[str, Tensor]:
         """Return the connectors' states of a caption: "text" (L,D) for the video's
         tokens, "audio_text" (L,D') for the sound's.

@@ -12,6 +12,7 @@ PARTS: dict[str, Any] = {
         "layers_per_block": [1, 1, 1, 1, 1],
         "decoder_layers_per_block": [1, 1, 1, 1],
         "decoder_causal": False,
+        "decoder_spatial_padding_mode": "zeros",
         "spatial_compression_ratio": 32,
         "temporal_compression_ratio": 8,
         "_buffers": {
@@ -174,6 +175,7 @@ GEMMA_4 = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "2.3": {"transformer": NEWER_TRANSFORMER, "connectors": NEWER_CONNECTORS},
     "2.0": {
+        "vae": {"decoder_spatial_padding_mode": "reflect"},
         "connectors": {
             "video_connector_attention_head_dim": 8,
             "audio_connector_attention_head_dim": 8,
