@@ -179,7 +179,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "connectors": {
             "video_connector_attention_head_dim": 8,
             "audio_connector_attention_head_dim": 8,
-        }
+        },
     },
     "2.5": {
         "transformer": NEWER_TRANSFORMER
