@@ -1,7 +1,8 @@
 """Whether the toy learns to follow a reference: a shape that moves along a drawn path.
 
     python benchmarks/references.py [--steps 200] [--seeds 0 1 2] [--scenes 48]
-    [--clips 120] [--work runs/references] [--out FILE] [--pictures FOLDER] [--tiny]
+    [--clips 120] [--probability 0.9] [--work runs/references] [--out FILE]
+    [--pictures FOLDER] [--tiny]
 
 A clip shows a shape on a bent path, its reference a white dot on the same path, and its
 caption names colour and shape only. So nothing but the reference says where the shape
@@ -255,6 +256,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--scenes", type=int, default=48, help="of each seed")
     parser.add_argument("--clips", type=int, default=120, help="of a training")
+    parser.add_argument(
+        "--probability", type=float, default=0.9, help="of a step with references"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/references"))
     parser.add_argument("--out", type=Path, help="the figures, as JSON")
     parser.add_argument("--pictures", type=Path, help="folder for the first seed's")
@@ -264,7 +268,12 @@ def main() -> None:
         help="a rehearsal of seconds; its figures mean nothing",
     )
     options = parser.parse_args()
-    settings = Settings(options.steps, options.clips, options.scenes)
+    settings = Settings(
+        options.steps,
+        options.clips,
+        options.scenes,
+        probability=options.probability,
+    )
     if options.tiny:
         settings = replace(settings, steps=1, batch=1, clips=2, scenes=2)
         settings = replace(settings, sample_steps=1, knowledge=2)
