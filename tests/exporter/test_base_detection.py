@@ -266,7 +266,7 @@ def test_each_module_that_does_not_fit_is_named_with_both_sizes(
     assert rows != columns
     assert f"{rows}x{columns}" in reasons["transformer.blocks.0.ffn.net.2"]
 
-    # A rotation has no size of its own to name, and an absent module has none at all.
+    # OFT stores rotations, which have no size to compare; the network lacks the second.
     rotation, _, size = reasons[f"{block}.to_out.0"].partition(",")
     assert "rotations" in rotation
     assert "24x24" in size

@@ -103,7 +103,7 @@ def test_another_model_by_its_weights(cls: str, title: str) -> None:
 LTX_2_PIPELINES = [
     name
     for name in dir(diffusers)
-    # A modular pipeline's index has a name of its own and makes no base.
+    # Modular pipelines write another index file, so no base names one.
     if re.fullmatch("LTX2.*Pipeline", name) and "Modular" not in name
 ]
 

@@ -22,6 +22,7 @@ from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models import ltx2_tiny
 from videotune.models.base import DiffusersModel
 from videotune.models.fingerprint import fingerprint
+from videotune.models.given_frames import vae_with_results, with_given_cells
 from videotune.models.loading import load_model
 from videotune.models.ltx2_conditions import (
     CONDITIONS,
@@ -42,7 +43,6 @@ from videotune.models.ltx2_configs import (
 from videotune.models.ltx2_parts import (
     audio_vae_stand_in,
     rotary_positions,
-    vae_of,
     with_connectors,
 )
 from videotune.models.model_files import read_config
@@ -501,15 +501,16 @@ class LTX2(DiffusersModel):
             nets,
             request.shift,
             call.pipeline,
-            vae=vae_of(self.spec, call.latents, self.device),
+            vae=vae_with_results(self.spec, call.latents, self.device),
             connectors=self._connectors_of(conditioning, unconditional),
         )
-        guided = unconditional is not None
+
         # Beside the guidance by the prompt the pipeline has two more passes a step: one
         # that skips self-attention in a block, and one without sound.
         guidance: dict[str, Any] = {"guidance_rescale": request.guidance_rescale}
-        if not guided:
+        if unconditional is None:
             guidance = {"guidance_scale": 1.0, **self.spec.unguided_arguments}
+
         # The pipelines warn that they use one generator; the noise is drawn from all.
         with without_shift_warning(pipe.scheduler), without_warnings(type(pipe)):
             latents = self.run_pipeline(
@@ -517,21 +518,12 @@ class LTX2(DiffusersModel):
                 conditioning,
                 unconditional,
                 request,
-                generator=[
-                    torch.Generator().manual_seed(seed) for seed in request.seeds
-                ],
                 **self.spec.pipeline_arguments,
                 **call.arguments,
                 **guidance,
             )
 
-        if request.first is not None:
-            first = request.first.to(latents)
-            latents = torch.cat([first, latents[:, :, 1:]], dim=2)
-        if request.known is not None and request.known_mask is not None:
-            is_known = request.known_mask.to(latents.device)
-            latents = request.known.to(latents).where(is_known, latents)
-        return latents.float()
+        return with_given_cells(latents, request).float()
 
     def fingerprints(self) -> dict[str, str]:
         """Return the parts' hashes; the text encoder's has the connectors', because the

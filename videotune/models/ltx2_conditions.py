@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.lazy import diffusers, torch
 from videotune.model_spec import ConditionSupport, VideoRules
+from videotune.models.given_frames import beginning_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +97,7 @@ def last_frame_coords(
     pipe.transformer_temporal_patch_size = 1
     pipe.vae_temporal_compression_ratio = rules.temporal_stride
     pipe.vae_spatial_compression_ratio = rules.spatial_stride
+
     coords: Tensor = pipe._prepare_keyframe_coords(
         keyframe_latent_num_frames=1,
         keyframe_latent_height=rows,
@@ -129,8 +131,8 @@ def pipeline_call(
     """
     latents = []
     conditions = []
-    beginning = _beginning(request)
-    if beginning is not None and beginning.shape[2]:
+    beginning = beginning_of(request)
+    if beginning is not None:
         latents.append(beginning)
         conditions.append(_condition(beginning, request, rules, index=0))
 
@@ -151,15 +153,6 @@ def pipeline_call(
     if conditions:
         return PipelineCall(diffusers.LTX2ConditionPipeline, latents, arguments)
     return PipelineCall(diffusers.LTX2Pipeline, latents, arguments)
-
-
-def _beginning(request: SampleRequest) -> Tensor | None:
-    """Return the latents with which samples begin, or None."""
-    if request.known is None or request.known_mask is None:
-        return request.first
-    is_known = request.known_mask[0, 0].flatten(1).all(1)
-    count = int(is_known.long().cumprod(0).sum())
-    return request.known[:, :, :count]
 
 
 def _pictures(latents: Tensor, request: SampleRequest, rules: VideoRules) -> Tensor:

@@ -84,6 +84,7 @@ def connector_widths(
             connectors[f"{prefix}num_attention_heads"]
             * connectors[f"{prefix}attention_head_dim"]
         )
+
         expected = net[key]
         if net.get("use_prompt_embeddings", True):
             expected = net["caption_channels"]
@@ -92,10 +93,12 @@ def connector_widths(
                 f"{folder} mixes two models: its connectors give {width} numbers a text token of "
                 f"{kind}, its transformer takes {expected}. Take both parts from one checkpoint."
             )
+
         if not connectors.get(f"{prefix}num_learnable_registers"):
             raise VideotuneError(
                 f"{folder / CONNECTORS / 'config.json'}: {prefix}num_learnable_registers is not set; "
                 "no published LTX-2 goes without registers"
             )
+
         widths.append(width)
     return widths[0], widths[1]

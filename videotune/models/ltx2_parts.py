@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.lazy import diffusers, torch
 from videotune.models.model_files import read_config
-from videotune.models.pipelines import vae_stand_in
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from videotune.model_spec import ModelSpec, VideoRules
+    from videotune.model_spec import VideoRules
 
 
 def rotary_positions(
@@ -92,16 +91,3 @@ def with_connectors(encoder: Any, connectors: Any) -> nn.Module:
             return connectors(states, mask)
 
     return TextStack()
-
-
-def vae_of(spec: ModelSpec, results: list[Tensor], device: Any) -> Any:
-    """Return a stand-in of the VAE whose ``encode`` returns ``results`` in turn."""
-    vae = vae_stand_in(spec, None, device)
-    remaining = iter(results)
-
-    def encode_next(pixels: Tensor) -> Any:
-        latents = next(remaining).float().to(device)
-        return vae_stand_in(spec, latents, device).encode(pixels)
-
-    vae.encode = encode_next
-    return vae

@@ -8,13 +8,13 @@ of their pixel frames. The rest takes the place of the clip's latents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from videotune.lazy import diffusers, torch
 from videotune.model_spec import APPENDED_OF_SUFFIX, ConditionSupport, VideoRules
-from videotune.models.pipelines import vae_stand_in
+from videotune.models.given_frames import beginning_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,13 +97,8 @@ def given_to_pipeline(
     first frame, then what ends at the last one.
     """
     given = []
-    beginning = request.first
-    if request.known is not None and request.known_mask is not None:
-        is_known = request.known_mask[0, 0].flatten(1).all(1)
-        # A suffix is known from its third frame on, which is not at the beginning.
-        count = int(is_known.long().cumprod(0).sum())
-        beginning = request.known[:, :, :count]
-    if beginning is not None and beginning.shape[2]:
+    beginning = beginning_of(request)
+    if beginning is not None:
         given.append(GivenFrames(beginning, 0))
 
     frames, _, _ = spec.rules.latent_size(request.shape)
@@ -133,24 +128,6 @@ def pipeline_arguments(
         "frame_index": [frames.frame_index for frames in given],
         "strength": [1.0] * len(given),
     }
-
-
-def vae_of_given(spec: ModelSpec, given: list[GivenFrames], device: Any) -> Any:
-    """Return a stand-in of the VAE that encodes, in turn, to the given frames."""
-    first = given[0].latents.float().to(device) if given else None
-    vae = vae_stand_in(spec, first, device)
-    stand_ins: Iterator[Any] = iter(
-        [
-            vae_stand_in(spec, frames.latents.float().to(device), device)
-            for frames in given
-        ]
-    )
-
-    def encode_next(pixels: Tensor) -> Any:
-        return next(stand_ins).encode(pixels)
-
-    vae.encode = encode_next
-    return vae
 
 
 def video_coords(

@@ -19,6 +19,7 @@ from videotune.lazy import diffusers, torch
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models import ltx_tiny
 from videotune.models.base import DiffusersModel
+from videotune.models.given_frames import vae_with_results, with_given_cells
 from videotune.models.ltx_conditions import (
     CONDITIONS,
     GivenFrames,
@@ -26,7 +27,6 @@ from videotune.models.ltx_conditions import (
     given_to_pipeline,
     pipeline_arguments,
     tokens_of,
-    vae_of_given,
     video_coords,
     with_tokens_in_front,
 )
@@ -437,7 +437,8 @@ class LTXVideo(DiffusersModel):
         pipeline_class = None
         if self.is_newer:
             given = given_to_pipeline(self.spec, conditioning, request)
-            vae = vae_of_given(self.spec, given, self.device)
+            results = [frames.latents for frames in given]
+            vae = vae_with_results(self.spec, results, self.device)
             arguments |= pipeline_arguments(given, request.shape, self.spec.rules)
         else:
             first = request.first
@@ -456,13 +457,7 @@ class LTXVideo(DiffusersModel):
 
         if not self.is_newer:  # the older pipelines return tokens
             latents = latents.transpose(1, 2).unflatten(2, size)
-        if request.first is not None:
-            first = request.first.to(latents)
-            latents = torch.cat([first, latents[:, :, 1:]], dim=2)
-        if request.known is not None and request.known_mask is not None:
-            is_known = request.known_mask.to(latents.device)
-            latents = request.known.to(latents).where(is_known, latents)
-        return latents.float()
+        return with_given_cells(latents, request).float()
 
     def fingerprints(self) -> dict[str, str]:
         """Return the parts' hashes; T5's has whether its attention masks padding."""

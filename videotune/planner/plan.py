@@ -171,11 +171,13 @@ def named_and_idle(family: DiffusersModel, config: schema.Config) -> list[str]:
     spec = family.spec
     if not spec.idle_paths or not config.transformer.train:
         return []
+
     net = family.skeleton()
     if config.training_method != "FINE_TUNE":
         return idle_targets(net, spec, config.lora.targets)
     if config.transformer.layers is None:
         return []
+
     names = [name for name, _ in net.named_parameters()]
     chosen = layers.layers_of(names, config.transformer.layers)
     modules = []
