@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from videotune.types import ClipShape
@@ -83,6 +83,27 @@ class ConditionSupport:
     """Whether it is one image of any aspect ratio, which the pipeline fits into the
     picture; not a file with the frames of the clip.
     """
+
+
+@dataclass(frozen=True)
+class SoundRules:
+    """How a checkpoint takes and makes sound."""
+
+    sample_rate: int
+    """Numbers a second of the sound that is encoded."""
+    latents_per_second: float
+    channels: int
+    """Numbers of each latent."""
+    lora_targets: Mapping[str, tuple[str, ...]]
+    """Patterns of module paths with sound, by the name of a preset of targets."""
+    idle_paths: Mapping[str, tuple[str, ...]]
+    """``ModelSpec.idle_paths`` of a run that reads sound, by what it generates: "video",
+    "sound" or "video and sound".
+    """
+
+    def latents(self, shape: ClipShape) -> int:
+        """Return how many latents the sound of a sample has."""
+        return round(shape.frames / shape.fps * self.latents_per_second)
 
 
 @dataclass(frozen=True)
@@ -188,6 +209,12 @@ class ModelSpec:
     """Patterns with which the paths of those parameters and modules of the denoiser
     begin that have no effect in a training step, so that they never train.
     """
+    sound: SoundRules | None = None
+    """How it takes and makes sound. None: it has no sound."""
+    generates: tuple[str, ...] = ("video",)
+    """What a run learns: "video", "sound" or both."""
+    reads_sound: bool = False
+    """Whether the samples of a run have sound."""
     schedulers: tuple[str, ...] = ()
     """diffusers' schedulers that its pipeline samples with."""
     takes_frame_rate: bool = False
@@ -270,6 +297,22 @@ class ModelSpec:
     def is_idle(self, path: str) -> bool:
         """Whether a parameter or module has no effect in a training step."""
         return any(re.match(pattern, path) for pattern in self.idle_paths)
+
+    def with_sound(self, generates: Sequence[str]) -> ModelSpec:
+        """Return the spec of a run that reads sound.
+
+        Args:
+            generates: what it learns, see ``generates``.
+        """
+        assert self.sound is not None
+        ordered = tuple(name for name in ("video", "sound") if name in generates)
+        return replace(
+            self,
+            generates=ordered,
+            reads_sound=True,
+            lora_targets={**self.lora_targets, **self.sound.lora_targets},
+            idle_paths=self.sound.idle_paths[" and ".join(ordered)],
+        )
 
     def part_of(self, expert: str | None = None) -> str:
         """Return the folder of an expert's weights in diffusers layout: transformer,

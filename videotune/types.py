@@ -45,6 +45,8 @@ class ClipShape:
     height: int
     width: int
     fps: float
+    sound: bool = False
+    """Whether its samples have sound."""
 
     def __str__(self) -> str:
         return f"{self.frames}x{self.height}x{self.width}"
@@ -140,6 +142,14 @@ class Window:
     def companion(self, role: str) -> str | None:
         """Return the id of the file in a role, or None if the clip has none."""
         return dict(self.companions).get(role)
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether its samples run as filmed: frame after frame, at the clip's speed."""
+        if self.swaps or self.sampling == "frames":
+            return False
+        seconds = self.shape.frames / self.shape.fps
+        return self.sampling != "even" or abs(self.end - self.start - seconds) < 1e-3
 
     @property
     def varies(self) -> bool:

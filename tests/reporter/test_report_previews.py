@@ -281,6 +281,37 @@ def measured(folder: Path, *records: dict[str, Any]) -> str:
     return reports.part(reports.report(folder), "metrics")
 
 
+def test_every_sample_that_a_remark_counts_is_marked(tmp_path: Path) -> None:
+    """Previews, the measured samples of the latest step, and those of steps before."""
+
+    def faulty(number: int, fault: str | None) -> dict[str, Any]:
+        record = probe(number, 0.5)
+        record["samples"][0]["picture"] = reports.picture(fault)
+        return record
+
+    records = [
+        reports.sample(60, "a cat", picture=reports.picture("noise")),
+        faulty(60, "black"),
+        faulty(90, None),
+        faulty(120, "frozen"),
+        *({"kind": "save", "step": step, "path": "x"} for step in (60, 90, 120)),
+    ]
+    reports.write_journal(tmp_path, [reports.start(), reports.step(1), *records])
+
+    page = reports.report(tmp_path)
+    files = reports.part(page, "files")
+    assert "of 2 samples, 1 is black, 1 is noise" in files
+    assert "of 1 sample, 1 is without motion" in files
+    assert "step 60 noise" in reports.part(page, "samples")
+
+    metrics = reports.part(page, "metrics")
+    nearest, _, others = metrics.partition("Samples with a fault at other steps")
+    assert "without motion" in nearest
+    assert "step 60" in others
+    assert "a zorble (seed 42) black" in others
+    assert "step 90" not in others
+
+
 def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
     path = tmp_path / "sample_metrics" / "step-000250-0badcafe-seed42.mp4"
     path.parent.mkdir()

@@ -111,6 +111,11 @@ def method_defaults(merged: Mapping[str, Any]) -> dict[str, Any]:
     return defaults
 
 
+def _gives_video(merged: Mapping[str, Any]) -> bool:
+    """Whether unchecked keys say that the whole video is given and only sound is learnt."""
+    return merged.get("generate") in ("sound", ["sound"])
+
+
 def variant_of(merged: Mapping[str, Any]) -> str:
     """Return the adapter's variant that unchecked keys name."""
     lora = merged.get("lora")
@@ -139,6 +144,8 @@ def resolve(
 
     layers: dict[str, dict[str, Any]] = {}
     family = family_defaults(spec) if spec else {}
+    if _gives_video(merge(preset, user)):
+        family.pop("first_frame_probability", None)
     for name, layer in (("family", family), ("preset", preset), ("user", user)):
         layers[name] = _with_resolution(_without_none(merge(layer)))
     layers = {"default": method_defaults(merge(*layers.values()))} | layers

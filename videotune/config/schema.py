@@ -32,6 +32,7 @@ from videotune.config.sections import (
     Lora,
     LoraFile,
     LossMask,
+    SoundConfig,
     TextEncoder,
     Transformer,
     Vae,
@@ -413,6 +414,16 @@ class Config(Section):
         0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber"))
     )
     """huber, pseudo_huber: the error about which the square gives way"""
+    generate: Annotated[
+        list[Literal["video", "sound"]],
+        Field(min_length=1),
+        _short(str, lambda value: [value]),
+    ] | None = fatal(None)
+    """models that make sound: what is learnt, [video, sound] or one of them, which the
+    other is given to as a clean condition (default: the video alone, without sound)
+    """
+    sound: SoundConfig = Field(default_factory=SoundConfig)
+    """the clips' sound"""
     loss_mask: LossMask = Field(default_factory=LossMask)
     """weights of the loss by each clip's mask"""
     loss_weighting: Literal["none", "min_snr"] = override("none")
@@ -551,6 +562,21 @@ class Config(Section):
         return frozenset(
             types | {"first_frame"} if self.first_frame_probability else types
         )
+
+    @property
+    def reads_sound(self) -> bool:
+        """Whether samples have the sound of their clips."""
+        return self.generate is not None
+
+    @property
+    def learns_sound(self) -> bool:
+        """Whether the sound is learnt."""
+        return self.generate is not None and "sound" in self.generate
+
+    @property
+    def learns_video(self) -> bool:
+        """Whether the video is learnt."""
+        return self.generate is None or "video" in self.generate
 
     @property
     def text_in_step(self) -> bool:

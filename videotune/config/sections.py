@@ -126,6 +126,17 @@ class Condition(Section):
         return self.latent_frames or 1
 
 
+class SoundConfig(Section):
+    """The clips' sound, for models that make sound; see generate."""
+
+    loss_weight: float = override(1.0, gt=0, le=1000)
+    """generate with both: factor of the sound's loss beside the video's"""
+    changed_speed: Literal["drop", "refuse"] = data("drop")
+    """a window whose frames do not run as filmed (stretch, temporal_augmentation) trains
+    without its sound; refuse: it is an error
+    """
+
+
 class LossMask(Section):
     """How much the loss counts inside and outside of a clip's mask."""
 

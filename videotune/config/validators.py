@@ -519,10 +519,29 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
             )
 
 
+def _with_sound(config: Config, spec: ModelSpec) -> Iterator[str]:
+    """Yield what does not go together with sound."""
+    if config.generate is None:
+        return
+    if spec.sound is None:
+        yield f"generate: {spec.title} has no sound. Leave it out"
+    if not config.learns_video and config.condition_types:
+        types = ", ".join(sorted(config.condition_types))
+        yield (
+            f"generate: sound: the whole video is given to it, so {types} changes nothing. Leave that out"
+        )
+    if not config.video_config.use_temporal_attention:
+        yield (
+            "video_config.use_temporal_attention: false keeps frames from each other, which sound would connect. "
+            "Leave out generate, or this"
+        )
+
+
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
     yield from _unused(config, spec)
     targets = config.lora.targets
     yield from _of_conditions(config, spec)
+    yield from _with_sound(config, spec)
     if isinstance(targets, str) and targets not in spec.lora_targets:
         names = ", ".join(sorted(spec.lora_targets))
         yield (

@@ -429,14 +429,18 @@ def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlac
     base = place_of(settings)
     spec = spec_for(settings.get("family"), base)
     resolved = resolve(settings, {}, spec)
-    return resolved, _with_text_convention(spec, resolved.config), base
+    return resolved, _as_configured(spec, resolved.config), base
 
 
-def _with_text_convention(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Return the spec with the convention by which the config has captions read."""
-    if config.text_encoder.convention == "diffusers":
-        return spec
-    return find(spec.name).with_authors_text(spec)
+def _as_configured(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Return the spec with how the config has captions read, and with sound if the
+    config has it.
+    """
+    if config.text_encoder.convention != "diffusers":
+        spec = find(spec.name).with_authors_text(spec)
+    if config.generate is not None:
+        spec = spec.with_sound(config.generate)
+    return spec
 
 
 def resolve_config(
@@ -471,4 +475,4 @@ def resolve_config(
     files = own_files(resolved.config, spec)
     if files and base is not None:
         check_own_files(base.folder, files)
-    return resolved, _with_text_convention(spec, resolved.config), base
+    return resolved, _as_configured(spec, resolved.config), base

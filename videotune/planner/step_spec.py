@@ -167,6 +167,8 @@ class PlanInputs:
         family = find(self.spec.name)(self.folder, torch.device("cpu"), dtype, weights)
         if self.spec.authors_text:
             family.spec = family.with_authors_text(family.spec)
+        if self.spec.reads_sound:
+            family.spec = family.spec.with_sound(self.spec.generates)
         return FakeRun(family, self.config)
 
     @property

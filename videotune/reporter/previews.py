@@ -14,7 +14,16 @@ from urllib.parse import quote
 
 from videotune.files import path_from
 from videotune.reporter.charts import Line, line_chart
-from videotune.reporter.read import Record, Run, at, items, mapping, number, points
+from videotune.reporter.read import (
+    Fields,
+    Record,
+    Run,
+    at,
+    items,
+    mapping,
+    number,
+    points,
+)
 from videotune.sampling.picture_faults import FAULTS, fault_of
 from videotune.text import plain, some, value_text
 
@@ -344,15 +353,13 @@ def metrics(run: Run) -> dict[str, Any]:
     for record in measured:
         if record.get("sample_metrics") == measured[-1].get("sample_metrics"):
             comparable.append(record)
-    latest = mapping(comparable[-1] if comparable else None)
+    latest_row = comparable[-1] if comparable else None
+    latest = mapping(latest_row)
 
     baselines = []
     for key in ("held_out", "others"):
         baselines.append(number(at(latest, "replication", key, "p99")) or 0.0)
-    nearest = []
-    for entry in items(latest.get("samples")):
-        sample = mapping(entry)
-        nearest.append((sample, link_in(run, str(sample["path"] or ""))))
+    nearest = [_measured_sample(run, entry) for entry in items(latest.get("samples"))]
     rows = []
     for record in comparable:
         figures = [_figure(record, keys) for keys in METRICS.values()]
@@ -376,7 +383,35 @@ def metrics(run: Run) -> dict[str, Any]:
         "head": ["step", *METRICS],
         "rows": rows,
         "nearest": nearest,
+        "faulty": _faulty_samples(
+            run, [row for row in records if row is not latest_row]
+        ),
     }
+
+
+def _measured_sample(run: Run, entry: Any) -> tuple[Fields, str | None, str]:
+    """Return a sample of the metrics, the address of its file, and its fault in words."""
+    sample = mapping(entry)
+    link = link_in(run, str(sample["path"] or ""))
+    return sample, link, fault_words(entry) if isinstance(entry, Mapping) else ""
+
+
+def _faulty_samples(
+    run: Run, records: Sequence[Record]
+) -> list[tuple[str, list[tuple[Fields, str | None, str]]]]:
+    """Return the samples with a fault of records of the metrics, by step.
+
+    The report counts them, so they must be seen although their records are not shown.
+    """
+    faulty = []
+    for record in records:
+        samples = [
+            _measured_sample(run, entry) for entry in items(record.get("samples"))
+        ]
+        marked = [sample for sample in samples if sample[2]]
+        if marked:
+            faulty.append((_step_name(number(record.get("step")) or 0), marked))
+    return faulty
 
 
 def _metric_charts(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:

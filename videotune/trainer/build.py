@@ -94,6 +94,8 @@ def open_models(
     family = find(spec.name)(folder, device, DTYPES[dtype], weights)
     if config.text_encoder.convention == "authors":
         family.spec = family.with_authors_text(family.spec)
+    if config.generate is not None:
+        family.spec = family.spec.with_sound(config.generate)
     merge_into_base(family, config.base_loras)
     return family
 
