@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from tests.support.command_line import Patch, Printed, run
 from videotune import console
-from videotune.cli.init import parse_card
+from videotune.cli.init import ChosenCard, parse_card
 from videotune.commands import doctor
 from videotune.config.load import preset_names
 from videotune.data.file_checks import REASONS
@@ -18,6 +18,7 @@ from videotune.errors import DONE, VideotuneError
 from videotune.exporter.formats import refuse_format
 from videotune.latent_cache.exposure import BANDS, band_limits, views_text
 from videotune.models.base_model import place, spec_for
+from videotune.planner.gpus import cards
 from videotune.text import (
     counted,
     counted_are,
@@ -150,15 +151,33 @@ def test_init_without_a_terminal_names_the_options(
     assert (tmp_path / "work" / "config.yaml").is_file()
 
 
+@pytest.mark.parametrize(
+    ("card", "option"), [("an rtx 4090", "RTX 4090"), ("24", "24 GB")]
+)
+def test_init_names_the_card_as_it_was_recognised(
+    card: str, option: str, tmp_path: Any, capsys: Printed
+) -> None:
+    answers = {"purpose": "style", "model": "wan 2.2 LoRA", "data": "clips"}
+    run("init", tmp_path / "work", **answers, card=card, trigger="")
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f'config.yaml --card "{option}"' in printed
+    config = (tmp_path / "work" / "config.yaml").read_text()
+    head = config.partition("\n\n")[0].replace("\n# ", " ")
+    assert ("the card RTX 4090 (24 GB)" in head) == (card == "an rtx 4090")
+
+
 def test_a_card_for_a_new_config_is_a_memory_or_a_name() -> None:
-    for text, gigabytes in (
-        ("0", 0),
-        ("16", 16),
-        ("16 GB", 16),
-        ("an rtx 4090", 24),
-        ("4090", 24),
+    for text, gigabytes, name in (
+        ("0", 0, ""),
+        ("16", 16, ""),
+        ("16 GB", 16, ""),
+        ("an rtx 4090", 24, "RTX 4090"),
+        ("4090", 24, "RTX 4090"),
     ):
-        assert parse_card(text) == gigabytes
+        assert parse_card(text) == ChosenCard(gigabytes, name)
+    for card in cards():
+        chosen = ChosenCard(card.vram >> 30, card.name)
+        assert parse_card(chosen.option) == chosen, "as the next command takes it"
     for text in ("-1", "rtx 3060", "many"):
         with pytest.raises(VideotuneError, match="--card"):
             parse_card(text)

@@ -98,6 +98,38 @@ def test_the_files_and_the_next_command_are_of_the_recommended_step(
     assert ["recommended" in line for line in of_files] == [True, False]
 
 
+def test_of_several_runs_the_others_are_named_with_the_command_that_shows_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1, 6):
+        folder = full_run(tmp_path / f"run-{number}")
+        os.utime(folder / "journal.jsonl", (number, number))
+    killed = tmp_path / "killed"
+    write_journal(killed, [start(), step(1)])
+    beat(killed, pid=2**22 + 1, time=time.time() - 3600)
+    for path in killed.iterdir():
+        os.utime(path, (0, 0))
+
+    assert run("status", tmp_path) == DONE
+    lines = capsys.readouterr().out.split("\n")
+    below_table = lines[lines.index(f"newest: {tmp_path / 'run-5'}") :]
+    text = "\n".join(below_table)
+    assert f"next: videotune sample {tmp_path / 'run-5'}" in text
+    assert f"next for {killed} (dead): videotune resume {killed}" in text
+    assert "4 other runs" in text
+    for number in (4, 3, 2):
+        assert str(tmp_path / f"run-{number}") in text
+    assert str(tmp_path / "run-1") not in text
+    assert "1 more in the table" in text
+    command = f"videotune status {tmp_path / 'run-4'}"
+    assert below_table[-2].endswith(command)
+
+    assert run("status", tmp_path / "run-4") == DONE
+    printed = capsys.readouterr().out
+    assert "other run" not in printed
+    assert "newest:" not in printed
+
+
 def test_a_folder_of_clips_without_a_run_says_what_is_missing(
     small_clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

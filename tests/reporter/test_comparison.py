@@ -48,6 +48,25 @@ def test_runs_stand_side_by_side(runs: list[Path], capsys: Printed) -> None:
     assert sources[1].startswith("../second%20run/samples/step-000120")
 
 
+def test_no_row_has_the_name_of_another(runs: list[Path], capsys: Printed) -> None:
+    """The length of a run is a setting; how far it came is a result."""
+    config = json.loads((runs[1] / "config.json").read_text())
+    config["settings"]["steps"] = 240
+    write_file(runs[1], "config.json", config)
+
+    assert run("compare", *runs, json=True) == 0
+    assert "steps" in json.loads(capsys.readouterr().out)["keys"]
+    assert run("compare", *runs) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split("│")[1].strip() for line in lines if line.count("│") > 1]
+    assert {"steps", "steps done"} <= set(names)
+    assert len(set(names)) == len(names)
+
+    page = (runs[0] / "comparison.html").read_text()
+    headings = re.findall(r"<th>([^<]+)</th>", page)
+    assert len(set(headings)) == len(headings)
+
+
 def test_previews_come_in_the_order_of_the_table(runs: list[Path]) -> None:
     """Their errors do not differ, so it is the order in which they were given."""
     page_path = write_comparison([*reversed(runs)], runs[0] / "comparison.html")

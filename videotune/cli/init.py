@@ -4,6 +4,7 @@ model.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -29,12 +30,28 @@ UNKNOWN_CARD = 1_000_000
 """Memory in GB of a card that nobody named: every preset fits it."""
 
 
-def parse_card(text: str | None) -> int | None:
-    """Return the GB of a card that is given by its memory or its name; 0: unknown."""
+@dataclass(frozen=True)
+class ChosenCard:
+    """The card that a user named."""
+
+    gigabytes: int
+    """0: unknown."""
+
+    name: str = ""
+    """As the list of cards has it; empty if only the memory was given."""
+
+    @property
+    def option(self) -> str:
+        """The card as the option --card of other commands takes it."""
+        return self.name or f"{self.gigabytes} GB"
+
+
+def parse_card(text: str | None) -> ChosenCard | None:
+    """Return the card that is given by its memory or its name; 0: unknown."""
     if text is None:
         return None
     if text.strip() == "0":
-        return 0
+        return ChosenCard(0)
     from videotune.planner.gpus import memory_or_card
 
     try:
@@ -42,11 +59,13 @@ def parse_card(text: str | None) -> int | None:
     except VideotuneError as error:
         message = str(error).replace("--vram GB", "--card GB")
         raise VideotuneError(message) from error
-    return int(card) if isinstance(card, float) else card.vram >> 30
+    if isinstance(card, float):
+        return ChosenCard(int(card))
+    return ChosenCard(card.vram >> 30, card.name)
 
 
-Card = Annotated[
-    int | None,
+CardOption = Annotated[
+    ChosenCard | None,
     Opt(
         parser=str,
         callback=parse_card,
@@ -68,7 +87,7 @@ def init(
             "that no other has"
         ),
     ] = None,
-    card: Card = None,
+    card: CardOption = None,
     data: Annotated[
         str | None, Opt(help="a folder of clips, an archive or a Hub dataset")
     ] = None,
@@ -112,7 +131,8 @@ def init(
         if card is None and _needs_card(model):
             question = "The GPU: its memory in GB, or its name? 0: unknown"
             card = typer.prompt(question, default="0", value_proc=_card_answer)
-        preset = preset_for(model, card or UNKNOWN_CARD)
+        gigabytes = 0 if card is None else card.gigabytes
+        preset = preset_for(model, gigabytes or UNKNOWN_CARD)
 
         data = data or str(typer.prompt("Where are the clips?"))
         data = _absolute_if_local(data)
@@ -121,11 +141,19 @@ def init(
             trigger = typer.prompt(question, default="", show_default=False)
 
     clips = _count_clips(Path(data))
-    write_text(
-        target, config_of(purpose, preset, data, clips, trigger or None, prior, card)
+    config = config_of(
+        purpose,
+        preset,
+        data,
+        clips,
+        trigger=trigger or None,
+        prior=prior,
+        card=gigabytes,
+        card_name="" if card is None else card.name,
     )
+    write_text(target, config)
     console.out(target)
-    _print_next_commands(target, card if preset_card(preset) else None)
+    _print_next_commands(target, card if gigabytes and preset_card(preset) else None)
 
 
 def _absolute_if_local(data: str) -> str:
@@ -134,10 +162,10 @@ def _absolute_if_local(data: str) -> str:
     return str(path.absolute()) if path.exists() else data
 
 
-def _print_next_commands(config: Path, card: int | None) -> None:
+def _print_next_commands(config: Path, card: ChosenCard | None) -> None:
     # A run's files have its name, also beside those of other folders.
     run = config.parent / f"{config.parent.absolute().name}-1"
-    of_card = f' --card "{card} GB"' if card else ""
+    of_card = "" if card is None else f' --card "{card.option}"'
     echo(f"videotune check {config}")
     echo(f"videotune plan {config}{of_card}")
     echo(f"videotune train {config} --out {run}")
@@ -182,12 +210,16 @@ def _model_answer(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-def _card_answer(text: str) -> int | None:
-    """Return the GB of the card of an answer, or let the question be put again."""
+def _card_answer(text: str) -> ChosenCard | None:
+    """Return the card of an answer, or let the question be put again."""
     try:
         return parse_card(text)
     except VideotuneError as error:
-        raise typer.BadParameter(str(error)) from error
+        # The user answers a question here, and gives no option.
+        message = str(error).removeprefix("--card ").replace(": --card GB", " in GB")
+        raise typer.BadParameter(
+            message.replace(" with --card GB", " in GB")
+        ) from error
 
 
 def _needs_card(model: str) -> bool:

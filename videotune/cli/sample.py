@@ -163,7 +163,7 @@ def compare(
 
 FACTS = {
     "state": "state",
-    "steps": "steps",
+    "steps": "steps done",
     "verdict": "verdict",
     "recommended": "recommended step",
     "held_out": "held-out error",
@@ -207,13 +207,13 @@ def show_runs(
         tell("The runs have different clips, so their held-out errors do not compare.")
     if comparison.shared_prompts:
         tell(
-            f"{counted(comparison.shared_prompts, 'prompt')} that the runs have sampled with the same "
-            "seed: side by side on the page"
+            "The page shows the previews of "
+            f"{counted(comparison.shared_prompts, 'prompt')} side by side, sampled with the same seed."
         )
     else:
         tell(
             "The runs have no preview of the same prompt and seed. Give them the same samples, or use "
-            "`videotune sample RUN --prompt TEXT --seed N` with each"
+            "`videotune sample RUN --prompt TEXT --seed N` with each."
         )
     console.out(comparison.page)
     return {"page": str(comparison.page), "keys": comparison.keys}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune.cli.options import Arg
-from videotune.console import print_table
-from videotune.text import counted, duration
+from videotune.console import print_table, tell
+from videotune.text import counted, duration, some
 
 if TYPE_CHECKING:
     from videotune.commands.status import DatasetOverview, RunOverview
@@ -18,6 +19,9 @@ StatusFolder = Annotated[
     Path,
     Arg(help="a run, a folder of runs or of clips, or a folder of studio projects"),
 ]
+
+NAMED_RUNS = 3
+"""Older runs that are named below the table."""
 
 
 def status(folder: StatusFolder = Path(".")) -> dict[str, Any]:
@@ -63,14 +67,32 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         rows.append([run.run, run.state, f"{run.step} of {steps}", left, verdict])
     print_table("runs", ["run", "state", "step", "left", "verdict"], rows, right=(3,))
 
-    for run in runs:
-        is_latest = run is runs[0]
-        if is_latest or run.state not in ("done", "early", "running"):
-            print(f"next: {run.next_command}")
-    for path, step in runs[0].exports:
+    newest, *others = runs
+    if others:
+        print(f"newest: {newest.run}")
+    print(f"next: {newest.next_command}")
+    for path, step in newest.exports:
         program = "ComfyUI" if "-comfyui" in path.name else "diffusers and others"
-        mark = "recommended, " if runs[0].is_recommended(step) else ""
+        mark = "recommended, " if newest.is_recommended(step) else ""
         print(f"{mark}for {program}: {path}")
+
+    going_well = ("done", "early", "running")
+    for run in others:
+        if run.state not in going_well:
+            print(f"next for {run.run} ({run.state}): {run.next_command}")
+    _show_others([run for run in others if run.state in going_well])
+
+
+def _show_others(runs: Sequence[RunOverview]) -> None:
+    """Name the older runs that need nothing, and the command that shows one of them."""
+    if not runs:
+        return
+    names = [str(run.run) for run in runs[:NAMED_RUNS]]
+    if len(runs) > NAMED_RUNS:
+        names.append(f"{len(runs) - NAMED_RUNS} more in the table")
+    tell(f"{counted(len(runs), 'other run')}: {some(names)}")
+    folder = shlex.quote(str(runs[0].run))
+    print(f"to see the files of one: videotune status {folder}")
 
 
 def _show_dataset(dataset: DatasetOverview) -> None:

@@ -203,6 +203,7 @@ def config_of(
     trigger: str | None = None,
     prior: str | None = None,
     card: int | None = None,
+    card_name: str = "",
 ) -> str:
     """Return a config as YAML, with the reason and source of each value as comments.
 
@@ -214,6 +215,7 @@ def config_of(
         trigger: A word for the subject in captions.
         prior: Clips for which the base model's predictions are preserved.
         card: Memory of the card in GB, if it is known.
+        card_name: The card's name, if it is known.
 
     Raises:
         VideotuneError: The purpose is unknown.
@@ -247,7 +249,10 @@ def config_of(
     count = f"{'fewer than' if is_small else 'at least'} {SMALL} clips"
     about = f"{chosen['about']}, {count}; preset {preset}"
     if card and load.preset_card(preset):
-        about += f", the largest of its model for a card of {card} GB"
+        card_words = f"a card of {card} GB"
+        if card_name:
+            card_words = f"the card {card_name} ({card} GB)"
+        about += f", the largest of its model for {card_words}"
     about += f": {load.preset_about(preset)}"
     lines = [
         *_comment(f"videotune init: {purpose}, {about}"),
