@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 from videotune.config.data_schema import Section
 from videotune.config.fields import (
     Share,
+    data,
     fatal,
     override,
     safe,
