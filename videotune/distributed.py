@@ -148,10 +148,25 @@ class DistributedContext:
                 f"process {rank} failed and others did not: {error}"
             ) from error
 
-    def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+    def all_reduce_gradients(
+        self, parameters: Sequence[nn.Parameter], *, keep_missing: bool = False
+    ) -> None:
         """Replace each gradient by its sum over all processes; a missing one counts as
         0.
+
+        Args:
+            parameters: the same in all processes.
+            keep_missing: leave out those that have a gradient in no process.
         """
+        if keep_missing:
+            has_gradient = [parameter.grad is not None for parameter in parameters]
+            counts = torch.tensor(has_gradient, dtype=torch.int32)
+            counts = self.all_reduce(counts.to(parameters[0].device))
+            parameters = [
+                parameter
+                for parameter, count in zip(parameters, counts.tolist(), strict=True)
+                if count
+            ]
         for group in portions(parameters):
             gradients = []
             for parameter in group:

@@ -206,6 +206,38 @@ class Conditioning:
 
 
 @dataclass(frozen=True)
+class Sound:
+    """The sound of samples, with what is drawn for it.
+
+    Its latents have the form of a video's of one row and column, so that the same
+    equations hold.
+    """
+
+    x0: Tensor
+    """Clean latents (B,C,L,1,1)."""
+    noise: Tensor
+    """(B,C,L,1,1)."""
+    t: Tensor
+    """Noise levels (B,), 0 where it is given."""
+    is_given: bool = False
+    """Whether it is fed clean and not learnt."""
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Sound:
+        """Return the same sound with ``fn`` applied to each tensor."""
+        return replace(self, x0=fn(self.x0), noise=fn(self.noise), t=fn(self.t))
+
+
+@dataclass(frozen=True)
+class Velocity:
+    """The velocities of samples' video and sound."""
+
+    video: Tensor
+    """(B,C,F,H,W)."""
+    sound: Tensor | None = None
+    """(B,C,L,1,1), or None without sound."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """Samples of one bucket."""
 
@@ -230,6 +262,10 @@ class Batch:
     """Samples whose target is the base model's own prediction."""
     has_clean_frames: bool = True
     """Whether ``conditioning_mask`` may hold True. False saves asking the device."""
+    sound: Sound | None = None
+    """None: the samples have no sound."""
+    video_is_given: bool = False
+    """Whether the whole video is fed clean, and only the sound is learnt."""
 
     @classmethod
     def of(cls, x0: Tensor, conditioning: Conditioning, **fields: Any) -> Batch:
@@ -266,6 +302,7 @@ class Batch:
             loss_weight=fn(self.loss_weight),
             conditioning=self.conditioning.map(fn),
             fps=fn(self.fps),
+            sound=None if self.sound is None else self.sound.map(fn),
         )
 
     def split(self, size: int) -> list[Batch]:
@@ -308,11 +345,15 @@ class StepOutput:
     loss: Tensor
     """Mean of ``per_sample_loss`` (), with its graph."""
     mse: Tensor
-    """Plain mean squared error of v (B,), detached."""
+    """Plain mean squared error of v (B,), detached: of the video, or of the sound if the
+    video is given.
+    """
     per_sample_loss: Tensor
     """(B,), detached."""
     t: Tensor
-    """Noise levels (B,)."""
+    """Noise levels (B,) of ``mse``."""
+    sound_mse: Tensor | None = None
+    """That of the sound (B,), if both are learnt."""
 
 
 @dataclass(frozen=True)
@@ -333,6 +374,8 @@ class LatentDistribution:
     """(F,H,W) bool: cells of ``mean`` that a sample is given clean. None: at most the
     first frame.
     """
+    sound: Tensor | None = None
+    """(C,L): latents of the sound that a sample is given."""
 
 
 @dataclass(frozen=True)
@@ -398,6 +441,8 @@ class SampleRequest:
     """Latents (B,C,F,H,W) of which the cells of ``known_mask`` are given clean."""
     known_mask: Tensor | None = None
     """(B,1,F,H,W) bool."""
+    sound: Tensor | None = None
+    """Latents (B,C,L) of the sound that samples are given."""
 
 
 @dataclass(frozen=True)

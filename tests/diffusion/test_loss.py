@@ -269,16 +269,18 @@ def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
 
     target = prior_target(Listener(), base, how, batch, t, noise, [1, 3])
     x_t, v = noisy(how, batch, t, noise)
-    assert not target.requires_grad
-    assert torch.equal(target[[0, 2]], v[[0, 2]])
+    assert not target.video.requires_grad
+    assert torch.equal(target.video[[0, 2]], v[[0, 2]])
     expected = (base(x_t) * (1 + t.view(-1, 1, 1, 1, 1)))[[1, 3]].detach()
-    torch.testing.assert_close(target[[1, 3]], expected)
+    torch.testing.assert_close(target.video[[1, 3]], expected)
     assert len(seen) == 1
     assert torch.equal(seen[0][0], x_t[[1, 3]])
     assert torch.equal(seen[0][1], t[[1, 3]])
     assert (seen[0][2].captions, seen[0][2].window_ids) == (("b", "d"), ("B", "D"))
     assert torch.equal(seen[0][2].x0, batch.x0[[1, 3]])
-    out = denoising_loss(Told(target + 2), conv(), how, batch, t, noise, target)
+    out = denoising_loss(
+        Told(target.video + 2), conv(), how, batch, t, noise, target
+    )
     torch.testing.assert_close(
         out.mse, torch.full((4,), 4.0)
     )  # mse is measured against the same target

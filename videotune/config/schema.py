@@ -414,11 +414,14 @@ class Config(Section):
         0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber"))
     )
     """huber, pseudo_huber: the error about which the square gives way"""
-    generate: Annotated[
-        list[Literal["video", "sound"]],
-        Field(min_length=1),
-        _short(str, lambda value: [value]),
-    ] | None = fatal(None)
+    generate: (
+        Annotated[
+            list[Literal["video", "sound"]],
+            Field(min_length=1),
+            _short(str, lambda value: [value]),
+        ]
+        | None
+    ) = fatal(None)
     """models that make sound: what is learnt, [video, sound] or one of them, which the
     other is given to as a clean condition (default: the video alone, without sound)
     """

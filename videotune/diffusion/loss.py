@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensor
 
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.types import Batch, NoisePath, StepOutput
+from videotune.types import Batch, NoisePath, Sound, StepOutput, Velocity
 
 V_CONSTANTS = (
     "beta_start",
@@ -38,6 +38,11 @@ class Predictor(Protocol):
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v (B,C,F,H,W) float32 for noisy latents x_t at noise levels t (B,)."""
+
+    def predict_with_sound(
+        self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch, sound_x_t: Tensor
+    ) -> Velocity:
+        """Return v of the video and of the sound, whose noise levels the batch has."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,9 @@ class Objective:
 
     delta: float = 0.1
     """δ of ``robust``."""
+
+    sound_weight: float = 1.0
+    """Factor of the sound's loss beside the video's."""
 
     def weight(self, t: Tensor) -> Tensor:
         """Return w(t), (B,) float32.
@@ -226,13 +234,14 @@ def denoising_loss(
     batch: Batch,
     t: Tensor,
     noise: Tensor,
-    target: Tensor | None = None,
+    target: Velocity | None = None,
 ) -> StepOutput:
     """Return the loss of a batch, over what ``batch.loss_mask`` counts.
 
     It is s·w(t)·(d(e) + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v and s
-    the ``batch.loss_weight``. The output's ``mse`` is ‖e‖² without weights, d and λ, so
-    that runs with other settings compare.
+    the ``batch.loss_weight``. Of the sound it is s·w(t)·d(e), which is added. The
+    output's ``mse`` is ‖e‖² without weights, d and λ, so that runs with other settings
+    compare.
 
     Args:
         family: Predicts v.
@@ -241,32 +250,99 @@ def denoising_loss(
         batch: Clean latents and their conditioning.
         t: Noise levels (B,).
         noise: (B,C,F,H,W) float32.
-        target: (B,C,F,H,W), replaces the data's v; see ``prior_target``.
+        target: Replaces the data's v; see ``prior_target``.
     """
-    x_t, v = noisy(objective, batch, t, noise)
-    prediction = family.predict(net, x_t, t, batch).to(v.dtype)
-    assert prediction.shape == v.shape, (
-        f"predicted {tuple(prediction.shape)} for latents {tuple(v.shape)}"
-    )
+    prediction, velocity = predicted(family, net, objective, batch, t, noise)
+    if target is None:
+        target = velocity
 
-    error = prediction - (v if target is None else target)
-    mse = weighted_mean(error.square(), batch.loss_mask)  # (B,)
-    per_sample_loss = mse
-    if objective.loss != "mse":
-        cost = robust(error, objective.loss, objective.delta)
-        per_sample_loss = weighted_mean(cost, batch.loss_mask)
-    if objective.temporal_consistency > 0:
-        per_sample_loss = with_flicker(
-            mse, error, batch.loss_mask, objective.temporal_consistency
-        )
-    per_sample_loss = batch.loss_weight * objective.weight(t) * per_sample_loss
+    losses = []
+    mse = None
+    if not batch.video_is_given:
+        error = prediction.video - target.video
+        mse = weighted_mean(error.square(), batch.loss_mask)  # (B,)
+        weight = batch.loss_weight * objective.weight(t)
+        losses.append(weight * _video_loss(objective, batch, error, mse))
 
+    sound_mse = None
+    if batch.sound is not None and not batch.sound.is_given:
+        assert prediction.sound is not None
+        assert target.sound is not None
+        error = prediction.sound - target.sound
+        sound_mse = error.square().flatten(1).mean(1)
+        weight = batch.loss_weight * objective.weight(batch.sound.t)
+        losses.append(weight * _sound_loss(objective, batch, error))
+
+    per_sample_loss = sum(losses[1:], start=losses[0])
+    if mse is None:
+        assert batch.sound is not None
+        assert sound_mse is not None
+        t = batch.sound.t
+        mse = sound_mse
+        sound_mse = None
     return StepOutput(
         loss=per_sample_loss.mean(),
         mse=mse.detach(),
         per_sample_loss=per_sample_loss.detach(),
         t=t,
+        sound_mse=None if sound_mse is None else sound_mse.detach(),
     )
+
+
+def _video_loss(
+    objective: Objective, batch: Batch, error: Tensor, mse: Tensor
+) -> Tensor:
+    """Return the loss (B,) of the video, without the weights of t and of samples."""
+    loss = mse
+    if objective.loss != "mse":
+        cost = robust(error, objective.loss, objective.delta)
+        loss = weighted_mean(cost, batch.loss_mask)
+    if objective.temporal_consistency > 0:
+        loss = with_flicker(mse, error, batch.loss_mask, objective.temporal_consistency)
+    return loss
+
+
+def _sound_loss(objective: Objective, batch: Batch, error: Tensor) -> Tensor:
+    """Return the loss (B,) of the sound, without the weights of t and of samples."""
+    cost = error.square()
+    if objective.loss != "mse":
+        cost = robust(error, objective.loss, objective.delta)
+    loss = cost.flatten(1).mean(1)
+    return loss if batch.video_is_given else objective.sound_weight * loss
+
+
+def predicted(
+    family: Predictor,
+    net: nn.Module,
+    objective: Objective,
+    batch: Batch,
+    t: Tensor,
+    noise: Tensor,
+) -> tuple[Velocity, Velocity]:
+    """Return what a network predicts for the noisy inputs of a batch, and v of the data.
+
+    Args:
+        family: Predicts v.
+        net: The denoiser.
+        objective: Its noise path.
+        batch: Clean latents and their conditioning.
+        t: Noise levels (B,).
+        noise: (B,C,F,H,W).
+    """
+    if batch.video_is_given:
+        t = torch.zeros_like(t)
+    x_t, v = noisy(objective, batch, t, noise)
+    if batch.sound is None:
+        prediction = Velocity(family.predict(net, x_t, t, batch).to(v.dtype))
+        velocity = Velocity(v)
+    else:
+        sound_x_t, sound_v = noisy_sound(objective, batch.sound)
+        prediction = family.predict_with_sound(net, x_t, t, batch, sound_x_t)
+        velocity = Velocity(v, sound_v)
+    assert prediction.video.shape == v.shape, (
+        f"predicted {tuple(prediction.video.shape)} for latents {tuple(v.shape)}"
+    )
+    return prediction, velocity
 
 
 def robust(error: Tensor, kind: str, delta: float) -> Tensor:
@@ -296,6 +372,14 @@ def noisy(
     return x_t, v
 
 
+def noisy_sound(objective: Objective, sound: Sound) -> tuple[Tensor, Tensor]:
+    """Return the network's input x_t and its target v of the sound, (B,C,L,1,1) each."""
+    path = objective.noise_path(sound.t)
+    x_t = path.alpha * sound.x0 + path.sigma * sound.noise
+    v = path.d_alpha * sound.x0 + path.d_sigma * sound.noise
+    return x_t, v
+
+
 def prior_target(
     family: Predictor,
     base: nn.Module,
@@ -304,7 +388,7 @@ def prior_target(
     t: Tensor,
     noise: Tensor,
     samples: Sequence[int],
-) -> Tensor:
+) -> Velocity:
     """Return a target for ``denoising_loss`` that keeps some samples as the base has
     them.
 
@@ -322,9 +406,8 @@ def prior_target(
         samples: Indices of the samples whose target the base predicts.
 
     Returns:
-        v (B,C,F,H,W), of the data and, for ``samples``, of the base.
+        v of the data and, for ``samples``, of the base.
     """
-    x_t, v = noisy(objective, batch, t, noise)
 
     def pick(x: Tensor) -> Tensor:
         # by plain numbers: an index tensor would make the host wait for the device
@@ -336,12 +419,24 @@ def prior_target(
         window_ids=tuple(batch.window_ids[i] for i in samples),
     )
     with torch.no_grad():
-        predictions = family.predict(base, pick(x_t), pick(t), prior_batch).to(v.dtype)
+        prediction, _ = predicted(
+            family, base, objective, prior_batch, pick(t), pick(noise)
+        )
 
-    target = list(v)
-    for i, prediction in zip(samples, predictions, strict=True):
-        target[i] = prediction
-    return torch.stack(target)
+    _, v = noisy(objective, batch, t, noise)
+    video = _with_rows(v, samples, prediction.video)
+    if batch.sound is None or prediction.sound is None:
+        return Velocity(video)
+    _, sound_v = noisy_sound(objective, batch.sound)
+    return Velocity(video, _with_rows(sound_v, samples, prediction.sound))
+
+
+def _with_rows(x: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
+    """Return a tensor with some of its first dimension's rows replaced."""
+    result = list(x)
+    for row, value in zip(rows, values, strict=True):
+        result[row] = value
+    return torch.stack(result)
 
 
 def with_flicker(mse: Tensor, error: Tensor, weight: Tensor, strength: float) -> Tensor:

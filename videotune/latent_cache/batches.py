@@ -17,6 +17,8 @@ from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.latent_cache.condition_reader import ConditionReader, SampleConditions
 from videotune.latent_cache.conditions import (
+    LATENTS,
+    SOUND,
     ConditionSample,
     as_mask,
     condition_key,
@@ -31,6 +33,7 @@ from videotune.latent_cache.sampler import (
     bucket_of,
     sample_indices,
 )
+from videotune.latent_cache.sound_batch import with_noised_sound, with_sound
 from videotune.latent_cache.step_batch import StepBatch, draw_noise, share_of, uniforms
 from videotune.latent_cache.store import LatentCache
 from videotune.model_spec import ModelSpec
@@ -63,7 +66,9 @@ class StepDraws:
     boxes: tuple[int, ...]
     """Number of the box that each sample hides, if it hides a drawn one."""
     t: Tensor
-    """Noise levels (B,)."""
+    """Noise levels (B,) of the video, or of the sound if the video is given."""
+    sound_t: Tensor | None = None
+    """Noise levels (B,) of the sound, if both are learnt."""
 
 
 @dataclass(frozen=True)
@@ -107,16 +112,24 @@ class BatchSource:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def timesteps_of(self, step: int) -> TimestepSampler:
+    def timesteps_of(self, step: int, part: str = "video") -> TimestepSampler:
         """Return the noise levels that a step draws from: with its bucket's shift,
         within its expert's range.
+
+        Args:
+            step: the step.
+            part: "video", or "sound", whose shift is that of its own tokens.
         """
         timesteps = self.objective.timesteps
 
         shift_rule = self.spec.shift_by_tokens
         if self.config.timestep_shift == "resolution" and shift_rule is not None:
             shape = self.buckets[bucket_of(self.schedule, step)][0].shape
-            shift = shift_of_tokens(self.spec.tokens(shape), shift_rule)
+            tokens = self.spec.tokens(shape)
+            if part == "sound":
+                assert self.spec.sound is not None
+                tokens = self.spec.sound.latents(shape)
+            shift = shift_of_tokens(tokens, shift_rule)
             timesteps = replace(timesteps, shift=shift)
 
         if self.expert_schedule is not None:
@@ -169,12 +182,25 @@ class BatchSource:
         known = reader.put_in_place(x0, sample, entries)
         return replace(latents, mean=x0, known=known)
 
+    def given_modality(self, window: Window) -> LatentDistribution:
+        """Return what a sample is given of a plain window whose video or sound is not
+        learnt: that one, beside the conditions.
+        """
+        if "video" not in self.spec.generates:
+            latents = self.plain(window)
+            everything = torch.ones(latents.mean.shape[1:], dtype=torch.bool)
+            return replace(latents, known=everything)
+        latents = self.plain_with_conditions(window)
+        entry = ConditionSample(window, DETERMINISTIC_VARIANT, SOUND)
+        return replace(latents, sound=self.condition_tensors(entry)[LATENTS])
+
     @cached_property
     def conditions(self) -> ConditionReader:
         """What samples are given of their clips."""
-        return ConditionReader(self.config, self.spec, self._condition_tensors)
+        return ConditionReader(self.config, self.spec, self.condition_tensors)
 
-    def _condition_tensors(self, sample: ConditionSample) -> dict[str, Tensor]:
+    def condition_tensors(self, sample: ConditionSample) -> dict[str, Tensor]:
+        """Return the tensors of what is encoded on its own."""
         if self.is_encoded_in_step(sample.window, sample.variant):
             assert self.encode_condition is not None, "an encoder is needed"
             with self._encode_lock:
@@ -324,8 +350,14 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
         for index, (window, _) in enumerate(samples)
     )
 
-    numbers = uniforms(seed, step, len(samples), config.timestep_stratified)
-    t = source.timesteps_of(step).draw(numbers)
+    parts: tuple[str, ...] = ("video",)
+    if source.buckets[bucket][0].shape.sound:
+        parts = source.spec.generates
+    levels = []
+    for part in parts:
+        name = "t" if part == "video" else "t sound"
+        numbers = uniforms(seed, step, len(samples), config.timestep_stratified, name)
+        levels.append(source.timesteps_of(step, part).draw(numbers))
 
     condition_types = tuple(
         _draw_conditions(source, step, index) for index in range(len(samples))
@@ -334,7 +366,14 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     for index in range(len(samples) if "mask" in config.condition_types else 0):
         generator = generator_for(seed, "condition box", step, index)
         boxes.append(int(generator.integers(source.conditions.num_boxes)))
-    return StepDraws(samples, captions, condition_types, tuple(boxes), t)
+    return StepDraws(
+        samples=samples,
+        captions=captions,
+        condition_types=condition_types,
+        boxes=tuple(boxes),
+        t=levels[0],
+        sound_t=levels[1] if len(levels) > 1 else None,
+    )
 
 
 def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[str]:
@@ -420,6 +459,10 @@ def make_step_batch(
             step=step,
             first=begin,
         )
+        sound_t = draws.t if draws.sound_t is None else draws.sound_t
+        batch = with_noised_sound(
+            batch, sound_t[begin:end], source.keys.seed, step, begin
+        )
 
     prior = [i for i, window in enumerate(windows) if _is_prior(source, window)]
     prepared = StepBatch(
@@ -431,6 +474,7 @@ def make_step_batch(
         batch=batch,
         noise=noise,
         prior=tuple(prior),
+        sound_t=draws.sound_t,
         spare=is_spare,
     )
     return prepared.pinned() if source.pin else prepared
@@ -485,7 +529,7 @@ def assemble(
     loss_mask = _with_masks(source, windows, variants, loss_mask, x0)
 
     clips = [source.clips[window.clip_id] for window in windows]
-    return Batch.of(
+    batch = Batch.of(
         x0,
         _conditioning(source, captions, extras),
         conditioning_mask=conditioning_mask,
@@ -499,6 +543,7 @@ def assemble(
         prior_preservation=tuple(clip.prior_preservation for clip in clips),
         has_clean_frames=bool(conditioning_mask.any()),
     )
+    return with_sound(batch, windows, variants, source.spec, source.condition_tensors)
 
 
 def _conditioning(

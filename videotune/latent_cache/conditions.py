@@ -48,6 +48,9 @@ ENCODED_ALONE = ("last_frame", "suffix", "mask")
 CHANNELS = "channels"
 """Type of a ``ConditionSample`` of all conditions that channels show together."""
 
+SOUND = "sound"
+"""Type of a ``ConditionSample`` of the clip's sound."""
+
 LATENTS = "latents"
 KNOWN = "known"
 """Names of the tensors of an entry."""
@@ -165,6 +168,8 @@ def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
 def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
     """Return the name of a condition's entry."""
     frames = keys.sample(sample.window, sample.variant)
+    if sample.type == SOUND:
+        return keys.sound(frames)
     hidden: list[object] = []
     if sample.draws_box:
         hidden = ["box", keys.seed, sample.window.id, sample.variant, sample.box]
@@ -338,6 +343,9 @@ def condition_form(
     if sample.type == CHANNELS:
         return channel_forms
     shape = sample.window.shape
+    if sample.type == SOUND:
+        assert spec.sound is not None
+        return {LATENTS: ("float32", (spec.sound.channels, spec.sound.latents(shape)))}
     frames, rows, columns = spec.rules.latent_size(shape)
     if sample.type == "mask":
         size = (spec.latent_channels, frames, rows, columns)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from videotune.data.decode import whole_picture
 from videotune.data.media_info import MediaInfo
+from videotune.data.sound import read_sound
 from videotune.data.workers import Workers
 from videotune.diffusion.regions import cell_shares
 from videotune.errors import VideotuneError
@@ -26,6 +27,7 @@ from videotune.latent_cache.clip_ends import REFERENCE
 from videotune.latent_cache.conditions import (
     KNOWN,
     LATENTS,
+    SOUND,
     ConditionSample,
     companion_sample,
     condition_key,
@@ -329,6 +331,8 @@ def encode_condition_sample(
     Raises VideotuneError that names the clip.
     """
     sample = keys.sample(condition.window, condition.variant)
+    if condition.type == SOUND:
+        return _encode_sound(family, sample, media)
     if condition.type == REFERENCE:
         return _encode_reference(family, condition, sample, media)
     clip = media[condition.window.clip_id]
@@ -373,6 +377,22 @@ def _encode_reference(
     frames = _read_beside(REFERENCE, sample, count, media)
     with name_failure(subject, fewer):
         return check_finite({LATENTS: family.encode_video(frames).mean})
+
+
+def _encode_sound(
+    family: DiffusersModel, sample: FrameSample, media: Mapping[str, MediaInfo]
+) -> dict[str, Tensor]:
+    """Decode and encode the sound of a sample."""
+    clip = media[sample.window.clip_id]
+    shape = sample.window.shape
+    assert family.spec.sound is not None
+    waveform = read_sound(
+        clip, sample.times[0], shape.frames / shape.fps, family.spec.sound.sample_rate
+    )
+    subject = f"{clip.path}: the sound of window {sample.window.id}"
+    with name_failure(subject, "Fewer frames need less memory."):
+        latents = family.encode_sound(torch.from_numpy(waveform), shape)
+        return check_finite({LATENTS: latents})
 
 
 def _whole_picture_beside(

@@ -13,6 +13,7 @@ import numpy as np
 
 from videotune.data.decode import DECODE_VERSION
 from videotune.data.frame_sampling import sample_window
+from videotune.data.sound import SOUND_VERSION
 from videotune.files import digest
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
@@ -39,6 +40,8 @@ class CacheKeys:
     """Whether noise is drawn onto the conditioning frame before it is encoded."""
     cell_size: tuple[int, int] = (1, 1)
     """Pixel frames and pixels of a latent cell's sides, (frames, pixels)."""
+    audio_vae: str = ""
+    """Fingerprint of the sound's VAE, and what it reads, if the run reads sound."""
 
     @classmethod
     def of(cls, family: DiffusersModel, seed: int) -> "CacheKeys":
@@ -54,6 +57,7 @@ class CacheKeys:
                 family.spec.rules.temporal_stride,
                 family.spec.rules.spatial_stride,
             ),
+            audio_vae=fingerprints.get("audio_vae", ""),
         )
 
     def sample(self, window: Window, variant: int) -> FrameSample:
@@ -110,6 +114,21 @@ class CacheKeys:
             "decode": DECODE_VERSION,
             "mask": _frames_of(sample, mask_id),
             "cell": self.cell_size,
+        }
+        return digest(content)
+
+    def sound(self, sample: FrameSample) -> str:
+        """Return the name of the latents of a sample's sound: by the clip's bytes, the
+        seconds and the VAE.
+        """
+        shape = sample.window.shape
+        content = {
+            "schema": SCHEMA,
+            "read": SOUND_VERSION,
+            "sound": sample.window.clip_id,
+            "start": round(sample.times[0] * 1e6),
+            "frames": [shape.frames, shape.fps],
+            "vae": self.audio_vae,
         }
         return digest(content)
 

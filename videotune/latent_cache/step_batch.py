@@ -20,7 +20,9 @@ class StepBatch:
     captions: tuple[str, ...]
     """Captions of all samples of the step."""
     t: Tensor
-    """Noise levels (B,) of all samples of the step."""
+    """Noise levels (B,) of all samples of the step: of the video, or of the sound if the
+    video is given.
+    """
     first: int
     """Number of this process's first sample among those of the step."""
     batch: Batch | None
@@ -29,10 +31,17 @@ class StepBatch:
     """Noise (b,C,F,H,W) of this process's samples."""
     prior: tuple[int, ...] = ()
     """Numbers of the step's samples whose target is the base model's own prediction."""
+    sound_t: Tensor | None = None
+    """Noise levels (B,) of the sound, if both are learnt."""
     spare: bool = False
     """Whether ``batch`` is another process's sample that adds nothing, because all must
     run the network together.
     """
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What has an error of its own: one part, or the video and the sound."""
+        return ("video",) if self.sound_t is None else ("video", "sound")
 
     def pinned(self) -> "StepBatch":
         """Return the same batch in pinned memory, which a CUDA device reads while the
@@ -48,7 +57,9 @@ def _pin(x: Tensor) -> Tensor:
     return pinned(x.shape, x.dtype).copy_(x)
 
 
-def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
+def uniforms(
+    seed: int, step: int, count: int, stratified: bool, name: str = "t"
+) -> Tensor:
     """Draw the uniform numbers (count,) float64 that a step's noise levels come from,
     one a sample.
 
@@ -59,14 +70,16 @@ def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
         stratified: cut [0, 1) into ``count`` equal parts and give sample i part π(i),
             where π is a permutation drawn for the step. The step then covers the
             distribution evenly, and each number alone stays uniform.
+        name: of the draws.
     """
     u = torch.tensor(
-        [generator_for(seed, "t", step, i).random() for i in range(count)],
+        [generator_for(seed, name, step, i).random() for i in range(count)],
         dtype=torch.float64,
     )
     if not stratified:
         return u
-    order = torch.from_numpy(generator_for(seed, "t order", step).permutation(count))
+    generator = generator_for(seed, f"{name} order", step)
+    order = torch.from_numpy(generator.permutation(count))
     return ((order + u) / count).clamp(max=1 - 2**-53)
 
 
@@ -78,12 +91,16 @@ def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
     return index * samples // processes, (index + 1) * samples // processes
 
 
-def draw_noise(x0: Tensor, seed: int, step: int, first: int) -> Tensor:
-    """Draw the noise (b,C,F,H,W) of samples from number ``first`` of a step on."""
+def draw_noise(
+    x0: Tensor, seed: int, step: int, first: int, name: str = "noise"
+) -> Tensor:
+    """Draw the noise of samples from number ``first`` of a step on, in the shape of
+    their latents.
+    """
     shape = tuple(x0.shape[1:])
     noise = []
     for index in range(first, first + len(x0)):
-        numbers = generator_for(seed, "noise", step, index).standard_normal(
+        numbers = generator_for(seed, name, step, index).standard_normal(
             shape, "float32"
         )
         noise.append(torch.from_numpy(numbers))

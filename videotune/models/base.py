@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         ConditionPixels,
         Networks,
         SampleRequest,
+        Velocity,
     )
 
 FAMILIES: dict[str, type[DiffusersModel]] = {}
@@ -373,10 +374,42 @@ class DiffusersModel(Checkpoint):
             pixels = self.vae().decode(raw[None], return_dict=False)[0][0]
         return pixels.clamp(-1, 1).float().cpu()
 
+    # sound
+
+    def encode_sound(self, waveform: Tensor, shape: ClipShape) -> Tensor:
+        """Encode the sound of a sample to normalised latents (C,L), on the CPU in
+        float32.
+
+        Args:
+            waveform: (2,n) in [-1, 1], ``spec.sound.sample_rate`` numbers a second.
+            shape: of the sample.
+        """
+        raise NotImplementedError
+
+    def decode_sound(self, latents: Tensor) -> tuple[Tensor, int]:
+        """Decode normalised latents (C,L) to a waveform (2,n) in [-1, 1], on the CPU, and
+        its numbers a second.
+        """
+        raise NotImplementedError
+
     # the denoiser in training and in the pipeline
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v (B,C,F,H,W) float32 for noisy latents x_t at noise levels t (B,)."""
+        raise NotImplementedError
+
+    def predict_with_sound(
+        self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch, sound_x_t: Tensor
+    ) -> Velocity:
+        """Return v of the video and of the sound, float32.
+
+        Args:
+            net: the denoiser.
+            x_t: noisy latents of the video.
+            t: noise levels (B,) of the video.
+            batch: the samples, with the noise levels of the sound.
+            sound_x_t: noisy latents of the sound (B,C,L,1,1).
+        """
         raise NotImplementedError
 
     def model_timesteps(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
@@ -481,6 +514,18 @@ class DiffusersModel(Checkpoint):
         pipe = self.pipeline(nets, request.shift)
         return self.run_pipeline(pipe, conditioning, unconditional, request).float()
 
+    def sample_with_sound(
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
+    ) -> tuple[Tensor, Tensor]:
+        """Sample the video, as ``sample`` does, and normalised latents (B,C,L) of its
+        sound.
+        """
+        raise NotImplementedError
+
     def run_pipeline(
         self,
         pipe: Any,
@@ -494,6 +539,21 @@ class DiffusersModel(Checkpoint):
         ``arguments`` are passed to the pipeline's call besides those that most
         pipelines take.
         """
+        results = self.pipeline_results(
+            pipe, conditioning, unconditional, request, **arguments
+        )
+        latents: Tensor = results[0]
+        return latents
+
+    def pipeline_results(
+        self,
+        pipe: Any,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
+        **arguments: Any,
+    ) -> tuple[Any, ...]:
+        """Return all that a pipeline samples, in latents, see ``run_pipeline``."""
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
 
@@ -525,7 +585,10 @@ class DiffusersModel(Checkpoint):
         if "frame_rate" in accepted:
             usual["frame_rate"] = shape.fps
 
-        return pipe(**self.prompt(conditioning), **(usual | negative | arguments))[0]
+        results: tuple[Any, ...] = pipe(
+            **self.prompt(conditioning), **(usual | negative | arguments)
+        )
+        return results
 
     # names in other programs
 

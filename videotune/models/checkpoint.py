@@ -32,6 +32,9 @@ OLD_CLIP_END = 2
 tokenizers use.
 """
 
+SOUND_PARTS = ("audio_vae", "vocoder")
+"""Parts that encode and decode sound, by their folders."""
+
 
 class CheckpointConfigs(NamedTuple):
     """The configs of a checkpoint's transformer and VAE."""
@@ -148,9 +151,13 @@ class Checkpoint:
         return self._loaded[name]
 
     def free(self, part: str) -> None:
-        """Drop "text_encoder" (all of them) or "vae" from memory."""
+        """Drop "text_encoder" (all of them) or "vae" (also what decodes sound) from
+        memory.
+        """
+        parts = [part, *SOUND_PARTS] if part == "vae" else [part]
         with self.vae_lock:
-            self._loaded.pop(part, None)
+            for name in parts:
+                self._loaded.pop(name, None)
         if self.device.type != "cpu":
             # Hooks of libraries and streamed blocks refer to their networks in cycles.
             empty_cache()
@@ -230,6 +237,8 @@ class Checkpoint:
 
         prints = {"text_encoder": "-".join(text_prints)}
         prints["vae"] = fingerprint(self.folder / "vae")
+        if self.spec.reads_sound:
+            prints["audio_vae"] = fingerprint(self.folder / "audio_vae")
         for expert in self.spec.experts:
             part = self.spec.part_of(expert.name)
             prints[part] = fingerprint(self.folder / part)

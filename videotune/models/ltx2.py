@@ -1,11 +1,11 @@
-"""LTX-2, LTX-2.3 and LTX-2.5: video with sound, of which the video is trained.
+"""LTX-2, LTX-2.3 and LTX-2.5: video with sound.
 
-Flow matching over tokens of video and of sound in one transformer. Captions go through
-Gemma and two connectors, one for each kind of token. Positions in time are in seconds,
-so fps counts.
+Flow matching over tokens of video and of sound in one transformer, each with a noise
+level of its own. Captions go through Gemma and two connectors, one for each kind of
+token. Positions in time are in seconds, so fps counts.
 
-A step runs the video alone (``isolate_modalities``): no video token sees sound. Samples
-are drawn by diffusers' pipeline, which always draws both, and the sound is dropped.
+Without sound, a step runs the video alone (``isolate_modalities``): no video token sees
+sound. Samples are drawn by diffusers' pipeline, which always draws both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch
-from videotune.model_spec import ModelSpec, VideoRules
+from videotune.model_spec import ModelSpec, SoundRules, VideoRules
 from videotune.models import ltx2_tiny
 from videotune.models.base import DiffusersModel
 from videotune.models.fingerprint import fingerprint
@@ -45,6 +45,22 @@ from videotune.models.ltx2_parts import (
     rotary_positions,
     with_connectors,
 )
+from videotune.models.ltx2_sound import (
+    AUDIO_VAE,
+    CROSS_MODAL_TARGETS,
+    SOUND,
+    SOUND_TARGETS,
+    TARGETS_WITH_SOUND,
+    VOCODER,
+    GivenNetworks,
+    decode_waveform,
+    encode_waveform,
+    idle_paths,
+    load_audio_vae,
+    load_vocoder,
+    sound_rules,
+    to_tokens,
+)
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
     FLOW_SCHEDULERS,
@@ -63,6 +79,7 @@ from videotune.types import (
     FillFn,
     Networks,
     SampleRequest,
+    Velocity,
 )
 
 if TYPE_CHECKING:
@@ -95,14 +112,6 @@ UNGUIDED = {
 
 VIDEO_ATTENTION = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
 VIDEO_FEED_FORWARD = r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)"
-
-SOUND = (
-    r"(transformer_blocks\.\d+\.)?"
-    "(audio_|video_to_audio|video_a2v|av_cross_attn|keyframes_abs_pos)"
-)
-"""Modules and parameters that act on sound or between sound and video, and the embedding
-of keyframes, which none of the pipelines used here applies.
-"""
 
 
 class LTX2(DiffusersModel):
@@ -145,8 +154,18 @@ class LTX2(DiffusersModel):
             "cross_attention": (
                 r"transformer_blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",
             ),
+            "video": (VIDEO_ATTENTION, VIDEO_FEED_FORWARD),
+            "sound": SOUND_TARGETS,
+            "cross_modal": CROSS_MODAL_TARGETS,
         },
         idle_paths=(SOUND,),
+        sound=SoundRules(
+            sample_rate=16000,
+            latents_per_second=25.0,
+            channels=128,
+            lora_targets=TARGETS_WITH_SOUND,
+            idle_paths=idle_paths(BLOCKS),
+        ),
         default_resolution=627,
         timestep_distribution="STRETCHED_LOGIT_NORMAL",
         timestep_shift=4.48,
@@ -231,6 +250,7 @@ class LTX2(DiffusersModel):
             latent_channels=configs.latent_channels,
             text_width=text_width,
             text_numbers=cls.spec.text_tokens * sound_width,
+            sound=sound_rules(folder, net),
             least_steps=least_steps_of(
                 read_config(folder / "scheduler" / "scheduler_config.json")
             ),
@@ -342,60 +362,88 @@ class LTX2(DiffusersModel):
         return rotary_positions(self.config, self.spec.rules, "audio")
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """Return v = noise - x0 of the video, which sees no sound.
+        """Return v = noise - x0 of the video, which sees no sound."""
+        sound = self._one_silent_token(x_t, batch.conditioning.extras["audio_text"])
+        output = net(
+            **self._video_inputs(x_t, t, batch),
+            **sound,
+            isolate_modalities=True,
+            return_dict=False,
+        )
+        return _velocity_of(output[0], x_t)
+
+    def predict_with_sound(
+        self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch, sound_x_t: Tensor
+    ) -> Velocity:
+        """Return v of the video and of the sound, which see each other."""
+        assert batch.sound is not None
+        sigma = batch.sound.t.float() * 1000
+        length = sound_x_t.shape[2]
+        coords = self._audio_coords(length, x_t.device)
+        output = net(
+            **self._video_inputs(x_t, t, batch),
+            audio_hidden_states=to_tokens(sound_x_t.to(self.dtype)),
+            audio_encoder_hidden_states=batch.conditioning.extras["audio_text"].to(
+                self.dtype
+            ),
+            audio_num_frames=length,
+            audio_coords=coords.expand(len(x_t), -1, -1, -1),
+            audio_timestep=sigma,
+            audio_sigma=sigma,
+            return_dict=False,
+        )
+        return Velocity(
+            _velocity_of(output[0], x_t), _velocity_of(output[1], sound_x_t)
+        )
+
+    def _video_inputs(self, x_t: Tensor, t: Tensor, batch: Batch) -> dict[str, Any]:
+        """Return the transformer's inputs of the video.
 
         The timestep input is 1000 · t in float32, and 0 for tokens that are given. The
         transformer also takes the noise level of the sample as such.
         """
-        extras = batch.conditioning.extras
-        appended = appended_frames(extras)
-        tokens = x_t.to(self.dtype).flatten(2).transpose(1, 2)
+        appended = appended_frames(batch.conditioning.extras)
+        tokens = to_tokens(x_t.to(self.dtype))
         timestep = self.model_timesteps(x_t, t, batch)
         if appended:
             tokens, timestep = with_tokens_behind(tokens, timestep, appended)
 
         frames, rows, columns = x_t.shape[2:]
-        sigma = t.float() * 1000
-        output = net(
-            hidden_states=tokens,
-            encoder_hidden_states=batch.conditioning.text.to(self.dtype),
-            timestep=timestep,
-            sigma=sigma,
-            num_frames=frames,
-            height=rows,
-            width=columns,
-            video_coords=self._video_coords(batch.fps, x_t, appended),
-            isolate_modalities=True,
-            use_cross_timestep=self.spec.pipeline_arguments.get(
+        return {
+            "hidden_states": tokens,
+            "encoder_hidden_states": batch.conditioning.text.to(self.dtype),
+            "timestep": timestep,
+            "sigma": t.float() * 1000,
+            "num_frames": frames,
+            "height": rows,
+            "width": columns,
+            "video_coords": self._video_coords(batch.fps, x_t, appended),
+            "use_cross_timestep": self.spec.pipeline_arguments.get(
                 "use_cross_timestep", True
             ),
-            return_dict=False,
-            **self._one_silent_token(x_t, extras["audio_text"]),
-        )
-        # The outputs of appended tokens are dropped.
-        velocity = output[0][:, : math.prod(x_t.shape[2:])]
-        return velocity.transpose(1, 2).reshape(x_t.shape).float()
+        }
 
     def _one_silent_token(self, x_t: Tensor, audio_text: Tensor) -> dict[str, Any]:
         """Return the least sound that the transformer runs with."""
         samples = len(x_t)
         width = self.config.get("audio_in_channels", 128)
+        coords = self._audio_coords(1, x_t.device)
         return {
             "audio_hidden_states": x_t.new_zeros(samples, 1, width, dtype=self.dtype),
             "audio_encoder_hidden_states": audio_text[:, :1].to(self.dtype),
             "audio_num_frames": 1,
-            "audio_coords": self._audio_coords(x_t.device).expand(samples, -1, -1, -1),
+            "audio_coords": coords.expand(samples, -1, -1, -1),
             # As for a sound that is given clean.
             "audio_timestep": x_t.new_zeros(samples, dtype=torch.float32),
             "audio_sigma": x_t.new_zeros(samples, dtype=torch.float32),
         }
 
-    def _audio_coords(self, device: Any) -> Tensor:
+    def _audio_coords(self, length: int, device: Any) -> Tensor:
         return cached_positions(
             self._loaded.setdefault("coords", {}),
-            ("audio",),
+            ("audio", length),
             device,
-            lambda: self._audio_rope.prepare_audio_coords(1, 1, device),
+            lambda: self._audio_rope.prepare_audio_coords(1, length, device),
         )
 
     def _video_coords(
@@ -496,7 +544,33 @@ class LTX2(DiffusersModel):
         Clean first frames come from ``request.first`` or ``request.known``, appended
         frames from the conditioning's ``extras``.
         """
-        call = pipeline_call(conditioning, request, self.spec.rules)
+        return self.sample_with_sound(nets, conditioning, unconditional, request)[0]
+
+    def sample_with_sound(
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
+    ) -> tuple[Tensor, Tensor]:
+        """Sample latents of video and sound.
+
+        A video that ``request.known`` gives as a whole and a sound that
+        ``request.sound`` gives are fed clean, as in training.
+        """
+        video = None
+        drawn = request
+        if request.known_mask is not None and bool(request.known_mask.all()):
+            video = request.known
+            drawn = replace(request, first=None, known=None, known_mask=None)
+        if video is not None or request.sound is not None:
+            tokens = [
+                None if given is None else to_tokens(given.to(self.device))
+                for given in (video, request.sound)
+            ]
+            nets = GivenNetworks(nets, *tokens)
+
+        call = pipeline_call(conditioning, drawn, self.spec.rules)
         pipe = self.pipeline(
             nets,
             request.shift,
@@ -513,17 +587,49 @@ class LTX2(DiffusersModel):
 
         # The pipelines warn that they use one generator; the noise is drawn from all.
         with without_shift_warning(pipe.scheduler), without_warnings(type(pipe)):
-            latents = self.run_pipeline(
+            latents, sound = self.pipeline_results(
                 pipe,
                 conditioning,
                 unconditional,
-                request,
+                drawn,
                 **self.spec.pipeline_arguments,
                 **call.arguments,
                 **guidance,
             )
 
-        return with_given_cells(latents, request).float()
+        # The pipeline's form is (B, channels, L, rows).
+        sound = sound.transpose(2, 3).flatten(1, 2).float()
+        if request.sound is not None:
+            sound = request.sound.to(sound)
+        return with_given_cells(latents, request).float(), sound
+
+    # sound
+
+    def encode_sound(self, waveform: Tensor, shape: ClipShape) -> Tensor:
+        """Encode a waveform (2,n) to normalised latents (C,L), on the CPU."""
+        assert self.spec.sound is not None
+        with self.vae_lock, torch.no_grad():
+            latents = encode_waveform(
+                self._audio_vae(), waveform.to(self.device), self.spec.sound, shape
+            )
+        return latents.cpu().contiguous()
+
+    def decode_sound(self, latents: Tensor) -> tuple[Tensor, int]:
+        """Decode normalised latents (C,L) to a waveform and its numbers a second."""
+        with self.vae_lock, torch.no_grad():
+            vocoder = self._load_once(
+                VOCODER, lambda: load_vocoder(self.folder, self.device)
+            )
+            waveform = decode_waveform(
+                self._audio_vae(), vocoder, latents.to(self.device)
+            )
+        return waveform.cpu(), int(vocoder.config.output_sampling_rate)
+
+    def _audio_vae(self) -> Any:
+        """Return the sound's VAE in float32."""
+        return self._load_once(
+            AUDIO_VAE, lambda: load_audio_vae(self.folder, self.device)
+        )
 
     def fingerprints(self) -> dict[str, str]:
         """Return the parts' hashes; the text encoder's has the connectors', because the
@@ -533,3 +639,11 @@ class LTX2(DiffusersModel):
         connectors = fingerprint(self.folder / CONNECTORS)
         prints["text_encoder"] = f"{prints['text_encoder']}-{connectors}"
         return prints
+
+
+def _velocity_of(tokens: Tensor, x_t: Tensor) -> Tensor:
+    """Return the transformer's output (B,S,C) in the form of its latents, float32; the
+    outputs of appended tokens are dropped.
+    """
+    of_latents = tokens[:, : math.prod(x_t.shape[2:])]
+    return of_latents.transpose(1, 2).reshape(x_t.shape).float()

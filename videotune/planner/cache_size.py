@@ -5,7 +5,12 @@ from dataclasses import dataclass, replace
 
 from videotune.job.job import Job
 from videotune.latent_cache.clip_ends import latents_of_end
-from videotune.latent_cache.conditions import CHANNELS, ENCODED_ALONE, ConditionSample
+from videotune.latent_cache.conditions import (
+    CHANNELS,
+    ENCODED_ALONE,
+    SOUND,
+    ConditionSample,
+)
 from videotune.latent_cache.encode import CacheItems
 from videotune.latent_cache.keys import CacheKeys
 from videotune.model_spec import ModelSpec
@@ -115,6 +120,8 @@ def _condition_entries(
 
 def _condition_pixels(sample: ConditionSample, spec: ModelSpec) -> int:
     """Return the pixels that are encoded of a condition."""
+    if sample.type == SOUND:
+        return 0
     shape = sample.window.shape
     if spec.is_appended(sample.type):
         latent_frames = sample.latent_frames
@@ -128,6 +135,9 @@ def _condition_pixels(sample: ConditionSample, spec: ModelSpec) -> int:
 def condition_bytes(sample: ConditionSample, spec: ModelSpec) -> int:
     """Return the bytes of a condition's tensors, at 4 bytes a number."""
     shape = sample.window.shape
+    if sample.type == SOUND:
+        assert spec.sound is not None
+        return 4 * spec.sound.channels * spec.sound.latents(shape)
     frames, rows, columns = spec.rules.latent_size(shape)
     cells_per_frame = rows * columns
     if sample.type == CHANNELS:

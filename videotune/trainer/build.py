@@ -110,7 +110,12 @@ def make_objective(spec: ModelSpec, config: Config) -> Objective:
         config.video_config.temporal_consistency_weight,
         config.loss_weighting_gamma,
     )
-    return replace(flow_or_v, loss=config.loss, delta=config.loss_delta)
+    return replace(
+        flow_or_v,
+        loss=config.loss,
+        delta=config.loss_delta,
+        sound_weight=config.sound.loss_weight,
+    )
 
 
 def make_timesteps(spec: ModelSpec, config: Config) -> TimestepSampler:

@@ -12,6 +12,7 @@ from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.conditions import (
+    SOUND,
     ConditionSample,
     channel_samples,
     channel_sets,
@@ -101,6 +102,8 @@ def _conditions_of(
                 )
         for choices in encoded:
             conditions += choices[:1] if is_plain else choices
+        if window.shape.sound:
+            conditions.append(ConditionSample(window, variant, SOUND))
     return conditions
 
 

@@ -43,7 +43,7 @@ from videotune.trainer.step_record import (
     Clock,
     StepRecord,
 )
-from videotune.types import Batch
+from videotune.types import Batch, StepOutput, Velocity
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def train_step(
 
     learning_rates = _set_learning_rates(trainable, update_number)
     device = next(net.parameters()).device
-    values = torch.zeros(FIRST_MSE + samples_in_step, device=device)
+    values = empty_values(step_batch, device)
 
     # With updates during backward, some weights may have moved when memory runs out.
     updates_later = backward_optimizer is None
@@ -196,6 +196,12 @@ def train_step(
     return _record(step_batch, trainable, values, learning_rates, clock)
 
 
+def empty_values(step_batch: StepBatch, device: torch.device) -> Tensor:
+    """Return zeros for the values of a step."""
+    errors = len(step_batch.parts) * len(step_batch.window_ids)
+    return torch.zeros(FIRST_MSE + errors, device=device)
+
+
 def _record(
     step_batch: StepBatch,
     trainable: TrainableState,
@@ -212,6 +218,7 @@ def _record(
         values=values,
         arrived=arrived,
         t=step_batch.t,
+        sound_t=step_batch.sound_t,
         lr=learning_rates,
         window_ids=step_batch.window_ids,
         captions=step_batch.captions,
@@ -274,7 +281,7 @@ def accumulate_gradients(
         step_batch: the samples of the step.
         clock: measures the phases of the step.
         values: [loss, gradient norm, mse of each sample] of the step; loss and mse are
-            filled in.
+            filled in. With two parts, the sound's mse of each sample follows.
     """
     samples_in_step = len(step_batch.window_ids)
     is_sharded = trainable.shards is not None and settings.dist.size > 1
@@ -323,7 +330,7 @@ def accumulate_gradients(
         clock.mark("backward")
 
         if not micro_batch.is_padding:
-            _write_values(values, micro_batch, scaled_loss, output.mse)
+            _write_values(values, micro_batch, scaled_loss, output, samples_in_step)
 
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
@@ -331,17 +338,24 @@ def _to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def _write_values(
-    values: Tensor, micro_batch: MicroBatch, scaled_loss: Tensor, mse: Tensor
+    values: Tensor,
+    micro_batch: MicroBatch,
+    scaled_loss: Tensor,
+    output: StepOutput,
+    samples_in_step: int,
 ) -> None:
-    """Add a micro-batch to [loss, gradient norm, mse of each sample]."""
+    """Add a micro-batch to the values of a step."""
     values[LOSS] += scaled_loss.detach()
     first = FIRST_MSE + micro_batch.first_sample
-    values[first : first + len(mse)] = mse
+    values[first : first + len(output.mse)] = output.mse
+    if output.sound_mse is not None:
+        first += samples_in_step
+        values[first : first + len(output.mse)] = output.sound_mse
 
 
 def _base_prediction(
     settings: StepSettings, net: nn.Module, batch: Batch, t: Tensor, noise: Tensor
-) -> Tensor | None:
+) -> Velocity | None:
     """Return the target of samples with prior preservation, None if this process has
     none.
 
@@ -424,7 +438,8 @@ def _finish_gradients_across_processes(
         parameter for parameter in parameters if id(parameter) not in sharded_ids
     ]
 
-    dist.all_reduce_gradients(replicated)
+    # Without sound, its modules have no gradient in any process.
+    dist.all_reduce_gradients(replicated, keep_missing=settings.family.spec.reads_sound)
     dist.all_reduce(values)
     # An adapter is never sharded: then a process has no rows.
     if shards is None or not shards.rows:

@@ -21,7 +21,9 @@ NOISE_LEVEL_BINS = 9
 LOSS = 0
 GRAD_NORM = 1
 FIRST_MSE = 2
-"""Positions in the values of a step: [loss, gradient norm, mse of each sample]."""
+"""Positions in the values of a step: [loss, gradient norm, mse of each sample]; if video
+and sound are learnt, the sound's mse of each sample follows.
+"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class StepRecord:
 
     step: int
     values: Tensor
-    """[loss, gradient norm, mse of each sample], on the host once ``arrived``."""
+    """The values of the step, on the host once ``arrived``."""
     arrived: torch.Event | None
     """When ``values`` have been copied to the host; None if they are there already."""
     t: Tensor
@@ -44,12 +46,16 @@ class StepRecord:
     captions: tuple[str, ...]
     clock: Clock
     expert: str | None = None
+    sound_t: Tensor | None = None
+    """Noise levels of the sound, if video and sound are learnt."""
 
     def read(self) -> dict[str, Any]:
         """Return the step's line of the journal, with plain numbers."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, grad_norm, *mse = self.values.tolist()
+        loss, grad_norm, *errors = self.values.tolist()
+        samples = len(self.window_ids)
+        mse = errors[:samples]
 
         line: dict[str, Any] = {
             "kind": "step",
@@ -64,6 +70,12 @@ class StepRecord:
         }
         if self.expert:
             line["expert"] = self.expert
+        if self.sound_t is not None:
+            sound_mse = errors[samples:]
+            line["sound"] = {
+                "mse": sum(sound_mse) / len(sound_mse),
+                "by_t": loss_by_noise_level(self.sound_t.tolist(), sound_mse),
+            }
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             line["skipped"] = True
         return line
@@ -72,11 +84,12 @@ class StepRecord:
         """Return the windows with an error that is not finite; all windows if only the
         gradient is not finite. ``read`` must have been called.
         """
-        mse_per_sample = self.values.tolist()[FIRST_MSE:]
+        errors = self.values.tolist()[FIRST_MSE:]
+        samples = len(self.window_ids)
         broken = tuple(
             window_id
-            for window_id, mse in zip(self.window_ids, mse_per_sample, strict=True)
-            if not math.isfinite(mse)
+            for index, window_id in enumerate(self.window_ids)
+            if not all(map(math.isfinite, errors[index::samples]))
         )
         return broken or self.window_ids
 
