@@ -13,6 +13,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal
 
 from videotune.data.file_checks import ClipProblem
+from videotune.data.sound_info import SoundInfo
 from videotune.files import REVALIDATED, Count, Number, checked
 
 MAX_FRAMES = 1 << 24
@@ -118,6 +119,12 @@ class MediaInfo:
     was ended.
     """
 
+    sound: SoundInfo | None = None
+    """Its sound track; None if it has none that can be used."""
+
+    unusable_sound: str = ""
+    """Why its sound track cannot be used, if it has one."""
+
     @cached_property
     def timestamps(self) -> tuple[float, ...]:
         """Presentation time of each frame in seconds, counted from the first one."""
@@ -214,6 +221,7 @@ class MediaInfo:
         fields["keyframes"] = _pack(self.keyframes)
         fields["time_base"] = list(self.time_base)
         fields["crop"] = list(self.crop)
+        fields["sound"] = None if self.sound is None else vars(self.sound)
         return fields
 
     @staticmethod
@@ -230,6 +238,9 @@ class MediaInfo:
         fields["keyframes"] = tuple(_unpack(value["keyframes"]))
         fields["time_base"] = tuple(value["time_base"])
         fields["crop"] = tuple(value["crop"])
+        # An index of an earlier version has no sound.
+        sound = value.get("sound")
+        fields["sound"] = None if sound is None else SoundInfo(**sound)
         info: MediaInfo = checked(MediaInfo, MediaInfo(**fields))
 
         is_ascending = bool(info.ticks) and all(a < b for a, b in pairwise(info.ticks))

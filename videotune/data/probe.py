@@ -22,6 +22,7 @@ from videotune.data.file_checks import (
 from videotune.data.images import IMAGE_SUFFIXES, is_animated, read_image
 from videotune.data.media_info import MediaInfo
 from videotune.data.side_data import StreamSideData, read_side_data
+from videotune.data.sound_info import SoundProbe
 from videotune.data.timeline import (
     Demuxed,
     FramePacket,
@@ -144,7 +145,8 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     limit_pixels(context)
     side_data = read_side_data(container, stream)
 
-    demuxed = _demux(container, stream)
+    sound_probe = SoundProbe(container)
+    demuxed = _demux(container, stream, sound_probe)
     frame = demuxed.first_frame
     is_avi = "avi" in container.format.name.split(",")
     # Without usable timestamps, frames are found by their number.
@@ -161,14 +163,17 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     begin = float(timeline.ticks[0] * timeline.time_base)
     check_complete(demuxed, stream=stream, container=container, end=begin + seconds)
 
+    sound, unusable_sound = sound_probe.result(
+        begin,
+        demuxed.ends.get(sound_probe.index),
+        has_times=not demuxed.restarts and (is_avi or not is_counted),
+    )
     rotation, is_mirrored = _orientation(frame)
     width, height = _shown_size(frame, stream, side_data)
     if rotation % 180:
         width, height = height, width
 
-    has_alpha = (
-        _has_alpha(frame, context.name) or stream.metadata.get("alpha_mode") == "1"
-    )
+    has_alpha = _has_alpha(frame, stream)
     hdr = _hdr_transfer(frame, context, side_data)
     return MediaInfo(
         path=path,
@@ -195,6 +200,8 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
         spherical=side_data.spherical,
         video_streams=len(_moving_streams(container)),
         unread=_unread_share(container, demuxed),
+        sound=sound,
+        unusable_sound=unusable_sound,
     )
 
 
@@ -335,8 +342,9 @@ class _Damage(NamedTuple):
             )
 
 
-def _demux(container: Any, stream: Any) -> Demuxed:
-    """Read all packets of a file and decode the first frame of a stream.
+def _demux(container: Any, stream: Any, sound_probe: SoundProbe) -> Demuxed:
+    """Read all packets of a file and decode the first frame of a stream, and of its
+    sound.
 
     Raises:
         ClipProblem: "decode_error" if a packet is damaged, or no frame can be decoded.
@@ -349,6 +357,8 @@ def _demux(container: Any, stream: Any) -> Demuxed:
         for packet in demux(container):
             _note_end(demuxed, packet)
             # A stream that begins in the middle of the file has a number, and no object.
+            if packet.stream_index == sound_probe.index:
+                sound_probe.add(packet)
             if packet.stream_index != stream.index:
                 continue
 
@@ -430,10 +440,12 @@ def _orientation(frame: Any) -> tuple[int, bool]:
     return rotation, bool(a * d - b * c < 0)
 
 
-def _has_alpha(frame: Any, codec: str) -> bool:
-    """Return whether a frame has an alpha channel; for a GIF, whether any pixel uses
-    it.
+def _has_alpha(frame: Any, stream: Any) -> bool:
+    """Return whether a frame or its stream has an alpha channel; for a GIF, whether any
+    pixel uses it.
     """
-    if codec == "gif":
+    if stream.metadata.get("alpha_mode") == "1":
+        return True
+    if stream.codec_context.name == "gif":
         return bool(frame.to_ndarray()[..., 3].min() < 255)
     return any(component.is_alpha for component in frame.format.components)
