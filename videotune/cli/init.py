@@ -128,11 +128,9 @@ def init(
         recipe(purpose)  # refuses an unknown purpose before the next question
         if model is None:
             model = _ask_model()
-        if card is None and _needs_card(model):
-            question = "The GPU: its memory in GB, or its name? 0: unknown"
-            card = typer.prompt(question, default="0", value_proc=_card_answer)
-        gigabytes = 0 if card is None else card.gigabytes
-        preset = preset_for(model, gigabytes or UNKNOWN_CARD)
+        if card is None:
+            card = _ask_card() if _needs_card(model) else ChosenCard(0)
+        preset = preset_for(model, card.gigabytes or UNKNOWN_CARD)
 
         data = data or str(typer.prompt("Where are the clips?"))
         data = _absolute_if_local(data)
@@ -140,20 +138,32 @@ def init(
             question = "Which word is used for it in captions? Empty: none"
             trigger = typer.prompt(question, default="", show_default=False)
 
-    clips = _count_clips(Path(data))
-    config = config_of(
+    config = _config_for(purpose, preset, data, trigger=trigger, prior=prior, card=card)
+    write_text(target, config)
+    console.out(target)
+    _print_next_commands(target, card if preset_card(preset) else ChosenCard(0))
+
+
+def _config_for(
+    purpose: str,
+    preset: str,
+    data: str,
+    *,
+    trigger: str,
+    prior: str | None,
+    card: ChosenCard,
+) -> str:
+    """Return the config of the answers as YAML."""
+    return config_of(
         purpose,
         preset,
         data,
-        clips,
+        clips=_count_clips(Path(data)),
         trigger=trigger or None,
         prior=prior,
-        card=gigabytes,
-        card_name="" if card is None else card.name,
+        card=card.gigabytes,
+        card_name=card.name,
     )
-    write_text(target, config)
-    console.out(target)
-    _print_next_commands(target, card if gigabytes and preset_card(preset) else None)
 
 
 def _absolute_if_local(data: str) -> str:
@@ -162,10 +172,10 @@ def _absolute_if_local(data: str) -> str:
     return str(path.absolute()) if path.exists() else data
 
 
-def _print_next_commands(config: Path, card: ChosenCard | None) -> None:
+def _print_next_commands(config: Path, card: ChosenCard) -> None:
     # A run's files have its name, also beside those of other folders.
     run = config.parent / f"{config.parent.absolute().name}-1"
-    of_card = "" if card is None else f' --card "{card.option}"'
+    of_card = f' --card "{card.option}"' if card.gigabytes else ""
     echo(f"videotune check {config}")
     echo(f"videotune plan {config}{of_card}")
     echo(f"videotune train {config} --out {run}")
@@ -208,6 +218,12 @@ def _model_answer(text: str) -> str:
         return find_model(text)
     except VideotuneError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _ask_card() -> ChosenCard:
+    question = "The GPU: its memory in GB, or its name? 0: unknown"
+    card: ChosenCard = typer.prompt(question, default="0", value_proc=_card_answer)
+    return card
 
 
 def _card_answer(text: str) -> ChosenCard | None:
