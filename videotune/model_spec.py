@@ -240,6 +240,11 @@ class ModelSpec:
     """Whether training draws with that shift unless told otherwise."""
 
     @property
+    def is_given_modality(self) -> bool:
+        """Whether samples of a run are given their video or their sound."""
+        return self.reads_sound and len(self.generates) == 1
+
+    @property
     def conditions(self) -> Mapping[str, ConditionSupport]:
         """Conditions that the checkpoint takes, by their type."""
         conditions = {}

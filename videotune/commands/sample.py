@@ -24,7 +24,6 @@ from videotune.config.schema import Config
 from videotune.config.sections import BaseLora, LoraFile
 from videotune.console import bar, echo
 from videotune.data.frame_counts import snap_frames
-from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_adapter, read_embedding
 from videotune.job import experts
@@ -36,7 +35,14 @@ from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.given_latents import encode_given
 from videotune.sampling.picture_faults import FAULTS
 from videotune.sampling.picture_measure import measure_picture
-from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
+from videotune.sampling.pipeline import (
+    RenderedSample,
+    SampleSettings,
+    draw_samples,
+    file_name,
+    render_samples,
+)
+from videotune.sampling.sample_files import write_sample
 from videotune.text import counted, shape_words
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool
@@ -114,13 +120,13 @@ def write_samples(source: SampleSource, folder: Path) -> list[Path]:
         f"{counted(sampler.settings.steps, 'step')} each"
     )
     seeds = [sampler.seed + index for index in range(len(prompts))]
-    videos = render(sampler, prompts, seeds, options.given())
+    rendered = render_with_sound(sampler, prompts, seeds, options.given())
     paths = []
-    for prompt, prompt_seed, video in zip(prompts, seeds, videos, strict=True):
+    for prompt, prompt_seed, drawn in zip(prompts, seeds, rendered, strict=True):
         name = named_by(file_name(sampler.step, prompt, prompt_seed), prompt)
         path = folder / f"{adapter_name(options)}{name}"
-        write_video(path, video, sampler.settings.shape.fps)
-        picture = measure_picture(video, sampler.family.spec.rules)
+        write_sample(path, drawn, sampler.settings.shape.fps)
+        picture = measure_picture(drawn.frames, sampler.family.spec.rules)
         if picture["fault"] is not None:
             echo(f"{path.name} is {FAULTS[str(picture['fault'])]}")
         paths.append(path)
@@ -309,14 +315,19 @@ def shape_of(
     return ClipShape(frames, height, width, fps)
 
 
-def render(
+def render(*args: Any, **keywords: Any) -> list[np.ndarray]:
+    """Return uint8 frames (T,H,W,3) of each prompt; see ``render_with_sound``."""
+    return [sample.frames for sample in render_with_sound(*args, **keywords)]
+
+
+def render_with_sound(
     sampler: Sampler,
     prompts: Sequence[str],
     seeds: Sequence[int],
     files: Sequence[GivenFiles] = (),
     title: str = "sampling",
-) -> list[np.ndarray]:
-    """Return uint8 frames (T,H,W,3) of each prompt.
+) -> list[RenderedSample]:
+    """Draw each prompt.
 
     Encoders, transformer and VAE are in memory one after the other.
 
@@ -349,7 +360,7 @@ def render(
             if progress:
                 progress.update(done, len(prompts))
 
-        latents = draw(
+        latents = draw_samples(
             family,
             sampler.nets,
             sampler.settings,
@@ -358,4 +369,4 @@ def render(
             on_done=report,
             first=conditions,
         )
-    return decode(family, latents)
+    return render_samples(family, latents)

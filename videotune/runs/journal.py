@@ -159,6 +159,25 @@ def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for line in validations if line.get("validation") == latest_set]
 
 
+def with_mean_of_parts(
+    readings: Iterable[Mapping[str, Any]],
+) -> list[Mapping[str, Any]]:
+    """Return readings with the mean of video and sound as the value of the held-out
+    clips, where both are learnt.
+    """
+    means: list[Mapping[str, Any]] = []
+    for reading in readings:
+        video = reading.get("held_out")
+        sound = (reading.get("sound") or {}).get("held_out")
+        if not video or not sound:
+            means.append(reading)
+            continue
+        values = (video["normalised"], sound["normalised"])
+        mean = None if None in values else sum(values) / 2
+        means.append({**reading, "held_out": {**video, "normalised": mean}})
+    return means
+
+
 class Journal:
     """Append lines to ``journal.jsonl``.
 

@@ -160,6 +160,7 @@ _LINE = _object(**_ANY, step=NotRequired[Step], from_step=NotRequired[Step])
 _STEP = _object(
     **_AT_STEP, loss=_MAYBE, mse=_MAYBE, by_t=list[_MAYBE], lr=dict[str, Finite], grad_norm=_MAYBE, window_ids=list[str],
     seconds=dict[str, Seconds], captions=NotRequired[list[int | None]], skipped=NotRequired[bool],
+    sound=NotRequired[_object(mse=_MAYBE, by_t=list[_MAYBE])],
 )  # fmt: skip
 _TAKE = _object(step=NotRequired[Step], why=NotRequired[str])
 _VALIDATION = _object(
@@ -167,6 +168,9 @@ _VALIDATION = _object(
     train=_READING | None,
     held_out=NotRequired[_READING | None],
     validation=NotRequired[str],
+    sound=NotRequired[
+        _object(train=_READING | None, held_out=NotRequired[_READING | None])
+    ],
 )
 LINES: Mapping[str, Any] = {
     "step": _STEP,
@@ -177,6 +181,7 @@ LINES: Mapping[str, Any] = {
         prompt=str,
         path=str,
         picture=NotRequired[_object(fault=str | None)],
+        sound=NotRequired[_object(loudness=Finite, clipped=Finite)],
     ),
     "warning": _object(**_ANY, step=NotRequired[Step], text=str),
     "end": _object(**_AT_STEP, why=str, take=NotRequired[_TAKE]),

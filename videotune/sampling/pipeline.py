@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from videotune.adapters.side_update import UpdatesByExpert, set_strength
 from videotune.files import digest
@@ -21,8 +23,7 @@ from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, LatentDistribution, SampleRequest
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,32 @@ class SampleSettings:
     """False: without the LoRA files under the training."""
 
 
-def draw(
+class SampleLatents(NamedTuple):
+    """What was drawn of a sample."""
+
+    video: Tensor
+    """(C,F,H,W)."""
+    sound: Tensor | None = None
+    """(C,L), or None without sound."""
+
+
+class RenderedSample(NamedTuple):
+    """A sample that can be seen and heard."""
+
+    frames: np.ndarray
+    """uint8 (T,H,W,3)."""
+    sound: np.ndarray | None = None
+    """float32 (2,n) in [-1, 1], or None without sound."""
+    sound_rate: int = 0
+    """Numbers of the sound a second."""
+
+
+def draw(*args: Any, **keywords: Any) -> list[Tensor]:
+    """Generate the latents (C,F,H,W) of samples' videos; see ``draw_samples``."""
+    return [sample.video for sample in draw_samples(*args, **keywords)]
+
+
+def draw_samples(
     family: DiffusersModel,
     nets: Mapping[str, nn.Module],
     settings: SampleSettings,
@@ -75,8 +101,8 @@ def draw(
     first: Sequence[LatentDistribution | None] | None = None,
     isolated: bool = False,
     updates: UpdatesByExpert | None = None,
-) -> list[Tensor]:
-    """Generate the latents of samples.
+) -> list[SampleLatents]:
+    """Generate the latents of samples, with sound if the run reads it.
 
     Args:
         family: the model family.
@@ -86,15 +112,12 @@ def draw(
         samples: (prompt, seed) of each.
         on_done: called with the number of finished samples.
         first: for each sample the clip or image whose first frame, or whose ``known``
-            cells, it is conditioned on, or None.
+            cells or sound, it is conditioned on, or None.
         isolated: whether the networks' frames are isolated now; they are again
             afterwards.
         updates: added to the networks' linear modules meanwhile, by expert.
-
-    Returns:
-        Latents (C, F, H, W) of each sample.
     """
-    latents: list[Tensor] = []
+    latents: list[SampleLatents] = []
     eval_nets = _EvalNetworks(
         family,
         nets,
@@ -113,8 +136,12 @@ def draw(
                 negative_states = text(settings.negative)
                 unconditional = family.condition([{**negative_states, **extras}])
             request = _request(family, settings, seed, image)
-            batch = family.sample(eval_nets, conditioning, unconditional, request)
-            latents += batch.unbind(0)
+            arguments = (eval_nets, conditioning, unconditional, request)
+            if family.spec.reads_sound:
+                video, sound = family.sample_with_sound(*arguments)
+                latents.append(SampleLatents(video[0], sound[0]))
+            else:
+                latents.append(SampleLatents(family.sample(*arguments)[0]))
             if on_done:
                 on_done(len(latents))
     return latents
@@ -157,6 +184,9 @@ def _request(
         first=first_latent,
         known=known,
         known_mask=known_mask,
+        sound=None
+        if conditions is None or conditions.sound is None
+        else conditions.sound[None],
     )
 
 
@@ -232,6 +262,24 @@ def decode(
         return [to_frames(family.decode(latent, tiled)) for latent in latents]
     finally:
         family.free("vae")
+
+
+def render_samples(
+    family: DiffusersModel, samples: Sequence[SampleLatents], tiled: bool = False
+) -> list[RenderedSample]:
+    """Decode samples, then free what decodes them."""
+    rendered = []
+    try:
+        for sample in samples:
+            frames = to_frames(family.decode(sample.video, tiled))
+            if sample.sound is None:
+                rendered.append(RenderedSample(frames))
+                continue
+            waveform, rate = family.decode_sound(sample.sound)
+            rendered.append(RenderedSample(frames, waveform.numpy(), rate))
+    finally:
+        family.free("vae")
+    return rendered
 
 
 def to_frames(pixels: Tensor) -> np.ndarray:

@@ -29,7 +29,7 @@ from videotune.runs.checkpoint import (
     sweep,
 )
 from videotune.runs.checkpoint_writer import save_checkpoint
-from videotune.runs.journal import readings_of
+from videotune.runs.journal import readings_of, with_mean_of_parts
 from videotune.runs.run_dir import poll_control
 from videotune.text import counted
 from videotune.trainer.optimizer_state import names_with_state, optimizer_state
@@ -353,7 +353,7 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
     called best.
     """
     loss_by_step: dict[int, float] = {}
-    for line in readings_of(lines):
+    for line in with_mean_of_parts(readings_of(lines)):
         loss = (line.get("held_out") or {}).get("normalised")
         if line["step"] not in steps:
             continue

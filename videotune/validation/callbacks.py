@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from videotune.console import echo
-from videotune.data.video_writer import write_video
 from videotune.job.job import Job
 from videotune.latent_cache.encode import CacheItems
 from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import complete_checkpoints
-from videotune.runs.journal import readings_of
+from videotune.runs.journal import readings_of, with_mean_of_parts
 from videotune.runs.stop_signals import Interrupted
 from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.given_latents import encode_given, read_given
 from videotune.sampling.picture_faults import remark_at
 from videotune.sampling.picture_measure import measure_picture
-from videotune.sampling.pipeline import SampleSettings, file_name
+from videotune.sampling.pipeline import RenderedSample, SampleSettings, file_name
+from videotune.sampling.sample_files import measure_sound, write_sample
 from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.saving import Saving, best_step, save
@@ -231,10 +231,14 @@ class Validation(Callback):
 def _relative_parts(
     reading: ValidationReading, first: Mapping[str, Any], experts: Sequence[str]
 ) -> dict[str, Any]:
-    return {
-        part: relative_to_first(value, first[part], experts)
-        for part, value in reading.items()
-    }
+    relative: dict[str, Any] = {}
+    for part, value in reading.items():
+        if part == "sound":
+            first_sound = first.get("sound") or value
+            relative[part] = _relative_parts(value, first_sound, experts)
+        else:
+            relative[part] = relative_to_first(value, first[part], experts)
+    return relative
 
 
 class Previews(SamplingCallback):
@@ -295,6 +299,8 @@ class Previews(SamplingCallback):
         window = windows.get(request)
         if window is None:
             return None
+        if trainer.job.spec.is_given_modality:
+            return trainer.source.given_modality(window)
         return trainer.source.plain_with_conditions(window)
 
     def windows(self) -> Sequence[Window]:
@@ -339,33 +345,39 @@ class Previews(SamplingCallback):
                     self._conditions_of(trainer, request, windows)
                     for request in requests
                 ]
-                videos = self.frames(trainer, step, settings, samples, first)
+                rendered = self.samples(trainer, step, settings, samples, first)
 
-                # Only the main process has videos.
-                seconds = (time.perf_counter() - started) / max(1, len(videos))
-                if videos:
-                    _write_previews(trainer, step, requests, videos, round(seconds, 3))
+                # Only the main process has samples.
+                seconds = (time.perf_counter() - started) / max(1, len(rendered))
+                if rendered:
+                    _write_previews(
+                        trainer, step, requests, rendered, round(seconds, 3)
+                    )
 
 
 def _write_previews(
     trainer: Trainer,
     step: int,
     requests: Sequence[PreviewRequest],
-    videos: Sequence[Any],
+    rendered: Sequence[RenderedSample],
     seconds: float,
 ) -> None:
-    for request, frames in zip(requests, videos, strict=True):
+    for request, sample in zip(requests, rendered, strict=True):
         name = file_name(step, request.prompt, request.seed)
         path = trainer.run / "samples" / name
-        write_video(path, frames, request.settings.shape.fps)
+        write_sample(path, sample, request.settings.shape.fps)
+        fields: dict[str, Any] = {}
+        if sample.sound is not None:
+            fields["sound"] = measure_sound(sample.sound)
         trainer.journal.event(
             "sample",
             step=step,
             prompt=request.prompt,
             seed=request.seed,
             path=path.relative_to(trainer.run).as_posix(),
-            picture=measure_picture(frames, trainer.family.spec.rules),
+            picture=measure_picture(sample.frames, trainer.family.spec.rules),
             seconds=seconds,
+            **fields,
         )
     remark = remark_at(trainer.journal.history.of_kind("sample"), step)
     if remark and step > 0:
@@ -419,7 +431,7 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
 
     held_out = {
         int(reading["step"]): float(reading["held_out"]["normalised"])
-        for reading in readings_of(lines)
+        for reading in with_mean_of_parts(readings_of(lines))
     }
     best, why = recommend(held_out, verdict.best_step or 0, saved)
     return {"step": best, "why": why or "held-out clips were best there"}

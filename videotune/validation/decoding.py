@@ -5,9 +5,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
-import numpy as np
-from torch import Tensor
-
 from videotune.adapters.side_update import UpdatesByExpert
 from videotune.config.schema import Config
 from videotune.config.sections import LoraFile
@@ -17,7 +14,13 @@ from videotune.exporter.preview_loras import preview_updates
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.models.base import DiffusersModel
 from videotune.runs.stop_signals import Interrupted
-from videotune.sampling.pipeline import SampleSettings, decode, draw
+from videotune.sampling.pipeline import (
+    RenderedSample,
+    SampleLatents,
+    SampleSettings,
+    draw_samples,
+    render_samples,
+)
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import LatentDistribution
 
@@ -110,14 +113,14 @@ class SamplingCallback(Callback):
             prefix = self.failure_prefix.format(step)
             trainer.journal.warn(step, f"{prefix}: {type(error).__name__}: {error}")
 
-    def frames(
+    def samples(
         self,
         trainer: Trainer,
         step: int,
         settings: SampleSettings,
         samples: PromptSeeds,
         first: Sequence[LatentDistribution | None],
-    ) -> list[np.ndarray]:
+    ) -> list[RenderedSample]:
         """Generate samples. All processes that share the network's weights take part.
 
         Args:
@@ -129,7 +132,7 @@ class SamplingCallback(Callback):
                 None. Empty: none is.
 
         Returns:
-            uint8 frames (T, H, W, 3) of each sample; empty on all but the main process.
+            Each sample; empty on all but the main process.
         """
         config = trainer.job.config
         updates = updates_of(trainer.family, config, settings, quiet=True)
@@ -141,7 +144,7 @@ class SamplingCallback(Callback):
             trainer.in_step(),
             progress_bar as progress,
         ):
-            latents = draw(
+            latents = draw_samples(
                 trainer.family,
                 trainer.pool,
                 settings,
@@ -174,7 +177,9 @@ ATTEMPTS = (
 """Attempts to decode: the message before each, and whether it is in tiles."""
 
 
-def decode_samples(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
+def decode_samples(
+    trainer: Trainer, latents: list[SampleLatents]
+) -> list[RenderedSample]:
     """Decode samples, with less memory after each failed attempt.
 
     The first retry offloads the denoiser, the second also decodes in tiles.
@@ -186,7 +191,7 @@ def decode_samples(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
                 echo(message)
                 trainer.pool.drop()
             try:
-                return decode(trainer.family, latents, is_tiled)
+                return render_samples(trainer.family, latents, is_tiled)
             except (MemoryError, RuntimeError) as error:
                 if is_tiled or not is_out_of_memory(error):
                     raise

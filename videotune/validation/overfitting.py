@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
 
-from videotune.runs.journal import readings_of
+from videotune.runs.journal import readings_of, with_mean_of_parts
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
@@ -87,11 +87,15 @@ class Verdict:
     validation: str | None = None
     """The name of the validation set."""
 
+    parts: Mapping[str, str | None] | None = None
+    """The verdicts on video and sound, if both are learnt."""
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the journal line."""
         fields: dict[str, Any] = {"verdict": self.label}
         for key, value in vars(self).items():
-            if key != "label":
+            is_left_out = key == "label" or (key == "parts" and value is None)
+            if not is_left_out:
                 fields[key] = list(value) if isinstance(value, tuple) else value
         return fields
 
@@ -99,12 +103,58 @@ class Verdict:
 def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     """Return the verdict on a run by its validations so far, or None without any.
 
+    If video and sound are learnt, each has its own. The run copies if one of them does,
+    and learns if one of them does; its best step is that of the mean of both.
+
     Args:
         lines: events of the journal.
     """
     readings = readings_of(lines)
     if not readings:
         return None
+    video = _judge(readings)
+    of_sound = [
+        {**reading, **reading["sound"]} for reading in readings if reading.get("sound")
+    ]
+    if not of_sound:
+        return video
+    return _joined(video, _judge(of_sound), with_mean_of_parts(readings))
+
+
+def _joined(video: Verdict, sound: Verdict, readings: Sequence[Reading]) -> Verdict:
+    """Return the verdict on a run that learns video and sound.
+
+    Args:
+        video: the verdict on the video.
+        sound: the verdict on the sound.
+        readings: with the mean of both.
+    """
+    parts = {"video": video.label, "sound": sound.label}
+    if video.label is None or sound.label is None:
+        judged = sound if video.label is None else video
+        name = "sound" if video.label is None else "video"
+        reason = judged.reason
+        if judged.label is not None:
+            reason = f"{name}: {reason}"
+        return replace(judged, reason=reason, parts=parts)
+
+    labels = (OVERFITTING, LEARNING, PLATEAU)
+    label = min(video.label, sound.label, key=labels.index)
+    decisive = video if video.label == label else sound
+    best = lowest(readings)
+    return replace(
+        decisive,
+        label=label,
+        reason=f"video ({video.label}): {video.reason}; sound ({sound.label}): {sound.reason}",
+        best_step=int(readings[best]["step"]),
+        best=float(readings[best]["held_out"]["normalised"]),
+        turned=video.turned or sound.turned,
+        parts=parts,
+    )
+
+
+def _judge(readings: Sequence[Reading]) -> Verdict:
+    """Return the verdict on the video, or on what is learnt alone."""
     latest = readings[-1]
     step = int(latest["step"])
     name = latest.get("validation")
@@ -318,9 +368,14 @@ def turned_first(readings: Sequence[Reading]) -> int:
     rise, it is the one whose lowest reading is the earliest.
     """
     by_level = [reading["held_out"]["by_quantile"] for reading in readings]
-    curves = list(zip(*by_level, strict=True))
+    # At a level that no clip has, nothing rises.
+    curves = [
+        [0.0] * len(by_level) if None in curve else curve
+        for curve in zip(*by_level, strict=True)
+    ]
     rises = []
-    for curve, first in zip(curves, by_level[0], strict=True):
+    for curve in curves:
+        first = curve[0]
         rises.append((curve[-1] - min(curve)) / max(first, 1e-12))
 
     candidates = [level for level, value in enumerate(rises) if value >= max(rises) / 2]

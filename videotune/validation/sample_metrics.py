@@ -141,8 +141,12 @@ class SampleMetricsCallback(SamplingCallback):
         first = []
         if plan.first:
             windows = [plan.first[index] for index, _ in plan.pairs]
-            first = [trainer.source.plain_with_conditions(window) for window in windows]
-        return self.frames(trainer, step, plan.settings, samples, first)
+            given = trainer.source.plain_with_conditions
+            if self.job.spec.is_given_modality:
+                given = trainer.source.given_modality
+            first = [given(window) for window in windows]
+        rendered = self.samples(trainer, step, plan.settings, samples, first)
+        return [sample.frames for sample in rendered]
 
     def _reason_to_skip(self, trainer: Trainer, step: int) -> str | None:
         """Return why nothing can be measured at ``step``, or None."""

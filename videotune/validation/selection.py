@@ -192,7 +192,7 @@ def preview_windows(job: Job) -> dict[PreviewRequest, Window]:
     Raises:
         VideotuneError: if no window has the shape of a preview.
     """
-    if not usual_conditions(job.config, job.spec):
+    if not usual_conditions(job.config, job.spec) and not job.spec.is_given_modality:
         return {}
     return {
         request: _first_window(job, request, index)
@@ -205,6 +205,8 @@ def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
     """Return a window of the preview's shape: with its caption, else the index-th."""
     shape = str(preview.settings.shape)
     windows = [window for window in job.training_windows if str(window.shape) == shape]
+    if job.spec.is_given_modality:
+        windows = [window for window in windows if window.shape.sound]
     if not windows:
         shapes = ", ".join(
             sorted({str(window.shape) for window in job.training_windows})
@@ -401,7 +403,8 @@ def metric_prompts(job: Job) -> list[str]:
 def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
     """Return the samples of the sample metrics, or None without budget or prompts."""
     prompts = metric_prompts(job)
-    if not prompts:
+    # A video that is given says nothing about the training.
+    if not prompts or "video" not in job.spec.generates:
         return None
     config = job.config
     first = metric_conditioning(job, prompts)
@@ -450,7 +453,7 @@ def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     are encoded only for the windows' own shapes; so these samples cost as much as
     previews. Empty if samples have only text.
     """
-    if not usual_conditions(job.config, job.spec):
+    if not usual_conditions(job.config, job.spec) and not job.spec.is_given_modality:
         return ()
     shape = str(usual_shape(job))
     held_out = job.library.held_out_windows

@@ -7,7 +7,7 @@ dropout. Validation draws no random numbers from the training and changes nothin
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from videotune.model_spec import Expert
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.trainer.step import tokens_per_sample
-from videotune.types import Batch, Window
+from videotune.types import Batch, StepOutput, Window
 from videotune.validation.selection import QUANTILES, quantiles_by_window
 
 TOKENS_PER_PASS = 4096
@@ -60,16 +60,14 @@ def read_validation(
 
     Returns:
         {"held_out", "train"}, each {"mean", "by_quantile", "windows", "clips"} or None
-        without windows. "clips" has the MSE of each clip at each level (None: not
+        without windows; and if video and sound are learnt, "sound" with the same of the
+        windows with sound. "clips" has the MSE of each clip at each level (None: not
         read), averaged over the clip's windows, by the first digits of the clip id.
         Means are over clips, so each clip counts the same.
     """
     levels = objective.timesteps.quantiles(QUANTILES).tolist()
     parts = {"held_out": validation.held_out, "train": validation.train}
-    errors = {
-        part: torch.zeros(len(windows), QUANTILES, dtype=torch.float64)
-        for part, windows in parts.items()
-    }
+    tables = {part: _ErrorTables.of(windows) for part, windows in parts.items()}
 
     for expert in family.spec.experts:
         quantiles = [i for i, t in enumerate(levels) if _covers(expert, t)]
@@ -82,16 +80,50 @@ def read_validation(
         try:
             with torch.no_grad():
                 for part, windows in parts.items():
-                    reader.read(windows, batch_of, errors[part])
+                    reader.read(windows, batch_of, tables[part])
         finally:
             net.train(was_training)
             # Otherwise this expert would stay in memory beside the next one.
             del reader, net
 
-    return {
-        part: average_over_clips(errors[part], windows)
+    reading: dict[str, Any] = {
+        part: average_over_clips(tables[part].errors, windows)
         for part, windows in parts.items()
     }
+    if family.spec.generates == ("video", "sound"):
+        reading["sound"] = {
+            part: tables[part].average_of_sound(windows)
+            for part, windows in parts.items()
+        }
+    return reading
+
+
+@dataclass(frozen=True)
+class _ErrorTables:
+    """MSE of windows (window, quantile), float64."""
+
+    errors: torch.Tensor
+    sound_errors: torch.Tensor
+    """Those of the sound, where it is learnt beside the video."""
+
+    @classmethod
+    def of(cls, windows: Sequence[Window]) -> "_ErrorTables":
+        """Return zeros for windows."""
+        size = (len(windows), QUANTILES)
+        return cls(
+            torch.zeros(size, dtype=torch.float64),
+            torch.zeros(size, dtype=torch.float64),
+        )
+
+    def average_of_sound(self, windows: Sequence[Window]) -> dict[str, Any] | None:
+        """Average over the windows with sound."""
+        rows = [index for index, window in enumerate(windows) if window.shape.sound]
+        levels = quantiles_by_window(windows)
+        return average_over_clips(
+            self.sound_errors[rows],
+            [windows[index] for index in rows],
+            [levels[index] for index in rows],
+        )
 
 
 @dataclass(frozen=True)
@@ -109,9 +141,9 @@ class _WindowReader:
         self,
         windows: Sequence[Window],
         batch_of: Callable[[Window], Batch],
-        errors: torch.Tensor,
+        tables: _ErrorTables,
     ) -> None:
-        """Write the MSE of the windows into a table (window, quantile)."""
+        """Write the MSE of the windows into tables."""
         device = next(self.net.parameters()).device
         levels_by_window = quantiles_by_window(windows)
         for index, (window, levels) in enumerate(
@@ -121,14 +153,18 @@ class _WindowReader:
             tokens = tokens_per_sample(self.family, batch)
             quantiles = [level for level in levels if level in self.quantiles]
             for group in _split_by_tokens(quantiles, tokens):
-                errors[index, group] = self._errors(window, batch, group)
+                output = self._output(window, batch, group)
+                tables.errors[index, group] = output.mse.double().cpu()
+                if output.sound_mse is not None:
+                    of_sound = output.sound_mse.double().cpu()
+                    tables.sound_errors[index, group] = of_sound
 
-    def _errors(
+    def _output(
         self, window: Window, batch: Batch, quantiles: Sequence[int]
-    ) -> torch.Tensor:
-        """Return the MSE of a window at some quantiles, float64 on the CPU.
+    ) -> StepOutput:
+        """Return the loss of a window at some quantiles.
 
-        Each quantile has its own noise.
+        Each quantile has its own noise. Video and sound have the same noise levels.
         """
         device = batch.x0.device
         shape = tuple(batch.x0.shape)
@@ -140,23 +176,32 @@ class _WindowReader:
         if count > 1:
             batch = batch.map(lambda x: x.repeat_interleave(count, 0))
         levels = self.objective.timesteps.quantiles(QUANTILES)[list(quantiles)]
-        loss = denoising_loss(
-            self.family,
-            self.net,
-            self.objective,
-            batch,
-            levels.float().to(device),
-            noise.to(device),
+        t = levels.float().to(device)
+        if batch.sound is not None and not batch.sound.is_given:
+            sound_shape = (1, *batch.sound.x0.shape[1:])
+            sound_noise = torch.cat(
+                [
+                    noise_of(self.seed, window, quantile, sound_shape, "ruler sound")
+                    for quantile in quantiles
+                ]
+            )
+            sound = replace(batch.sound, t=t, noise=sound_noise.to(device))
+            batch = replace(batch, sound=sound)
+        return denoising_loss(
+            self.family, self.net, self.objective, batch, t, noise.to(device)
         )
-        return loss.mse.double().cpu()
 
 
 def noise_of(
-    seed: int, window: Window, quantile: int, shape: tuple[int, ...]
+    seed: int,
+    window: Window,
+    quantile: int,
+    shape: tuple[int, ...],
+    name: str = "ruler",
 ) -> torch.Tensor:
     """Return the fixed noise of a window at a quantile, on the CPU."""
-    # "ruler" is part of the seed; another string would change the noise of every run.
-    generator = generator_for(seed, "ruler", window.id, quantile)
+    # The name is part of the seed; another one would change the noise of every run.
+    generator = generator_for(seed, name, window.id, quantile)
     return torch.from_numpy(generator.standard_normal(shape, "float32"))
 
 
@@ -173,9 +218,17 @@ def _split_by_tokens(quantiles: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def average_over_clips(
-    errors: torch.Tensor, windows: Sequence[Window]
+    errors: torch.Tensor,
+    windows: Sequence[Window],
+    levels: Sequence[range] | None = None,
 ) -> dict[str, Any] | None:
     """Average a table (window, quantile) over the windows of a clip, then over clips.
+
+    Args:
+        errors: the table.
+        windows: of its rows.
+        levels: the quantiles at which each window was read. None: those of a set of just
+            these windows.
 
     Returns:
         One part of a reading, see ``read_validation``; None without windows.
@@ -185,21 +238,26 @@ def average_over_clips(
     names = [window.clip_id[:CLIP_DIGITS] for window in windows]
 
     # All windows of a clip have the same levels.
-    levels_by_clip = dict(zip(names, quantiles_by_window(windows), strict=True))
+    if levels is None:
+        levels = quantiles_by_window(windows)
+    levels_by_clip = dict(zip(names, levels, strict=True))
     clips: dict[str, list[float | None]] = {}
-    for name, levels in levels_by_clip.items():
+    for name, clip_levels in levels_by_clip.items():
         rows = [index for index, row_name in enumerate(names) if row_name == name]
         means = errors[rows].mean(0).tolist()
         clips[name] = [
-            mean if quantile in levels else None for quantile, mean in enumerate(means)
+            mean if quantile in clip_levels else None
+            for quantile, mean in enumerate(means)
         ]
 
-    by_quantile = []
+    by_quantile: list[float | None] = []
     for column in zip(*clips.values(), strict=True):
         values = [value for value in column if value is not None]
-        by_quantile.append(sum(values) / len(values))
+        # Of few clips with sound, some levels are read by none.
+        by_quantile.append(sum(values) / len(values) if values else None)
+    means = [mean for mean in by_quantile if mean is not None]
     return {
-        "mean": sum(by_quantile) / len(by_quantile),
+        "mean": sum(means) / len(means),
         "by_quantile": by_quantile,
         "windows": len(windows),
         "clips": clips,

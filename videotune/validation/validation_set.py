@@ -78,6 +78,8 @@ def _window_hashes(trainer: Trainer, window: Window) -> dict[str, str]:
     batch = plain_batch(trainer.source, window)
     extras = batch.conditioning.extras
     latents = [batch.x0]
+    if batch.sound is not None:
+        latents.append(batch.sound.x0)
     latents.extend(extras[name] for name in sorted(extras))
     return {
         "window": window.id,
