@@ -345,6 +345,13 @@ class ModelSpec:
 
     def tokens(self, shape: ClipShape) -> int:
         """Return how many tokens the denoiser sees of one sample of this shape."""
+        tokens = self.video_tokens(shape)
+        if shape.sound and self.sound is not None:
+            tokens += self.sound.latents(shape)
+        return tokens
+
+    def video_tokens(self, shape: ClipShape) -> int:
+        """Return how many of these tokens are the video's."""
         frames, rows, columns = self.rules.latent_size(shape)
         if self.padded_tokens is not None and rows != columns:
             return self.padded_tokens

@@ -289,7 +289,7 @@ def show_parameters(result: PlanResult) -> None:
             f"{count} × {path}" for path, count in adapter["idle"].items()
         )
         tell(
-            f"  named and left out, because they act on sound only, which is not trained: {groups}",
+            f"  named and left out, because they have no effect in these steps (see generate): {groups}",
             indent="    ",
         )
 

@@ -173,7 +173,7 @@ def noise_levels(config: ConfigSource = None, **overrides: Any) -> dict[str, Any
         job = open_job(resolved, spec, base, to_look=True)
         for shape, share in zip(job.shapes, job.shares, strict=True):
             _, earlier_share = buckets.get(str(shape), (0, 0.0))
-            buckets[str(shape)] = (spec.tokens(shape), earlier_share + share)
+            buckets[str(shape)] = (spec.video_tokens(shape), earlier_share + share)
     return levels(spec, resolved.config, buckets)
 
 

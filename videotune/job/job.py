@@ -111,7 +111,9 @@ class Job:
         """The different shapes of the buckets, the most expensive first."""
         shapes = dict.fromkeys(self.shapes)
         pixels = {shape: shape.frames * shape.height * shape.width for shape in shapes}
-        return tuple(sorted(shapes, key=lambda shape: -pixels[shape]))
+        return tuple(
+            sorted(shapes, key=lambda shape: (-pixels[shape], not shape.sound))
+        )
 
     @property
     def effective_batch(self) -> int:

@@ -125,7 +125,7 @@ class BatchSource:
         shift_rule = self.spec.shift_by_tokens
         if self.config.timestep_shift == "resolution" and shift_rule is not None:
             shape = self.buckets[bucket_of(self.schedule, step)][0].shape
-            tokens = self.spec.tokens(shape)
+            tokens = self.spec.video_tokens(shape)
             if part == "sound":
                 assert self.spec.sound is not None
                 tokens = self.spec.sound.latents(shape)

@@ -34,7 +34,7 @@ from videotune.trainer import build, optimizers
 from videotune.trainer.step import StepSettings, TrainableState, train_step
 from videotune.trainer.step_record import Clock
 from videotune.trainer.trainable import attach, make_trainable
-from videotune.types import Batch, ClipShape
+from videotune.types import Batch, ClipShape, Sound
 
 Depths = tuple[tuple[str, int], ...]
 """The number of blocks of each list of blocks, by the list's path."""
@@ -327,20 +327,31 @@ class FakeRun:
         if appended:
             extras = {**conditioning.extras, **appended}
             conditioning = replace(conditioning, extras=extras)
+        levels = torch.zeros(samples)
         batch = Batch.of(
             x0,
             conditioning,
             fps=torch.full((samples,), shape.fps),
             has_clean_frames=any(map(spec.is_in_place, self.config.condition_types)),
         )
+        sound_t = None
+        if shape.sound:
+            assert spec.sound is not None
+            size = (samples, spec.sound.channels, spec.sound.latents(shape), 1, 1)
+            is_given = "sound" not in spec.generates
+            sound = Sound(torch.zeros(size), torch.zeros(size), levels, is_given)
+            only_sound = "video" not in spec.generates
+            batch = replace(batch, sound=sound, video_is_given=only_sound)
+            sound_t = levels if len(spec.generates) == 2 else None
         return StepBatch(
             1,
             batch.window_ids,
             batch.captions,
-            torch.zeros(samples),
+            levels,
             0,
             batch,
             torch.zeros_like(x0),
+            sound_t=sound_t,
         )
 
     def read_text(self) -> tuple[CountsByPart, float, list[list[int]]]:

@@ -137,6 +137,7 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     if job.base is None:
         return None
     family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
+    family.spec = job.spec
     check_formats(job.config, family)
 
     parameters: Mapping[str, torch.Tensor] = {}

@@ -205,6 +205,9 @@ class PlanInputs:
             "shapes": [str(shape) for shape in self.shapes],
             "preview": str(self.preview),
         }
+        if self.spec.reads_sound:
+            has_sound = [shape.sound for shape in self.shapes]
+            inputs["sound"] = [list(self.spec.generates), has_sound]
         if config.conditions:
             inputs["conditions"] = sorted(item.type for item in config.conditions)
             inputs["appended"] = [

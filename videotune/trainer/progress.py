@@ -77,8 +77,8 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     if idle:
         count = counted(sum(idle.values()), "module")
         echo(
-            f"note: {count} that the config names act on sound only, which is not trained: they stay "
-            "as they are"
+            f"note: {count} that the config names have no effect in the steps (see generate): they "
+            "stay as they are"
         )
 
 
