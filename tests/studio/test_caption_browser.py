@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.browser import open_studio
+from tests.support.browser import HeldRequests, open_studio
 from tests.support.clips import write_clip
 from tests.support.waiting import wait_until
 from videotune.studio import projects
@@ -55,33 +55,6 @@ def tile(page: Any, name: str) -> Any:
 
 def title(page: Any, name: str) -> Any:
     return page.locator("#player-title", has_text=f"{name}.mp4")
-
-
-class HeldRequests:
-    """The page's requests to an address, which do not arrive before they are released."""
-
-    def __init__(self, page: Any, address: str) -> None:
-        self.page = page
-        self.is_open = False
-        self.waiting: list[Any] = []
-        page.route(address, self._take)
-
-    def _take(self, route: Any) -> None:
-        if self.is_open:
-            route.continue_()
-        else:
-            self.waiting.append(route)
-
-    def wait(self) -> None:
-        """Wait until a request is held."""
-        while not self.waiting:
-            self.page.wait_for_timeout(50)
-
-    def release(self) -> None:
-        """Let the held requests arrive, and those that come later."""
-        self.is_open = True
-        while self.waiting:
-            self.waiting.pop(0).continue_()
 
 
 def test_a_conflict_is_asked_about_after_the_player_has_gone_on(

@@ -1,14 +1,15 @@
 """The buttons of a run on the page Train, in a real browser."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.browser import open_studio
+from tests.support.browser import HeldRequests, open_studio
 from tests.support.job_folders import write_heartbeat
-from tests.support.reports import full_run, write_file
+from tests.support.reports import full_run, step, write_file
 from videotune.studio import projects
 
 
@@ -19,8 +20,8 @@ def run(tmp_path: Path) -> Path:
     run = project.folder / "runs" / "run-1"
     full_run(run)
     write_file(run, "config.json", {"steps": 120, "settings": {}})
-    for step in (60, 120):
-        (run / f"checkpoints/step-{step}/COMPLETE").touch()
+    for saved in (60, 120):
+        (run / f"checkpoints/step-{saved}/COMPLETE").touch()
     return run
 
 
@@ -60,3 +61,42 @@ def test_the_button_of_a_run_that_begins_to_train_says_what_it_does(run: Path) -
         assert stop.inner_text() == "Stop and save"
         assert page.get_by_role("button", name="Train on from a step").count() == 0
         assert not stop.evaluate("button => button === document.activeElement")
+
+
+def test_times_seen_are_of_one_reading_while_a_run_goes_on(run: Path) -> None:
+    """The figure and the part below it are never of two steps, even if one is late."""
+    with open_studio(run.parents[2]) as (studio, page):
+        page.goto(f"{studio.address}/p/cats/train?run=run-1")
+        figure, chapter = page.locator("#times-seen"), page.locator("#exposure-text")
+        before = figure.inner_text()
+        page.locator("#exposure > summary").click()
+        chapter.filter(has_text=f"each seen {before}").wait_for()
+
+        held = HeldRequests(page, "**/exposure?*")
+        samples = page.locator(".stat", has_text="loss (mean").locator("b")
+        loss = samples.inner_text()
+        with (run / "journal.jsonl").open("a") as journal:
+            for number in range(121, 141):
+                journal.write(json.dumps(step(number, mse=9.0)) + "\n")
+        page.wait_for_function(
+            "([loss]) => !document.querySelector('#r-run').innerText.includes(loss)",
+            arg=[loss],
+        )
+        held.wait()
+        assert figure.inner_text() == before
+
+        held.release()
+        chapter.filter(has_not_text=f"each seen {before}").wait_for()
+        now = figure.inner_text()
+        assert now != before
+        assert f"each seen {now}" in chapter.inner_text()
+
+        # Folded, the figure goes on with the run alone.
+        page.locator("#exposure > summary").click()
+        with (run / "journal.jsonl").open("a") as journal:
+            for number in range(141, 161):
+                journal.write(json.dumps(step(number)) + "\n")
+        page.wait_for_function(
+            "([now]) => document.querySelector('#times-seen').innerText !== now",
+            arg=[now],
+        )

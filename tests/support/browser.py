@@ -168,3 +168,30 @@ def violations(page: Any) -> list[str]:
                 f"{theme} {page.url}: {one['id']}: {one['help']}: {', '.join(places)}"
             )
     return found
+
+
+class HeldRequests:
+    """The page's requests to an address, which do not arrive before they are released."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page = page
+        self.is_open = False
+        self.waiting: list[Any] = []
+        page.route(address, self._take)
+
+    def _take(self, route: Any) -> None:
+        if self.is_open:
+            route.continue_()
+        else:
+            self.waiting.append(route)
+
+    def wait(self) -> None:
+        """Wait until a request is held."""
+        while not self.waiting:
+            self.page.wait_for_timeout(50)
+
+    def release(self) -> None:
+        """Let the held requests arrive, and those that come later."""
+        self.is_open = True
+        while self.waiting:
+            self.waiting.pop(0).continue_()

@@ -224,20 +224,42 @@ document.addEventListener("DOMContentLoaded", () => {
   // parts that are made when they are opened
   async function fill(part) {
     const answer = await vt.ask(part.dataset.once);
-    if (answer.ok) part.querySelector("[data-keep]").innerHTML = await answer.text();
-    return answer.ok;
+    if (!answer.ok) return false;
+    const text = await answer.text();
+    if (!part.open) return true;
+    part.querySelector("[data-keep]").innerHTML = text;
+    takeFigure(part);
+    return true;
+  }
+  // The figure above an open part comes from the part: two readings of a run that goes on would give two numbers.
+  function takeFigure(part) {
+    const read = part.querySelector("[data-times-seen]"), figure = $("times-seen");
+    if (!read || !figure) return;
+    figure.textContent = read.dataset.timesSeen;
+    figure.dataset.keep = "";
   }
   document.addEventListener("toggle", async (event) => {
     const part = event.target;
-    if (!part.dataset?.once || !part.open || await fill(part)) return;
+    if (!part.dataset?.once) return;
+    if (!part.open) {
+      delete $("times-seen")?.dataset.keep;
+      part.querySelector("[data-keep]").replaceChildren();
+      return;
+    }
+    if (await fill(part)) return;
     part.open = false;
     vt.toast("This part could not be loaded. Open it again.", true);
   }, true);
-  let isFilling = false;
-  document.addEventListener("vt:region", async (event) => {  // an open one counts on with the run, as the figures above it do
-    if (event.target.id !== "r-run" || isFilling) return;
+  let isFilling = false, isBehind = false;
+  document.addEventListener("vt:region", async (event) => {  // an open one counts on with the run
+    if (event.target.id !== "r-run") return;
+    isBehind = true;
+    if (isFilling) return;
     isFilling = true;
-    await Promise.all([...document.querySelectorAll("details[data-once][open]")].map(fill));
+    while (isBehind) {
+      isBehind = false;
+      await Promise.all([...document.querySelectorAll("details[data-once][open]")].map(fill));
+    }
     isFilling = false;
   });
 });
