@@ -101,6 +101,8 @@ REASON_WORDS = {
     "no_reference": "no reference",
     "bad_control": "bad control clip",
     "no_control": "no control clip",
+    "no_sound": "no sound",
+    "sound_speed": "its sound would not fit its frames",
     "missing_caption": "no caption",
     "empty_caption": "its caption is empty",
     "undecodable_caption": "its caption is not UTF-8 text",

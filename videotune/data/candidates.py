@@ -34,6 +34,8 @@ from videotune.data.frame_sampling import (
 from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
 from videotune.data.mirroring import word_against_mirroring
+from videotune.data.sound_scan import SoundScan
+from videotune.data.sound_windows import with_sound
 from videotune.data.tone_mapping import TONE_MAPPING_VERSION
 from videotune.errors import VideotuneError
 from videotune.files import digest
@@ -61,6 +63,9 @@ class Candidate:
 
     info: MediaInfo | None = None
     scan: ContentScan | None = None
+    sound: SoundScan | None = None
+    """Scan of its sound, if the run reads sound and there is a track."""
+
     problem: ClipProblem | None = None
 
     companions: dict[Role, Companion] = field(default_factory=dict)
@@ -111,6 +116,19 @@ class Candidate:
         return self.info
 
     @property
+    def lacks_sound(self) -> str:
+        """Why a run that reads sound has none of it; "" if it has."""
+        if self.media.still:
+            return "an image has no sound"
+        if self.media.sound is None:
+            return self.media.unusable_sound or "it has no sound track"
+        if self.sound is None:
+            return "its sound was not read"
+        if self.sound.problem:
+            return self.sound.problem
+        return "its sound track is silent" if self.sound.is_silent else ""
+
+    @property
     def clip_id(self) -> str:
         """Id of the clip's pixels: the hash of its bytes, with the tone mapping if HDR."""
         if self.media.hdr is None:
@@ -156,7 +174,8 @@ class Candidate:
         """Choose the size and the windows; nothing is random for a held-out clip.
 
         Raises:
-            ClipProblem: "too_short" if no window fits.
+            ClipProblem: "too_short" if no window fits; "no_sound" or "sound_speed" for
+                want of sound.
         """
         video = self.video
         resize = config.resize
@@ -179,6 +198,8 @@ class Candidate:
         )
         cuts = self.scan.cuts if samples_scenes and self.scan else ()
         sampling = sample_frames(self.media, video, rules, cuts)
+        if config.reads_sound:
+            sampling = with_sound(sampling, config, self.lacks_sound)
 
         height, width = self.size
         companions = sorted(

@@ -138,6 +138,7 @@ def scan(
         roots=[location.root for location in locations],
         until=config.video_config.max_duration,
         unread=unread,
+        reads_sound=config.reads_sound,
     )
 
     prepare_candidates(candidates, config, rules)
@@ -172,11 +173,23 @@ def _open(
 
 
 def _examine(
-    candidates: Sequence[Candidate], index: MediaIndex, **settings: Any
+    candidates: Sequence[Candidate],
+    index: MediaIndex,
+    *,
+    roots: Sequence[Path],
+    until: float,
+    unread: Sequence[Path],
+    reads_sound: bool,
 ) -> None:
-    """Set media info and content scan of the candidates, or their problem.
+    """Set media info and scans of the candidates, or their problem.
 
-    The settings are those of ``MediaIndex.examine``.
+    Args:
+        candidates: files of all datasets.
+        index: the media index.
+        roots: see ``MediaIndex.examine``, like the next two.
+        until: seconds of each clip to scan.
+        unread: files that are not read now.
+        reads_sound: whether to scan the sound of clips.
     """
     paths = [candidate.file.media or candidate.file.path for candidate in candidates]
     companions = {}
@@ -185,14 +198,18 @@ def _examine(
             if companion.problem is None:
                 companions[companion.path] = companion
 
-    results = index.examine([*paths, *companions], **settings)
-    for candidate, result in zip(candidates, results[: len(paths)], strict=True):
+    examined = index.examine([*paths, *companions], roots, until, unread)
+    clips = examined[: len(paths)]
+    if reads_sound:
+        clips = index.listen(list(zip(paths, clips, strict=True)), until)
+    for candidate, result in zip(candidates, clips, strict=True):
         candidate.content_id = candidate.file.content_id or result.id
         candidate.info = result.info
         candidate.scan = result.scan
+        candidate.sound = result.sound
         candidate.problem = result.problem
 
-    result_by_companion = dict(zip(companions, results[len(paths) :], strict=True))
+    result_by_companion = dict(zip(companions, examined[len(paths) :], strict=True))
     for candidate in candidates:
         for companion in candidate.companions.values():
             if companion.path not in result_by_companion:

@@ -27,6 +27,8 @@ REASONS = (
     "no_reference",
     "bad_control",
     "no_control",
+    "no_sound",
+    "sound_speed",
 )
 """Codes of the reasons for which a clip is left out, as the dataset account uses them.
 """

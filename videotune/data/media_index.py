@@ -7,8 +7,10 @@ is only hashed. The index is one JSON file:
     {
       "version", "av",
       "files": {path: {size, mtime_ns, id}},
-      "contents": {id + suffix: {"info", "until", "scan", "problem"}}
+      "contents": {id + suffix: {"info", "until", "scan", "problem", "sound"}}
     }
+
+"sound" is the sound scan, which only runs that read sound need.
 
 It may have come with a dataset, so all of its values are checked.
 """
@@ -28,6 +30,7 @@ from videotune.data.archives import FileProgressFn, silent
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import REASONS, ClipProblem, check_opens, stat_of
 from videotune.data.media_info import MediaInfo
+from videotune.data.sound_scan import SoundScan
 from videotune.data.workers import Call, default_workers
 
 INDEX_VERSION = 6
@@ -75,6 +78,9 @@ class Examined(NamedTuple):
 
     info: MediaInfo | None = None
     scan: ContentScan | None = None
+    sound: SoundScan | None = None
+    """Scan of its sound; None without a usable track, and until ``listen`` is called."""
+
     problem: ClipProblem | None = None
     """Why the clip cannot be used. If only the scan failed, there is media info too."""
 
@@ -148,6 +154,92 @@ class MediaIndex:
         finally:
             self._write()
         return examined
+
+    def listen(
+        self, clips: Sequence[tuple[Path, Examined]], until: float
+    ) -> list[Examined]:
+        """Return examined clips with their sound scans; start workers only if needed.
+
+        Args:
+            clips: path of each file, and the result of examining it.
+            until: seconds of each clip to scan.
+        """
+        keys = []
+        missing: dict[str, Path] = {}
+        for path, clip in clips:
+            can_sound = clip.problem is None and clip.info and not clip.info.still
+            key = _content_key(clip.id, path) if can_sound else ""
+            keys.append(key)
+            if key and not self._has_listened(key, until):
+                missing[key] = path
+
+        failures: dict[str, str] = {}
+        try:
+            answers = self._listen_in_workers(missing, until)
+            with closing(answers):
+                for position, (key, answer) in enumerate(answers):
+                    self._progress(position, len(missing), str(missing[key]))
+                    if isinstance(answer, ClipProblem):
+                        failures[key] = answer.detail
+                    else:
+                        self._store_sound(key, answer)
+        finally:
+            self._write()
+
+        listened = []
+        for (path, clip), key in zip(clips, keys, strict=True):
+            if key in failures:
+                failed_scan = SoundScan(until, problem=failures[key])
+                clip = clip._replace(sound=failed_scan)
+            elif key:
+                row = self._contents[key]
+                info = MediaInfo.from_json(row["info"] | {"path": str(path)})
+                clip = clip._replace(info=info)
+                if info.sound is not None:
+                    scan = SoundScan.from_json(row["sound"])
+                    clip = clip._replace(sound=scan)
+            listened.append(clip)
+        return listened
+
+    def _has_listened(self, key: str, until: float) -> bool:
+        """Return whether the sound of a content is known up to a second."""
+        row = self._contents[key]
+        if "sound" not in row["info"]:  # of an earlier version
+            return False
+        if row["info"]["sound"] is None:
+            return True
+        try:
+            scanned_seconds = SoundScan.from_json(row["sound"]).until
+        except _DAMAGE:
+            return False
+        seconds = MediaInfo.from_json(row["info"] | {"path": ""}).seconds
+        return min(scanned_seconds, seconds) == min(until, seconds)
+
+    def _listen_in_workers(
+        self, missing: dict[str, Path], until: float
+    ) -> Generator[tuple[str, Any], None, None]:
+        """Yield the workers' answers for contents, each read from one file, by key."""
+        if not missing:
+            return
+        pool = default_workers()
+
+        def calls() -> Iterator[Call]:
+            for key, path in missing.items():
+                info = self._contents[key]["info"] | {"path": str(path.absolute())}
+                read_seconds = path.stat().st_size / SLOWEST_DISK
+                limit = pool.limit + read_seconds + min(until, LONGEST_SCAN)
+                yield "listen", {"info": info, "until": until}, limit
+
+        with closing(pool.map(calls(), AHEAD)) as answers:
+            yield from zip(missing, answers, strict=True)
+
+    def _store_sound(self, key: str, answer: IndexRow) -> None:
+        """Store what ``worker_process.listen`` returned for a content."""
+        row = self._contents[key]
+        sound = {name: answer[name] for name in ("sound", "unusable_sound")}
+        row["info"] = row["info"] | sound
+        row["sound"] = answer["scan"]
+        self._changed = True
 
     def _name(self, path: Path) -> str:
         """Return the name of a file in the index."""
@@ -241,7 +333,7 @@ class MediaIndex:
                     return None
             scan = ContentScan.from_json(row["scan"]) if "scan" in row else None
             problem = _problem_from_json(row["problem"]) if scan is None else None
-            return Examined(content_id, info, scan, problem)
+            return Examined(content_id, info, scan, problem=problem)
         except _DAMAGE:
             self._changed |= self._contents.pop(key, None) is not None
             if not self.notes:

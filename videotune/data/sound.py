@@ -74,10 +74,27 @@ def read_sound(info: MediaInfo, start: float, seconds: float, rate: int) -> Soun
     sound = info.sound
     assert sound is not None, "the clip has no sound track"
     count = round(seconds * rate)
+    try:
+        if rate == sound.sample_rate:
+            return _read_track(info, sound, round(start * rate), count)
+        return _read_resampled(info, sound, start, rate, count)
+    except ClipProblem as problem:
+        name = Path(info.path).name
+        raise ClipProblem(problem.reason, f"{name}: {problem.detail}") from problem
 
-    if rate == sound.sample_rate:
-        return _read_track(info, sound, round(start * rate), count)
 
+def _read_resampled(
+    info: MediaInfo, sound: SoundInfo, start: float, rate: int, count: int
+) -> Sound:
+    """Read samples at another rate than the track's.
+
+    Args:
+        info: media info of the clip.
+        sound: its track.
+        start: second of the first sample.
+        rate: samples a second of the result.
+        count: samples.
+    """
     # The track's sample with which reading begins: one that a sample of the result is
     # (nearly) at the same time as.
     period = sound.sample_rate // math.gcd(sound.sample_rate, rate)
@@ -135,7 +152,7 @@ def track_samples(
         samples. No two parts overlap; between them may be gaps.
 
     Raises:
-        ClipProblem: "decode_error", with the file's name.
+        ClipProblem: "decode_error" if the track cannot be decoded.
     """
     assert info.sound is not None
     if start >= end:
@@ -256,8 +273,7 @@ class _TrackReader:
                 yield place.position, samples[:, place.overlap :]
 
     def _problem(self, fault: str) -> ClipProblem:
-        name = Path(self._info.path).name
-        return ClipProblem("decode_error", f"the sound of {name} {fault}")
+        return ClipProblem("decode_error", f"its sound {fault}")
 
 
 class _Place(NamedTuple):

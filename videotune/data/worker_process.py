@@ -5,6 +5,7 @@ value] on stdout. The kinds:
 
 - "ok": value is the result.
 - "frames": value is the shape (T, H, W, 3); the bytes of the uint8 array follow.
+- "sound": value is the shape (2, n); the bytes of the float32 array follow.
 - "problem": value is [reason, detail]; the clip's content is at fault.
 - "crash": value is [reason, detail]; the next attempt may succeed.
 - "error": value is a traceback.
@@ -19,10 +20,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from videotune.data.content_scan import scan_content
 from videotune.data.control_filters import ControlSettings
@@ -31,6 +35,8 @@ from videotune.data.decode import Frames, decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
+from videotune.data.sound import Sound, read_sound
+from videotune.data.sound_scan import SoundScan, scan_sound
 from videotune.files import hash_file
 
 
@@ -69,6 +75,47 @@ def examine(path: str, until: float, known_ids: Iterable[str] = ()) -> dict[str,
     return answer
 
 
+def listen(info: dict[str, Any], until: float) -> dict[str, Any]:
+    """Scan the sound of a clip's first seconds.
+
+    Args:
+        info: media info as JSON; that of earlier versions knows nothing of sound.
+        until: seconds of the clip to scan.
+
+    Returns:
+        "sound" and "unusable_sound" of its media info, and "scan": the sound scan, or
+        None if there is no usable track.
+    """
+    media = MediaInfo.from_json(info)
+    if "sound" not in info:
+        probed = probe(media.path)
+        media = replace(media, sound=probed.sound, unusable_sound=probed.unusable_sound)
+
+    scan = None
+    if media.sound is not None:
+        try:
+            scan = scan_sound(media, until)
+        except ClipProblem as problem:
+            if not _is_readable(media.path):
+                raise
+            scan = SoundScan(until, problem=problem.detail)
+    return {
+        "sound": None if media.sound is None else vars(media.sound),
+        "unusable_sound": media.unusable_sound,
+        "scan": None if scan is None else scan.to_json(),
+    }
+
+
+def read_clip_sound(info: dict[str, Any], **options: Any) -> Sound:
+    """Read a part of a clip's sound.
+
+    Args:
+        info: media info as JSON.
+        options: further arguments of ``read_sound``.
+    """
+    return read_sound(MediaInfo.from_json(info), **options)
+
+
 def decode_clip(info: dict[str, Any], **options: Any) -> Frames:
     """Decode frames in one thread, since the pool has a process per CPU.
 
@@ -101,10 +148,15 @@ def derive(info: dict[str, Any], path: str, **settings: Any) -> dict[str, Any]:
 
 TASKS: dict[str, Callable[..., Any]] = {
     "examine": examine,
+    "listen": listen,
     "decode": decode_clip,
+    "read_sound": read_clip_sound,
     "derive": derive,
 }
 """Functions by the task's name in a request."""
+
+ARRAY_KINDS = {"decode": "frames", "read_sound": "sound"}
+"""Kind of the answer of tasks whose result is an array."""
 
 
 def _is_readable(path: str) -> bool:
@@ -124,8 +176,8 @@ def _answer(task: str, arguments: dict[str, Any], out: BinaryIO) -> None:
     value: Any
     try:
         result = TASKS[task](**arguments)
-        if task == "decode":
-            kind = "frames"
+        if task in ARRAY_KINDS:
+            kind = ARRAY_KINDS[task]
             value = result.shape
         else:
             kind = "ok"
@@ -141,8 +193,8 @@ def _answer(task: str, arguments: dict[str, Any], out: BinaryIO) -> None:
         value = traceback.format_exc()
 
     out.write(json.dumps([kind, value]).encode() + b"\n")
-    if kind == "frames":
-        out.write(result)
+    if kind in ARRAY_KINDS.values():
+        out.write(np.ascontiguousarray(result).data)
     out.flush()
 
 

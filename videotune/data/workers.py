@@ -44,6 +44,9 @@ PIPE_BYTES = 1 << 20
 Frames then need 16 times fewer switches between the processes.
 """
 
+ARRAY_TYPES: Mapping[str, Any] = {"frames": np.uint8, "sound": np.float32}
+"""Type of the numbers of the arrays that follow an answer, by its kind."""
+
 # A child gets this process's module path, in whatever folder it starts.
 _PROGRAM = """
 import json, sys
@@ -315,8 +318,8 @@ def _call(child: subprocess.Popen[bytes], task: _Task) -> Any:
 
 
 def _exchange(child: subprocess.Popen[bytes], request: str) -> tuple[str, Any]:
-    """Send a request line and read the answer; the value of "frames" is the array
-    itself.
+    """Send a request line and read the answer; the value of "frames" and "sound" is the
+    array itself.
     """
     assert child.stdin
     assert child.stdout
@@ -324,11 +327,11 @@ def _exchange(child: subprocess.Popen[bytes], request: str) -> tuple[str, Any]:
     child.stdin.flush()
     kind, value = json.loads(child.stdout.readline())
 
-    if kind == "frames":
-        frames = np.empty(value, np.uint8)
-        if child.stdout.readinto(frames) < frames.nbytes:  # type: ignore[attr-defined]
+    if kind in ARRAY_TYPES:
+        array = np.empty(value, ARRAY_TYPES[kind])
+        if child.stdout.readinto(array) < array.nbytes:  # type: ignore[attr-defined]
             raise EOFError
-        return kind, frames
+        return kind, array
     return kind, value
 
 

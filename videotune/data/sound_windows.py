@@ -1,0 +1,57 @@
+"""Which windows of a clip have its sound."""
+
+from dataclasses import replace
+
+from videotune.config.schema import Config
+from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_sampling import FrameSampling
+from videotune.types import Window
+
+
+def with_sound(
+    sampling: FrameSampling, config: Config, lacks_sound: str
+) -> FrameSampling:
+    """Mark the windows that have sound. If only sound is learnt, leave out the others.
+
+    A window whose samples do not run as filmed has none: its sound would be that of
+    other moments.
+
+    Args:
+        sampling: the windows of a clip.
+        config: the config of a run that reads sound.
+        lacks_sound: why the clip has no sound; "" if it has.
+
+    Raises:
+        ClipProblem: "sound_speed" if the config refuses windows that do not run as
+            filmed; "no_sound" if only sound is learnt and no window has any.
+    """
+    changed = [window for window in sampling.windows if not window.keeps_time]
+    if changed and not lacks_sound and config.sound.changed_speed == "refuse":
+        raise ClipProblem(
+            "sound_speed",
+            f"{_cause(changed[0])}, so its sound does not belong to its frames "
+            "(sound.changed_speed drop trains it without sound)",
+        )
+
+    window_ends = []
+    for window, end in zip(sampling.windows, sampling.ends, strict=True):
+        has_sound = not lacks_sound and window.keeps_time
+        shape = replace(window.shape, sound=has_sound)
+        if has_sound or config.learns_video:
+            window_ends.append((replace(window, shape=shape), end))
+    if not window_ends:
+        reason = lacks_sound or f"{_cause(changed[0])}, so it has no sound"
+        raise ClipProblem("no_sound", f"the run learns only sound, and {reason}")
+
+    return replace(
+        sampling,
+        windows=tuple(window for window, _ in window_ends),
+        ends=tuple(end for _, end in window_ends),
+    )
+
+
+def _cause(window: Window) -> str:
+    """Return why the samples of a window do not run as filmed."""
+    if window.swaps:
+        return "temporal_augmentation swaps its frames"
+    return "stretch changes its speed"
