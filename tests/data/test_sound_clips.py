@@ -8,52 +8,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.clips import numbered, write_clip, write_image
 from tests.support.datasets import scanned
-from tests.support.sounds import tone, write_sounding
-from videotune.data.dataset import Library, buckets
+from tests.support.sounds import (
+    sounding,
+    sounds_by_clip,
+    tone,
+    write_sounding,
+    write_sounding_folder,
+)
+from videotune.data.dataset import buckets
 from videotune.data.probe import probe
+from videotune.data.remarks import code_of
 from videotune.data.sound import read_sound
 from videotune.data.sound_scan import SoundScan, scan_sound
 from videotune.data.workers import default_workers
 
 BOTH = ["video", "sound"]
-SHORT: Mapping[str, Any] = {"frames": 9, "target_fps": 24.0}
-STRETCH: Mapping[str, Any] = {**SHORT, "stretch": True}
-
-
-def sounding(path: Path, *, level: float = 1.0, **options: Any) -> Path:
-    """Write 2 s of pictures with a sine of 2 s."""
-    sine = level * tone(44100, options.pop("seconds", 2.0), 440)
-    return write_sounding(path, sine, 44100, codec="pcm_s16le", **options)
+SHORT: dict[str, Any] = {"frames": 9, "target_fps": 24.0}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Clips with sound, with a silent track, without a track, and an image."""
-    clips = tmp_path / "clips"
-    clips.mkdir()
-    sounding(clips / "loud.mov")
-    sounding(clips / "silent.mov", level=1e-4)
-    write_clip(clips / "none.mov", numbered(48)[::-1])
-    write_image(clips / "still.png", numbered(3)[2])
-    return clips
-
-
-def windows_by_clip(library: Library) -> dict[str, set[bool]]:
-    """Return whether the windows of each clip have sound, by the file's name."""
-    names = {clip.id: Path(clip.path).name for clip in library.clips}
-    sounds: dict[str, set[bool]] = {}
-    for window in library.windows:
-        sounds.setdefault(names[window.clip_id], set()).add(window.shape.sound)
-    return sounds
+    return write_sounding_folder(tmp_path / "clips")
 
 
 def test_windows_have_sound_where_their_clip_has_some_that_can_be_heard(
     folder: Path,
 ) -> None:
     library = scanned(folder, video=SHORT, generate=BOTH)
-    assert windows_by_clip(library) == {
+    assert sounds_by_clip(library) == {
         "loud.mov": {True},
         "silent.mov": {False},
         "none.mov": {False},
@@ -63,40 +47,16 @@ def test_windows_have_sound_where_their_clip_has_some_that_can_be_heard(
     videos = {shape.sound for shape in shapes if shape.frames == 9}
     assert videos == {True, False}
 
-    silent = windows_by_clip(scanned(folder, video=SHORT))
+    silent = sounds_by_clip(scanned(folder, video=SHORT))
     assert set(silent) == {"loud.mov", "silent.mov", "none.mov", "still.png"}
     assert all(sounds == {False} for sounds in silent.values())
 
 
 def test_what_learns_only_sound_skips_clips_without(folder: Path) -> None:
     library = scanned(folder, video=SHORT, generate=["sound"])
-    assert windows_by_clip(library) == {"loud.mov": {True}}
+    assert sounds_by_clip(library) == {"loud.mov": {True}}
     reasons = {Path(path).name: reason for path, reason, _ in library.skipped}
     assert reasons == dict.fromkeys(("silent.mov", "none.mov", "still.png"), "no_sound")
-
-
-@pytest.mark.effect("sound.changed_speed")
-@pytest.mark.parametrize("video", [STRETCH, SHORT | {"temporal_augmentation": True}])
-def test_what_does_not_run_as_filmed_has_no_sound_or_is_refused(
-    folder: Path, video: Mapping[str, Any]
-) -> None:
-    dropped = scanned(
-        folder, video=video, generate=BOTH, sound={"changed_speed": "drop"}
-    )
-    assert windows_by_clip(dropped)["loud.mov"] == {False}
-    assert not dropped.skipped
-
-    refused = scanned(
-        folder, video=video, generate=BOTH, sound={"changed_speed": "refuse"}
-    )
-    reasons = {Path(path).name: reason for path, reason, _ in refused.skipped}
-    assert reasons == {"loud.mov": "sound_speed"}
-    assert set(windows_by_clip(refused)) == {"silent.mov", "none.mov", "still.png"}
-
-    # Nothing is left that only sound could be learnt from.
-    foley = scanned(folder, video=video, generate=["sound"])
-    assert {reason for _, reason, _ in foley.skipped} == {"no_sound"}
-    assert not foley.windows
 
 
 @pytest.mark.parametrize(
@@ -114,7 +74,7 @@ def test_windows_that_run_as_filmed_keep_their_sound(
     library = scanned(
         folder, video=video, generate=BOTH, sound={"changed_speed": "refuse"}
     )
-    assert windows_by_clip(library)["loud.mov"] == {True}
+    assert sounds_by_clip(library)["loud.mov"] == {True}
     assert not library.skipped
 
 
@@ -151,7 +111,7 @@ def test_sound_is_scanned_once_and_only_by_runs_that_read_it(
     index.write_text(json.dumps(value))
 
     library = scanned(folder, index=index, video=SHORT, generate=BOTH)
-    assert windows_by_clip(library)["loud.mov"] == {True}
+    assert sounds_by_clip(library)["loud.mov"] == {True}
     scans = [row["sound"] for row in contents_of(index) if row.get("sound")]
     assert sorted(scan["peak"] > 0.4 for scan in scans) == [False, True]
 
@@ -210,3 +170,52 @@ def test_a_worker_reads_the_same_samples(tmp_path: Path) -> None:
     answer = default_workers().submit("read_sound", arguments).result()
     assert answer.dtype == np.float32
     assert np.array_equal(answer, read_sound(info, 0.3, 0.5, 16000))
+
+
+def notes_by_code(library: Any) -> dict[str, str]:
+    return {code_of(note): note for note in library.notes if code_of(note)}
+
+
+def test_notes_name_the_clips_whose_sound_has_a_fault(folder: Path) -> None:
+    sounding(folder / "short.mov", seconds=1.2)
+    sounding(folder / "overdriven.mov", level=4)
+    library = scanned(folder, video=SHORT, generate=BOTH)
+    notes = notes_by_code(library)
+    for code, name in (
+        ("no_sound", "none.mov"),
+        ("silent_sound", "silent.mov"),
+        ("clipped_sound", "overdriven.mov"),
+        ("short_sound", "short.mov"),
+    ):
+        assert f"({name})" in notes[code]
+    assert "sound_dropped" not in notes
+
+    stretched = scanned(folder, video=SHORT | {"stretch": True}, generate=BOTH)
+    assert "loud.mov" in notes_by_code(stretched)["sound_dropped"]
+    without = scanned(folder, video=SHORT)
+    assert not any("sound" in code for code in notes_by_code(without))
+
+
+def test_the_account_has_the_facts_of_each_sound_track(folder: Path) -> None:
+    library = scanned(folder, video=SHORT, generate=BOTH)
+    facts = {Path(row["path"]).name: row["sound"] for row in library.accounts}
+    assert facts["none.mov"] is None
+    assert facts["still.png"] is None
+    loud = facts["loud.mov"]
+    assert (loud["codec"], loud["sample_rate"], loud["channels"]) == (
+        "pcm_s16le",
+        44100,
+        1,
+    )
+    assert loud["problem"] is None
+    assert loud["windows"] == sum(window.shape.sound for window in library.windows)
+    assert loud["loudness"] == pytest.approx(-9.03, abs=0.05)
+    assert facts["silent.mov"]["problem"]
+    assert facts["silent.mov"]["windows"] == 0
+
+    # Nothing is decoded for a run without sound.
+    without = scanned(folder, video=SHORT)
+    facts = {Path(row["path"]).name: row["sound"] for row in without.accounts}
+    assert facts["loud.mov"]["seconds"] == pytest.approx(2.0)
+    assert facts["loud.mov"]["loudness"] is None
+    assert facts["loud.mov"]["windows"] == 0

@@ -7,7 +7,8 @@ from typing import Any
 import av
 import numpy as np
 
-from tests.support.clips import numbered
+from tests.support.clips import numbered, write_clip, write_image
+from videotune.data.dataset import Library
 
 CHANNEL_LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
 
@@ -40,6 +41,7 @@ def write_sounding(
     video_at: float = 0.0,
     gap: tuple[float, float] | None = None,
     bit_rate: int | None = None,
+    pictures: np.ndarray | None = None,
 ) -> Path:
     """Write numbered frames at 24 fps with sound, in the order of their times.
 
@@ -55,11 +57,13 @@ def write_sounding(
         video_at: time of the first frame.
         gap: second of the sound, and seconds by which all from there on is later.
         bit_rate: of the sound.
+        pictures: uint8 (frames,H,W,3). None: numbered ones.
     """
     samples = np.broadcast_to(sound, (channels, sound.shape[-1]))
     with av.open(str(path), "w") as container:
         video: Any = container.add_stream(video_codec, rate=24)
-        pictures = numbered(frames)
+        if pictures is None:
+            pictures = numbered(frames)
         video.height, video.width = pictures.shape[1:3]
         video.pix_fmt = "yuv420p"
         track: Any = container.add_stream(
@@ -105,3 +109,28 @@ def _sound_frame(
     frame.time_base = Fraction(1, rate)
     frame.pts = begin + round(delay * rate)
     return frame
+
+
+def sounding(path: Path, *, level: float = 1.0, **options: Any) -> Path:
+    """Write 2 s of pictures with a sine of 2 s."""
+    sine = level * tone(44100, options.pop("seconds", 2.0), 440)
+    return write_sounding(path, sine, 44100, codec="pcm_s16le", **options)
+
+
+def write_sounding_folder(folder: Path) -> Path:
+    """Write clips with sound, with a silent track, without a track, and an image."""
+    folder.mkdir()
+    sounding(folder / "loud.mov")
+    sounding(folder / "silent.mov", level=1e-4)
+    write_clip(folder / "none.mov", numbered(48)[::-1])
+    write_image(folder / "still.png", numbered(3)[2])
+    return folder
+
+
+def sounds_by_clip(library: Library) -> dict[str, set[bool]]:
+    """Return whether the windows of each clip have sound, by the file's name."""
+    names = {clip.id: Path(clip.path).name for clip in library.clips}
+    sounds: dict[str, set[bool]] = {}
+    for window in library.windows:
+        sounds.setdefault(names[window.clip_id], set()).add(window.shape.sound)
+    return sounds

@@ -174,12 +174,24 @@ def show_account(
     if result.assumed:
         rules = "no model named: by the toy's rules"
     tell(f"{sums.format_map(account)} ({rules})")
+    show_sound(result)
 
     rows = [clip_row(result.job, clip) for clip in account["clips"]]
     if verbose or every:
         show_details(result, rows, every=every)
     else:
         show_summary(result, rows)
+
+
+def show_sound(result: CheckResult) -> None:
+    """Print how many clips have sound, if the run reads it."""
+    if not result.job.config.reads_sound:
+        return
+    clips = [clip for clip in result.account["clips"] if clip["reason"] is None]
+    sounds = [clip["sound"] for clip in clips if clip["sound"] is not None]
+    sounding = sum(sound["windows"] > 0 for sound in sounds)
+    total = counted(len(clips), "clip")
+    tell(f"sound: {sounding} of {total} {'has' if sounding == 1 else 'have'} it")
 
 
 def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -69,7 +69,8 @@ def check(
         all_overrides = replace(all_overrides, preset=DEFAULT_PRESET)
 
     job = open_job(*resolve_config(all_overrides, planning=True), to_look=True)
-    account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps)
+    account = with_unused_sound(job, with_cut_captions(job, to_json(job.library)))
+    account = with_views(job, account, job.steps)
     account["blockers"] = blockers(job)
     if contact_sheet is not None:
         for path, reason in write_contact_sheet(job, account, contact_sheet).items():
@@ -91,6 +92,28 @@ def blockers(job: Job) -> list[str]:
         f"{clips} no usable caption, which ends a training before it begins: write it, "
         "or let `videotune caption` write it"
     ]
+
+
+def with_unused_sound(job: Job, account: dict[str, Any]) -> dict[str, Any]:
+    """Return the account with a note on clips whose sound the run leaves out, if the
+    model could learn it.
+    """
+    clips = 0
+    for clip in account["clips"]:
+        sound = clip["sound"]
+        is_usable = sound is not None and sound["problem"] is None
+        clips += is_usable and clip["reason"] is None
+    if job.config.reads_sound or job.spec.sound is None or not clips:
+        return account
+
+    have = "clip has" if clips == 1 else "clips have"
+    note = Remark(
+        "unused_sound",
+        f"{clips} {have} sound, which this run does not use: "
+        """--set 'generate=["video", "sound"]' trains with it""",
+    )
+    notes = [*account["notes"], note]
+    return account | {"notes": notes, "note_codes": codes_of(notes)}
 
 
 def token_counts(job: Job, captions: Iterable[str]) -> dict[str, int] | None:

@@ -16,6 +16,7 @@ from videotune.data.frame_counts import (
 )
 from videotune.data.frame_sampling import FrameSampling
 from videotune.data.remarks import Remark, codes_of
+from videotune.data.sound_notes import sound_fields
 from videotune.model_spec import VideoRules
 from videotune.text import counted_are
 from videotune.types import Clip
@@ -71,6 +72,7 @@ def account_of(
       frozen pictures and cuts. Look at the clip. They come first in "warnings".
     - "mask": path of the mask that weighs its loss, its own path if that is its alpha
       channel; None without one, or if masks are not used. "start_image" alike.
+    - "sound": facts of its sound track; None without one.
     - "views_a_pass": views per epoch, with repeats. The caller sets "views", since it
       knows the number of steps.
 
@@ -171,6 +173,7 @@ def _media_fields(candidate: Candidate) -> dict[str, Any]:
         "source_seconds": video_info.seconds if video_info is not None else None,
         "width": info.width if info is not None else None,
         "height": info.height if info is not None else None,
+        "sound": sound_fields(candidate),
     }
 
 

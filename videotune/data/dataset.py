@@ -147,7 +147,7 @@ def scan(
     notes += _hold_out(usable, locations, config, rules)
     for candidate in usable:
         candidate.mirror()
-    notes += notes_on_clips(usable, config.video_config, rules)
+    notes += notes_on_clips(usable, config, rules)
     notes = [*notes_on_masks(candidates, usable, config), *notes]
     return _build_library(candidates, locations, notes, rules, config.seed)
 
@@ -576,7 +576,7 @@ def to_json(library: Library) -> dict[str, Any]:
     """
     window_counts = Counter(window.shape for window in library.windows)
     bucket_rows = [
-        {"shape": str(shape), "windows": window_counts[shape]}
+        {"shape": str(shape), "sound": shape.sound, "windows": window_counts[shape]}
         for shape in sorted(window_counts, key=_most_expensive_first)
     ]
     return {

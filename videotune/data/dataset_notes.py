@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from statistics import median
 
 from videotune.config.data_schema import VideoConfig
+from videotune.config.schema import Config
 from videotune.data.candidates import Candidate
 from videotune.data.captions import has_paragraphs, lint_captions
 from videotune.data.frame_counts import (
@@ -17,6 +18,7 @@ from videotune.data.frame_counts import (
     split_by_frame_count,
 )
 from videotune.data.remarks import Remark
+from videotune.data.sound_notes import notes_on_sound
 from videotune.model_spec import VideoRules
 from videotune.text import counted, counted_are
 from videotune.types import Clip
@@ -28,22 +30,24 @@ they are the frames of a video.
 
 
 def notes_on_clips(
-    candidates: Sequence[Candidate], video: VideoConfig, rules: VideoRules
+    candidates: Sequence[Candidate], config: Config, rules: VideoRules
 ) -> list[str]:
     """Return notes on the dataset as a whole.
 
-    They are on repeats by folder names, changed frame counts, windows that no clip
+    They are on sound, repeats by folder names, changed frame counts, windows that no clip
     fills, frame rates, captions of several lines or that do not differ, and images that
     look like the frames of a video.
 
     Args:
         candidates: all usable files.
-        video: the config's settings.
+        config: the run's config.
         rules: frames and sizes that the model accepts.
     """
+    video = config.video_config
     videos = [candidate for candidate in candidates if not candidate.media.still]
     captions = {candidate.path: candidate.captions for candidate in candidates}
     return [
+        *notes_on_sound(candidates, config),
         *_repeats_notes(candidates),
         *_frame_count_notes(videos, video, rules),
         *_frame_rate_notes(videos, sample_fps(video, rules)),

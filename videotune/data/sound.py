@@ -258,25 +258,25 @@ class _TrackReader:
                     f"changes from {self._rate} to {frame.sample_rate} samples a second"
                 )
 
-            place = clock.place(frame)
-            if place.position >= self._end:
+            span = clock.place(frame)
+            if span.position >= self._end:
                 return
             if most_samples is None:
                 slack = round(OVERLAP_SECONDS * self._rate)
-                most_samples = self._end - place.position + slack
+                most_samples = self._end - span.position + slack
             decoded += frame.samples
             if decoded > most_samples:
                 raise self._problem("has more samples than its times have room for")
 
-            if place.overlap < frame.samples:
+            if span.overlap < frame.samples:
                 samples = self._to_stereo.convert(frame)
-                yield place.position, samples[:, place.overlap :]
+                yield span.position, samples[:, span.overlap :]
 
     def _problem(self, fault: str) -> ClipProblem:
         return ClipProblem("decode_error", f"its sound {fault}")
 
 
-class _Place(NamedTuple):
+class _FrameSpan(NamedTuple):
     """Where the samples of a frame are."""
 
     position: int
@@ -302,7 +302,7 @@ class _SampleClock:
         self._next: int | None = None
         """Number of the sample after those that were placed."""
 
-    def place(self, frame: Any) -> _Place:
+    def place(self, frame: Any) -> _FrameSpan:
         """Return where a frame's samples are. Frames never go back."""
         position = self._by_time(frame)
         following = self._next
@@ -315,7 +315,7 @@ class _SampleClock:
         self._next = max(position + frame.samples, following or 0)
         if following is None:
             self._next = position + frame.samples
-        return _Place(position + overlap, overlap)
+        return _FrameSpan(position + overlap, overlap)
 
     def _by_time(self, frame: Any) -> int:
         """Return the sample that a frame begins with, by its time; a frame without one

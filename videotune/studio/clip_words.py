@@ -205,6 +205,29 @@ REMEDIES = (
         "To train on them, add reference or control to “Conditions”.",
         "conditions",
     ),
+    Remedy(
+        ("no_sound", "silent_sound"),
+        "bin",
+        "They are trained without sound. Add the files again with their sound, or remove "
+        "them.",
+    ),
+    Remedy(
+        ("clipped_sound", "short_sound"),
+        "bin",
+        "Listen to them: what is overdriven or missing is learnt, too.",
+    ),
+    Remedy(
+        ("sound_dropped",),
+        "setting",
+        "Turn off “Stretch” to train these clips with their sound.",
+        "video_config.stretch",
+    ),
+    Remedy(
+        ("unused_sound",),
+        "setting",
+        "To train on it, choose video and sound.",
+        "generate",
+    ),
     Remedy(("caption",), "write", "Change these captions."),
 )
 """What to do about each kind of warning."""
