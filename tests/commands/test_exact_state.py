@@ -17,6 +17,7 @@ from tests.support import interruptions
 from tests.support.command_line import Bases
 from tests.support.run_processes import KILLED, start
 from tests.support.run_results import of_kind, same_tensors, state
+from tests.support.sounding_clips import write_sounding_clips
 from videotune.errors import DONE
 from videotune.job.overrides import Overrides
 from videotune.runs.checkpoint import complete_checkpoints
@@ -87,7 +88,15 @@ METHODS["conditions of LTX-2"] = (
     "sample.steps=2",
     f"conditions={json.dumps(OF_LTX2)}",
 )
+METHODS["sound of LTX-2"] = (
+    "lora.rank=4",
+    "sample.steps=2",
+    'generate=["video", "sound"]',
+    "video_config.frames=17",
+)
+"""Clips with sound and without, in buckets of their own."""
 OTHER_BASES = {
+    "sound of LTX-2": ("ltx2", "2.3"),
     "conditions of LTX-2": ("ltx2", "2.3"),
     "conditions of LTX": ("ltx_video", "0.9.7"),
     "conditions of VACE": ("wan_vace", "vace"),
@@ -96,6 +105,7 @@ CONDITIONS_OF_OTHERS = [
     ("save", "conditions of LTX", "plain", 2),
     ("mid-accumulation", "conditions of VACE", "plain", 0),
     ("validation", "conditions of LTX-2", "plain", 2),
+    ("mid-accumulation", "sound of LTX-2", "plain", 2),
 ]
 FREE = [
     ("validation", "own rates", "schedule-free", 2),
@@ -132,6 +142,7 @@ def straight(
     referenced = shutil.copytree(small_clips, home / "clips")
     shutil.copytree(referenced / "videos", referenced / "references")
     shutil.copytree(referenced / "videos", referenced / "controls")
+    sounding = write_sounding_clips(home / "sounding")
     config = WanTransformer3DModel.load_config(base / "transformer")
     torch.manual_seed(
         0
@@ -165,8 +176,13 @@ def straight(
         own = [*METHODS[method], *STATES[state]]
         if method in OTHER_BASES:
             own.append(f"base_model_name={tiny_bases(*OTHER_BASES[method])}")
+        data = small_clips
+        if method.startswith("conditions"):
+            data = referenced
+        elif method.startswith("sound"):
+            data = sounding
         settings = Overrides(
-            data=str(referenced if method.startswith("conditions") else small_clips),
+            data=str(data),
             sets=(*fixed, *often, *step, *own),
         )
         if (method, state) not in made:

@@ -429,10 +429,10 @@ def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlac
     base = place_of(settings)
     spec = spec_for(settings.get("family"), base)
     resolved = resolve(settings, {}, spec)
-    return resolved, _as_configured(spec, resolved.config), base
+    return resolved, as_configured(spec, resolved.config), base
 
 
-def _as_configured(spec: ModelSpec, config: Config) -> ModelSpec:
+def as_configured(spec: ModelSpec, config: Config) -> ModelSpec:
     """Return the spec with how the config has captions read, and with sound if the
     config has it.
     """
@@ -475,4 +475,4 @@ def resolve_config(
     files = own_files(resolved.config, spec)
     if files and base is not None:
         check_own_files(base.folder, files)
-    return resolved, _as_configured(spec, resolved.config), base
+    return resolved, as_configured(spec, resolved.config), base

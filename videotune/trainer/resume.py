@@ -18,7 +18,13 @@ from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
 from videotune.job.experts import of_expert
 from videotune.job.job import Job, ViewHistory, make_schedule, open_job, with_views
-from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
+from videotune.job.overrides import (
+    Overrides,
+    as_configured,
+    preset_keys,
+    resolve_config,
+    user_keys,
+)
 from videotune.models.base_model import place_of, spec_for
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import (
@@ -234,7 +240,8 @@ def with_overrides(
         key: run_config["origins"].get(key, "default") for key in resolved.origins
     }
     origins |= {change.key: "user" for change in changes}
-    return replace(resolved, origins=origins), spec, base, changes
+    configured = as_configured(spec, resolved.config)
+    return replace(resolved, origins=origins), configured, base, changes
 
 
 def _without_rivals(user: dict[str, Any]) -> dict[str, Any]:
