@@ -211,19 +211,19 @@ def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None
     if buckets:
         windows = counted(len(result.job.library.windows), "window")
         shape = shape_words(buckets[0]["shape"])
-        which = "of" if len(buckets) == 1 else f"in {len(buckets)} buckets, largest"
-        tell(f"{windows} {which} {shape}")
+        grouping = "of" if len(buckets) == 1 else f"in {len(buckets)} buckets, largest"
+        tell(f"{windows} {grouping} {shape}")
 
     notes = list(dict.fromkeys((*result.job.notes, *result.account["notes"])))
     for note in notes[:NOTES]:
         tell(f"note: {note}")
     remember(result.job.cache, notes[:NOTES])
-    more = [
+    details = [
         "a row for each clip",
         counted(more_remarks, "small remark") if more_remarks > 0 else "",
         counted(len(notes) - NOTES, "more note") if len(notes) > NOTES else "",
     ]
-    tell(f"--verbose: {', '.join(filter(None, more))}")
+    tell(f"--verbose: {', '.join(filter(None, details))}")
 
 
 def show_first(state: str, clips: Mapping[str, str]) -> None:

@@ -113,7 +113,7 @@ def _read_resampled(
     samples = _read_track(
         info, sound, first, math.ceil(needed_seconds * sound.sample_rate)
     )
-    return _resample(samples, sound.sample_rate, rate)[:, skipped : skipped + count]
+    return resample(samples, sound.sample_rate, rate)[:, skipped : skipped + count]
 
 
 def _read_track(info: MediaInfo, sound: SoundInfo, first: int, count: int) -> Sound:
@@ -362,8 +362,8 @@ class _StereoConverter:
         )
 
 
-def _resample(samples: Sound, from_rate: int, to_rate: int) -> Sound:
-    """Resample float stereo; the first sample keeps its time."""
+def resample(samples: Sound, from_rate: int, to_rate: int) -> Sound:
+    """Resample float stereo (2, n); the first sample keeps its time."""
     frame = av.AudioFrame.from_ndarray(
         np.ascontiguousarray(samples), format="fltp", layout="stereo"
     )
