@@ -176,3 +176,39 @@ def test_tiles_stay_where_they_are_while_captions_are_written(
     tile(page, "ant").wait_for(state="detached")
     assert tile(page, "cat").count() == 0
     tile(page, "dog").wait_for()
+
+
+def test_the_player_goes_back_to_a_clip_that_was_captioned_just_now(
+    page: Any, home: projects.Project
+) -> None:
+    """A caption takes the clip out of “Needs a caption”, and not out of the player's way."""
+    page.locator("#without [data-view]").click()
+    title(page, "cat").wait_for()
+    back = page.get_by_role("button", name="Previous clip")
+    assert back.is_disabled(), "it is the first that needs a caption"
+    page.keyboard.type("a cat that sits")
+    page.keyboard.press("Control+Enter")
+    title(page, "dog").wait_for()
+    wait_until((home.folder / "clips/cat.txt").is_file)
+    page.keyboard.type("a dog")
+    page.keyboard.press("Control+Shift+Enter")
+
+    title(page, "cat").wait_for()
+    field = page.locator("#player-text")
+    assert field.input_value() == "a cat that sits"
+    assert field.evaluate("field => field === document.activeElement")
+    assert page.locator("#player").get_by_text("1 of 2").count() == 1
+    page.keyboard.type(" still")
+    page.keyboard.press("PageDown")
+    title(page, "dog").wait_for()
+    wait_until(
+        lambda: (home.folder / "clips/cat.txt").read_text() == "a cat that sits still\n"
+    )
+    assert field.input_value() == "a dog"
+
+    back.click()
+    title(page, "cat").wait_for()
+    page.locator("#player [data-close]").click()
+    tile(page, "cat").locator(".clip-open").click()
+    title(page, "cat").wait_for()
+    assert page.locator("#player").get_by_text("3 of 4").count() == 1

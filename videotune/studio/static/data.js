@@ -247,6 +247,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (view) {
       const writing = view.closest("#without") !== null;
       shown = writing ? { q: "", state: "without" } : query();
+      visited.clear();
       open(view.dataset.view, writing);
     }
     const playing = event.target.closest("[data-play]");
@@ -263,15 +264,21 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // --- the large player ------------------------------------------------------------------------------------------------
   let showing = null, shown = query(), turn = 0;  // shown: the filter that the arrows follow
+  // A clip that was captioned leaves the filter. The arrows lead back to the latest ones all the same.
+  const MOST_VISITED = 100, visited = new Set();
+  const clipQuery = (path) => {
+    const stay = [...(shown.stay ?? "").split("\n"), ...visited].filter(Boolean).slice(-MOST_VISITED);
+    return new URLSearchParams({ path, ...shown, stay: stay.join("\n") });
+  };
   async function open(path, writing = false) {
     const left = $("player-text"), wasUndecided = left && undecided(left);
-    const current = ++turn, before = saves, answer = await vt.ask(`${base}/clip?${new URLSearchParams({ path, ...shown })}`);
+    const current = ++turn, before = saves, answer = await vt.ask(`${base}/clip?${clipQuery(path)}`);
     const text = await answer.text();
     if (current !== turn) return;
     if (left?.isConnected && !wasUndecided && undecided(left)) return;  // its save met another caption meanwhile: it stays
     if ((savedAt.get(path) ?? 0) > before) return open(path, writing);  // this answer may have the caption of before
     if (!answer.ok) return vt.toast(text, true);
-    showing = path; $("player-body").innerHTML = text;
+    showing = path; visited.add(path); $("player-body").innerHTML = text;
     if (!$("player").open) $("player").showModal();
     const field = $("player-text"), entry = vt.entry(`caption ${path}`);
     if (field && entry) outcome(field, entry.values.text, { state: "unsaved" });
@@ -311,7 +318,7 @@ document.addEventListener("DOMContentLoaded", () => {
   // what the player says about the clip that it shows: after a change of the caption, and after a check
   async function renewState() {
     if (!$("player").open || !showing) return;
-    const path = showing, answer = await vt.ask(`${base}/clip?${new URLSearchParams({ path, ...shown })}`);
+    const path = showing, answer = await vt.ask(`${base}/clip?${clipQuery(path)}`);
     if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html"), state = page.getElementById("player-state"), place = $("player-state");
     if (path === showing && state && place && place.innerHTML !== state.innerHTML) Idiomorph.morph(place, state.innerHTML, { morphStyle: "innerHTML" });
@@ -345,8 +352,10 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   $("player").addEventListener("keydown", (event) => {
     const writing = event.target.id === "player-text";
-    const isNext = event.key === "PageDown" || (event.key === "Enter" && (event.ctrlKey || event.metaKey));
-    if (isNext || event.key === "PageUp") { event.preventDefault(); stepTo(isNext ? 1 : -1, writing); return; }
+    const isEnter = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+    const isNext = event.key === "PageDown" || (isEnter && !event.shiftKey);
+    const isPrevious = event.key === "PageUp" || (isEnter && event.shiftKey);
+    if (isNext || isPrevious) { event.preventDefault(); stepTo(isNext ? 1 : -1, writing); return; }
     if (event.target.matches("input, textarea")) return;
     if (event.key === "c" && $("player-text") && !event.ctrlKey && !event.metaKey) { event.preventDefault(); $("player-text").focus(); }
     if (event.key === "," || event.key === ".") { event.preventDefault(); frame(event.key === "," ? -1 : 1); }
