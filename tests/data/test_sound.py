@@ -3,9 +3,12 @@
 The truth is what was written: clicks at known seconds, sines in float64.
 """
 
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -16,6 +19,7 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 from videotune.data.sound import read_sound
 from videotune.data.sound_info import SoundInfo
+from videotune.data.sound_scan import scan_sound
 
 CLICKS = [0.1, 0.77, 1.25, 1.9]
 
@@ -242,8 +246,6 @@ def test_a_track_that_is_damaged_all_over_is_a_problem_with_the_files_name(
 
 
 def sound_packets(path: Path) -> list[bytes]:
-    import av
-
     with av.open(str(path)) as container:
         return [bytes(packet) for packet in container.demux(audio=0) if packet.size]
 
@@ -257,3 +259,61 @@ def test_a_file_that_is_gone_or_has_another_rate_is_a_problem(tmp_path: Path) ->
         with pytest.raises(ClipProblem) as caught:
             read_sound(wrong, 0.0, 1.0, 16000)
         assert caught.value.reason == "decode_error"
+
+
+def with_times(source: Path, path: Path, time_of: Callable[[int], int]) -> Path:
+    """Copy a file; give each packet of its sound another time, by its number."""
+    number = 0
+    with av.open(str(source)) as old, av.open(str(path), "w") as new:
+        tracks = {
+            stream.index: new.add_stream_from_template(stream) for stream in old.streams
+        }
+        for packet in old.demux():
+            if not packet.size:
+                continue
+            if packet.stream.type == "audio":
+                packet.pts = packet.dts = time_of(number)
+                number += 1
+            packet.stream = tracks[packet.stream_index]
+            new.mux(packet)
+    return path
+
+
+def test_a_track_whose_time_stands_still_is_a_problem_and_ends(tmp_path: Path) -> None:
+    """Else a file could keep a reader busy for as long as it likes."""
+    sine = tone(48000, 20.0, 500)
+    path = write_sounding(tmp_path / "a.mkv", sine, 48000, codec="pcm_s16le")
+    info = probe(with_times(path, tmp_path / "b.mkv", lambda number: 0))
+    assert info.sound is not None
+    with pytest.raises(ClipProblem) as caught:
+        read_sound(info, 1.0, 1.0, 48000)
+    assert caught.value.reason == "decode_error"
+
+
+def test_a_track_whose_time_leaps_ahead_is_silent_from_there_on(tmp_path: Path) -> None:
+    sine = tone(48000, 2.0, 500)
+    path = write_sounding(tmp_path / "a.mkv", sine, 48000, codec="pcm_s16le")
+    leaping = with_times(
+        path,
+        tmp_path / "b.mkv",
+        lambda number: 20 * number + (10**9 if number >= 50 else 0),
+    )
+    samples = read_sound(probe(leaping), 0.0, 2.0, 48000)
+    assert np.abs(samples[0, :48000] - sine[:48000]).max() < 1e-3
+    assert not samples[:, 48000:].any()
+
+
+def test_a_long_clip_with_few_pictures_is_scanned_in_little_memory(
+    tmp_path: Path,
+) -> None:
+    sine = tone(48000, 2.0, 500)
+    info = probe(
+        write_sounding(tmp_path / "a.mkv", sine, 48000, codec="pcm_s16le", frames=8)
+    )
+    endless = replace(info, ticks=(*info.ticks, 10**11))
+    tracemalloc.start()
+    scan = scan_sound(endless, until=1e9)
+    _, largest = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert scan.peak > 0.4
+    assert largest < 100e6

@@ -40,7 +40,6 @@ def write_sounding(
     sound_at: float = 0.0,
     video_at: float = 0.0,
     gap: tuple[float, float] | None = None,
-    bit_rate: int | None = None,
     pictures: np.ndarray | None = None,
 ) -> Path:
     """Write numbered frames at 24 fps with sound, in the order of their times.
@@ -56,7 +55,6 @@ def write_sounding(
         sound_at: time of the first sample.
         video_at: time of the first frame.
         gap: second of the sound, and seconds by which all from there on is later.
-        bit_rate: of the sound.
         pictures: uint8 (frames,H,W,3). None: numbered ones.
     """
     samples = np.broadcast_to(sound, (channels, sound.shape[-1]))
@@ -69,8 +67,6 @@ def write_sounding(
         track: Any = container.add_stream(
             codec, rate=rate, layout=CHANNEL_LAYOUTS[channels]
         )
-        if bit_rate:
-            track.bit_rate = bit_rate
 
         def write_picture(index: int) -> None:
             picture = av.VideoFrame.from_ndarray(pictures[index], format="rgb24")

@@ -49,6 +49,11 @@ MOST_DAMAGED = 0.05
 FEW_DAMAGED = 5
 """So many packets may be damaged in any track."""
 
+MAX_PERIOD = 1000
+"""Samples of a track among which reading chooses its first; odd rates have more that
+differ, and these are close enough.
+"""
+
 OVERLAP_SECONDS = 10.0
 """A track may have this many seconds of samples more than its times have room for."""
 
@@ -98,6 +103,7 @@ def _read_resampled(
     # The track's sample with which reading begins: one that a sample of the result is
     # (nearly) at the same time as.
     period = sound.sample_rate // math.gcd(sound.sample_rate, rate)
+    period = min(period, MAX_PERIOD)
     latest = math.floor((start - FILTER_SECONDS) * sound.sample_rate)
     first = latest
     smallest_distance = 1.0

@@ -23,6 +23,9 @@ CLIPPED_LEVEL = 0.999
 BLOCKS_PER_SECOND = 100
 """Blocks whose peaks decide what is silent."""
 
+MAX_BLOCKS = 1 << 20
+"""Most blocks of a clip: of one longer than three hours they are longer."""
+
 ENVELOPE_POINTS = 200
 """Peaks of an envelope, at most."""
 
@@ -156,7 +159,8 @@ class _SoundStatistics:
         self.peak = 0.0
         self.clipped = 0
 
-        self._block_length = max(1, rate // BLOCKS_PER_SECOND)
+        shortest_block = max(1, rate // BLOCKS_PER_SECOND)
+        self._block_length = max(shortest_block, math.ceil(last / MAX_BLOCKS))
         blocks = max(1, math.ceil(last / self._block_length))
         self.block_peaks = np.zeros(blocks, np.float32)
         """Peak of each block of the clip; 0 where it has no sound."""
