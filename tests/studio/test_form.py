@@ -2,12 +2,14 @@
 config file would say.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from markupsafe import escape
 
+from videotune.config.load import merge, without_rivals
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 from videotune.studio import form, projects
@@ -125,3 +127,44 @@ def test_a_condition_has_a_row_if_the_model_takes_it_or_the_value_has_it() -> No
 
     (row,) = form.condition_rows([suffix], [])
     assert (row.probability, row.latent_frames, row.has_frames) == ("0.5", "3", True)
+
+
+@pytest.mark.parametrize("of_preset", [{}, {"epochs": 4, "save_every_epochs": 1}])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"steps": 40},
+        {"epochs": 3},
+        {"steps": 40, "epochs": 3},
+        {"save_every": 5, "save_every_epochs": 0.5},
+    ],
+)
+def test_of_a_length_in_steps_and_in_passes_the_one_without_effect_is_marked(
+    own: dict[str, Any], of_preset: dict[str, Any]
+) -> None:
+    """It is the one that the layers of a config do not use."""
+    used = merge(without_rivals(of_preset, own), own)
+    reasons = form.replaced_lengths(own, of_preset)
+    for in_steps, in_epochs in (
+        ("steps", "epochs"),
+        ("save_every", "save_every_epochs"),
+    ):
+        has_passes = in_epochs in used
+        assert (in_steps in reasons) == has_passes
+        is_replaced = in_epochs in of_preset and not has_passes
+        assert (in_epochs in reasons) == is_replaced
+
+
+def test_steps_beside_epochs_say_that_they_have_no_effect(
+    client: Any, tmp_path: Path
+) -> None:
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    projects.save_draft(project, {"steps": 40, "epochs": 3})
+    page = client.get("/p/cats/setup").text
+    (reason,) = re.findall(r'id="w-steps">([^<]*)<', page)
+    assert "“Epochs” is 3" in reason
+    assert 'id="w-epochs"' not in page
+
+    projects.save_draft(project, {"steps": 40})
+    assert 'id="w-steps"' not in client.get("/p/cats/setup").text

@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from videotune.config.applies import Facts, unused
 from videotune.config.data_schema import Dataset
 from videotune.config.explain import advice, default, values
-from videotune.config.load import checked_keys, flatten, merge, read_preset, unflatten
+from videotune.config.load import (
+    EPOCH_KEYS,
+    checked_keys,
+    flatten,
+    merge,
+    read_preset,
+    unflatten,
+)
 from videotune.config.optimizer_classes import usable_classes
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.resolve import parse
@@ -367,6 +374,37 @@ def inactive_reasons(values: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: condition.otherwise for key, condition in unused(Facts(config)).items()
     }
+
+
+def replaced_lengths(
+    values: Mapping[str, Any], inherited: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return why a length or an interval has no effect beside its twin, by key.
+
+    Each is given in steps or in passes over the data. In one layer the passes decide;
+    the user's value decides over the preset's.
+
+    Args:
+        values: the user's values, by dotted name.
+        inherited: the values of the preset, by dotted name.
+    """
+    name_by_key = {field.key: field.name for field in fields()}
+    reasons = {}
+    for in_steps, in_epochs in EPOCH_KEYS.items():
+        passes = values.get(in_epochs)
+        is_of_preset = passes is None and values.get(in_steps) is None
+        if is_of_preset:
+            passes = inherited.get(in_epochs)
+
+        if passes is not None:
+            remedy = "Set this field" if is_of_preset else "Empty that field"
+            reasons[in_steps] = (
+                f"“{name_by_key[in_epochs]}” is {format_value(passes)} and decides. "
+                f"{remedy} to count in steps"
+            )
+        elif inherited.get(in_epochs) is not None:
+            reasons[in_epochs] = f"“{name_by_key[in_steps]}” is set and decides"
+    return reasons
 
 
 def preset_keys(preset: str) -> dict[str, Any]:

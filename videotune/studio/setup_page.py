@@ -48,6 +48,7 @@ from videotune.studio.form import (
     inherited_values,
     parse_value,
     preset_keys,
+    replaced_lengths,
     set_key,
     unusual_values,
 )
@@ -224,7 +225,10 @@ def settings(page: PageContext) -> str:
         project=project,
         own=own,
         below=inherited,
-        inactive=inactive_reasons({**inherited, **own}),
+        inactive={
+            **inactive_reasons({**inherited, **own}),
+            **replaced_lengths(own, inherited),
+        },
         unusual=unusual_values(own, inherited),
         reasons=preset_reasons(project.preset) if project.preset else {},
         card=model_choices.chosen_card(project.facts),
