@@ -429,8 +429,11 @@ def _build_library(
 
 
 def _most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
-    """Sort key of shapes: by frames · height · width, descending."""
-    return -shape.frames * shape.height * shape.width, shape
+    """Sort key of shapes: by frames · height · width, descending. Of equal ones, those
+    with sound come first.
+    """
+    pixels = shape.frames * shape.height * shape.width
+    return -pixels - shape.sound, shape
 
 
 class BucketKey(NamedTuple):
