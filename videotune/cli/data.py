@@ -242,10 +242,11 @@ def show_details(
     account = result.account
     show_clips(job, rows, every=every)
     if account["buckets"]:
-        buckets = [
-            [shape_words(bucket["shape"]), bucket["windows"]]
-            for bucket in account["buckets"]
-        ]
+        buckets = []
+        for bucket in account["buckets"]:
+            sound = ", with sound" if bucket["sound"] else ""
+            shape = shape_words(bucket["shape"]) + sound
+            buckets.append([shape, bucket["windows"]])
         columns = ["width x height", "windows"]
         print_table("buckets, largest first", columns, buckets, right=(1,))
 

@@ -64,12 +64,16 @@ def notes_on_sound(candidates: Sequence[Candidate], config: Config) -> list[str]
     notes = [
         _note("no_sound", missing, "without a sound track that can be used"),
         _note("silent_sound", silent, "whose sound track is silent or damaged"),
-        _note("clipped_sound", _clipped(heard), "whose sound is clipped (overdriven)"),
+        _note(
+            "clipped_sound",
+            _clipped(heard),
+            "whose sound is clipped: it was recorded too loud",
+        ),
         _note(
             "short_sound",
             _short(heard),
             f"whose sound track is shorter by more than {MISSING_SECONDS:g} s: the rest "
-            "is learnt as silence",
+            "is silence",
         ),
         _note(
             "sound_dropped",
