@@ -28,6 +28,7 @@ from tests.support.launcher import (
     steps_of,
 )
 from tests.support.run_processes import KILLED
+from tests.support.sounding_clips import write_sounding_clips
 from videotune.distributed import DistributedContext, launched
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides
@@ -118,6 +119,38 @@ def test_two_processes_with_one_sample_are_one_with_two(
     ]
     assert json.loads((run / "plan.json").read_text())["effective_batch"] == 2
     assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()
+
+
+def test_two_processes_learn_sound_as_one_does(
+    tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Clips without sound have no gradient for its modules in either process, so weight
+    decay moves them in neither.
+    """
+    clips = write_sounding_clips(tmp_path / "clips", sounding=2, silent=2)
+    sets = (
+        *QUIET,
+        'generate=["video", "sound"]',
+        "video_config.frames=17",
+        "optimizer.weight_decay=0.1",
+    )
+    words = overrides_of(clips, tiny_bases("ltx2"), tmp_path / "cache", *sets)
+    whole = tmp_path / "whole"
+    both = Overrides(data=words.data, sets=(*words.sets, "batch_size=2"))
+    assert train(both, whole) == DONE
+
+    run = tmp_path / "run"
+    arguments = ["--out", str(run), *overrides_from(words, "batch_size=1")]
+    ended = processes(2, tmp_path / "logs", ["train", *arguments])
+    assert ended.codes == (DONE, DONE), "".join(ended.said)
+    assert_runs_close(run, whole)
+    parts = [line.get("sound") for line in steps_of(run)]
+    theirs = [line.get("sound") for line in steps_of(whole)]
+    assert [part is None for part in parts] == [part is None for part in theirs]
+    assert {part is None for part in parts} == {True, False}
+    for one, other in zip(parts, theirs, strict=True):
+        if one is not None and other is not None:
+            assert one["mse"] == pytest.approx(other["mse"], rel=1e-4)
 
 
 def test_a_resume_may_have_another_number_of_processes(
