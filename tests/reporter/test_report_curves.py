@@ -27,7 +27,7 @@ SPENT = {
 
 def test_the_loss_shown_is_the_journals(run: Path) -> None:
     mses = list(read_run(run).steps.mse[1])
-    loss = reports.chapters(run)["loss"]
+    (loss,) = reports.chapters(run)["loss"]["parts"]
     first, last = sum(mses[:12]) / 12, sum(mses[-12:]) / 12
     assert (
         f"at 120 steps: over the first 12 of them {first:.4g}, over the last 12 {last:.4g}."
@@ -59,20 +59,19 @@ def test_steps_that_were_not_applied_are_marked(tmp_path: Path) -> None:
     )
     assert "1 step not applied" in reports.part(reports.report(tmp_path), "loss")
     assert "(red marks): 2." in reports.part(reports.report(tmp_path), "loss")
-    assert dict(reports.chapters(tmp_path)["loss"]["chart"]["paths"])[
-        "mark"
-    ].startswith("M500.0 ")
+    (loss,) = reports.chapters(tmp_path)["loss"]["parts"]
+    assert dict(loss["chart"]["paths"])["mark"].startswith("M500.0 ")
 
 
 def test_validation_shows_before_after_and_change(run: Path) -> None:
-    found = reports.chapters(run)["validation"]
+    (found,) = reports.chapters(run)["validation"]["parts"]
     assert found["head"] == ["clips", "step 0", "step 120", "change", "lowest"]
     held_out, train = found["rows"]
     assert held_out == ["held-out clips", "0.44", "0.28", "-36.4%", "0.28 at step 120"]
     assert train == ["training clips", "0.46", "0.23", "-50.0%", "0.23 at step 120"]
     assert (found["averages"], found["notes"]) == ([], [])
     reports.write_journal(run, [reports.start(), reports.reading(0, None, 0.5)])
-    found = reports.chapters(run)["validation"]
+    (found,) = reports.chapters(run)["validation"]["parts"]
     assert (found["head"], found["rows"]) == (
         ["clips", "step 0"],
         [["training clips", "0.5"]],
@@ -88,7 +87,8 @@ def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> N
     reports.write_journal(
         tmp_path, [reports.start(), reports.reading(0, 1.0, 1.0), line]
     )
-    assert reports.chapters(tmp_path)["validation"]["averages"] == [
+    (found,) = reports.chapters(tmp_path)["validation"]["parts"]
+    assert found["averages"] == [
         ["the average of the weights, which is exported", "0.5", "0.4"],
         ["the weights themselves", "0.55", "0.35"],
         ["expert high, at its noise levels", "0.6", "0.3"],

@@ -64,6 +64,11 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         steps = "?" if run.steps is None else run.steps
         left = "" if run.seconds_left is None else duration(run.seconds_left)
         verdict = run.verdict or "none"
+        if run.verdict and run.verdict_parts:
+            parts = [
+                f"{name} {label or 'none'}" for name, label in run.verdict_parts.items()
+            ]
+            verdict += f" ({', '.join(parts)})"
         rows.append([run.run, run.state, f"{run.step} of {steps}", left, verdict])
     print_table("runs", ["run", "state", "step", "left", "verdict"], rows, right=(3,))
 

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,9 @@ class RunOverview:
 
     verdict: str | None
 
+    verdict_parts: Mapping[str, str | None] | None
+    """The verdicts on video and sound, if both are learnt."""
+
     recommended: int | None
     """The recommended checkpoint's step; None if nothing is saved."""
 
@@ -90,6 +93,7 @@ class RunOverview:
             "steps": self.steps,
             "seconds_left": self.seconds_left,
             "verdict": self.verdict,
+            "verdict_parts": self.verdict_parts,
             "recommended": self.recommended,
             "exports": [str(path) for path, _ in self.exports],
             "next": self.next_command,
@@ -171,6 +175,7 @@ def overview(run: Path) -> RunOverview:
         steps=None if facts["steps"] is None else int(facts["steps"]),
         seconds_left=seconds_left,
         verdict=facts["verdict"],
+        verdict_parts=facts["verdict_parts"],
         recommended=recommended,
         exports=tuple(exports),
     )

@@ -177,7 +177,7 @@ def _comparison_row(
 ) -> dict[str, Any]:
     """Return a run's cells; ``rank`` sorts by validation loss, missing ones last."""
     verdict = outcome.verdict(run)
-    losses = dict(points(run.validations, "held_out", "normalised"))
+    losses = dict(run.held_out_losses)
     # The error of the file that one takes; the lowest where that step was not measured.
     error = losses.get(verdict["step"], min(losses.values(), default=None))
     settings = inventory.flat_settings(run)
@@ -200,9 +200,22 @@ def _comparison_row(
         "verdict": (verdict["latest"] or {}).get("verdict") or "none",
         "recommended": verdict["step"],
         "held_out": None if error is None else text.plain(error),
+        "held_out_parts": _errors_by_part(run, verdict["step"]),
         "minutes": minutes,
         "rank": (error is None, error or 0.0),
     }
+
+
+def _errors_by_part(run: Run, step: int | None) -> str:
+    """Return the held-out errors of video and sound at a step, in words; empty unless
+    both are learnt and measured there.
+    """
+    errors = []
+    for part in run.parts:
+        losses = dict(points(part.validations, "held_out", "normalised"))
+        if part.name and step in losses:
+            errors.append(f"{part.name} {text.plain(losses[step])}")
+    return ", ".join(errors)
 
 
 def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -217,7 +230,7 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
         css = STROKES[index % len(STROKES)]
         if index >= len(STROKES):
             css += " pale"
-        curve = points(run.validations, "held_out", "normalised")
+        curve = run.held_out_losses
         if curve:
             lines.append(charts.Line(names[run.folder], curve, css, dots=True))
 

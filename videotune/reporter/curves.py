@@ -9,6 +9,7 @@ from videotune.latent_cache.exposure import BANDS
 from videotune.latent_cache.exposure import band as band_of
 from videotune.reporter.charts import Line, line_chart, smooth, smoothing_width, thin
 from videotune.reporter.read import (
+    LearntPart,
     Point,
     Record,
     Run,
@@ -43,29 +44,40 @@ def loss(run: Run) -> dict[str, Any]:
 
     Steps with only regularization clips are left out: their loss shows how well the
     model is preserved, not how well it learns.
-    """
-    xs, ys = run.steps.mse
-    skipped = list(run.steps.skipped)
-    chapter: dict[str, Any] = {
-        "left_out": len(run.steps.alone),
-        "not_applied": skipped,
-    }
-    if not xs:
-        return chapter | {"absent": run.absent("the curve appears with the first step")}
 
+    Returns:
+        The chapter, with {"name", "ends", "early", "says", "chart", "by_noise"} of each
+        part that is learnt under "parts".
+    """
+    parts = [_loss_of(run, part) for part in run.parts if part.errors.mse[0]]
+    absent = "" if parts else run.absent("the curve appears with the first step")
+    ends = [f"{part['name']} {part['ends']}".strip() for part in parts]
+    return {
+        "absent": absent,
+        "left_out": len(run.steps.alone),
+        "not_applied": list(run.steps.skipped),
+        "ends": "; ".join(ends),
+        "parts": parts,
+    }
+
+
+def _loss_of(run: Run, part: LearntPart) -> dict[str, Any]:
+    """Return the training loss of a part that has some."""
+    xs, ys = part.errors.mse
+    skipped = list(run.steps.skipped)
     width = smoothing_width(len(xs))
     raw_css = "faint" if width > 1 else "one"
     lines = [Line("each step", thin(xs, ys), raw_css, dots=len(xs) < 60)]
     if width > 1:
         lines.append(Line(f"mean of {width} steps", smooth(xs, ys, width), "one"))
     says = _describe_loss(ys)
-    return chapter | {
-        "absent": "",
+    return {
+        "name": part.name,
         "early": describe_early_loss(len(xs)),
         "ends": " → ".join(plain(mean) for mean in _ends(ys)[:2]),
         "says": says,
         "chart": line_chart(lines, says=says, x_label="step", marks=skipped),
-        "by_noise": _by_noise(run, (xs[0], xs[-1])),
+        "by_noise": _by_noise(part, (xs[0], xs[-1])),
     }
 
 
@@ -99,10 +111,10 @@ def _ends(ys: Sequence[float]) -> tuple[float, float, int]:
     return sum(ys[:num]) / num, sum(ys[-num:]) / num, num
 
 
-def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
+def _by_noise(part: LearntPart, span: Point) -> list[dict[str, Any]]:
     """Return a small chart for each ninth of the noise levels that has samples."""
     charts = []
-    for ninth, (xs, ys) in enumerate(run.steps.by_noise):
+    for ninth, (xs, ys) in enumerate(part.errors.by_noise):
         if not xs:
             continue
         name = f"t {ninth / NINTHS:.2f}–{(ninth + 1) / NINTHS:.2f}"
@@ -123,12 +135,28 @@ def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
 
 
 def validation(run: Run) -> dict[str, Any]:
-    """Return the chapter of the validation loss, without its ``grounds``."""
-    records = run.validations
-    if not records:
+    """Return the chapter of the validation loss, without its ``grounds``.
+
+    Returns:
+        The chapter, with {"name", "head", "rows", "notes", "charts", "averages"} of each
+        part that is learnt under "parts".
+    """
+    if not run.validations:
         event = "validation losses appear as the run measures them"
         return {"absent": run.absent(event, "validate_every")}
 
+    parts = []
+    for part in run.parts:
+        chapter = _validation_of(run, part)
+        if chapter is not None:
+            parts.append(chapter)
+    absent = "" if parts else run.absent("no validation has a number yet")
+    return {"absent": absent, "parts": parts}
+
+
+def _validation_of(run: Run, part: LearntPart) -> dict[str, Any] | None:
+    """Return the validation loss of a part, or None if nothing of it is measured."""
+    records = part.validations
     curves = []
     notes = []
     for key, name, css in PARTS:
@@ -139,10 +167,10 @@ def validation(run: Run) -> dict[str, Any]:
             reason = ": none are held out" if key == "held_out" else ""
             notes.append(f"No {name} are measured{reason}.")
     if not curves:
-        return {"absent": run.absent("no validation has a number yet")}
+        return None
 
-    num_earlier = len(run.of_kind("validation")) - len(records)
-    if num_earlier:
+    num_earlier = len(run.of_kind("validation")) - len(run.validations)
+    if num_earlier and part.name != "sound":
         notes.append(
             f"{counted(num_earlier, 'validation')} of an earlier set, which had other "
             "clips or noise levels, left out: they do not compare with these."
@@ -156,7 +184,7 @@ def validation(run: Run) -> dict[str, Any]:
     rows = [[line.label, *_change(line.points)] for line in curves]
     chart = line_chart(curves, says="Validation loss by step", x_label="step")
     return {
-        "absent": "",
+        "name": part.name,
         "head": head[:columns],
         "rows": [row[:columns] for row in rows],
         "notes": notes,

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from videotune.validation.overfitting import recommend
 RELATIVE_ERROR = (
     "error on the same clips, relative to the base model: below 1 is better"
 )
+
+PART_STROKES = (("one", "two"), ("three", "four"))
+"""Strokes of the curves of held-out and training clips, of the first and second part."""
 
 RUNNING_STATES = ("running", "paused")
 """States of a run that has a process."""
@@ -136,6 +140,7 @@ def status(run: Path) -> dict[str, Any]:
         "step": contents.steps.last,
         "steps": steps,
         "verdict": latest["verdict"],
+        "verdict_parts": latest["parts"],
         "recommended": recommended,
     }
 
@@ -156,6 +161,7 @@ def _status_before_run(run: Path) -> dict[str, Any]:
         "step": 0,
         "steps": None,
         "verdict": None,
+        "verdict_parts": None,
         "recommended": None,
     }
 
@@ -182,6 +188,7 @@ def verdict(run: Run) -> dict[str, Any]:
         "doubt": _doubt(run),
         "is_complete": _is_complete(run),
         "is_running": bool(mapping(run.life)["alive"]),
+        "is_in_studio": _is_in_studio(run),
         "latest": latest,
         "best": number(latest["best_step"]),
         "run": _shown_folder(run),
@@ -195,6 +202,14 @@ def _is_complete(run: Run) -> bool:
     """Whether all steps of a run are done."""
     steps = number(at(run.config, "steps"))
     return steps is not None and run.steps.last >= steps
+
+
+def _is_in_studio(run: Run) -> bool:
+    """Whether a run is one of a project of the studio, where buttons do what commands do
+    in a terminal.
+    """
+    runs = run.folder.absolute().parent
+    return runs.name == "runs" and (runs.parent / "project.json").is_file()
 
 
 def _shown_folder(run: Run) -> str:
@@ -221,10 +236,14 @@ def _error_changes(run: Run) -> list[tuple[str, float]]:
     if len(run.validations) < 2:
         return []
     changes = []
-    for key, name, _ in PARTS:
-        error = number(at(run.validations[-1], key, "normalised"))
-        if error is not None:
-            changes.append((name, error))
+    for part in run.parts:
+        if not part.validations:
+            continue
+        for key, name, _ in PARTS:
+            error = number(at(part.validations[-1], key, "normalised"))
+            if error is not None:
+                subject = f"the {part.name} of {name}" if part.name else name
+                changes.append((subject, error))
     return changes
 
 
@@ -256,8 +275,7 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
     if not saved or not turned or best is None:
         return max(saved, default=None), ""
 
-    losses = points(run.validations, "held_out", "normalised")
-    held_out = {int(step): loss for step, loss in losses}
+    held_out = {int(step): loss for step, loss in run.held_out_losses}
     return recommend(held_out, int(best), saved)
 
 
@@ -267,10 +285,12 @@ def grounds(run: Run) -> dict[str, Any]:
     has_course = len(records) > 1
     best = number(run.last("verdict")["best_step"])
     lines = []
-    for key, name, css in PARTS:
-        curve = points(records, key, "normalised")
-        if curve:
-            lines.append(Line(name, curve, css, dots=True))
+    for part, strokes in zip(run.parts, PART_STROKES, strict=False):
+        for (key, name, _), css in zip(PARTS, strokes, strict=True):
+            curve = points(part.validations, key, "normalised")
+            label = f"{part.name}, {name}" if part.name else name
+            if curve:
+                lines.append(Line(label, curve, css, dots=True))
     chart = None
     if lines and has_course:
         chart = line_chart(
@@ -286,19 +306,21 @@ def grounds(run: Run) -> dict[str, Any]:
         if record.get("verdict") != previous:
             changes.append(record)
         previous = record.get("verdict")
-    return {
-        "chart": chart,
-        "best": best,
-        "changes": changes,
-        "clips": _clip_rows(run, records) if has_course else [],
-    }
+    clips = []
+    if has_course:
+        for part in run.parts:
+            for row in _clip_rows(run, part.validations):
+                clips.append({**row, "part": part.name})
+    return {"chart": chart, "best": best, "changes": changes, "clips": clips}
 
 
-def _clip_rows(run: Run, records: list[Record]) -> list[dict[str, Any]]:
+def _clip_rows(run: Run, records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return error and exposure of each validated clip, the least learnt first.
 
     The error is a share of the clip's error at the first validation.
     """
+    if not records:
+        return []
     paths = {str(clip["id"])[:12]: str(clip["path"]) for clip in run.clips}
     rows = []
     for key, _, _ in reversed(PARTS):
@@ -315,7 +337,7 @@ def _clip_rows(run: Run, records: list[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def _error_shares(records: list[Record], part: str) -> dict[str, float]:
+def _error_shares(records: Sequence[Record], part: str) -> dict[str, float]:
     """Return each clip's latest error as a share of its first one."""
     first = mapping(at(records[0], part, "clips"))
     last = mapping(at(records[-1], part, "clips"))

@@ -14,9 +14,9 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
-from videotune.runs.journal import readings_of
+from videotune.runs.journal import readings_of, sound_of, with_mean_of_parts
 from videotune.runs.schemas import parse_line, read_record
-from videotune.runs.step_sums import Steps, regularization
+from videotune.runs.step_sums import StepErrors, Steps, regularization
 
 Record = Mapping[str, Any]
 Point = tuple[float, float]
@@ -32,6 +32,18 @@ FILES = {
 }
 FILES["compared"] = "compare/compare.json"
 """The JSON files of a run folder by their field of ``Run``."""
+
+
+@dataclass(frozen=True)
+class LearntPart:
+    """The losses of what a run learns, or of one part of it."""
+
+    name: str
+    """"video" or "sound"; empty if the run learns only one of them."""
+
+    errors: StepErrors
+    validations: Sequence[Record]
+    """The validations of the same set as the latest."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,25 @@ class Run:
     def validations(self) -> list[Record]:
         """The validations of the same set as the latest."""
         return readings_of(self.journal)
+
+    @cached_property
+    def parts(self) -> list[LearntPart]:
+        """What the run learns, each with its losses: video and sound, or one part."""
+        sound_errors = self.steps.sound_errors
+        sound_validations = sound_of(self.validations)
+        has_sound = bool(sound_errors.mse[0] or sound_validations)
+        whole_name = "video" if has_sound else ""
+        parts = [LearntPart(whole_name, self.steps.errors, self.validations)]
+        if has_sound:
+            parts.append(LearntPart("sound", sound_errors, sound_validations))
+        return parts
+
+    @cached_property
+    def held_out_losses(self) -> list[Point]:
+        """Steps and errors on held-out clips, relative to the first validation; of video
+        and sound the mean.
+        """
+        return points(with_mean_of_parts(self.validations), "held_out", "normalised")
 
     def absent(self, event: str, key: str = "") -> str:
         """Return why a chapter is empty.

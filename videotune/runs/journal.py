@@ -159,6 +159,19 @@ def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for line in validations if line.get("validation") == latest_set]
 
 
+def sound_of(readings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the readings of the sound, in the form of those of the video; empty unless
+    both are learnt.
+    """
+    readings_of_sound: list[Mapping[str, Any]] = []
+    for reading in readings:
+        sound = reading.get("sound")
+        if sound:
+            live = (reading.get("live") or {}).get("sound")
+            readings_of_sound.append({**reading, **sound, "live": live})
+    return readings_of_sound
+
+
 def with_mean_of_parts(
     readings: Iterable[Mapping[str, Any]],
 ) -> list[Mapping[str, Any]]:

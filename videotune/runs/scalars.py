@@ -1,6 +1,6 @@
 """The numbers of the journal's lines, by the names that every tracker gives them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -39,8 +39,10 @@ def _of_step(line: Mapping[str, Any]) -> dict[str, float | None]:
     values: dict[str, float | None] = {}
     for key in ("loss", "mse", "grad_norm"):
         values[f"train/{key}"] = line[key]
-    for ninth, value in enumerate(line["by_t"]):
-        values[f"mse_by_t/{ninth / 9:.2f}-{(ninth + 1) / 9:.2f}"] = value
+    values |= _by_noise_level("mse_by_t", line["by_t"])
+    if "sound" in line:
+        values["sound/mse"] = line["sound"]["mse"]
+        values |= _by_noise_level("sound/mse_by_t", line["sound"]["by_t"])
     for group, rate in line["lr"].items():
         values[f"lr/{group}"] = rate
     for phase, seconds in line["seconds"].items():
@@ -48,8 +50,17 @@ def _of_step(line: Mapping[str, Any]) -> dict[str, float | None]:
     return values
 
 
+def _by_noise_level(name: str, by_t: Sequence[float | None]) -> dict[str, float | None]:
+    return {
+        f"{name}/{ninth / 9:.2f}-{(ninth + 1) / 9:.2f}": value
+        for ninth, value in enumerate(by_t)
+    }
+
+
 def _of_validation(name: str, parts: Mapping[str, Any]) -> dict[str, float | None]:
     values: dict[str, float | None] = {}
+    if parts.get("sound"):
+        values |= _of_validation(f"sound/{name}", parts["sound"])
     for part in ("held_out", "train"):
         reading = parts.get(part)
         if not reading:

@@ -175,7 +175,12 @@ _VALIDATION = _object(
 LINES: Mapping[str, Any] = {
     "step": _STEP,
     "validation": _VALIDATION,
-    "verdict": _object(**_AT_STEP, verdict=str | None, reason=str),
+    "verdict": _object(
+        **_AT_STEP,
+        verdict=str | None,
+        reason=str,
+        parts=NotRequired[dict[str, str | None] | None],
+    ),
     "sample": _object(
         **_AT_STEP,
         prompt=str,

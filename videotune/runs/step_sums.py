@@ -38,6 +38,22 @@ def regularization(check: Mapping[str, Any] | None) -> dict[str, Mapping[str, An
     return rows
 
 
+class StepErrors:
+    """The error of what is learnt, by step, where it was finite."""
+
+    def __init__(self) -> None:
+        self.mse = _new_curve()
+        """The error as a whole."""
+        self.by_noise = [_new_curve() for _ in range(NINTHS)]
+        """The error in each ninth of the noise levels."""
+
+    def add(self, step: int, errors: Mapping[str, Any]) -> None:
+        """Add "mse" and "by_t" of a step."""
+        _append(self.mse, step, errors["mse"])
+        for ninth, value in enumerate(errors["by_t"][:NINTHS]):
+            _append(self.by_noise[ninth], step, value)
+
+
 class Steps:
     """The steps so far."""
 
@@ -53,12 +69,12 @@ class Steps:
         """Numbers of all steps."""
         self.alone = array("I")
         """Steps that showed only regularization clips."""
-        self.mse = _new_curve()
-        """The error, where it was finite."""
+        self.errors = StepErrors()
+        """The error of what is learnt; of the video if the sound is learnt too."""
+        self.sound_errors = StepErrors()
+        """The error of the sound if both are learnt, else empty."""
         self.norms = _new_curve()
         """The norm of the gradient, where it was finite."""
-        self.by_noise = [_new_curve() for _ in range(NINTHS)]
-        """The error in each ninth of the noise levels."""
         self.skipped: dict[int, tuple[str, ...]] = {}
         """Windows of each step that was not applied."""
         self.windows: Counter[str] = Counter()
@@ -69,6 +85,16 @@ class Steps:
         """The first step's line."""
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         """The latest steps' lines."""
+
+    @property
+    def mse(self) -> Curve:
+        """The error of what is learnt, or of the video."""
+        return self.errors.mse
+
+    @property
+    def by_noise(self) -> list[Curve]:
+        """The same in each ninth of the noise levels."""
+        return self.errors.by_noise
 
     @property
     def last(self) -> int:
@@ -102,9 +128,9 @@ class Steps:
         if self._shows_only_regularization(window_ids):
             self.alone.append(step)
         else:
-            _append(self.mse, step, line["mse"])
-            for ninth, value in enumerate(line["by_t"][:NINTHS]):
-                _append(self.by_noise[ninth], step, value)
+            self.errors.add(step, line)
+            if "sound" in line:
+                self.sound_errors.add(step, line["sound"])
 
         if self.first is None:
             self.first = line

@@ -20,7 +20,6 @@ from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
-from videotune.reporter.read import points
 from videotune.studio import gpu, header, projects
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER
@@ -407,7 +406,7 @@ def best_validation_loss(run: Path) -> float | None:
 
 @lru_cache(maxsize=1024)
 def _best_validation_loss(run: Path, journal_size: int) -> float | None:
-    curve = points(read_live(run).validations, "held_out", "normalised")
+    curve = read_live(run).held_out_losses
     return min((loss for step, loss in curve if step), default=None)
 
 

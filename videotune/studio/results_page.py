@@ -18,7 +18,7 @@ from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
-from videotune.reporter.read import Run, items, mapping, number, points
+from videotune.reporter.read import Run, items, mapping, number
 from videotune.sampling.picture_faults import FAULTS, fault_of, remark_at, samples_at
 from videotune.studio import header, model_choices, queue_page, train_page, trash
 from videotune.studio.preview_clips import clip_of
@@ -85,7 +85,7 @@ def result(page: PageContext) -> str:
         formats=export_formats(run),
         preview=_preview_of(run, page.current_project, step),
         remark=remark_at(run.journal, step) if step is not None else "",
-        losses=dict(points(run.validations, "held_out", "normalised")),
+        losses=dict(run.held_out_losses),
         works=_output_jobs(page, run_data["name"]),
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         use=use(run),
@@ -135,7 +135,7 @@ def summary(page: PageContext) -> str:
     run_data = train_page.run_context(page)
     run = run_data["run"]
     home = page.current_project.folder
-    losses = dict(points(run.validations, "held_out", "normalised"))
+    losses = dict(run.held_out_losses)
     files = list(exported_files(page.current_project, run.folder))
     step = step_to_take(run_data["best"], run_data["saves"], files)
     saved_steps = [saved for saved, _ in run_data["saves"]]

@@ -13,7 +13,8 @@ import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from videotune.files import digest
-from videotune.reporter.read import Run, number, points
+from videotune.reporter.read import LearntPart, Run, number, points
+from videotune.runs.step_sums import StepErrors
 from videotune.studio.queue_page import run_folder
 from videotune.studio.status import checkpoints, curves, read_cached, read_live
 from videotune.studio.tensor_file import TensorFile
@@ -229,9 +230,15 @@ def _raw_charts(
     run: Run, norm_curves: dict[str, list[tuple[float, float]]]
 ) -> dict[str, list[Any]]:
     """Return the arguments of ``curve`` for each curve of each chart."""
-    steps = run.steps
-    held_out = _validation_curve(run, "held_out")
-    train = _validation_curve(run, "train")
+    losses = []
+    validations = []
+    for part in run.parts:
+        prefix = f"{part.name}, " if part.name else ""
+        losses.append((part.name or "loss", *part.errors.mse))
+        held_out = _validation_curve(part, "held_out")
+        validations.append((f"{prefix}held-out clips", *held_out))
+        train = _validation_curve(part, "train")
+        validations.append((f"{prefix}training clips", *train))
 
     rates = []
     speed = []
@@ -241,27 +248,32 @@ def _raw_charts(
         elif name == "seconds":
             speed.append(("seconds per step", *step_curve))
 
-    ninths = []
-    for index, noise_curve in enumerate(steps.by_noise):
-        label = f"{index / 9:.2f} to {(index + 1) / 9:.2f}"
-        ninths.append((label, *noise_curve, MAX_POINTS_OF_NINE))
-
     return {
-        "loss": [("loss", *steps.mse)],
-        "validation": [("held-out clips", *held_out), ("training clips", *train)],
-        "noise": ninths,
+        "loss": losses,
+        "validation": validations,
+        "noise": _by_noise_level(run.steps.errors),
+        "sound_noise": _by_noise_level(run.steps.sound_errors),
         "modules": [
             (name, *np.transpose(pairs)) for name, pairs in sorted(norm_curves.items())
         ],
         "rate": rates,
-        "norm": [("gradient norm", *steps.norms)],
+        "norm": [("gradient norm", *run.steps.norms)],
         "speed": speed,
     }
 
 
-def _validation_curve(run: Run, key: str) -> Any:
+def _by_noise_level(errors: StepErrors) -> list[tuple[Any, ...]]:
+    """Return the arguments of ``curve`` for each ninth of the noise levels."""
+    curves_by_level = []
+    for index, noise_curve in enumerate(errors.by_noise):
+        label = f"{index / 9:.2f} to {(index + 1) / 9:.2f}"
+        curves_by_level.append((label, *noise_curve, MAX_POINTS_OF_NINE))
+    return curves_by_level
+
+
+def _validation_curve(part: LearntPart, key: str) -> Any:
     """Return steps and normalised losses of the validation."""
-    return np.reshape(points(run.validations, key, "normalised"), (-1, 2)).T
+    return np.reshape(points(part.validations, key, "normalised"), (-1, 2)).T
 
 
 @routes.get("/p/{project}/series")

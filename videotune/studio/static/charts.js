@@ -6,7 +6,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const $ = (id) => document.getElementById(id);
   const texts = JSON.parse(place.dataset.texts), own = place.dataset.run, box = $("chart-box");
   const kept = (() => { try { return JSON.parse(localStorage.getItem("vt-charts")) || {}; } catch { return {}; } })();
-  const state = { chart: kept.chart in texts ? kept.chart : "loss", smooth: kept.smooth ?? 60, log: Boolean(kept.log), hidden: kept.hidden || {}, runs: [own] };
+  const state = { chart: kept.chart in texts && texts[kept.chart].length < 3 ? kept.chart : "loss", smooth: kept.smooth ?? 60, log: Boolean(kept.log), hidden: kept.hidden || {}, runs: [own] };
   const keep = () => localStorage.setItem("vt-charts", JSON.stringify({ chart: state.chart, smooth: state.smooth, log: state.log, hidden: state.hidden }));
   let data = [], mark = "", plot = null, shape = "", zoomed = false, timer = 0;
 
@@ -25,7 +25,7 @@ document.addEventListener("DOMContentLoaded", () => {
       return mean / sum;
     });
   }
-  const jumps = () => ["loss", "noise", "norm", "speed"].includes(state.chart);
+  const jumps = () => ["loss", "noise", "sound_noise", "norm", "speed"].includes(state.chart);
 
   function lines() {  // every curve of the chosen chart, named with its run where several are shown
     const found = [];
@@ -137,7 +137,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const address = new URLSearchParams(state.runs.map((name) => ["run", name]));
     try {
       const answer = await fetch(`${place.dataset.url}?${address}`, { headers: mark ? { "If-None-Match": mark } : {}, cache: "no-store" });
-      if (answer.status === 200) { mark = answer.headers.get("ETag"); data = await answer.json(); notes(); draw(); }
+      if (answer.status === 200) { mark = answer.headers.get("ETag"); data = await answer.json(); notes(); offer(); draw(); }
     } catch { /* the page says that the studio does not answer; the next look tries again */ }
     again();
   }
@@ -148,6 +148,10 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   const tabs = [...place.querySelectorAll("[role=tab]")];
+  function offer() {  // charts that only some runs have
+    for (const tab of tabs) if ("optional" in tab.dataset) tab.hidden = !data.some((run) => run.charts[tab.dataset.chart]?.length);
+    if (tabs.some((tab) => tab.hidden && tab.dataset.chart === state.chart)) choose("loss");
+  }
   function choose(chart) {
     state.chart = chart; keep();
     for (const tab of tabs) { const on = tab.dataset.chart === chart; tab.setAttribute("aria-selected", on); tab.tabIndex = on ? 0 : -1; if (on) $("chart-panel").setAttribute("aria-labelledby", tab.id); }
@@ -155,9 +159,9 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   place.addEventListener("click", (event) => { const tab = event.target.closest("[role=tab]"); if (tab) choose(tab.dataset.chart); });
   place.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], at = tabs.indexOf(document.activeElement);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], shown = tabs.filter((tab) => !tab.hidden), at = shown.indexOf(document.activeElement);
     if (!step || at < 0) return;
-    const next = tabs[(at + step + tabs.length) % tabs.length]; next.focus(); choose(next.dataset.chart); event.preventDefault();
+    const next = shown[(at + step + shown.length) % shown.length]; next.focus(); choose(next.dataset.chart); event.preventDefault();
   });
   $("chart-smooth").value = state.smooth; $("chart-log").checked = state.log; $("chart-smooth-value").textContent = state.smooth;
   $("chart-smooth").addEventListener("input", (event) => { state.smooth = +event.target.value; $("chart-smooth-value").textContent = state.smooth; keep(); draw(); });
