@@ -160,10 +160,10 @@ def test_steps_beside_epochs_say_that_they_have_no_effect(
     client: Any, tmp_path: Path
 ) -> None:
     project = projects.create(tmp_path, "Cats", preset="toy")
-    projects.save_draft(project, {"steps": 40, "epochs": 3})
+    projects.save_draft(project, {"steps": 40, "epochs": 3.0})
     page = client.get("/p/cats/setup").text
     (reason,) = re.findall(r'id="w-steps">([^<]*)<', page)
-    assert "“Epochs” is 3" in reason
+    assert "“Epochs” is 3 " in reason
     assert 'id="w-epochs"' not in page
 
     projects.save_draft(project, {"steps": 40})

@@ -4,9 +4,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.support.reports import full_run, visible_text
+from tests.support.reports import (
+    account,
+    full_run,
+    part,
+    report,
+    visible_text,
+    write_file,
+)
 from videotune import studio
 from videotune.latent_cache.exposure import views_text
+from videotune.reporter.build import contact_sheet_page
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import exposure as exposure_of
 from videotune.reporter.read import read_run
@@ -55,3 +63,43 @@ def test_times_seen_are_one_number_on_the_page_train_and_in_the_report(
     assert views_text({"min": seen["least"], "max": seen["most"], "band": "high"}) == (
         f"each window seen {times} (high)"
     )
+
+
+def test_a_report_of_a_project_names_the_places_of_the_studio_too(
+    tmp_path: Path,
+) -> None:
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    for folder in (project.folder / "runs" / "run-1", tmp_path / "elsewhere" / "run-1"):
+        full_run(folder)
+        write_file(folder, "exports.json", [])
+        said = part(report(folder), "verdict")
+        assert "videotune export" in said
+        assert ("page Results of the studio" in said) == (
+            folder.is_relative_to(project.folder)
+        )
+
+
+def test_the_contact_sheet_speaks_of_the_page_where_the_page_shows_it(
+    client: Any, tmp_path: Path
+) -> None:
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    note = "a.mp4 has cuts: `videotune dataset split clips --out scenes` makes scenes"
+    caption = "a cat --ar 16:9 `videotune dataset split`"
+    checked = account()
+    checked["notes"] = ["its --mask <file> is missing"]
+    for row in checked["clips"]:
+        row |= {"kind": "train", "captions": []}
+    checked["clips"][0] |= {"captions": [caption], "warnings": [note]}
+    page = contact_sheet_page("Clips", checked, {}, [tmp_path], [])
+    (project.folder / "sheet").mkdir()
+    (project.folder / "sheet" / "index.html").write_text(page)
+    assert "videotune dataset split clips" in page, "as the terminal has it"
+
+    answer = client.get("/p/cats/file/sheet/index.html")
+    assert answer.headers["content-security-policy"].startswith("sandbox")
+    shown = visible_text(answer.text)
+    assert caption in shown
+    assert "its mask <file> is missing" in shown
+    assert "<file>" not in answer.text
+    assert "videotune dataset split clips" not in shown
+    assert "Cut into scenes" in shown

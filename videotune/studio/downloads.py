@@ -2,16 +2,19 @@
 
 import io
 import mimetypes
+import re
 from collections.abc import Callable, Iterator
+from html import escape, unescape
 from pathlib import Path
 from urllib.parse import quote
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 from fastapi import APIRouter, HTTPException, Response
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 
 from videotune.errors import VideotuneError
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside
+from videotune.studio.setting_names import in_page_words
 from videotune.studio.web import CurrentPage
 
 CHUNK_BYTES = 1 << 20
@@ -50,6 +53,11 @@ SANDBOX_HEADERS = {
 }
 """A page that a command has written may show its pictures, but runs no script."""
 
+CONTACT_SHEET = "sheet/index.html"
+
+_NOTES = re.compile(r'<ul class="notes">.*?</ul>', re.DOTALL)
+_TEXT = re.compile(r">([^<]+)<")
+
 routes = APIRouter(prefix="/p/{project}")
 
 
@@ -73,7 +81,22 @@ def file(page: CurrentPage, path: str) -> Response:
     headers = {"Cache-Control": "private, no-cache"}
     if suffix == ".html":
         headers |= SANDBOX_HEADERS
+    if path == CONTACT_SHEET:
+        sheet = target.read_text(encoding="utf-8", errors="replace")
+        return HTMLResponse(notes_in_page_words(sheet), headers=headers)
     return FileResponse(target, media_type=media_type, headers=headers)
+
+
+def notes_in_page_words(sheet: str) -> str:
+    """Return a contact sheet whose notes name the studio's places instead of commands.
+
+    The file itself keeps them, for a terminal. Captions stay as they are.
+    """
+    return _NOTES.sub(lambda notes: _TEXT.sub(_in_page_words, notes[0]), sheet)
+
+
+def _in_page_words(match: re.Match[str]) -> str:
+    return f">{escape(in_page_words(unescape(match[1])))}<"
 
 
 @routes.get("/folder")

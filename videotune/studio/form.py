@@ -397,9 +397,10 @@ def replaced_lengths(
             passes = inherited.get(in_epochs)
 
         if passes is not None:
+            number = f"{passes:g}" if isinstance(passes, int | float) else passes
             remedy = "Set this field" if is_of_preset else "Empty that field"
             reasons[in_steps] = (
-                f"“{name_by_key[in_epochs]}” is {format_value(passes)} and decides. "
+                f"“{name_by_key[in_epochs]}” is {number} and decides. "
                 f"{remedy} to count in steps"
             )
         elif inherited.get(in_epochs) is not None:
