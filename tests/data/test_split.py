@@ -16,9 +16,11 @@ import pytest
 
 from tests.support.clips import numbered, read_numbers, write_clip
 from tests.support.landscapes import landscape, pan, shots
+from tests.support.sounds import clicks, tone, write_sounding
 from videotune.data import split as module
 from videotune.data.decode import decode
 from videotune.data.probe import probe
+from videotune.data.sound import read_sound
 from videotune.data.split import JOURNAL, split
 from videotune.data.video_writer import video_bytes, write_video
 from videotune.errors import VideotuneError
@@ -315,3 +317,53 @@ def test_an_odd_side_loses_a_pixel(tmp_path: Path) -> None:
     write_video(tmp_path / "x.mp4", np.zeros((2, 33, 49, 3), np.uint8), 16)
     info = probe(tmp_path / "x.mp4")
     assert (info.height, info.width) == (32, 48)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "rate"),
+    [("film.mov", "pcm_s16le", 22050), ("film.mkv", "aac", 44100)],
+)
+def test_scenes_keep_their_sound_at_its_time(
+    tmp_path: Path, name: str, codec: str, rate: int
+) -> None:
+    (tmp_path / "film").mkdir()
+    pictures = shots((1, 2, 3), SHOT)
+    seconds = len(pictures) / 24
+    sound = clicks(rate, seconds, [0.4, 1.6, 2.9]) + 0.01 * tone(rate, seconds, 300)
+    write_sounding(
+        tmp_path / "film" / name,
+        sound,
+        rate,
+        codec=codec,
+        pictures=pictures,
+        frames=len(pictures),
+    )
+    split(tmp_path / "film", tmp_path / "out")
+
+    scenes = sorted((tmp_path / "out").glob("*.mp4"))
+    assert len(scenes) == 3
+    for number, path in enumerate(scenes):
+        info = probe(path)
+        assert info.sound is not None
+        assert info.sound.missing_seconds(info.seconds) < 0.03
+        samples = np.abs(read_sound(info, 0.0, info.seconds, 48000)[0])
+        heard_at = np.flatnonzero(samples > 0.3)[0] / 48000
+        written_at = [0.4, 1.6, 2.9][number] - number * SHOT / 24
+        assert heard_at == pytest.approx(written_at, abs=0.005)
+
+
+def test_scenes_of_a_silent_film_have_no_track(tmp_path: Path) -> None:
+    (tmp_path / "film").mkdir()
+    pictures = shots((1, 2), SHOT)
+    write_sounding(
+        tmp_path / "film" / "a.mov",
+        np.zeros(len(pictures) * 2000),
+        48000,
+        codec="pcm_s16le",
+        pictures=pictures,
+        frames=len(pictures),
+    )
+    split(tmp_path / "film", tmp_path / "out")
+    scenes = sorted((tmp_path / "out").glob("*.mp4"))
+    assert len(scenes) == 2
+    assert all(probe(path).sound is None for path in scenes)

@@ -1,5 +1,5 @@
 """Encode a scene of a clip, or pictures made of its frames, as H.264 in MP4: every frame
-at its time and in its colours.
+at its time and in its colours, a scene with its sound.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.data.media_info import MediaInfo
+from videotune.data.sound import read_sound
+from videotune.data.sound_writer import SoundTrack, encodable_rate
 from videotune.data.video_writer import SAME_BITS
 from videotune.lazy import av, av_reformatter
 
@@ -21,8 +23,16 @@ PICTURE_QUALITY = "8"
 """x264's CRF of computed pictures. Their thin lines would show more of the loss."""
 
 
+SOUND_SECONDS = 5.0
+"""Sound of a scene that is read at a time."""
+
+
 def encode_scene(
-    path: Path, info: MediaInfo, first: int, frames: Iterator[tuple[int, Any]]
+    path: Path,
+    info: MediaInfo,
+    first: int,
+    frames: Iterator[tuple[int, Any]],
+    sound_end: float | None = None,
 ) -> None:
     """Write frames as H.264 in MP4, each at its own time counted from the first.
 
@@ -31,17 +41,27 @@ def encode_scene(
         info: media info of the clip.
         first: index of the first frame.
         frames: index and decoded frame, in presentation order.
+        sound_end: second of the clip up to which the scene's sound is written; None
+            writes none.
     """
     reformatter = av_reformatter.VideoReformatter()
     x264_params = f"{SAME_BITS}:tff=1" if info.interlaced else SAME_BITS
     with av.open(str(path), "w") as container:
         encoder = _TimedEncoder(container, info, first, SCENE_QUALITY, x264_params)
+        sound = None
+        if sound_end is not None:
+            sound = _SceneSound(container, info, info.timestamps[first], sound_end)
+
         for index, frame in frames:
             picture = _to_upright_yuv(frame, info, reformatter)
             if index == first:
                 _declare_format(encoder.context, frame, picture, info)
             encoder.write(index, picture)
+            if sound is not None:
+                sound.write_until(info.timestamps[index])
         encoder.finish()
+        if sound is not None:
+            sound.finish()
 
 
 def encode_pictures(
@@ -81,6 +101,42 @@ def encode_pictures(
                 _declare_bt709(encoder.context, picture, info)
             encoder.write(index, picture)
         encoder.finish()
+
+
+class _SceneSound:
+    """Writes the sound of a scene beside its pictures, some seconds at a time.
+
+    Args:
+        container: the file, open for writing.
+        info: media info of the clip, which has a sound track.
+        start: second of the clip at which the scene begins.
+        end: second of the clip at which it ends.
+    """
+
+    def __init__(
+        self, container: Any, info: MediaInfo, start: float, end: float
+    ) -> None:
+        assert info.sound is not None
+        self._info = info
+        self._start = start
+        self._rate = encodable_rate("mp4", info.sound.sample_rate)
+        self._count = round((end - start) * self._rate)
+        self._track = SoundTrack(container, "mp4", self._rate)
+
+    def write_until(self, second: float) -> None:
+        """Write the sound up to a second of the clip, in parts of SOUND_SECONDS."""
+        part = round(SOUND_SECONDS * self._rate)
+        reached = (second - self._start) * self._rate
+        while self._track.written < min(self._count, reached):
+            count = min(part, self._count - self._track.written)
+            start = self._start + self._track.written / self._rate
+            samples = read_sound(self._info, start, count / self._rate, self._rate)
+            self._track.write(samples)
+
+    def finish(self) -> None:
+        """Write all that is left."""
+        self.write_until(self._start + self._count / self._rate)
+        self._track.finish()
 
 
 class _TimedEncoder:

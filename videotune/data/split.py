@@ -26,6 +26,7 @@ from videotune.data.layouts import read_folder
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import VIDEO_SUFFIXES, probe
 from videotune.data.scene_encoding import encode_scene
+from videotune.data.sound_scan import scan_sound
 from videotune.errors import VideotuneError
 from videotune.text import counted
 
@@ -129,8 +130,8 @@ def split(
 
     A scene is out/<folder within source>/<stem>-scene-001.mp4: H.264 that keeps every
     frame, its time, and the declared colours, upright, in square pixels and with even
-    sides; no sound. A file without cuts is copied. Each scene gets the caption of its
-    video. A run that was stopped continues where it was.
+    sides, with its sound. A file without cuts is copied. Each scene gets the caption of
+    its video. A run that was stopped continues where it was.
 
     Args:
         source: a video or a folder of videos.
@@ -388,6 +389,7 @@ def _record_cuts(video: SplitFile, cuts: Sequence[float], out: Path) -> None:
 def _write_scenes(video: SplitFile) -> Iterator[float]:
     """Write the scenes that do not exist yet, in one pass; yield the seconds done."""
     assert video.info is not None
+    has_sound = len(video.scenes) > 1 and _has_readable_sound(video.info)
 
     with closing(Reader(video.info)) as reader:
         for scene in video.scenes:
@@ -399,11 +401,24 @@ def _write_scenes(video: SplitFile) -> Iterator[float]:
                         info=video.info,
                         first=scene.first,
                         frames=reader.frames(range(scene.first, scene.end)),
+                        sound_end=scene.start + scene.seconds if has_sound else None,
                     )
                 else:
                     write = partial(shutil.copyfile, video.file.path)
                 files.write_whole(scene.path, write)
             yield scene.start + scene.seconds
+
+
+def _has_readable_sound(info: MediaInfo) -> bool:
+    """Whether a video has sound, all of which can be decoded; the scenes of others are
+    written without.
+    """
+    if info.sound is None:
+        return False
+    try:
+        return not scan_sound(info, info.seconds).is_silent
+    except ClipProblem:
+        return False
 
 
 def _write_caption(file: ClipFile, target: Path) -> bool:

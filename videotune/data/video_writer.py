@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.data.sound import resample
+from videotune.data.sound_writer import SoundTrack, encodable_rate
 from videotune.files import write_bytes, write_whole
 from videotune.lazy import av
 
@@ -26,12 +27,6 @@ SAME_BITS = "cpu-independent=1"
 """x264 parameter that makes files reproducible: by default its AVX-512 code gives other
 bits from call to call.
 """
-
-SOUND_BIT_RATE = 192_000
-"""Bits a second of a sound track: no difference can be heard."""
-
-FALLBACK_RATE = 48000
-"""Samples a second of a sound track whose encoder does not take the rate of the sound."""
 
 
 def write_video(
@@ -102,67 +97,24 @@ def video_bytes(
         stream.pix_fmt = "yuv420p"
         stream.thread_count = 1
         track = None
+        samples = np.zeros((2, 0), np.float32)
         if sound is not None:
-            track = _SoundTrack(container, kind, sound, sound_rate)
+            rate = encodable_rate(kind, sound_rate)
+            samples = resample(sound, sound_rate, rate) if rate != sound_rate else sound
+            track = SoundTrack(container, kind, rate)
 
         for number, frame in enumerate(frames, start=1):
             even_frame = np.ascontiguousarray(frame[:height, :width])
             picture = av.VideoFrame.from_ndarray(even_frame, format="rgb24")
             container.mux(stream.encode(picture))
             if track is not None:
-                track.write_until(number / float(fps))
+                end = round(number / float(fps) * rate)
+                track.write(samples[:, track.written : end])
         container.mux(stream.encode())
         if track is not None:
+            track.write(samples[:, track.written :])
             track.finish()
     return file.getvalue()
-
-
-class _SoundTrack:
-    """The sound track of a file that is being written.
-
-    Args:
-        container: the open container.
-        kind: its format; WebM gets Opus, others AAC.
-        sound: samples (2, n).
-        rate: samples a second.
-    """
-
-    def __init__(
-        self, container: Any, kind: str, sound: NDArray[np.float32], rate: int
-    ) -> None:
-        codec = "libopus" if kind == "webm" else "aac"
-        if rate not in av.Codec(codec, "w").audio_rates:
-            sound = resample(sound, rate, FALLBACK_RATE)
-            rate = FALLBACK_RATE
-        self._container = container
-        self._samples = np.clip(sound, -1.0, 1.0)
-        self._rate = rate
-        self._written = 0
-
-        self._stream: Any = container.add_stream(codec, rate=rate, layout="stereo")
-        self._stream.bit_rate = SOUND_BIT_RATE
-        # Else the encoder writes its version into the sound.
-        self._stream.codec_context.flags |= int(av.codec.context.Flags.bitexact)
-
-    def write_until(self, second: float) -> None:
-        """Write the samples up to a second that are not written yet."""
-        end = min(round(second * self._rate), self._samples.shape[1])
-        if end <= self._written:
-            return
-        chunk = self._samples[:, self._written : end]
-        frame = av.AudioFrame.from_ndarray(
-            np.ascontiguousarray(chunk, np.float32), format="fltp", layout="stereo"
-        )
-        frame.sample_rate = self._rate
-        frame.time_base = Fraction(1, self._rate)
-        frame.pts = self._written
-        self._container.mux(self._stream.encode(frame))
-        self._written = end
-
-    def finish(self) -> None:
-        """Write the other samples, and what the encoder still holds."""
-        self.write_until(self._samples.shape[1] / self._rate)
-        self._container.mux(self._stream.encode())
 
 
 def read_video(path: Path, widest: int) -> tuple[list[NDArray[Any]], Fraction]:
