@@ -13,9 +13,16 @@ from tests.support.clips import noise
 from tests.support.families import open_family
 from tests.support.landscapes import pan
 from videotune.model_spec import VideoRules
-from videotune.sampling.picture_faults import fault_of, remark_at, samples_at
+from videotune.sampling.picture_faults import (
+    describe_faults,
+    describe_sound,
+    faults_of,
+    remark_at,
+    samples_at,
+)
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import decode
+from videotune.sampling.sample_files import measure_sound
 from videotune.toy.shapes import DIRECTIONS, SHAPES, draw_clip
 
 RULES = VideoRules(4, 1, 16, 16.0, spatial_stride=8, temporal_stride=4)
@@ -131,5 +138,45 @@ def test_the_remark_counts_the_samples_of_a_step_by_their_fault() -> None:
 def test_a_record_of_an_earlier_or_foreign_version_has_no_fault(
     record: dict[str, Any],
 ) -> None:
-    assert fault_of(record) is None
+    assert faults_of(record) == []
     assert remark_at([{"kind": "sample", "step": 1} | record], 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("sound", "faults", "loudness"),
+    [
+        ({"loudness": -21.4, "clipped": 0.0}, [], "sound −21 dB"),
+        ({"loudness": -60.0, "clipped": 0.001}, [], "sound −60 dB"),
+        ({"loudness": -60.1, "clipped": 0.0}, ["silent"], "sound −60 dB"),
+        ({"loudness": -120.0, "clipped": 0.0}, ["silent"], "sound −120 dB"),
+        ({"loudness": -1.0, "clipped": 0.0011}, ["clipped"], "sound −1 dB"),
+        ({"loudness": -0.3, "clipped": 1.0}, ["clipped"], "sound 0 dB"),
+        ({"loudness": None}, [], ""),
+        ("loud", [], ""),
+        (None, [], ""),
+    ],
+)
+def test_silent_and_clipped_sound_are_faults(
+    sound: Any, faults: list[str], loudness: str
+) -> None:
+    record = sample(3, None) | {"sound": sound}
+    assert faults_of(record) == faults
+    assert describe_sound(record) == loudness
+
+
+def test_a_sample_has_faults_of_picture_and_sound() -> None:
+    record = sample(3, "black") | {"sound": {"loudness": -90.0, "clipped": 0.0}}
+    assert faults_of(record) == ["black", "silent"]
+    assert describe_faults(record) == "black, silent"
+    assert remark_at([record], 3) == "of 1 sample, 1 is black, 1 is silent"
+
+
+def test_the_sound_of_a_sample_is_measured() -> None:
+    """A sine of half the full scale is 9 dB below it; one that is cut off is clipped."""
+    seconds = np.arange(16000) / 16000
+    sine = np.sin(2 * np.pi * 440 * seconds).astype(np.float32)
+    stereo = np.stack([sine, sine])
+    assert measure_sound(0.5 * stereo) == {"loudness": -9.0, "clipped": 0.0}
+    assert measure_sound(0 * stereo) == {"loudness": -120.0, "clipped": 0.0}
+    cut = measure_sound(np.clip(2 * stereo, -1, 1))
+    assert cut["clipped"] == pytest.approx(2 / 3, abs=0.01)

@@ -33,7 +33,7 @@ from videotune.models.base import DiffusersModel
 from videotune.runs.schemas import read_record
 from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.given_latents import encode_given
-from videotune.sampling.picture_faults import FAULTS
+from videotune.sampling.picture_faults import describe_faults
 from videotune.sampling.picture_measure import measure_picture
 from videotune.sampling.pipeline import (
     RenderedSample,
@@ -42,7 +42,7 @@ from videotune.sampling.pipeline import (
     file_name,
     render_samples,
 )
-from videotune.sampling.sample_files import write_sample
+from videotune.sampling.sample_files import measure_sound, write_sample
 from videotune.text import counted, shape_words
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool
@@ -126,9 +126,14 @@ def write_samples(source: SampleSource, folder: Path) -> list[Path]:
         name = named_by(file_name(sampler.step, prompt, prompt_seed), prompt)
         path = folder / f"{adapter_name(options)}{name}"
         write_sample(path, drawn, sampler.settings.shape.fps)
-        picture = measure_picture(drawn.frames, sampler.family.spec.rules)
-        if picture["fault"] is not None:
-            echo(f"{path.name} is {FAULTS[str(picture['fault'])]}")
+        facts: dict[str, Any] = {
+            "picture": measure_picture(drawn.frames, sampler.family.spec.rules)
+        }
+        if drawn.sound is not None:
+            facts["sound"] = measure_sound(drawn.sound)
+        faults = describe_faults(facts)
+        if faults:
+            echo(f"{path.name} is {faults}")
         paths.append(path)
     return paths
 

@@ -10,9 +10,10 @@ from videotune import text
 from videotune.files import write_text
 from videotune.reporter import charts, inventory, outcome
 from videotune.reporter.build import render, summary
-from videotune.reporter.previews import MAX_ROWS, fault_words, link_in, sample_rows
+from videotune.reporter.previews import MAX_ROWS, link_in, sample_rows
 from videotune.reporter.privacy import shareable
 from videotune.reporter.read import Record, Run, number, points, read_run
+from videotune.sampling.picture_faults import describe_faults, describe_sound
 
 STROKES = ("one", "two", "three", "four")
 
@@ -120,8 +121,8 @@ def shared_previews(runs: Sequence[Run], page_folder: Path) -> list[dict[str, An
         page_folder: the folder that links are relative to.
 
     Returns:
-        {"prompt", "seed", "cells"}: a cell is {"run", "step", "link", "fault"}, of the
-        recommended step if that was sampled, else of the latest.
+        {"prompt", "seed", "cells"}: a cell is {"run", "step", "link", "fault", "sound"}, of
+        the recommended step if that was sampled, else of the latest.
     """
     names = run_names([run.folder for run in runs])
     cells_by_prompt: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -152,7 +153,8 @@ def _preview_cell(
     return {
         "step": step,
         "link": quote(relative_path.encode("utf-8", "replace"), safe="/"),
-        "fault": fault_words(record),
+        "fault": describe_faults(record),
+        "sound": describe_sound(record),
     }
 
 

@@ -24,7 +24,7 @@ from videotune.reporter.read import (
     number,
     points,
 )
-from videotune.sampling.picture_faults import FAULTS, fault_of
+from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.text import plain, some, value_text
 
 BUDGET = 5_000_000
@@ -83,20 +83,28 @@ class Media:
             "seed": seed,
             "steps": list(cells),
             "paths": paths,
-            "faults": [fault_words(record) for record in cells.values()],
+            "faults": [describe_faults(record) for record in cells.values()],
+            "sounds": [describe_sound(record) for record in cells.values()],
         }
+        if any(card["sounds"]):
+            # Joined into one video, none of them could be heard by itself.
+            for path in paths:
+                self._embed(path, copies=2)
+            self.cards.append(card | {"uri": "", "small": False, "why": ""})
+            return
         card |= _side_by_side(self.folder, paths)
         if not self._reserve(len(card["uri"])):
             card |= {"uri": "", "why": "the page is full"}
         self.cards.append(card)
 
-    def _embed(self, path: str) -> None:
-        """Embed a file if it is valid and fits."""
+    def _embed(self, path: str, copies: int = 1) -> None:
+        """Embed a file if it is valid and fits as often as the page shows it."""
         file = self.folder / path
-        if not local_link(path) or not _has_signature(file):
+        is_embedded = path in self.embedded
+        if is_embedded or not local_link(path) or not _has_signature(file):
             return
         base64_size = 4 * -(-getsize(file) // 3)
-        if self._reserve(base64_size + 40):
+        if self._reserve(copies * (base64_size + 40)):
             self.embedded[path] = _data_uri(file.read_bytes(), file.suffix)
 
     def _reserve(self, size: int) -> bool:
@@ -145,12 +153,6 @@ def sample_rows(run: Run) -> dict[tuple[str, str], dict[float, Record]]:
         step = number(record.get("step")) or 0
         rows.setdefault(key, {})[step] = record
     return rows
-
-
-def fault_words(record: Record) -> str:
-    """Return what is wrong with a sample in a word or two; empty if nothing is."""
-    fault = fault_of(record)
-    return "" if fault is None else FAULTS[fault]
 
 
 def step_in(entry: Record) -> int | None:
@@ -248,6 +250,7 @@ def before(run: Run, media: Media) -> dict[str, Any]:
         "absent": absent,
         "cards": media.cards[:FIRST_CARDS],
         "more_cards": media.cards[FIRST_CARDS:],
+        "has_sound": any(any(card["sounds"]) for card in media.cards),
     }
 
 
@@ -297,7 +300,8 @@ def samples(run: Run, media: Media) -> dict[str, Any]:
         records = [mapping(cells.get(step)) for step in steps]
         videos = []
         for record in records:
-            videos.append((media.video(str(record["path"] or "")), fault_words(record)))
+            source = media.video(str(record["path"] or ""))
+            videos.append((source, describe_faults(record), describe_sound(record)))
         rows.append((prompt, seed, videos))
 
     absent = ""
@@ -393,7 +397,7 @@ def _measured_sample(run: Run, entry: Any) -> tuple[Fields, str | None, str]:
     """Return a sample of the metrics, the address of its file, and its fault in words."""
     sample = mapping(entry)
     link = link_in(run, str(sample["path"] or ""))
-    return sample, link, fault_words(entry) if isinstance(entry, Mapping) else ""
+    return sample, link, describe_faults(sample)
 
 
 def _faulty_samples(

@@ -1,7 +1,9 @@
-"""What is wrong with a sample's pictures, as a run recorded it: black, flat, frozen, noise.
+"""What is wrong with a sample, as a run recorded it: pictures that are black, flat, frozen
+or noise, and sound that is silent or clipped.
 
-A run measures each sample when it writes it (``picture_measure``) and keeps the result in
-the journal's line under ``picture``. Reading it needs neither the video nor numpy.
+A run measures each sample when it writes it (``picture_measure``, ``sample_files``) and
+keeps the result in the journal's line under ``picture`` and ``sound``. Reading it needs
+neither the video nor numpy.
 """
 
 from collections import Counter
@@ -15,18 +17,57 @@ FAULTS = {
     "flat": "of one flat colour",
     "noise": "noise",
     "frozen": "without motion",
+    "silent": "silent",
+    "clipped": "too loud (clipped)",
 }
 """What is said of a sample with a fault, the gravest first."""
 
+SILENCE = -60.0
+"""Loudness in dBFS below which a sample's sound is silent, as in the scan of clips."""
 
-def fault_of(record: Mapping[str, Any]) -> str | None:
-    """Return the fault in a sample's record: a key of FAULTS.
+MOST_CLIPPED = 0.001
+"""The largest share of clipped numbers in a sound without a fault."""
 
-    None if it has none, or was written by an earlier version that measured nothing.
+
+def faults_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the faults in a sample's record, of its pictures and of its sound: keys of
+    FAULTS.
+
+    Empty if it has none, or was written by an earlier version that measured nothing.
     """
+    faults = []
     picture = record.get("picture")
     fault = picture.get("fault") if isinstance(picture, Mapping) else None
-    return fault if isinstance(fault, str) and fault in FAULTS else None
+    if isinstance(fault, str) and fault in FAULTS:
+        faults.append(fault)
+
+    loudness = _sound_figure(record, "loudness")
+    clipped = _sound_figure(record, "clipped")
+    if loudness is not None and loudness < SILENCE:
+        faults.append("silent")
+    if clipped is not None and clipped > MOST_CLIPPED:
+        faults.append("clipped")
+    return faults
+
+
+def describe_faults(record: Mapping[str, Any]) -> str:
+    """Return what is wrong with a sample in a word or two; empty if nothing is."""
+    return ", ".join(FAULTS[fault] for fault in faults_of(record))
+
+
+def describe_sound(record: Mapping[str, Any]) -> str:
+    """Return how loud a sample's sound is, as "sound −21 dB"; empty without sound."""
+    loudness = _sound_figure(record, "loudness")
+    if loudness is None:
+        return ""
+    return f"sound {round(loudness)} dB".replace("-", "−")
+
+
+def _sound_figure(record: Mapping[str, Any], key: str) -> float | None:
+    sound = record.get("sound")
+    value = sound.get(key) if isinstance(sound, Mapping) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None
 
 
 def samples_at(
@@ -53,7 +94,9 @@ def remark_at(records: Iterable[Mapping[str, Any]], step: float) -> str:
         step: the step, such as a checkpoint's.
     """
     samples = samples_at(records, step)
-    count = Counter(fault_of(sample) for sample in samples)
+    count: Counter[str] = Counter()
+    for sample in samples:
+        count.update(faults_of(sample))
     remarks = []
     for fault, text in FAULTS.items():
         if not count[fault]:

@@ -19,7 +19,12 @@ from videotune.queue.entries import QueueEntry
 from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping, number
-from videotune.sampling.picture_faults import FAULTS, fault_of, remark_at, samples_at
+from videotune.sampling.picture_faults import (
+    describe_faults,
+    describe_sound,
+    remark_at,
+    samples_at,
+)
 from videotune.studio import header, model_choices, queue_page, train_page, trash
 from videotune.studio.preview_clips import clip_of
 from videotune.studio.projects import Project, inside, texts
@@ -117,13 +122,14 @@ def _comfyui_folder(page: PageContext) -> tuple[Path | None, str]:
         return None, str(error)
 
 
-def _preview_of(run: Run, project: Project, step: int | None) -> str | None:
-    """Return a preview of a step, as a path within the project."""
+def _preview_of(run: Run, project: Project, step: int | None) -> tuple[str, str] | None:
+    """Return a preview of a step, as a path within the project, and how loud it is."""
     for record in run.of_kind("sample"):
         if record.get("step") == step:
             path = train_page.existing_file(run.folder, record.get("path"))
             if path is not None:
-                return path.relative_to(project.folder).as_posix()
+                relative = path.relative_to(project.folder).as_posix()
+                return relative, describe_sound(record)
     return None
 
 
@@ -148,6 +154,7 @@ def summary(page: PageContext) -> str:
         remarks={saved: remark_at(run.journal, saved) for saved in saved_steps},
         formats=export_formats(run),
         home=home,
+        describe_sound=describe_sound,
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         files=files,
         use=use(run),
@@ -193,7 +200,10 @@ class ShownSample:
     """Its record of the journal."""
 
     fault: str
-    """What is wrong with its pictures, in words; empty if nothing is."""
+    """What is wrong with it, in words; empty if nothing is."""
+
+    sound: str
+    """How loud its sound is, in words; empty without sound."""
 
     near: dict[str, str]
     """Name and path of the training clip that looks most alike; empty if not measured."""
@@ -244,7 +254,7 @@ def _shown_samples(home: Path, run: Run, step: int) -> Iterator[ShownSample]:
     """Yield the samples of a step whose files exist, those with a fault first."""
     clip_by_path = {str(clip["path"]): clip for clip in run.clips}
     records = [mapping(record) for record in samples_at(run.journal, step)]
-    records.sort(key=lambda record: fault_of(record) is None)
+    records.sort(key=lambda record: describe_faults(record) == "")
     for record in records:
         path = train_page.existing_file(run.folder, record["path"])
         if path is None:
@@ -256,7 +266,8 @@ def _shown_samples(home: Path, run: Run, step: int) -> Iterator[ShownSample]:
         yield ShownSample(
             path=path.relative_to(home).as_posix(),
             record=record,
-            fault=FAULTS.get(fault_of(record) or "", ""),
+            fault=describe_faults(record),
+            sound=describe_sound(record),
             near=near,
         )
 

@@ -21,7 +21,7 @@ from videotune.reporter.outcome import describe_state, grounds, recommended_chec
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, items, mapping
-from videotune.sampling.picture_faults import FAULTS, fault_of
+from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import gpu, header, projects, queue_page, trash
 from videotune.studio.form import clip_keys_of, inherited_values
 from videotune.studio.further_steps import refuse_no_steps
@@ -327,9 +327,9 @@ def _preview_rows(home: Path, label: str, folder: Path) -> list[dict[str, Any]]:
         for step, cell in sorted(cells.items()):
             path = existing_file(folder, cell.get("path"))
             if path is not None:
-                fault = FAULTS.get(fault_of(cell) or "", "")
+                fault = describe_faults(cell)
                 relative = path.relative_to(home).as_posix()
-                existing_cells.append((step, relative, fault))
+                existing_cells.append((step, relative, fault, describe_sound(cell)))
 
         if existing_cells:
             row = {

@@ -107,7 +107,7 @@
     get ignoreActiveValue() { return vt.isTyping(); },
     callbacks: {
       beforeNodeMorphed: (old) => !(old.dataset && "keep" in old.dataset),
-      beforeAttributeUpdated: (name, node) => !(kept.has(name) && node.matches("details,dialog,.help-word")) && !(node.matches("video") && name === "autoplay"),
+      beforeAttributeUpdated: (name, node) => !(kept.has(name) && node.matches("details,dialog,.help-word")) && !(node.matches("video") && name === "autoplay") && !(node.matches("[data-hear]") && name === "aria-pressed"),
     },
   };
   function show(place, text) {
@@ -154,6 +154,13 @@
     if (quiet >= SILENCE && !vt.isLost) connected(false);
     if (vt.isLost && stream.readyState !== EventSource.CLOSED && quiet >= RENEW) listen();
   }, TICK);
+  // One sound at a time: what is switched on silences the other videos of the page.
+  for (const kind of ["volumechange", "play"]) document.addEventListener(kind, (event) => {
+    const heard = event.target;
+    if (heard.muted || heard.paused) return;
+    for (const other of document.querySelectorAll("video, audio")) if (other !== heard) other.muted = true;
+  }, true);
+
   const own = document.title;
   function title() {
     const share = document.querySelector("#r-status [data-share]")?.dataset.share;

@@ -58,7 +58,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const shared = () => videos().find((one) => !one.paused)?.currentTime || 0;
 
   function show() {
-    const row = current(), steps = row.cells.map(([step]) => step), path = new Map(row.cells.map(([step, where]) => [step, where])), faults = new Map(row.cells.map(([step, , fault]) => [step, fault]));
+    const row = current(), steps = row.cells.map(([step]) => step), path = new Map(row.cells.map(([step, where]) => [step, where])), faults = new Map(row.cells.map(([step, , fault, sound]) => [step, [sound, fault].filter(Boolean).join(", ")]));
     state.row = name(row);
     if (state.newest || !path.has(state.right)) state.right = steps.at(-1);
     const left = state.left !== "" && path.has(+state.left) ? +state.left : steps[0];
@@ -74,12 +74,13 @@ document.addEventListener("DOMContentLoaded", () => {
     slider.setAttribute("aria-valuetext", said(state.right));
     $("viewer-at").textContent = said(state.right);
     const remark = (step) => faults.get(step) ? `: ${faults.get(step)}` : "", other = besideCell(row, state.right);
-    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0])}`);
+    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0])}${other[3] ? `: ${other[3]}` : ""}`);
     else put($("shot-left"), url(path.get(left)), (left === 0 ? "before" : `step ${left}`) + remark(left));
     put($("shot-right"), url(path.get(state.right)), (beside.run ? `${viewer.dataset.run}, ` : "") + said(state.right) + remark(state.right));
     $("shot-left").hidden = !other && left === state.right && steps.length < 2;
     choice.disabled = Boolean(other);
     $("viewer-download").href = url(path.get(state.right));
+    $("viewer-sound").hidden = ![...rows, ...beside.rows].some((one) => one.cells.some((cell) => cell[3]));
     near(row);
     for (const chip of $("viewer-prompts").children) chip.setAttribute("aria-pressed", chip.dataset.row === state.row);
   }
@@ -120,7 +121,8 @@ document.addEventListener("DOMContentLoaded", () => {
         const place = line.insertCell(), cell = cells.get(step);
         if (!cell) continue;
         const button = make("button"), video = Object.assign(document.createElement("video"), { muted: true, loop: true, playsInline: true, preload: "metadata", tabIndex: -1 });
-        button.type = "button"; button.setAttribute("aria-label", `Show ${said(step)} of ${row.prompt}${cell[2] ? `, which is ${cell[2]}` : ""}`);
+        button.type = "button"; button.setAttribute("aria-label", `Show ${said(step)} of ${row.prompt}${cell[2] ? `, which is ${cell[2]}` : ""}${cell[3] ? `, ${cell[3]}` : ""}`);
+        if (cell[3]) button.title = cell[3];
         video.setAttribute("src", url(cell[1])); video.poster = poster(url(cell[1])); button.append(video);
         if (cell[2]) { const words = make("span", cell[2]); words.className = "badge care"; button.append(words); }
         button.onmouseenter = () => video.play().catch(() => {}); button.onmouseleave = () => video.pause();
@@ -149,6 +151,9 @@ document.addEventListener("DOMContentLoaded", () => {
     $("viewer-play").setAttribute("aria-label", on ? "Pause the videos" : "Play the videos");
     $("viewer-play").querySelector("use").setAttribute("href", `/static/vendor/icons.svg#${on ? "pause" : "play"}`);
   }
+  function hear() {  // the sound of at most one of them; studio.js silences what else is heard
+    for (const shot of ["shot-left", "shot-right"]) $(shot).querySelector("video").muted = $("viewer-sound").value !== shot;
+  }
   function press(button) { const on = button.getAttribute("aria-pressed") !== "true"; button.setAttribute("aria-pressed", on); return on; }
   function large(on) {
     viewer.classList.toggle("large", on); document.body.style.overflow = on ? "hidden" : "";
@@ -161,6 +166,11 @@ document.addEventListener("DOMContentLoaded", () => {
     });
     $("viewer-left").addEventListener("change", (event) => { state.left = event.target.value; show(); });
     $("viewer-play").addEventListener("click", () => play(!state.playing));
+    $("viewer-sound").addEventListener("change", () => { hear(); if ($("viewer-sound").value && !state.playing) play(true); });
+    $("stage").addEventListener("volumechange", () => {  // it may have been silenced from elsewhere on the page
+      const heard = ["shot-left", "shot-right"].find((shot) => !$(shot).querySelector("video").muted);
+      $("viewer-sound").value = heard ?? "";
+    }, true);
     $("viewer-all").addEventListener("click", (event) => { $("viewer-matrix").hidden = !press(event.currentTarget); $("viewer-prompts").hidden = !$("viewer-matrix").hidden || rows.length < 2; matrix(); });
     $("viewer-beside")?.addEventListener("change", (event) => chooseBeside(event.target.value));
     $("viewer-wipe").addEventListener("click", (event) => { const on = press(event.currentTarget); $("stage").classList.toggle("wipe", on); $("wipe-line").hidden = !on; });
@@ -183,6 +193,19 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const kind of ["mouseover", "mouseout"]) document.addEventListener(kind, (event) => {
     if (event.target.matches(".checkpoints video")) event.target[kind === "mouseover" ? "play" : "pause"]()?.catch?.(() => {});
   });
+
+  document.addEventListener("click", (event) => {  // the sound of a small preview without controls
+    const button = event.target.closest("[data-hear]");
+    if (!button) return;
+    const video = button.parentElement.querySelector("video");
+    if (!video.muted) { video.muted = true; video.pause(); return; }
+    video.muted = false;
+    video.play().catch(() => {});
+  });
+  document.addEventListener("volumechange", (event) => {
+    const button = event.target.parentElement?.querySelector("[data-hear]");
+    if (button) button.setAttribute("aria-pressed", !event.target.muted);
+  }, true);
 
   // choices of checkpoints in the dialog that trains on
   document.addEventListener("click", (event) => {
