@@ -12,7 +12,7 @@ import pytest
 from videotune.cli.main import app
 from videotune.cli.train import show_training
 from videotune.commands import train as training
-from videotune.commands.sample_options import SampleOptions
+from videotune.commands.sample_options import FILE_OPTIONS, SampleOptions
 from videotune.job.overrides import Overrides
 from videotune.trainer.resume import Resume
 
@@ -87,6 +87,7 @@ def sample(words: SampleOptions, out: Path) -> int:
         "base": words.base,
         "strength": words.strength,
         "set": words.sets,
+        **{name: getattr(words, name) for name in FILE_OPTIONS},
     }
     return run("sample", *([words.run] if words.run else []), out=out, **many, **named)
 

@@ -46,7 +46,8 @@ LastFrame = Annotated[
 Prefix = Annotated[Path | None, Opt(help="the clip that it continues")]
 Suffix = Annotated[Path | None, Opt(help="the clip that it leads to")]
 Video = Annotated[
-    Path | None, Opt(help="the clip of which it keeps what --mask leaves")
+    Path | None,
+    Opt(help="the clip of which it keeps what --mask leaves, or whose sound is drawn"),
 ]
 Mask = Annotated[Path | None, Opt(help="image or clip, white where it is painted anew")]
 Reference = Annotated[
@@ -54,6 +55,9 @@ Reference = Annotated[
 ]
 Control = Annotated[
     Path | None, Opt(help="image or clip that controls it, if the run learns that")
+]
+Sound = Annotated[
+    Path | None, Opt(help="file whose sound it has, if the run learns that")
 ]
 
 
@@ -77,6 +81,7 @@ def sample(
     mask: Mask = None,
     reference: Reference = None,
     control: Control = None,
+    sound: Sound = None,
     strength: Strength = None,
     sets: Sets = None,
     offline: Offline = False,
@@ -108,6 +113,7 @@ def sample(
         mask=mask,
         reference=reference,
         control=control,
+        sound=sound,
         strength=strength,
         sets=sets or (),
     )

@@ -16,7 +16,12 @@ from videotune.model_spec import ModelSpec
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, complete_checkpoints, pick
 from videotune.runs.journal import History
-from videotune.sampling.given_files import FILE_KEYS, GivenFiles, refuse_given
+from videotune.sampling.given_files import (
+    FILE_KEYS,
+    GivenFiles,
+    refuse_given,
+    refuse_no_modality,
+)
 from videotune.types import BasePlace
 
 LONGEST = 10_000
@@ -61,6 +66,7 @@ class SampleOptions:
     mask: Path | None = None
     reference: Path | None = None
     control: Path | None = None
+    sound: Path | None = None
     """Files that all prompts are conditioned on, see ``GivenFiles``."""
 
     def given(self) -> list[GivenFiles]:
@@ -209,6 +215,8 @@ def refuse_images(options: SampleOptions, spec: ModelSpec, config: Config) -> No
     """
     for files in options.given():
         refuse_given(files, spec, config, "sample")
+    if not options.given():
+        refuse_no_modality(spec, "sample")
     if not options.images and spec.image_conditioning == "concat":
         raise VideotuneError(
             f"no image given; {spec.title} continues one: pass --image FILE, for each prompt or for all"

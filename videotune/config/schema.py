@@ -153,6 +153,7 @@ class Prompt(Section):
     mask: str | None = Field(None, min_length=1)
     reference: str | None = Field(None, min_length=1)
     control: str | None = Field(None, min_length=1)
+    sound: str | None = Field(None, min_length=1)
     scheduler: str | None = Field(None, pattern="^[A-Za-z0-9]+Scheduler$")
     guidance_rescale: float | None = Field(None, ge=0, le=1)
     strength: float | None = Field(None, ge=-100, le=100)

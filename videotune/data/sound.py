@@ -17,8 +17,19 @@ from numpy.typing import NDArray
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import OPEN_OPTIONS, demux
-from videotune.data.sound_info import SoundInfo, sound_stream
+from videotune.data.sound_info import (
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    SoundInfo,
+    sound_stream,
+)
 from videotune.lazy import av
+
+SOUND_OPTIONS = {
+    **OPEN_OPTIONS,
+    "format_whitelist": f"{OPEN_OPTIONS['format_whitelist']},wav,mp3,flac,aac,aiff",
+}
+"""Containers of videos, and of sound alone."""
 
 Sound = NDArray[np.float32]
 """Samples (2, n), left and right, in [-1, 1]."""
@@ -86,6 +97,51 @@ def read_sound(info: MediaInfo, start: float, seconds: float, rate: int) -> Soun
     except ClipProblem as problem:
         name = Path(info.path).name
         raise ClipProblem(problem.reason, f"{name}: {problem.detail}") from problem
+
+
+def read_beginning(path: Path, seconds: float, rate: int) -> Sound:
+    """Read the beginning of a file's sound, also of one without a video.
+
+    Args:
+        path: the file.
+        seconds: duration; what the file has no sound for is silence.
+        rate: samples a second of the result.
+
+    Returns:
+        float32 (2, round(seconds · rate)).
+
+    Raises:
+        ClipProblem: "no_sound" without a track, "decode_error" if it cannot be decoded.
+    """
+    count = round(seconds * rate)
+    out = np.zeros((2, count), np.float32)
+    converter = _StereoConverter()
+    parts: list[Sound] = []
+    track_rate = rate
+    try:
+        with av.open(str(path), options=SOUND_OPTIONS) as container:
+            stream = sound_stream(container)
+            if stream is None:
+                raise ClipProblem("no_sound", "it has no sound track")
+            missing_seconds = seconds + FILTER_SECONDS
+            for frame in container.decode(stream):
+                track_rate = frame.sample_rate
+                if not LOWEST_RATE <= track_rate <= HIGHEST_RATE:
+                    detail = f"its rate is {track_rate} a second"
+                    raise ClipProblem("decode_error", detail)
+                parts.append(converter.convert(frame))
+                missing_seconds -= parts[-1].shape[1] / track_rate
+                if missing_seconds <= 0:
+                    break
+    except (av.FFmpegError, ValueError) as error:
+        raise ClipProblem("decode_error", f"its sound is damaged: {error}") from error
+
+    if parts:
+        samples = np.concatenate(parts, axis=1)
+        if track_rate != rate:
+            samples = resample(samples, track_rate, rate)
+        out[:, : samples.shape[1]] = samples[:, :count]
+    return out
 
 
 def _read_resampled(

@@ -40,6 +40,7 @@ from videotune.models.base_model import (
 )
 from videotune.models.model_files import NotHere, note
 from videotune.models.registry import find
+from videotune.sampling.given_files import FILE_KEYS
 from videotune.sampling.prompts import resolve_prompts
 from videotune.types import BasePlace
 
@@ -204,7 +205,7 @@ def _named_files(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
     prompts = keys.get("samples")
     for prompt in prompts if isinstance(prompts, list) else ():
-        for name in FILES_OF_PROMPTS if isinstance(prompt, Mapping) else ():
+        for name in FILE_KEYS if isinstance(prompt, Mapping) else ():
             path = prompt.get(name)
             if isinstance(path, str):
                 yield f"samples: {name}", path
@@ -333,9 +334,6 @@ def where_there(path: str) -> str:
     return absolute(path) if expand_user(path).exists() else path
 
 
-FILES_OF_PROMPTS = ("image", "last_frame", "prefix", "suffix", "video", "mask")
-"""Keys of a prompt that name a file."""
-
 LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("prior_preservation", "datasets[].path"), local_or_id),
     **dict.fromkeys(("base_model_name", "base_parts"), where_there),
@@ -346,7 +344,7 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("base_loras[]", "base_loras[].file"), absolute),
     **dict.fromkeys(("sample.loras[]", "sample.loras[].file"), absolute),
     **dict.fromkeys(("samples[].loras[]", "samples[].loras[].file"), absolute),
-    **{f"samples[].{name}": absolute for name in FILES_OF_PROMPTS},
+    **{f"samples[].{name}": absolute for name in FILE_KEYS},
     "datasets[].loss_masks": absolute,
     "sample_metrics.encoder": lambda path: (
         absolute(path) if expand_user(path).is_dir() else path

@@ -19,7 +19,9 @@ class GivenFiles:
     suffix: str | None = None
     """A clip that the sample leads to: its first frames are the sample's last."""
     video: str | None = None
-    """A clip of which the sample keeps what ``mask`` leaves."""
+    """A clip of which the sample keeps what ``mask`` leaves; of a run that learns only
+    sound, the sample's video.
+    """
     mask: str | None = None
     """An image or clip, white where the sample is painted anew."""
 
@@ -27,6 +29,8 @@ class GivenFiles:
     """A clip or image that is appended."""
     control: str | None = None
     """A clip or image that controls the sample."""
+    sound: str | None = None
+    """A file whose sound is the sample's, of a run that learns the video for a sound."""
 
     @property
     def types(self) -> frozenset[str]:
@@ -63,7 +67,8 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
         config: of the run.
         key: where the files are named, for messages.
     """
-    if (files.video is None) != (files.mask is None):
+    _refuse_modality(files, spec, key)
+    if not spec.is_given_video and (files.video is None) != (files.mask is None):
         raise VideotuneError(
             f"{key}: video and mask belong together: the mask is white where the video is "
             "painted anew. Set both or neither"
@@ -89,6 +94,31 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
                 f"{key}: {word}: {spec.title} takes it only in a run that learns it. Train with {name} in "
                 "conditions, or leave it out"
             )
+
+
+def _refuse_modality(files: GivenFiles, spec: ModelSpec, key: str) -> None:
+    """Raise VideotuneError for a sound that is not given in a run, or for what else a
+    sample is given beside a whole video.
+    """
+    if files.sound is not None and not spec.is_given_sound:
+        raise VideotuneError(
+            f"{key}: sound: it is for a run that learns the video for a sound (generate "
+            "[video]). Leave it out"
+        )
+    if spec.is_given_video and (files.types or files.video is None):
+        raise VideotuneError(
+            f"{key}: the run learns the sound of a video (generate [sound]). Set video, and no "
+            "other file"
+        )
+    if spec.is_given_sound and files.sound is None:
+        raise VideotuneError(
+            f"{key}: the run learns the video for a sound (generate [video]). Set sound too"
+        )
+
+
+def refuse_no_modality(spec: ModelSpec, key: str) -> None:
+    """Raise VideotuneError for a sample without files, if it needs a video or a sound."""
+    _refuse_modality(NO_FILES, spec, key)
 
 
 def _known_to_base(spec: ModelSpec) -> frozenset[str]:

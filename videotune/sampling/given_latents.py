@@ -15,6 +15,7 @@ from videotune.data.decode import decode, whole_picture
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
+from videotune.data.sound import read_beginning
 from videotune.errors import VideotuneError
 from videotune.latent_cache.clip_ends import (
     REFERENCE,
@@ -37,6 +38,9 @@ from videotune.models.base import DiffusersModel
 from videotune.sampling.given_files import GivenFiles
 from videotune.types import ClipShape, ConditionPixels, LatentDistribution, Window
 
+SOME_RATE = 16000
+"""Numbers a second with which a sound is read that is only to be checked."""
+
 
 def read_given(files: GivenFiles, shape: ClipShape, key: str) -> None:
     """Raise VideotuneError, with the key, if any of the files cannot be read, or is what
@@ -46,7 +50,9 @@ def read_given(files: GivenFiles, shape: ClipShape, key: str) -> None:
     one_frame = ClipShape(1, shape.height, shape.width, shape.fps)
     for field in fields(files):
         path = getattr(files, field.name)
-        if path is not None:
+        if path is not None and field.name == "sound":
+            _read_sound(Path(path), 1 / shape.fps, SOME_RATE, key)
+        elif path is not None:
             _read(Path(path), one_frame, f"{key}: {field.name}")
 
 
@@ -85,6 +91,12 @@ def _encode(
 ) -> LatentDistribution:
     """Encode what a sample is conditioned on."""
     _refuse_for_picture(files, shape, key)
+    if files.sound is not None:
+        without_sound = replace(files, sound=None)
+        rest = _encode(family, without_sound, shape, config, key)
+        return replace(rest, sound=_encode_sound(family, files.sound, shape, key))
+    if family.spec.is_given_video:
+        return _encode_whole_video(family, files, shape, key)
     if files.reference is None:
         return _encode_shown(family, files, shape, config, key)
     reference = _encode_reference(family, Path(files.reference), shape, config, key)
@@ -93,6 +105,27 @@ def _encode(
     )
     extras = {**distribution.extras, REFERENCE: reference}
     return replace(distribution, extras=extras)
+
+
+def _encode_whole_video(
+    family: DiffusersModel, files: GivenFiles, shape: ClipShape, key: str
+) -> LatentDistribution:
+    """Encode the video whose sound is drawn."""
+    assert files.video is not None
+    frames = _read(Path(files.video), shape, f"{key}: video")
+    distribution = family.encode_video(to_model(frames))
+    everything = torch.ones(distribution.mean.shape[1:], dtype=torch.bool)
+    return replace(distribution, known=everything)
+
+
+def _encode_sound(
+    family: DiffusersModel, path: str, shape: ClipShape, key: str
+) -> Tensor:
+    """Encode the beginning of a file's sound (C,L)."""
+    assert family.spec.sound is not None
+    seconds = shape.frames / shape.fps
+    waveform = _read_sound(Path(path), seconds, family.spec.sound.sample_rate, key)
+    return family.encode_sound(torch.from_numpy(waveform), shape)
 
 
 def _encode_reference(
@@ -238,6 +271,14 @@ def _read(path: Path, shape: ClipShape, key: str) -> np.ndarray:
         min(number / shape.fps, _last_second(info)) for number in range(shape.frames)
     ]
     return _decoded(info, times, shape, key)
+
+
+def _read_sound(path: Path, seconds: float, rate: int, key: str) -> np.ndarray:
+    """Return the beginning of a file's sound, float32 (2,n)."""
+    where = f"{key}: sound"
+    require_file(path, where)
+    with _explained(path, where):
+        return read_beginning(path, seconds, rate)
 
 
 def _read_end(path: Path, shape: ClipShape, frames: int, key: str) -> np.ndarray:
