@@ -24,13 +24,18 @@ from videotune.config.fields import (
 )
 from videotune.config.notify_addresses import NotifyAddress, NotifyEvent
 from videotune.config.optimizers import Optimizer
+from videotune.config.sampling_sections import (
+    Prompt,
+    Sample,
+    SampleMetrics,
+    short_file,
+)
 from videotune.config.sections import (
     BaseLora,
     Condition,
     Ema,
     Embedding,
     Lora,
-    LoraFile,
     LossMask,
     SoundConfig,
     TextEncoder,
@@ -80,108 +85,6 @@ Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator
 # any, and others fetch code of the Hub
 _NATIVE = Literal["_native_cudnn", "_native_efficient", "_native_flash", "_native_math"]
 Attention = Literal["auto", "native", _NATIVE, "flash", "_flash_3", "xformers"]
-
-
-short_file = BeforeValidator(
-    lambda value: {"file": value} if isinstance(value, str) else value
-)
-"""A path is short for a file with the usual settings."""
-
-LoraFileOrPath = Annotated[LoraFile, short_file]
-
-
-class Sample(Section):
-    """How previews are sampled."""
-
-    steps: int | None = safe(None, ge=1, le=10_000)
-    """denoising steps (default: the family's)"""
-    guidance: float | None = safe(None, ge=1)
-    """classifier-free guidance scale; 1: none (default: the family's)"""
-    seed: int = safe(42, ge=0, lt=2**63)
-    """seed of the first prompt's noise; the next prompt takes the next seed"""
-    guidance_2: float | None = safe(None, ge=1)
-    """guidance under the expert for low noise, where there are two (default: guidance)
-    """
-    use_temporal_attention: bool = safe(True)
-    """false: previews are sampled with isolated frames too
-    (video_config.use_temporal_attention)
-    """
-    shift: float | None = safe(None, gt=0)
-    """the scheduler's shift (default: the checkpoint's own)"""
-    frames: int | None = safe(None, ge=1)
-    """frames of a preview (default: the bucket with most windows)"""
-    resolution: str | None = safe(None, pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$")
-    """"HxW" of a preview (default: the bucket with most windows)"""
-    negative: str = safe("")
-    """what guidance leads away from, instead of the empty prompt; of previews and
-    `sample`
-    """
-    scheduler: str | None = safe(None, pattern="^[A-Za-z0-9]+Scheduler$")
-    """diffusers' name of a scheduler that the family samples with (default: the
-    checkpoint's own)
-    """
-    guidance_rescale: float = safe(0.0, ge=0, le=1)
-    """how far guidance is scaled back to the deviation of the prompt's own prediction,
-    against glaring pictures (of families whose pipeline does it)
-    """
-    strength: float = safe(1.0, ge=-100, le=100)
-    """strength of the LoRA that trains; 0: the base model"""
-    loras: list[LoraFileOrPath] = safe([])
-    """LoRA files that previews and `sample` add, such as one for few steps; never
-    saved: a path, or {"file", "strength", "expert"}
-    """
-    base_loras: bool = safe(True)
-    """false: without the LoRA files of base_loras"""
-
-
-class Prompt(Section):
-    """A prompt with settings of its own in the place of ``sample``'s."""
-
-    prompt: str
-    negative: str | None = None
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    steps: int | None = Field(None, ge=1, le=10_000)
-    guidance: float | None = Field(None, ge=1)
-    shift: float | None = Field(None, gt=0)
-    frames: int | None = Field(None, ge=1)
-    resolution: str | None = Field(None, pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$")
-    image: str | None = Field(None, min_length=1)
-    last_frame: str | None = Field(None, min_length=1)
-    prefix: str | None = Field(None, min_length=1)
-    suffix: str | None = Field(None, min_length=1)
-    video: str | None = Field(None, min_length=1)
-    mask: str | None = Field(None, min_length=1)
-    reference: str | None = Field(None, min_length=1)
-    control: str | None = Field(None, min_length=1)
-    sound: str | None = Field(None, min_length=1)
-    scheduler: str | None = Field(None, pattern="^[A-Za-z0-9]+Scheduler$")
-    guidance_rescale: float | None = Field(None, ge=0, le=1)
-    strength: float | None = Field(None, ge=-100, le=100)
-    loras: list[LoraFileOrPath] | None = None
-    base_loras: bool | None = None
-
-
-class SampleMetrics(Section):
-    """Small samples that are measured: how near they come to the clips, how diverse
-    they are, how they move.
-    """
-
-    budget: float = safe(0.015, ge=0)
-    """share of the training time that they may take; their spacing follows from it; 0:
-    never
-    """
-    samples: int = safe(8, ge=1, le=10_000)
-    """number of samples generated at a checkpoint, evenly over its prompts"""
-    steps: int = safe(12, ge=1)
-    """denoising steps of each"""
-    prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = (
-        safe(2)
-    )
-    """prompts, or how many captions of training clips to take as prompts"""
-    encoder: str | None = safe(None)
-    """an image encoder that transformers reads (folder or Hub id) to compare by
-    (default: a heuristic)
-    """
 
 
 def _short(kind: type, wrap: Callable[[Any], Any]) -> BeforeValidator:

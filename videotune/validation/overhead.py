@@ -10,7 +10,7 @@ from itertools import product
 from math import ceil
 from typing import Any
 
-from videotune.config.schema import SampleMetrics
+from videotune.config.sampling_sections import SampleMetrics
 from videotune.job.job import Job
 from videotune.model_spec import ModelSpec
 from videotune.trainer.trainer import times
