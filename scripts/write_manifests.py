@@ -7,6 +7,7 @@ tests/models/test_manifests.py recomputes each.
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
     import torch
 
     from videotune.adapters.lora import matching
+    from videotune.errors import VideotuneError
     from videotune.models.base_model import spec_for
     from videotune.models.registry import find
     from videotune.types import BasePlace
@@ -115,7 +117,15 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
     family = find(spec.name)(folder, torch.device("cpu"), torch.float32)
     net = family.skeleton()
     modules = dict(net.named_modules())
-    covered = {targets: matching(net, spec, targets) for targets in spec.lora_targets}
+    covered = {}
+    for targets in spec.lora_targets:
+        # Sets of sound alone act only in a run with sound.
+        with suppress(VideotuneError):
+            covered[targets] = matching(net, spec, targets)
+    if spec.sound is not None:
+        with_sound = spec.with_sound(("video", "sound"))
+        for targets in with_sound.lora_targets:
+            covered[f"{targets} with sound"] = matching(net, with_sound, targets)
     names = {
         "diffusers": "transformer.{}".format,
         "comfyui": lambda path: f"diffusion_model.{family.to_comfyui_name(path)}",

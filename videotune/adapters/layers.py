@@ -139,8 +139,8 @@ def add_full(
     acting = [name for name in names if not spec.is_idle(name)]
     if not acting:
         raise VideotuneError(
-            f"transformer.layers: {spec.title} is trained without sound, and all {len(names)} weights "
-            f"that are named act on sound, such as {names[0]}. Name layers of the video"
+            f"transformer.layers: all {len(names)} weights that are named, such as {names[0]}, have no "
+            f"effect in a step that learns {' and '.join(spec.generates)} (generate). Name others"
         )
     return _let_train(parameters, acting)
 

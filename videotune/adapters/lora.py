@@ -44,8 +44,8 @@ def matching(
     acting = [path for path in paths if not spec.is_idle(path)]
     if not acting:
         raise VideotuneError(
-            f"lora.targets: {spec.title} is trained without sound, and all {len(paths)} modules that "
-            f"are named act on sound, such as {paths[0]}. Name modules of the video"
+            f"lora.targets: all {len(paths)} modules that are named, such as {paths[0]}, have no effect "
+            f"in a step that learns {' and '.join(spec.generates)} (generate). Name others"
         )
     return acting
 

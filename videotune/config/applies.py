@@ -263,6 +263,12 @@ TABLE = (
         otherwise="sample_metrics.budget is 0, so no samples are measured",
     ),
     Condition(
+        keys=_section("sound"),
+        when="generate is set",
+        holds=lambda facts: facts.config.reads_sound,
+        otherwise="generate is not set, so no sound is read",
+    ),
+    Condition(
         keys=("video_config.max_frames",),
         when="video_config.frames is not set",
         holds=lambda facts: facts.config.video_config.frames is None,

@@ -68,8 +68,8 @@ class Lora(Section):
     rate differ; the first match counts
     """
     targets: str | Annotated[list[str], Field(min_length=1)] = fatal("attention")
-    """attention, self_attention, cross_attention, feed_forward, experts, linear, all;
-    or a list of module path patterns
+    """attention, self_attention, cross_attention, feed_forward, experts, linear, all; of
+    models with sound also video, sound, cross_modal; or a list of module path patterns
     """
 
     @property
