@@ -91,6 +91,10 @@ CASES: dict[str, tuple[Facts, Facts]] = {
         Facts(config_of(backup_after=0.0)),
         Facts(config_of(backup_after=0.0, backup_every=5)),
     ),
+    "sound.changed_speed": (
+        Facts(config_of()),
+        Facts(config_of(generate=["video", "sound"])),
+    ),
     "tracker_project": (Facts(config_of()), Facts(config_of(trackers=["wandb"]))),
     "push_checkpoints_keep": (
         Facts(config_of()),
