@@ -141,6 +141,9 @@ class ModelSpec:
     sample_steps: int
     sample_guidance: float
     licence: str
+    licence_terms: str = ""
+    """Address of the terms, if they pass to what is trained and must be accepted once.
+    """
     latent_channels: int = 16
     patch: tuple[int, int, int] = (1, 2, 2)
     """Latent (frames, rows, columns) of a token."""

@@ -68,6 +68,10 @@ def train(
     init_from: InitFrom = None,
     push: PushTo = None,
     allow_skips: Skips = None,
+    accept_licence: Annotated[
+        bool,
+        Opt("--accept-licence", help="accept the base model's terms; asked for once"),
+    ] = False,
 ) -> dict[str, Any]:
     """Train, with previews and checkpoints, into a run folder; export the result."""
     needs_resume = step is not None or override or allow_data_change or replan
@@ -81,7 +85,9 @@ def train(
         sets.append(f"init_from={json.dumps(str(init_from))}")
     if push:
         sets.append(f"push_to={json.dumps(push)}")
-    overrides = replace(overrides, sets=(*overrides.sets, *sets))
+    overrides = replace(
+        overrides, sets=(*overrides.sets, *sets), accept_licence=accept_licence
+    )
     if not resume:
         _refuse_early(overrides, out, allow_skips)
         return _train(overrides, out, None, allow_skips)

@@ -63,6 +63,8 @@ class Overrides:
     """The base model."""
     models_folder: Path | None = None
     """A folder in which files of the base model's weights are looked for."""
+    accept_licence: bool = False
+    """Whether the user accepts the base model's terms with this command."""
 
 
 ConfigSource = Overrides | Config | Mapping[str, Any] | Path | str | None

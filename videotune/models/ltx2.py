@@ -164,6 +164,7 @@ class LTX2(LTX2Sampling):
         sample_passes=4,
         sample_rescale=0.7,
         licence="LTX-2.x Community License, whose terms pass to adapters",
+        licence_terms="https://github.com/Lightricks/LTX-2/blob/main/LICENSE",
         latent_channels=128,
         patch=(1, 1, 1),
         image_conditioning="replace",

@@ -26,6 +26,7 @@ from videotune.job.overrides import (
     user_keys,
 )
 from videotune.models.base_model import place_of, spec_for
+from videotune.models.licences import require_licence
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import (
     Checkpoint,
@@ -107,6 +108,7 @@ def open_run(
     if resume is None:
         run_dir.refuse_run(run)
         resolved, spec, base = resolve_config(overrides)
+        require_licence(spec, overrides.accept_licence)
         refuse_what_fails(resolved.config)
         run_dir.refuse_out_in_data(
             run, [dataset.path for dataset in resolved.config.datasets]
