@@ -147,9 +147,10 @@ def show_summary(result: PlanResult) -> None:
     show_model(result.job.spec.title, facts)
     clips = "{used} used, {held_out} held out, {skipped} skipped"
     line = f"clips: {clips.format_map(facts['clips'])}"
-    shape = shape_words(facts["buckets"][0]["shape"])
+    shape = bucket_words(facts["buckets"][0])
     is_only = len(facts["buckets"]) == 1
     tell(f"{line}; {shape}" if is_only else f"{line}; largest {shape}")
+    show_sound(facts)
 
     views = facts["views"]
     tell(f"{views_text(views['per_window'], with_limits=True)}; {views['advice']}")
@@ -220,15 +221,32 @@ def show_model(model: str, facts: Mapping[str, Any]) -> None:
     tell(f"{model}: {counted(facts['steps'], 'step')} of {samples}")
 
 
+def bucket_words(bucket: Mapping[str, Any]) -> str:
+    """Return the shape of a bucket's samples, and whether they have sound."""
+    shape = shape_words(bucket["shape"])
+    return f"{shape}, with sound" if bucket["sound"] else shape
+
+
+def show_sound(facts: Mapping[str, Any]) -> None:
+    """Print how many training windows have sound, if the run reads it."""
+    with_sound = facts["sound_windows"]
+    if with_sound is None:
+        return
+    without = facts["windows"] - with_sound
+    line = f"sound: {counted(with_sound, 'training window')} with it"
+    tell(f"{line}, {without} without" if without else line)
+
+
 def show_buckets(facts: Mapping[str, Any]) -> None:
     """Print the clips, and the buckets."""
     clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
     tell(f"clips: {clips.format_map(facts['clips'])}")
+    show_sound(facts)
 
     rows = []
     for bucket in facts["buckets"]:
         share = f"{bucket['share']:.0%}"
-        shape = shape_words(bucket["shape"])
+        shape = bucket_words(bucket)
         rows.append(
             [shape, bucket["windows"], share, bucket["batch"], bucket["tokens"]]
         )

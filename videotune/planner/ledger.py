@@ -136,7 +136,9 @@ class Ledger(TorchDispatchMode):
         self._record_largest()
 
         count = _FLOPS.get(func._overloadpacket)
-        if count is not None:
+        # Attention whose output no loss reads gets no gradient, and computes nothing.
+        is_without_gradient = bool(args) and args[0] is None
+        if count is not None and not is_without_gradient:
             self.flops += count(*args, **kwargs, out_val=out)
         return out
 

@@ -62,6 +62,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "steps": job.steps,
         "clips": totals(job.library),
         "windows": len(job.library.windows),
+        "sound_windows": sound_windows_of(job),
         "held_out_windows": len(job.library.held_out_windows),
         "views": views | {"steps_for": steps_for_views(job, targets)},
         "buckets": buckets_of(job),
@@ -76,6 +77,13 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "note_codes": codes_of(job.notes),
         "settings": config.model_dump(mode="json"),
     }
+
+
+def sound_windows_of(job: Job) -> int | None:
+    """Return how many training windows have sound; None if the run does not read it."""
+    if not job.config.reads_sound:
+        return None
+    return sum(window.shape.sound for window in job.library.windows)
 
 
 def buckets_of(job: Job) -> list[dict[str, Any]]:
@@ -97,6 +105,7 @@ def buckets_of(job: Job) -> list[dict[str, Any]]:
     for shape, batch in sorted(shares, key=lambda key: (order[key[0]], key[1])):
         row = {
             "shape": str(shape),
+            "sound": shape.sound,
             "windows": len(window_ids[shape, batch]),
             "share": round(shares[shape, batch], 4),
             "batch": batch,

@@ -27,6 +27,7 @@ from videotune.reporter.read import (
     mapping,
     number,
 )
+from videotune.reporter.sound_code import sound_use
 from videotune.sampling.picture_faults import remark_at
 from videotune.text import counted, plain, shape_words, state_words, value_text
 
@@ -53,7 +54,10 @@ def clips(run: Run, media: Media) -> dict[str, Any]:
     for bucket in _buckets(run) or items(run.check.get("buckets")):
         fields = mapping(bucket)
         numbers = [value_text(fields[key]) for key in ("windows", "tokens")]
-        buckets.append([shape_words(value_text(fields["shape"])), *numbers])
+        shape = shape_words(value_text(fields["shape"]))
+        if fields["sound"] is True:
+            shape += ", with sound"
+        buckets.append([shape, *numbers])
 
     seen = times_seen(run)
     seen_by_path = {clip.path: clip for clip in seen}
@@ -290,10 +294,13 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "folder": folder,
         "is_shared": is_shared,
         "conditions": conditions(run, shlex.quote(folder)),
+        **sound_use(run, pipelines, shlex.quote(folder)),
         "given": None,
         "with_first_frame": None,
         "with_conditions": None,
     }
+    if chapter["given_modality"]:
+        return chapter
     code = condition_code(run, pipelines, chapter["shape"])
     if code is not None:
         chapter["with_conditions"] = chapter | {"given": code, "takes_image": False}

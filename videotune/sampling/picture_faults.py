@@ -66,8 +66,9 @@ def describe_sound(record: Mapping[str, Any]) -> str:
 def _sound_figure(record: Mapping[str, Any], key: str) -> float | None:
     sound = record.get("sound")
     value = sound.get(key) if isinstance(sound, Mapping) else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
 
 
 def samples_at(

@@ -124,13 +124,14 @@ def _write_start(trainer: Trainer, parameters: int) -> None:
     job = trainer.job
     buckets = []
     for shape, bucket in zip(job.shapes, job.buckets, strict=True):
-        buckets.append(
-            {
-                "shape": str(shape),
-                "windows": len(bucket),
-                "tokens": job.spec.tokens(shape),
-            }
-        )
+        row: dict[str, Any] = {
+            "shape": str(shape),
+            "windows": len(bucket),
+            "tokens": job.spec.tokens(shape),
+        }
+        if shape.sound:
+            row["sound"] = True
+        buckets.append(row)
     trainer.journal.event(
         "start",
         steps=job.steps,
