@@ -2,7 +2,7 @@
 from it.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tests.simcuda.child import on_card
 from tests.simcuda.lab import STEPS, Lab, faults, seen_by_card
 from tests.support.command_line import train
 from tests.support.run_results import facts_of
+from tests.support.sounding_clips import write_sounding_clips
 from videotune.errors import DONE
 from videotune.models.registry import find, names
 from videotune.trainer.resume import Resume
@@ -80,3 +81,41 @@ def test_a_training_with_previews_and_a_resume(family: str, tmp_path: Path) -> N
             "drawn": 3,
         }, kind
     assert {kind: told for kind, told in wrong.items() if told} == {}
+
+
+def trained_with_sound(learnt: str, folder: str) -> dict[str, Any]:
+    """What the card sees of a training with sound, and of going back to its middle."""
+    half = STEPS // 2
+    run = Path(folder) / "run"
+    clips = write_sounding_clips(Path(folder) / "sounding", sounding=4, silent=0)
+    words = Lab(Path(folder)).words(
+        "ltx2",
+        f"generate=[{learnt}]",
+        "video_config.frames=17",
+        f"save_every={half}",
+        f"sample_after={half}",
+        "sample.steps=2",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        variant="2.3",
+    )
+    words = replace(words, data=str(clips))
+    with seen_by_card() as straight:
+        assert train(words, run) == DONE
+    facts = facts_of(run)
+    straight.losses = [[line[1], line[5]] for line in facts]
+    with seen_by_card() as resumed:
+        assert train(words, run, resume=Resume(step=half)) == DONE
+    return {
+        "straight": asdict(straight),
+        "resumed": asdict(resumed),
+        "same": facts == facts_of(run),
+    }
+
+
+@pytest.mark.parametrize("learnt", ['"video", "sound"', '"sound"', '"video"'])
+def test_a_training_with_sound_waits_for_nothing(learnt: str, tmp_path: Path) -> None:
+    seen = on_card(trained_with_sound, learnt, tmp_path)
+    assert faults(seen["straight"]) == []
+    assert faults(seen["resumed"]) == []
+    assert seen["same"]
