@@ -14,6 +14,9 @@ from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 from videotune.studio import form, projects
 
+WITH_SOUND = "ltx 2.3 LoRA 24GB"
+"""A preset of a model that makes sound."""
+
 
 def test_every_key_of_the_config_has_a_field() -> None:
     own = {key for key in leaves() if not key.startswith("datasets.")}
@@ -28,6 +31,8 @@ def test_every_key_of_the_config_has_a_field() -> None:
         ("steps", "40", 40), ("learning_rate", "1e-4", 1e-4), ("shuffle", "false", False), ("resolution", "480", 480),
         ("resolution", "64x64", "64x64"), ("samples", "a cat", ["a cat"]), ("samples", "a cat\na dog", ["a cat", "a dog"]),
         ("datasets.flip", "safe", "safe"), ("datasets.caption_weights", "[2, 1]", [2, 1]),
+        ("generate", "video\nsound", ["video", "sound"]), ("generate", "sound", "sound"),
+        ("sound.changed_speed", "refuse", "refuse"),
         ("samples", "3", 3), ("lora.targets", '["a", "b"]', ["a", "b"]), ("training_method", "LORA", "LORA"),
     ],
 )  # fmt: skip
@@ -51,6 +56,7 @@ def test_what_is_typed_is_what_a_config_file_would_say(
         ("datasets.kind", "train", "not a setting"),
         ("datasets.caption_extension", ".mp4", "is not one of"), ("datasets.frame_folder_fps", "0", "greater than 0"),
         ("datasets.flip", "up", "is not one of"),
+        ("generate", "music", "is not one of"), ("sound.loss_weight", "0", "greater than 0"),
         ("cache_dir", "/tmp", "not a setting"), ("shuffle", "perhaps", "true or false"),
     ],
 )  # fmt: skip
@@ -70,7 +76,7 @@ def test_main_fields_are_explained_in_plain_words(client: Any, tmp_path: Path) -
         assert len(lines) == 3
         assert all(line[0].isupper() and line.endswith(".") for line in lines)
 
-    projects.create(tmp_path, "Cats", preset="toy")
+    projects.create(tmp_path, "Cats", preset=WITH_SOUND)
     page = client.get("/p/cats/setup").text
     for does, when, costs in plain.values():
         assert all(str(escape(line)) in page for line in (when, costs))
@@ -88,6 +94,48 @@ def test_every_setting_has_a_group_with_a_title() -> None:
         if field.key not in in_groups | shown_apart:
             assert field.section, f"{field.key} is in no group"
             assert texts["titles"][field.section][0].isupper()
+
+
+def test_what_has_words_is_chosen_by_them() -> None:
+    """Each value of a key is called by its words, and each text is a value."""
+    field_by_key = {field.key: field for field in form.fields()}
+    for key, words in projects.texts()["choices"].items():
+        field = field_by_key[key]
+        assert len(set(words.values())) == len(words)
+        for text in field.options:
+            value = form.parse_value(field, text)
+            assert form.set_key({}, key, text, "toy")
+            assert form.format_value(value) == text
+        if field.kind == "choice":
+            assert set(words) == set(field.choices)
+    assert set(field_by_key["generate"].options) == {"video\nsound", "video", "sound"}
+    assert field_by_key["shuffle"].options == ("true", "false")
+    assert field_by_key["lora.targets"].options == ()
+
+
+@pytest.mark.parametrize(
+    ("preset", "own", "shown"),
+    [
+        (WITH_SOUND, {}, True),
+        ("toy", {}, False),
+        ("toy", {"base_model_name": "somebody/else"}, True),
+        (WITH_SOUND, {"base_model_name": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}, False),
+    ],
+)
+def test_settings_of_sound_are_shown_if_the_model_may_make_it(
+    preset: str, own: dict[str, Any], shown: bool, client: Any, tmp_path: Path
+) -> None:
+    project = projects.create(tmp_path, "Cats", preset=preset)
+    projects.save_draft(project, own)
+    page = client.get("/p/cats/setup").text
+    for key in projects.texts()["groups"]["Sound"]:
+        assert (f'data-key="{key}"' in page) == shown
+    assert ('id="keys-sound"' in page) == shown
+
+    projects.save_draft(project, {**own, "generate": ["video", "sound"]})
+    page = client.get("/p/cats/setup").text
+    assert 'data-key="generate"' in page, "what is set can be taken back"
+    assert re.search(r'value="video\nsound" selected>video and sound<', page)
 
 
 def test_settings_whose_key_does_not_say_what_they_are_have_a_name(

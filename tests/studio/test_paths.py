@@ -1,6 +1,7 @@
 """What somebody who came in with the password may name, wherever the path comes from."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from videotune.errors import VideotuneError
 from videotune.files import write_json
+from videotune.job.overrides import absolute_paths
+from videotune.sampling.given_files import FILE_KEYS
 from videotune.studio import paths, projects, queue_page
 from videotune.studio.paths import PathRule
 
@@ -46,7 +49,10 @@ def test_a_link_leads_where_it_leads(tmp_path: Path, cats: projects.Project) -> 
     rule = PathRule(tmp_path, is_restricted=True)
     for name in ("out", "out/passwd", "loop"):
         assert not rule.allows(str(cats.folder / name))
+        assert not rule.allows(name), "a training reads it from the project's folder"
     assert rule.allows(str(cats.folder / "clips"))
+    assert rule.allows("clips/a.mp4")
+    assert rule.allows("loops/a.mp4")
 
 
 @pytest.mark.parametrize(
@@ -119,9 +125,63 @@ def test_no_prompt_names_an_image_elsewhere(
     PathRule(tmp_path, is_restricted=True).check_config({"samples": ["a file.txt"]})
 
 
+@pytest.mark.parametrize("key", FILE_KEYS)
+@pytest.mark.parametrize("path", ["/etc/hostname", "../../secret.mp4", "~/x.wav", "out/x.wav"])  # fmt: skip
+def test_no_file_of_a_prompt_is_elsewhere(
+    tmp_path: Path,
+    cats: projects.Project,
+    visitor: Any,
+    client: Any,
+    key: str,
+    path: str,
+) -> None:
+    """By the field of prompts, a preset, an imported config, a run and a tried prompt."""
+    keys = {"samples": ["a dog", {"prompt": "a cat", key: path}]}
+    form = {"key": "samples", "value": json.dumps(keys["samples"])}
+    assert visitor.post("/p/cats/setup/set", data=form).status_code == 422
+
+    write_json(tmp_path / "presets" / "p.json", {"preset": "toy", "keys": keys})
+    use = "/p/cats/setup/preset/use"
+    assert visitor.post(use, data={"name": "p"}).status_code == 422
+    imported = {"config": keys, "rows": [], "trainer": "x"}
+    write_json(cats.folder / ".studio" / "imported.json", imported)
+    assert visitor.post("/p/cats/setup/apply").status_code == 422
+    assert projects.draft(cats) == {}
+
+    config = {"settings": {**keys, "steps": 3}, "origins": {}, "steps": 3}
+    write_json(cats.folder / "runs" / "r" / "config.json", config)
+    run = {"run": "r", "prompt": "x"}
+    assert visitor.post("/p/cats/run/draw", data=run).status_code == 422
+    write_json(cats.folder / "runs" / "r" / "config.json", {"settings": {}})
+    answer = visitor.post("/p/cats/run/draw", data={**run, key: path})
+    is_below_project = path.startswith("~")  # there it is a name like others
+    assert answer.status_code == (204 if is_below_project else 422)
+
+    assert client.post("/p/cats/setup/set", data=form).status_code == 200
+
+
+@pytest.mark.parametrize("key", FILE_KEYS)
+def test_a_file_of_a_prompt_is_a_path_and_no_address(
+    key: str, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What libav would take for a protocol is a name below the folder of the run."""
+    monkeypatch.chdir(cats.folder)
+    for text in ("file:/etc/hostname", "http://127.0.0.1/x", "concat:/etc/hostname"):
+        samples = [{"prompt": "x", key: text}]
+        config = absolute_paths({"samples": samples})
+        assert config["samples"][0][key] == os.path.abspath(cats.folder / text)
+
+
+def test_every_file_of_a_prompt_can_be_chosen_in_the_studio() -> None:
+    assert set(projects.texts()["prompt_files"]) == set(FILE_KEYS)
+
+
 def test_no_sweep_names_a_file_elsewhere(
     cats: projects.Project, visitor: Any, client: Any
 ) -> None:
+    prompt = json.dumps([{"prompt": "a cat", "sound": "/etc/hostname"}])
+    form = {"key": ["samples"], "values": [f"a cat,{prompt}"]}
+    assert visitor.post("/p/cats/sweep", data=form).status_code == 422
     form = {"key": ["samples"], "values": ["a cat,/etc/passwd"]}
     assert visitor.post("/p/cats/sweep", data=form).status_code == 422
     assert client.post("/p/cats/sweep", data=form).status_code == 204
@@ -189,7 +249,7 @@ def test_an_imported_config_refers_to_no_file_elsewhere(tmp_path: Path) -> None:
     from videotune.commands.import_config import import_config
 
     secret = tmp_path / "keys.json"
-    secret.write_text(json.dumps({"datasets": [{"num_repeats": 77}]}))
+    secret.write_text(json.dumps({"datasets": [{"num_repeats": 971_313}]}))
     folder = tmp_path / "root" / "theirs"
     folder.mkdir(parents=True)
     (folder / "link.json").symlink_to(secret)
@@ -200,7 +260,7 @@ def test_an_imported_config_refers_to_no_file_elsewhere(tmp_path: Path) -> None:
             f'dataset_config = "{name}"\n'
         )
         read = [
-            "77" in repr(import_config([config], within=within).rows)
+            "971313" in repr(import_config([config], within=within).rows)
             for within in (None, tmp_path / "root")
         ]
         assert read == [True, False]

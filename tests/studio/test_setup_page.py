@@ -251,6 +251,8 @@ def test_what_a_model_takes_is_what_its_checkpoint_takes() -> None:
         _, spec, _ = resolve_config(Overrides(preset=name), planning=True)
         known = model_choices.conditions_of(base)
         assert set(known or ()) == set(spec.conditions), f"presets.json: {base}"
+        assert model_choices.makes_sound(base) == (spec.sound is not None), base
+    assert model_choices.makes_sound("somebody/else") is None
     assert model_choices.conditions_of("somebody/else") is None
 
 
@@ -273,3 +275,30 @@ def test_only_files_and_conditions_that_the_model_takes_are_offered(
     assert {prompt_files[key][0] for key in files} == takes
     boxes = re.findall(r'data-condition="(\w+)"', text)
     assert set(boxes) == takes - {"first_frame"}
+
+
+@pytest.mark.parametrize(
+    ("generate", "offered"),
+    [
+        (None, {"image", "last_frame", "prefix", "reference"}),
+        (["video", "sound"], {"image", "last_frame", "prefix", "reference"}),
+        ("video", {"image", "last_frame", "prefix", "reference", "sound"}),
+        (["sound"], {"video"}),
+    ],
+)
+def test_a_prompt_is_offered_the_sound_or_the_video_that_the_run_is_given(
+    generate: Any, offered: set[str], studio: Studio
+) -> None:
+    projects.update(studio.project, preset="ltx 2.3 LoRA 24GB")
+    keys = {"samples": [{"prompt": "a cat", "video": "clips/a.mp4"}]}
+    if generate:
+        keys["generate"] = generate
+    projects.save_draft(studio.project, keys)
+    text = studio.page()
+    assert set(re.findall(r'data-browse="prompt-(\w+)-1"', text)) == offered
+    line = re.search(r'data-line="video">([^<]*)<span[^>]*>clips/a.mp4<', text)
+    assert line
+    texts = projects.texts()
+    by_itself = texts["prompt_files_of_sound"]["video"][2]
+    words = by_itself if generate == ["sound"] else texts["prompt_files"]["video"][2]
+    assert line[1].strip() == words

@@ -119,6 +119,21 @@ class Field:
         label = self.label[:1].upper() + self.label[1:]
         return str(texts()["names"].get(self.key, label))
 
+    @property
+    def words(self) -> Mapping[str, str]:
+        """What each value is called, by its text; that of "" is the usual value's."""
+        words: Mapping[str, str] = texts()["choices"].get(self.key, {})
+        return words
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The texts to choose from; empty if the value is typed."""
+        if self.kind == "switch":
+            return ("true", "false")
+        if self.kind == "json":
+            return tuple(text for text in self.words if text)
+        return self.choices
+
     def reason_for(self, text: str) -> str:
         """Return the reason of the default if that is the value of the text, else ""."""
         return self.reason if text == self.default else ""

@@ -156,6 +156,12 @@ def conditions_of(base_model: str) -> list[str] | None:
     return conditions
 
 
+def makes_sound(base_model: str) -> bool | None:
+    """Return whether a base model makes sound; None if it is not one of presets.json."""
+    facts = _model_facts().get(base_model)
+    return None if facts is None else bool(facts.get("sound", False))
+
+
 def runs_anywhere(preset: str) -> bool:
     """Return whether a preset trains on any computer, so that its card does not matter."""
     return preset in presets() and presets()[preset]["gb"] is None

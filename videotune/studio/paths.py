@@ -56,7 +56,19 @@ class PathRule:
             return False
         # Some commands read a relative path from the folder of the server.
         local_path = Path.cwd() / path
-        return not os.path.lexists(local_path) or self._is_below_root(local_path)
+        if os.path.lexists(local_path) and not self._is_below_root(local_path):
+            return False
+        return path.is_absolute() or self._is_below_root_in_projects(path)
+
+    def _is_below_root_in_projects(self, path: Path) -> bool:
+        """Return whether a relative path stays below the root in every project, from whose
+        folder a training reads it: a link in there may lead elsewhere.
+        """
+        for folder in self.root.iterdir() if self.root.is_dir() else ():
+            has_beginning = os.path.lexists(folder.joinpath(*path.parts[:1]))
+            if has_beginning and not self._is_below_root(folder / path):
+                return False
+        return True
 
     def _is_below_root(self, path: Path) -> bool:
         try:

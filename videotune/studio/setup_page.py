@@ -69,6 +69,7 @@ from videotune.studio.projects import (
 )
 from videotune.studio.records import OwnPreset, read_record
 from videotune.studio.settings_page import downloaded_models
+from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.uploads import receive, safe_name, temporary_upload
 from videotune.studio.web import (
     CurrentPage,
@@ -232,10 +233,11 @@ def settings(page: PageContext) -> str:
         unusual=unusual_values(own, inherited),
         reasons=preset_reasons(project.preset) if project.preset else {},
         card=model_choices.chosen_card(project.facts),
-        fields={field.key: field for field in fields()},
+        fields=shown_fields(own, base_model_of(own, inherited)),
         shown=format_value,
         path_keys=PATH_KEYS,
         takes=takes,
+        prompt_files=prompt_files(takes, {**inherited, **own}.get("generate")),
         conditions=condition_rows(
             own.get("conditions", inherited.get("conditions")), takes
         ),
@@ -253,7 +255,7 @@ def conditions_taken(
         own: the user's values, by dotted name.
         inherited: the values of the preset, by dotted name.
     """
-    base = str(own.get("base_model_name") or inherited.get("base_model_name"))
+    base = base_model_of(own, inherited)
     known = model_choices.conditions_of(base)
     if known is not None:
         return known
