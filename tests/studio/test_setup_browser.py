@@ -189,3 +189,24 @@ def test_a_prompt_gets_its_files_by_the_dialog(bench: Bench, page: Any) -> None:
     assert violations(page) == []
     suffix.locator("[type=checkbox]").uncheck()
     wait_until(lambda: projects.draft(dogs) == {"samples": left}, 20)
+
+
+def test_what_is_learnt_is_chosen_in_words_and_says_what_a_prompt_takes(
+    bench: Bench, page: Any
+) -> None:
+    waves = projects.create(bench.root, "Waves", preset="ltx 2.3 LoRA 24GB")
+    projects.save_draft(waves, {"samples": ["a wave"]})
+    page.goto(f"{bench.address}/p/waves/setup")
+    page.locator("#keys-sound > summary").click()
+    field(page, "generate").select_option(label="video and sound")
+    wait_until(lambda: projects.draft(waves).get("generate") == ["video", "sound"])
+
+    field(page, "generate").select_option(label="only sound, for a given video")
+    page.locator("#prompts [data-browse^=prompt-video]").wait_for(state="attached")
+    assert page.locator("#prompts [data-browse^=prompt-]").count() == 1
+    assert projects.draft(waves)["generate"] == "sound"
+
+    field(page, "generate").select_option(label="video for a given sound")
+    page.locator("#prompts [data-browse^=prompt-sound]").wait_for(state="attached")
+    assert page.locator("#prompts textarea").input_value() == "a wave"
+    assert projects.draft(waves)["samples"] == ["a wave"]

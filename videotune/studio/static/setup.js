@@ -130,10 +130,11 @@
   // prompts for previews
   let rows = 1000;  // numbers that the page itself does not give
   const fileInput = (row, key) => row.querySelector(`[data-prompt-file="${key}"]`);
-  const fileKeys = () => [...$("prompt-row").content.querySelectorAll("[data-prompt-file]")].map((input) => input.dataset.promptFile);
+  const rowHtml = () => $("prompt-row").dataset.row;
+  const fileKeys = () => [...rowHtml().matchAll(/data-prompt-file="(\w+)"/g)].map((match) => match[1]);
   function addPrompt(words = "", files = {}) {
     const list = document.querySelector(".prompts"), holder = document.createElement("ol");
-    holder.innerHTML = $("prompt-row").innerHTML.replaceAll('-NUMBER"', `-${rows += 1}"`).replaceAll("NUMBER", list.children.length + 1);
+    holder.innerHTML = rowHtml().replaceAll('-NUMBER"', `-${rows += 1}"`).replaceAll("NUMBER", list.children.length + 1);
     const row = holder.firstElementChild, text = row.querySelector("textarea");
     text.value = words;
     for (const key of fileKeys()) fileInput(row, key).value = files[key] || "";
@@ -169,6 +170,13 @@
       else if (Object.keys(one).filter((key) => !fileKeys().includes(key)).join() === "prompt") addPrompt(one.prompt, one);
       else addPrompt(JSON.stringify(one));
     }
+  }
+  // What a prompt may be given depends on other settings: the rows are made again unless one of them is typed in.
+  let shownRow = rowHtml();
+  function renewPrompts() {
+    if (rowHtml() === shownRow || $("prompts").contains(document.activeElement)) return;
+    shownRow = rowHtml();
+    fillPrompts(promptsText());
   }
   // conditions: a check box each, with its share of the samples and its latent frames
   const conditions = () => [...document.querySelectorAll("#f-conditions .condition")];
@@ -232,7 +240,7 @@
     if (event.target.id === "r-settings" && $("find")?.value) filter();
     if (event.target.id === "r-gallery") presets();
     if (event.target.id === "r-plan") ready();
-    if (event.target.id === "r-settings") references();
+    if (event.target.id === "r-settings") { references(); renewPrompts(); }
   });
 
   for (const field of document.querySelectorAll("input[data-key],textarea[data-key]"))  // typed before this script was here
