@@ -91,6 +91,12 @@ def shape_words(shape: str) -> str:
     return size if frames == "1" else f"{size}, {frames} frames"
 
 
+LEAST_SHARE = 0.005
+"""The smallest silent share of a sound that is named."""
+
+LEAST_CLIPPED = 0.001
+"""The smallest clipped share of a sound that is named."""
+
 REASON_WORDS = {
     "unreadable": "cannot be read",
     "empty": "empty file",
@@ -128,6 +134,29 @@ def state_words(clip: Mapping[str, Any]) -> str:
     return (
         "held out" if clip["held_out"] else f"skipped: {reason_words(clip['reason'])}"
     )
+
+
+def sound_words(sound: Mapping[str, Any] | None) -> str:
+    """Return in words how a clip's sound is: how loud, how much of it silent or clipped.
+
+    Empty without a track, and if it was not decoded because the run reads no sound.
+    """
+    if not sound:
+        return ""
+    if sound.get("problem"):
+        return f"sound not used: {sound['problem']}"
+    loudness = sound.get("loudness")
+    if loudness is None:
+        return ""
+
+    words = f"sound {round(loudness)} dB".replace("-", "−")
+    silent = sound.get("silent") or 0.0
+    if silent >= LEAST_SHARE:
+        words += f", {silent:.0%} silent"
+    clipped = sound.get("clipped") or 0.0
+    if clipped >= LEAST_CLIPPED:
+        words += f", {clipped:.1%} clipped"
+    return words
 
 
 def short_path(path: str, roots: Sequence[Path]) -> str:

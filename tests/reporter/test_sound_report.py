@@ -18,6 +18,7 @@ from tests.docs.test_schemas import faults
 from tests.support import command_line, reports
 from tests.support.run_results import of_kind
 from tests.support.sounding_run import sounding_overrides, sounding_run
+from videotune.errors import DONE
 from videotune.job.overrides import Overrides
 from videotune.reporter.build import environment, fill
 from videotune.reporter.comparison import comparison_table, write_comparison
@@ -29,6 +30,7 @@ from videotune.runs.journal import read_journal
 from videotune.runs.scalars import scalars
 from videotune.studio.series import charts
 from videotune.studio.status import read_live
+from videotune.text import sound_words
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +274,35 @@ def test_a_run_without_sound_has_one_part_without_a_name(tmp_path: Path) -> None
     ]
     assert all("muted" in given for given in videos)
     assert "sound −" not in reports.report(folder)
+
+
+def test_the_contact_sheet_shows_each_sound(
+    overrides: Overrides, tmp_path: Path
+) -> None:
+    assert command_line.check(overrides, contact_sheet=tmp_path / "sheet") == DONE
+    page = (tmp_path / "sheet/index.html").read_text(encoding="utf-8")
+    assert page.count('<div class="sound">') == 5, "a clip of six has no track"
+    assert page.count("<svg") == 5
+    text = reports.visible_text(page)
+    assert "sound −9 dB" in text
+    assert "17 frames, with sound" in text
+
+
+@pytest.mark.parametrize(
+    ("sound", "words"),
+    [
+        (None, ""),
+        ({"problem": None, "loudness": None}, ""),
+        (
+            {"problem": "it is silent", "loudness": -90.0},
+            "sound not used: it is silent",
+        ),
+        ({"loudness": -20.6, "silent": 0.001, "clipped": 0.0}, "sound −21 dB"),
+        (
+            {"loudness": -3.0, "silent": 0.3, "clipped": 0.0123},
+            "sound −3 dB, 30% silent, 1.2% clipped",
+        ),
+    ],
+)
+def test_a_clips_sound_in_words(sound: dict[str, Any] | None, words: str) -> None:
+    assert sound_words(sound) == words

@@ -1,5 +1,6 @@
 """How far a run is, and how long it will still take."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from videotune.reporter.read import Run
@@ -22,6 +23,10 @@ class RunProgress:
     """Seconds per step."""
 
     loss: float | None
+    """The mean error; of the video if the sound is learnt too."""
+
+    sound_loss: float | None = None
+    """The mean error of the sound if both are learnt."""
 
     @property
     def is_complete(self) -> bool:
@@ -38,7 +43,14 @@ def progress(run: Run) -> RunProgress:
 
     done = run.steps.last
     seconds = [sum(step["seconds"].values()) for step in recent_steps]
-    losses = [step["mse"] for step in recent_steps if step["mse"] is not None]
+    losses = []
+    sound_losses = []
+    for step in recent_steps:
+        if step["mse"] is not None:
+            losses.append(step["mse"])
+        sound = step.get("sound")
+        if sound is not None and sound["mse"] is not None:
+            sound_losses.append(sound["mse"])
 
     throughput = sum(seconds) / len(seconds) if any(seconds) else None
     left = None
@@ -50,5 +62,10 @@ def progress(run: Run) -> RunProgress:
         total=total,
         left=left,
         throughput=throughput,
-        loss=sum(losses) / len(losses) if losses else None,
+        loss=_mean(losses),
+        sound_loss=_mean(sound_losses),
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

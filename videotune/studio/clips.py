@@ -60,6 +60,7 @@ UNKNOWN: ClipRow = {
     "source_seconds": None,
     "source_fps": None,
     "source_frames": None,
+    "sound": None,
     "width": None,
     "shape": None,
     "windows": None,

@@ -70,6 +70,17 @@ class ProjectFacts(TypedDict, total=False):
     """The folder from which the project was exported."""
 
 
+class ClipSound(TypedDict, total=False):
+    """The sound of a clip, in the account of a check. What only decoding tells is null if
+    the run reads no sound.
+    """
+
+    problem: str | None
+    loudness: Finite | None
+    silent: Finite | None
+    clipped: Finite | None
+
+
 class CheckedClip(TypedDict):
     """A row of the account of a check."""
 
@@ -94,6 +105,7 @@ class CheckedClip(TypedDict):
     seconds_cut: NotRequired[Number]
     mask: NotRequired[PathText | None]
     start_image: NotRequired[PathText | None]
+    sound: NotRequired[ClipSound | None]
 
 
 class CheckAccount(TypedDict):

@@ -197,13 +197,13 @@ document.addEventListener("DOMContentLoaded", () => {
   document.addEventListener("click", (event) => {  // the sound of a small preview without controls
     const button = event.target.closest("[data-hear]");
     if (!button) return;
-    const video = button.parentElement.querySelector("video");
+    const video = button.closest("td").querySelector("video");
     if (!video.muted) { video.muted = true; video.pause(); return; }
     video.muted = false;
     video.play().catch(() => {});
   });
   document.addEventListener("volumechange", (event) => {
-    const button = event.target.parentElement?.querySelector("[data-hear]");
+    const button = event.target.closest("td")?.querySelector("[data-hear]");
     if (button) button.setAttribute("aria-pressed", !event.target.muted);
   }, true);
 
