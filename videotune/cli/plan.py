@@ -177,8 +177,8 @@ def show_summary(result: PlanResult) -> None:
     show_notes(result.job, facts["notes"][:NOTES])
 
     more_notes = len(facts["notes"]) - NOTES
-    more = f", {counted(more_notes, 'more note')}" if more_notes > 0 else ""
-    tell(f"--verbose: buckets, memory by part, host memory, settings{more}")
+    unshown = f", {counted(more_notes, 'more note')}" if more_notes > 0 else ""
+    tell(f"--verbose: buckets, memory by part, host memory, settings{unshown}")
 
 
 def show_details(result: PlanResult) -> None:
