@@ -96,6 +96,8 @@ class SoundRules:
     """Numbers of each latent."""
     lora_targets: Mapping[str, tuple[str, ...]]
     """Patterns of module paths with sound, by the name of a preset of targets."""
+    modules: tuple[str, ...]
+    """Patterns with which the paths of modules begin that act on sound."""
     idle_paths: Mapping[str, tuple[str, ...]]
     """``ModelSpec.idle_paths`` of a run that reads sound, by what it generates: "video",
     "sound" or "video and sound".
@@ -311,6 +313,12 @@ class ModelSpec:
         """Whether a condition's latent cells are fed clean."""
         support = self.conditions.get(condition)
         return support is not None and support.mechanism == "in_place"
+
+    def acts_on_sound(self, path: str) -> bool:
+        """Whether a parameter or module acts on sound, or between sound and video."""
+        if self.sound is None:
+            return False
+        return any(re.match(pattern, path) for pattern in self.sound.modules)
 
     def is_idle(self, path: str) -> bool:
         """Whether a parameter or module has no effect in a training step."""

@@ -151,6 +151,7 @@ class LTX2(LTX2Sampling):
             latents_per_second=25.0,
             channels=128,
             lora_targets=TARGETS_WITH_SOUND,
+            modules=(SOUND,),
             idle_paths=idle_paths(BLOCKS),
         ),
         default_resolution=627,

@@ -106,6 +106,7 @@ def sound_rules(folder: Path, transformer: Mapping[str, Any]) -> SoundRules:
         latents_per_second=rate / hop / LATENT_STRIDE,
         channels=channels,
         lora_targets=TARGETS_WITH_SOUND,
+        modules=(SOUND,),
         idle_paths=idle_paths(transformer["num_layers"]),
     )
 

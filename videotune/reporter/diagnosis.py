@@ -23,6 +23,7 @@ from videotune.sampling.picture_faults import remark_at
 from videotune.text import counted, value_text
 from videotune.trainer import throughput
 from videotune.validation.overfitting import LEARNING, OVERFITTING, judge
+from videotune.validation.part_movement import NOT_MOVED
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,14 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
     if after > 1.3 * before:
         ratio = after / before
         yield _finding("rate by steps", fifth=fifth, ratio=ratio, rate=value_text(rate))
+
+
+def _parts(run: Run) -> Iterator[Finding]:
+    """Find parts that train and do not move, which the run has warned of."""
+    for record in run.of_kind("warning"):
+        text = str(record.get("text", ""))
+        if NOT_MOVED in text:
+            yield _finding("part", warning=text)
 
 
 def _pictures(run: Run) -> Iterator[Finding]:
@@ -345,6 +354,7 @@ CHECKS: Sequence[Callable[[Run], Iterator[Finding]]] = (
     _out_of_memory,
     _not_finite,
     _learning,
+    _parts,
     _pictures,
     _overfitting,
     _consistency,

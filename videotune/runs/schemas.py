@@ -172,6 +172,7 @@ _VALIDATION = _object(
         _object(train=_READING | None, held_out=NotRequired[_READING | None])
     ],
 )
+_PART = _object(numbers=Step, change=_MAYBE, moved=bool, gradient=_MAYBE)
 LINES: Mapping[str, Any] = {
     "step": _STEP,
     "validation": _VALIDATION,
@@ -188,6 +189,7 @@ LINES: Mapping[str, Any] = {
         picture=NotRequired[_object(fault=str | None)],
         sound=NotRequired[_object(loudness=Finite, clipped=Finite)],
     ),
+    "parts": _object(**_AT_STEP, parts=dict[str, _PART]),
     "warning": _object(**_ANY, step=NotRequired[Step], text=str),
     "end": _object(**_AT_STEP, why=str, take=NotRequired[_TAKE]),
     "resume": _object(**_ANY, from_step=Step),

@@ -269,6 +269,7 @@ def step_settings(trainer: Trainer) -> StepSettings:
         network_seed=config.seed if config.lora.dropout else None,
         micro_batch_size=config.micro_batch_size,
         dist=trainer.dist,
+        gradient_norms=trainer.gradient_norms,
     )
 
 

@@ -94,7 +94,7 @@ def build_trainer(
         begin(run, job, fingerprints, plan, dtype_name(config))
     dist.barrier()
 
-    return Trainer(
+    trainer = Trainer(
         run=run,
         job=job,
         family=family,
@@ -106,6 +106,10 @@ def build_trainer(
         dist=dist,
         callbacks=tuple(callbacks),
     )
+    if trainer.participates:
+        for callback in callbacks:
+            callback.built(trainer)
+    return trainer
 
 
 def _keep_memory_on_cpu(pool: ExpertPool) -> None:

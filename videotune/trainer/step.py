@@ -22,6 +22,7 @@ from videotune.memory.sharding import Shards
 from videotune.models.base import DiffusersModel
 from videotune.rng import seed32
 from videotune.trainer.ema import EmaWeights
+from videotune.trainer.gradient_norms import GradientNorms
 from videotune.trainer.low_precision import (
     BackwardOptimizer,
     MasterWeights,
@@ -66,6 +67,8 @@ class StepSettings:
     micro_batch_size: int | None = None
     """Samples that a micro-batch takes at most. None: no limit."""
     dist: DistributedContext = field(default_factory=DistributedContext)
+    gradient_norms: GradientNorms | None = None
+    """Keeps the norms of gradients of steps that are asked for."""
 
     def size(self, samples: int) -> int:
         """Return the samples of a micro-batch for a step of ``samples`` samples."""
@@ -177,6 +180,8 @@ def train_step(
 
         if backward_optimizer is None:
             grad_norm = _finish_gradients(trainable, settings, values)
+            if settings.gradient_norms is not None:
+                settings.gradient_norms.keep(step_batch.step, trainable)
         else:
             grad_norm = backward_optimizer.norm()
         # fill_ passes a number as an argument of the kernel; a tensor on the CPU would

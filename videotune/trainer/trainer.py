@@ -25,6 +25,7 @@ from videotune.runs.journal import Journal
 from videotune.runs.stop_signals import Signals
 from videotune.runs.trackers import Trackers
 from videotune.trainer.expert_pool import ExpertPool
+from videotune.trainer.gradient_norms import GradientNorms
 from videotune.trainer.text_encoders import live_text
 from videotune.trainer.throughput import Throughput
 from videotune.trainer.views_counted import ViewsCounted
@@ -76,6 +77,8 @@ class Trainer:
     """The checkpoint that is being written."""
     paused_at: float | None = None
     """Since when the run has waited for room on its disk."""
+    gradient_norms: GradientNorms | None = None
+    """Norms of gradients that a callback has asked for."""
     throughput: Throughput = field(default_factory=Throughput)
     trackers: Trackers | None = None
     peaks: dict[str, int] = field(default_factory=dict)
@@ -235,6 +238,9 @@ class Callback:
         """Encode what it needs and the cache does not have, before a denoiser is
         loaded.
         """
+
+    def built(self, trainer: Trainer) -> None:
+        """Called when the networks are built, before a checkpoint is restored."""
 
     def before(self, trainer: Trainer) -> None:
         """Do work that belongs before the first step, or to the step of a checkpoint,

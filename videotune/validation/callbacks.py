@@ -37,6 +37,7 @@ from videotune.validation.overfitting import (
     recommend,
 )
 from videotune.validation.overhead import plan_overhead
+from videotune.validation.part_movement import PartMovement
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.selection import PreviewRequest
 from videotune.validation.validation_loss import (
@@ -54,7 +55,12 @@ ValidationReading = Mapping[str, Any]
 def callbacks_of(job: Job) -> list[Callback]:
     """Return the callbacks of a run in the order in which they run."""
     job = plan_overhead(job)
-    callbacks = [Saving(job.config.save_every), Validation(job), Previews(job)]
+    callbacks = [
+        Saving(job.config.save_every),
+        Validation(job),
+        PartMovement(job),
+        Previews(job),
+    ]
     plan = selection.sample_metrics_plan(job)
     if plan is not None:
         callbacks.append(SampleMetricsCallback(job, plan))

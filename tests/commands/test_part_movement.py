@@ -1,0 +1,192 @@
+"""Which parts move: sizes against full matrices, planted faults, and runs without one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.run_parts import build_trainer, open_run
+from tests.support.run_processes import Make
+from tests.support.run_results import of_kind
+from videotune.adapters.adapter_types import by_module
+from videotune.adapters.effect import change
+from videotune.models.registry import find, names
+from videotune.reporter.diagnosis import diagnose
+from videotune.trainer.loop import train_loop
+from videotune.trainer.trainer import Trainer
+from videotune.validation.part_movement import (
+    part_of,
+    parts_of,
+    sampled,
+    size_of_change,
+)
+
+STEPS = 12
+KINDS = [(name, variant) for name in sorted(names()) for variant in find(name).variants]
+USUAL = [(name, find(name).variants[0]) for name in sorted(names())]
+FAULTS = ("detached", "rate of 0")
+EVERY_KIND = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind in USUAL else [pytest.mark.slow])
+        for kind in KINDS
+    ],
+    ids=lambda kind: "-".join(kind),
+)
+
+
+def settings(name: str, variant: str = "") -> tuple[str, ...]:
+    own = ("lora.targets=linear",)
+    if name == "cogvideox":
+        own += ("video_config.frames=49", "video_config.target_fps=60")
+    if name == "ltx2":
+        own += ("resolution=64x64",)
+    if variant.endswith("a14b"):
+        own += ("expert_period=1", "expert_share=0.5")
+    return (f"steps={STEPS}", "save_every=0", *own)
+
+
+def trainer_of(
+    overrides: Make, run: Path, base: tuple[str, ...], *sets: str
+) -> Trainer:
+    words = overrides(*settings(*base), *sets, base=base)
+    job = open_run(words, run, None).job
+    return build_trainer(job, run)
+
+
+def warned(trainer: Trainer) -> list[str]:
+    texts = [line["text"] for line in trainer.journal.history.of_kind("warning")]
+    return [text.partition(" trains and")[0] for text in texts if "not moved" in text]
+
+
+@EVERY_KIND
+def test_in_a_clean_run_every_part_moves(
+    kind: tuple[str, str], overrides: Make, tmp_path: Path
+) -> None:
+    trainer = trainer_of(overrides, tmp_path / "run", kind)
+    train_loop(trainer)
+    trainer.journal.close()
+    (line,) = of_kind(tmp_path / "run", "parts")
+    assert line["step"] == STEPS
+    assert line["parts"]
+    experts = {part for part in line["parts"] if "noise:" in part}
+    shares = [part["gradient"] for part in line["parts"].values()]
+    known = [share for share in shares if share is not None]
+    assert sum(known) == pytest.approx(1, rel=1e-6)
+    assert bool(experts) or len(known) == len(shares)
+    assert all(part["moved"] and part["change"] > 0 for part in line["parts"].values())
+    assert warned(trainer) == []
+
+
+def spoil(trainer: Trainer, fault: str, label: str) -> None:
+    """Plant a fault in a part of a trainer."""
+    part = parts_of(trainer.pool.trainables, trainer.job.spec)[label]
+    for trainable in trainer.pool.trainables.values():
+        if trainable.expert != part.expert:
+            continue
+        parameters = [trainable.parameters[name] for name in part.names]
+        for group in trainable.optimizer.param_groups:
+            if fault == "detached":
+                group["weight_decay"] = 0.0  # it would move a part without a gradient
+            else:
+                chosen = {id(parameter) for parameter in parameters}
+                group["params"] = [
+                    each for each in group["params"] if id(each) not in chosen
+                ]
+        if fault == "detached":
+            for parameter in parameters:
+                parameter.register_hook(torch.zeros_like)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@EVERY_KIND
+def test_a_part_that_does_not_move_is_named(
+    kind: tuple[str, str], fault: str, overrides: Make, tmp_path: Path
+) -> None:
+    sets = ("steps=24",) if kind[1].endswith("a14b") else ()
+    trainer = trainer_of(overrides, tmp_path / "run", kind, *sets)
+    parts = list(parts_of(trainer.pool.trainables, trainer.job.spec))
+    label = parts[KINDS.index(kind) % len(parts)]
+    spoil(trainer, fault, label)
+    train_loop(trainer)
+    trainer.journal.close()
+    assert warned(trainer) == [label]
+    *_, line = of_kind(tmp_path / "run", "parts")
+    still = [name for name, part in line["parts"].items() if not part["moved"]]
+    assert still == [label]
+    _, problems = diagnose(tmp_path / "run")
+    assert "A part does not move" in {problem.line for problem in problems}
+
+
+@pytest.mark.parametrize("variant", ["LORA", "DORA", "LOHA", "LOKR", "OFT"])
+def test_the_size_of_an_adapters_change_is_that_of_whole_matrices(
+    variant: str, overrides: Make, tmp_path: Path
+) -> None:
+    trainer = trainer_of(
+        overrides, tmp_path / "run", ("wan",), f"lora.variant={variant}", "lora.rank=4"
+    )
+    generator = torch.Generator().manual_seed(1)
+    values: dict[str, Tensor] = {
+        name: torch.randn(value.shape, generator=generator)
+        for name, value in trainer.parameters.items()
+    }
+    trainer.journal.close()
+    scale = 0.7
+    squared = sum(
+        float(change(tensors, scale).square().sum())
+        for tensors in by_module(values).values()
+    )
+    measured = size_of_change(values, {}, scale)
+    assert measured == pytest.approx(squared**0.5, rel=1e-4)
+
+
+def test_the_size_of_a_change_of_weights_is_estimated_from_some() -> None:
+    before = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    moves = 0.01 * torch.randn(300, 200, generator=torch.Generator().manual_seed(1))
+    kept = {"blocks.0.ffn.net.2.weight": sampled(before)}
+    now = {"blocks.0.ffn.net.2.weight": before + moves}
+    assert size_of_change(now, kept, 1.0) == pytest.approx(float(moves.norm()), rel=0.1)
+
+
+def test_parts_of_sound_are_told_apart(tiny_family: Callable[..., Any]) -> None:
+    spec = tiny_family("ltx2").spec.with_sound(("video", "sound"))
+    blocks = "transformer_blocks.0"
+    assert {
+        name: part_of(f"{blocks}.{name}.lora_A", spec)
+        for name in ("attn1.to_q", "audio_attn1.to_q", "audio_attn2.to_k", "ff.net.2")
+    } == {
+        "attn1.to_q": "self-attention",
+        "audio_attn1.to_q": "sound: self-attention",
+        "audio_attn2.to_k": "sound: cross-attention",
+        "ff.net.2": "feed-forward",
+    }
+    between = part_of(f"{blocks}.video_to_audio_attn.to_v.lora_B", spec)
+    assert between == "between video and sound"
+    assert part_of(f"{blocks}.audio_attn1.norm_q.weight", spec) == "sound: norms"
+    assert part_of("proj_in.weight", spec) == "other"
+
+
+@pytest.mark.parametrize("method", ["FINE_TUNE", "EMBEDDING"])
+def test_weights_and_new_tokens_are_parts_too(
+    method: str, overrides: Make, tmp_path: Path
+) -> None:
+    words = overrides(f"training_method={method}", f"steps={STEPS}", "save_every=0")
+    job = open_run(words, tmp_path / "run", None).job
+    trainer = build_trainer(job, tmp_path / "run")
+    train_loop(trainer)
+    trainer.journal.close()
+    (line,) = of_kind(tmp_path / "run", "parts")
+    expected = {"new tokens"}
+    if method == "FINE_TUNE":
+        expected = {
+            "self-attention",
+            "cross-attention",
+            "feed-forward",
+            "norms",
+            "other",
+        }
+    assert set(line["parts"]) == expected
+    assert all(part["moved"] for part in line["parts"].values())
