@@ -814,27 +814,6 @@ def test_conditions_of_ltx_2_that_videotune_does_not_train_are_said() -> None:
     assert older.config["first_frame_probability"] == 0.1
 
 
-@pytest.mark.parametrize("video", [{}, {"is_generated": False}])
-def test_a_config_that_trains_sound_alone_is_told_to_train_the_video(
-    video: dict[str, Any],
-) -> None:
-    strategy = {"name": "flexible", "audio": {"is_generated": True}}
-    if video:
-        strategy["video"] = video
-    values = flat_leaves(
-        {
-            "model": {"model_path": "/models/ltx-2-19b-dev.safetensors"},
-            "lora": {"rank": 32, "target_modules": ["audio_attn1.to_k"]},
-            "training_strategy": strategy,
-        }
-    )
-    found = translate(ForeignConfig("ltx-trainer", values, (HERE / "x",), ()))
-    part = "video" if video else "audio"
-    assert row(found, f"training_strategy.{part}.is_generated").verdict == "differs"
-    assert not row(found, "lora.target_modules").ours
-    assert row(found, "training_strategy.audio.is_generated").note
-
-
 @pytest.mark.parametrize(
     ("names", "verdict"),
     [

@@ -284,8 +284,23 @@ def _prefix(value: Any, folder: Path) -> list[dict[str, Any]] | None:
     return _condition(["prefix", float(probability), latent_frames], folder)
 
 
-def _one_prompt(value: Any, _: Path) -> list[str]:
-    return [str(value)]
+FROZEN = {"video_to_audio": "video", "audio_to_video": "sound"}
+"""Conditions that give a preview a whole video or sound, and the key of its file."""
+
+
+def _given_prompt(value: Any, folder: Path) -> list[Any]:
+    """Convert [prompt, and of each condition its type, video and audio] to an entry of
+    ``samples``; a file that is not here is left out.
+    """
+    prompt, *parts = value
+    files = {}
+    for i in range(0, len(parts), 3):
+        condition, video, audio = parts[i : i + 3]
+        name = FROZEN.get(condition)
+        file = video if name == "video" else audio
+        if name and isinstance(file, str) and os.path.isfile(folder / file):
+            files[name] = _path(file, folder)
+    return [{"prompt": str(prompt), **files} if files else str(prompt)]
 
 
 def _mask_folder(value: Any, folder: Path) -> list[Any]:
@@ -303,7 +318,7 @@ CONVERSIONS: Mapping[Any, Callable[[Any, Path], Any]] = {
     "mask folder": _mask_folder,
     "condition": _condition,
     "prefix": _prefix,
-    "one prompt": _one_prompt,
+    "given prompt": _given_prompt,
     "path or id": _path_or_id,
     "weights": _weights,
     "LoRA files": _lora_files,

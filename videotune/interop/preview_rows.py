@@ -47,6 +47,58 @@ def with_valid_previews(
     return result
 
 
+def with_given_files(rows: Sequence[TranslatedKey]) -> list[TranslatedKey]:
+    """Return the rows with previews that a run can make which is given the whole video or
+    the whole sound: only those that name its file.
+    """
+    learnt = {tuple(row.ours["generate"]) for row in rows if row.ours.get("generate")}
+    needed = {("video",): "sound", ("sound",): "video"}
+    names = {needed[parts] for parts in learnt if parts in needed}
+    return [_with_given_files(row, names) for row in rows]
+
+
+def _with_given_files(row: TranslatedKey, names: set[str]) -> TranslatedKey:
+    """Return a row with the previews that name all of these files and no other ones.
+
+    Args:
+        row: the row.
+        names: "sound", "video" or nothing.
+    """
+    prompts = row.ours.get("samples")
+    if not isinstance(prompts, list):
+        return row
+
+    valid_prompts = []
+    for prompt in prompts:
+        keys = dict(prompt) if isinstance(prompt, dict) else {"prompt": prompt}
+        if not names <= set(keys):
+            continue
+        for name in ("sound", "video"):
+            if name not in names:
+                keys.pop(name, None)
+        valid_prompts.append(keys if len(keys) > 1 else keys["prompt"])
+    if valid_prompts == prompts:
+        return row
+
+    ours = {key: value for key, value in row.ours.items() if key != "samples"}
+    if valid_prompts:
+        ours["samples"] = valid_prompts
+    note = row.note
+    if len(valid_prompts) < len(prompts):
+        given = " and ".join(sorted(names))
+        note = "; ".join(
+            filter(
+                None,
+                [
+                    note,
+                    f"a preview of this run needs a {given}: prompts without one that is here are left out",
+                ],
+            )
+        )
+    verdict = row.verdict if ours or row.verdict == "differs" else "none"
+    return replace(row, ours=ours, verdict=verdict, note=note)
+
+
 def _texts_of(name: str, value: Any) -> list[str]:
     """Return the values of a key wherever it is in nested data, as texts."""
     leaves = suggestions.flat_leaves(value)

@@ -26,7 +26,7 @@ from videotune.interop.foreign_config import ForeignConfig
 from videotune.interop.joined_lists import with_joined_lists
 from videotune.interop.missing_files import is_missing_file, with_missing_file
 from videotune.interop.optimizer_arguments import with_arguments
-from videotune.interop.preview_rows import with_valid_previews
+from videotune.interop.preview_rows import with_given_files, with_valid_previews
 from videotune.interop.translated_key import TranslatedKey
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
@@ -89,6 +89,7 @@ def translate(theirs: ForeignConfig) -> Imported:
         rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
 
     rows = with_valid_previews(with_joined_lists(rows), _base_spec(base))
+    rows = with_given_files(rows)
     rows = with_all_addresses(rows)
     config, final_rows = _accept(rows, base)
     shown_rows = masked_rows(final_rows, table.get("secrets", ()))
@@ -244,11 +245,17 @@ def _indices(key: str) -> list[str]:
 
 def _related_value(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
     """Return the value of another key; N in its name stands for the index that ``key``
-    has.
+    has. ".*" at its end stands for any key of that section.
     """
     indices = iter(_indices(key))
     parts = [next(indices, "0") if part == "N" else part for part in pattern.split(".")]
-    return values.get(".".join(parts))
+    if parts[-1] != "*":
+        return values.get(".".join(parts))
+    section = ".".join(parts[:-1])
+    related = [
+        value for key, value in values.items() if f"{key}.".startswith(f"{section}.")
+    ]
+    return related[0] if related else None
 
 
 def _conditions_hold(
