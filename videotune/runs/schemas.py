@@ -172,7 +172,7 @@ _VALIDATION = _object(
         _object(train=_READING | None, held_out=NotRequired[_READING | None])
     ],
 )
-_PART = _object(numbers=Step, change=_MAYBE, moved=bool, gradient=_MAYBE)
+_PART: Any = _object(numbers=Step, change=_MAYBE, moved=bool, gradient=_MAYBE)
 LINES: Mapping[str, Any] = {
     "step": _STEP,
     "validation": _VALIDATION,
