@@ -44,6 +44,7 @@ from videotune.planner.memory import Constraints
 from videotune.planner.settings import fit_settings
 from videotune.planner.step_spec import TILED, UNCHANGED, StepSpec, step_spec
 from videotune.runs.run_dir import read_run_config
+from videotune.sampling.pipeline import RenderedSample, SampleLatents
 from videotune.text import memory_size
 from videotune.trainer import cache_filling
 from videotune.trainer.build import open_models
@@ -400,16 +401,16 @@ def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
     work: Work, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """The run is the same to the bit, and so is a preview with the denoiser offloaded."""
-    real, seen, tries = decoding.decode, [], []
+    real, seen, tries = decoding.render_samples, [], []
 
-    def short(family: Any, latents: Any, tiled: bool = False) -> list[np.ndarray]:
+    def short(family: Any, latents: Any, tiled: bool = False) -> list[RenderedSample]:
         tries.append(tiled)
         if len(tries) <= most:
             raise OUT_OF_MEMORY
         seen.append(real(family, latents, tiled))
         return seen[-1]
 
-    monkeypatch.setattr(decoding, "decode", short)
+    monkeypatch.setattr(decoding, "render_samples", short)
     for most, wanted in ((0, [False]), (1, [False, False]), (2, [False, False, True])):
         tries.clear()
         run = work.tmp / f"run{most}"
@@ -626,12 +627,12 @@ def decoded(monkeypatch: Patch) -> list[torch.Tensor]:
     """
     seen: list[torch.Tensor] = []
 
-    def keep(family: Any, latents: list[torch.Tensor], tiled: bool) -> Any:
-        seen.extend(latents)
-        return decode(family, latents, tiled)
+    def keep(family: Any, samples: list[SampleLatents], tiled: bool) -> Any:
+        seen.extend(sample.video for sample in samples)
+        return render(family, samples, tiled)
 
-    decode = decoding.decode
-    monkeypatch.setattr(decoding, "decode", keep)
+    render = decoding.render_samples
+    monkeypatch.setattr(decoding, "render_samples", keep)
     return seen
 
 

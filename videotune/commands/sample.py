@@ -122,12 +122,12 @@ def write_samples(source: SampleSource, folder: Path) -> list[Path]:
     seeds = [sampler.seed + index for index in range(len(prompts))]
     rendered = render_with_sound(sampler, prompts, seeds, options.given())
     paths = []
-    for prompt, prompt_seed, drawn in zip(prompts, seeds, rendered, strict=True):
+    for prompt, prompt_seed, video in zip(prompts, seeds, rendered, strict=True):
         name = named_by(file_name(sampler.step, prompt, prompt_seed), prompt)
         path = folder / f"{adapter_name(options)}{name}"
-        write_sample(path, drawn, sampler.settings.shape.fps)
+        write_sample(path, video, sampler.settings.shape.fps)
         facts: dict[str, Any] = {
-            "picture": measure_picture(drawn.frames, sampler.family.spec.rules)
+            "picture": measure_picture(video.frames, sampler.family.spec.rules)
         }
         if drawn.sound is not None:
             facts["sound"] = measure_sound(drawn.sound)

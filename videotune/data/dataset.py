@@ -429,9 +429,7 @@ def _build_library(
 
 
 def _most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
-    """Sort key of shapes: by frames · height · width, descending. Of equal ones, those
-    with sound come first.
-    """
+    """Sort key of shapes: most pixels first, and of equal ones those with sound."""
     pixels = shape.frames * shape.height * shape.width
     return -pixels - shape.sound, shape
 

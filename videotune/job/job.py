@@ -109,11 +109,10 @@ class Job:
     @cached_property
     def shapes_by_cost(self) -> tuple[ClipShape, ...]:
         """The different shapes of the buckets, the most expensive first."""
-        shapes = dict.fromkeys(self.shapes)
-        pixels = {shape: shape.frames * shape.height * shape.width for shape in shapes}
-        return tuple(
-            sorted(shapes, key=lambda shape: (-pixels[shape], not shape.sound))
-        )
+        costs = {}
+        for shape in self.shapes:
+            costs[shape] = (shape.frames * shape.height * shape.width, shape.sound)
+        return tuple(sorted(costs, key=costs.__getitem__, reverse=True))
 
     @property
     def effective_batch(self) -> int:

@@ -101,18 +101,18 @@ class LTX2Sampling(DiffusersModel):
         ``request.sound`` gives are fed clean, as in training.
         """
         video = None
-        drawn = request
+        remaining = request
         if request.known_mask is not None and bool(request.known_mask.all()):
             video = request.known
-            drawn = replace(request, first=None, known=None, known_mask=None)
+            remaining = replace(request, first=None, known=None, known_mask=None)
         if video is not None or request.sound is not None:
             tokens = [
-                None if given is None else to_tokens(given.to(self.device))
-                for given in (video, request.sound)
+                None if latents is None else to_tokens(latents.to(self.device))
+                for latents in (video, request.sound)
             ]
             nets = GivenNetworks(nets, *tokens)
 
-        call = pipeline_call(conditioning, drawn, self.spec.rules)
+        call = pipeline_call(conditioning, remaining, self.spec.rules)
         pipe = self.pipeline(
             nets,
             request.shift,
@@ -133,7 +133,7 @@ class LTX2Sampling(DiffusersModel):
                 pipe,
                 conditioning,
                 unconditional,
-                drawn,
+                remaining,
                 **self.spec.pipeline_arguments,
                 **call.arguments,
                 **guidance,

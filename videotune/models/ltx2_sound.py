@@ -288,9 +288,9 @@ class _GivenNetwork:
         return context
 
 
-def _repeated(given: Tensor, tokens: Tensor) -> Tensor:
+def _repeated(clean: Tensor, tokens: Tensor) -> Tensor:
     """Return given tokens for a batch: with guidance it has each sample twice."""
-    return given.to(tokens).repeat(len(tokens) // len(given), 1, 1)
+    return clean.to(tokens).repeat(len(tokens) // len(clean), 1, 1)
 
 
 def to_tokens(latents: Tensor) -> Tensor:

@@ -93,8 +93,10 @@ def _encode(
     _refuse_for_picture(files, shape, key)
     if files.sound is not None:
         without_sound = replace(files, sound=None)
-        rest = _encode(family, without_sound, shape, config, key)
-        return replace(rest, sound=_encode_sound(family, files.sound, shape, key))
+        distribution = _encode(family, without_sound, shape, config, key)
+        return replace(
+            distribution, sound=_encode_sound(family, files.sound, shape, key)
+        )
     if family.spec.is_given_video:
         return _encode_whole_video(family, files, shape, key)
     if files.reference is None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from videotune.trainer.step import TrainableState
+from torch import Tensor, nn
 
 
 @dataclass
@@ -26,14 +22,18 @@ class GradientNorms:
     trained.
     """
 
-    def keep(self, step: int, trainable: TrainableState) -> None:
-        """Keep the norms of a step, if they are wanted. Its gradients are complete.
+    def keep(
+        self, step: int, parameters: Sequence[nn.Parameter], expert: str | None
+    ) -> None:
+        """Keep the norms of a step, if they are wanted. Nothing waits for the device.
 
-        Nothing waits for the device.
+        Args:
+            step: the step.
+            parameters: what trains, with complete gradients.
+            expert: that trained.
         """
         if not self.is_due(step):
             return
-        parameters = list(trainable.parameters.values())
         device = parameters[0].device
         norms = torch.zeros(len(parameters), device=device)
         indices = []
@@ -43,8 +43,8 @@ class GradientNorms:
                 indices.append(index)
                 gradients.append(parameter.grad)
         if gradients:
-            found = torch._foreach_norm(gradients)
-            for index, norm in zip(indices, found, strict=True):
+            all_norms = torch._foreach_norm(gradients)
+            for index, norm in zip(indices, all_norms, strict=True):
                 norms[index] = norm.to(device)
         self.step = step
-        self.by_expert = {trainable.expert: norms}
+        self.by_expert = {expert: norms}

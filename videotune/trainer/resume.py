@@ -95,8 +95,7 @@ def open_run(
     """Open a run.
 
     Args:
-        overrides: what the command is called with. On a resume they lie on top of the
-            run's own config.
+        overrides: of the command. On a resume they lie on top of the run's own config.
         run: the run folder.
         resume: how to resume. None: begin a new run.
         fit: chooses memory settings.

@@ -106,10 +106,15 @@ def build_trainer(
         dist=dist,
         callbacks=tuple(callbacks),
     )
-    if trainer.participates:
-        for callback in callbacks:
-            callback.built(trainer)
+    tell_built(trainer)
     return trainer
+
+
+def tell_built(trainer: Trainer) -> None:
+    """Tell the callbacks of this process that the networks are built."""
+    if trainer.participates:
+        for callback in trainer.callbacks:
+            callback.built(trainer)
 
 
 def _keep_memory_on_cpu(pool: ExpertPool) -> None:

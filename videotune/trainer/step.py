@@ -181,7 +181,10 @@ def train_step(
         if backward_optimizer is None:
             grad_norm = _finish_gradients(trainable, settings, values)
             if settings.gradient_norms is not None:
-                settings.gradient_norms.keep(step_batch.step, trainable)
+                parameters = list(trainable.parameters.values())
+                settings.gradient_norms.keep(
+                    step_batch.step, parameters, trainable.expert
+                )
         else:
             grad_norm = backward_optimizer.norm()
         # fill_ passes a number as an argument of the kernel; a tensor on the CPU would

@@ -252,8 +252,8 @@ class PartMovement(Callback):
             total = float(squared.sum())
             for label, part in self._parts.items():
                 if part.expert == expert:
-                    own = float(squared[list(part.indices)].sum())
-                    shares[label] = own / total if total else 0.0
+                    part_sum = float(squared[list(part.indices)].sum())
+                    shares[label] = part_sum / total if total else 0.0
         return shares
 
     def _warn(

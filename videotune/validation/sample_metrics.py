@@ -141,10 +141,10 @@ class SampleMetricsCallback(SamplingCallback):
         first = []
         if plan.first:
             windows = [plan.first[index] for index, _ in plan.pairs]
-            given = trainer.source.plain_with_conditions
+            conditions_of = trainer.source.plain_with_conditions
             if self.job.spec.is_given_modality:
-                given = trainer.source.given_modality
-            first = [given(window) for window in windows]
+                conditions_of = trainer.source.given_modality
+            first = [conditions_of(window) for window in windows]
         rendered = self.samples(trainer, step, plan.settings, samples, first)
         return [sample.frames for sample in rendered]
 
