@@ -129,8 +129,8 @@ def write_samples(source: SampleSource, folder: Path) -> list[Path]:
         facts: dict[str, Any] = {
             "picture": measure_picture(video.frames, sampler.family.spec.rules)
         }
-        if drawn.sound is not None:
-            facts["sound"] = measure_sound(drawn.sound)
+        if video.sound is not None:
+            facts["sound"] = measure_sound(video.sound)
         faults = describe_faults(facts)
         if faults:
             echo(f"{path.name} is {faults}")

@@ -39,6 +39,7 @@ from videotune.studio.result_files import (
     use_of_file,
 )
 from videotune.studio.settings import change_settings, read_settings
+from videotune.studio.sound_settings import prompt_files
 from videotune.studio.train_page import (
     checkpoint,
     refuse_running,
@@ -386,11 +387,8 @@ def files_taken(run: Run) -> dict[str, str]:
     takes = mapping(run.plan)["takes"]
     if takes is None:
         takes = model_choices.conditions_of(str(run.setting("base_model_name")))
-    return {
-        key: words
-        for key, (condition, words, _) in texts()["prompt_files"].items()
-        if condition in items(takes)
-    }
+    offered = prompt_files(items(takes), run.setting("generate"))
+    return {file.key: file.action for file in offered.values() if file.is_offered}
 
 
 @routes.get("/p/{project}/compare")

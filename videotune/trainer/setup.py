@@ -106,15 +106,15 @@ def build_trainer(
         dist=dist,
         callbacks=tuple(callbacks),
     )
-    tell_built(trainer)
-    return trainer
+    return tell_built(trainer)
 
 
-def tell_built(trainer: Trainer) -> None:
+def tell_built(trainer: Trainer) -> Trainer:
     """Tell the callbacks of this process that the networks are built."""
     if trainer.participates:
         for callback in trainer.callbacks:
             callback.built(trainer)
+    return trainer
 
 
 def _keep_memory_on_cpu(pool: ExpertPool) -> None:
