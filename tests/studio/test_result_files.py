@@ -118,6 +118,29 @@ def test_the_code_of_a_file_is_the_whole_code_of_the_report(
     assert "export_to_video(video, 'video.mp4'" in shown[0]
 
 
+def test_the_files_of_two_experts_go_behind_two_models(
+    client: Any, tmp_path: Path
+) -> None:
+    run = projects.create(tmp_path, "Dogs").folder / "runs" / "run-1"
+    full_run(run)
+    exports = []
+    for expert in ("high", "low"):
+        path = f"export/run-1-step-120-comfyui_{expert}_noise.safetensors"
+        (run / path).write_bytes(b"weights")
+        exports.append({"format": "comfyui", "path": path, "use": "pipe = 1"})
+    write_file(run, "exports.json", exports)
+
+    page = client.get("/p/dogs/results?run=run-1").text
+    assert 'id="take-comfyui-high"' in page
+    assert 'id="take-comfyui-low"' in page
+    steps = page.partition('id="use-steps"')[2].partition("</ol>")[0]
+    nodes = [step for step in steps.split("<li>") if "LoraLoaderModelOnly" in step]
+    assert ["the high-noise model" in step for step in nodes] == [True, False]
+    assert ["the low-noise model" in step for step in nodes] == [False, True]
+    all_files = page.partition("All files")[2]
+    assert all_files.count("LoraLoaderModelOnly") == 4, "two nodes at each file"
+
+
 def test_comfyuis_folder_is_its_own_or_that_of_its_loras(
     loras: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def export(
     check_export(run, formats or (), step=step, merge=merge, dtype=dtype)
     console.doing("reading the checkpoint")
     from videotune.commands.export import export as write_exports
+    from videotune.reporter.comfyui import note_on_experts
 
     exports = write_exports(
         run, formats or (), step=step, out=out, merge=merge, dtype=dtype
@@ -57,6 +58,9 @@ def export(
             f"{item.format}: {item.path}  "
             f"({counted(item.modules, 'part')}, read back by {item.reader}: {error})"
         )
+    experts_note = note_on_experts([item.path.name for item in exports])
+    if experts_note:
+        console.echo(experts_note)
     return {"exports": [item.to_json(run) for item in exports]}
 
 

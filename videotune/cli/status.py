@@ -72,12 +72,16 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         rows.append([run.run, run.state, f"{run.step} of {steps}", left, verdict])
     print_table("runs", ["run", "state", "step", "left", "verdict"], rows, right=(3,))
 
+    from videotune.reporter.comfyui import place_of
+
     newest, *others = runs
     if others:
         print(f"newest: {newest.run}")
     print(f"next: {newest.next_command}")
     for path, step in newest.exports:
-        program = "ComfyUI" if "-comfyui" in path.name else "diffusers and others"
+        program = "diffusers and others"
+        if "-comfyui" in path.name:
+            program = f"ComfyUI{place_of(path.name)}"
         mark = "recommended, " if newest.is_recommended(step) else ""
         print(f"{mark}for {program}: {path}")
 

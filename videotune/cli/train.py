@@ -250,9 +250,14 @@ def _telling_how_to_go_on(run: Path) -> Iterator[None]:
 
 def show_training(result: TrainResult) -> None:
     """Print the exports, memory, the recommended checkpoint, and the report."""
+    from videotune.reporter.comfyui import note_on_experts
+
     for item in result.exports:
         error = exactly(item.max_error)
         echo(f"{item.format}: {item.path}  (read back by {item.reader}: {error})")
+    experts_note = note_on_experts([item.path.name for item in result.exports])
+    if experts_note:
+        echo(experts_note)
     if result.exports and result.is_toy:
         echo("the files fit the toy alone: no other program has it")
     if not result.exports:

@@ -1,16 +1,19 @@
 """Build the report page of a run."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from videotune import text
 from videotune.files import write_text
 from videotune.model_spec import asset_title
 from videotune.reporter import curves, inventory, outcome, previews
+from videotune.reporter.comfyui import expert_in
 from videotune.reporter.previews import Media
 from videotune.reporter.privacy import shareable, without_machine
 from videotune.reporter.read import (
@@ -268,5 +271,12 @@ def environment(*packages: str) -> Environment:
         "entries": items,
         "mapping": mapping,
         "repr": repr,
+        "with_code": with_code,
+        "expert_in": expert_in,
     }
     return templates
+
+
+def with_code(line: str) -> Markup:
+    """Return a line as HTML, with what is between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(line))))

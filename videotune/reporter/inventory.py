@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from videotune.reporter.comfyui import comfyui_steps
 from videotune.reporter.condition_code import condition_code
 from videotune.reporter.conditions import (
     conditions,
@@ -262,11 +263,17 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
     if run.exports is None:
         return {"absent": run.absent("exports.json, the exported files")}
     entries = [entry for entry in run.exports if entry.get("path")]
-    for_comfyui = [entry for entry in entries if entry.get("format") == "comfyui"]
+    for_comfyui = []
+    for entry in entries:
+        is_merged = "-merged-" in Path(str(entry["path"])).name
+        if entry.get("format") == "comfyui" and not is_merged:
+            for_comfyui.append(entry)
     others = [entry for entry in entries if entry not in for_comfyui]
     comfyui = _of_best_step(run, for_comfyui)
     lines = _loading_code(run, others or entries, is_shared)
     pipelines = _pipelines_in(lines)
+    takes_image = any("ImageToVideo" in name for name in pipelines)
+    preview_values = _preview_values(run)
 
     triggers = []
     for dataset in items(run.setting("datasets")):
@@ -280,7 +287,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "trigger": ", ".join(dict.fromkeys(triggers)),
         "lines": lines,
         "pipelines": pipelines,
-        "takes_image": any("ImageToVideo" in name for name in pipelines),
+        "takes_image": takes_image,
         "takes_last_image": takes_last_image(run),
         "prompt": str(previews[0].get("prompt")) if previews else "…",
         "shape": _preview_shape(run),
@@ -289,8 +296,14 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "arguments": _pipeline_arguments(run),
         "method": run.setting("training_method"),
         "is_toy": is_toy(run),
-        "preview_values": _preview_values(run),
-        "comfyui": ", ".join(_path(run, entry, is_shared) for entry in comfyui),
+        "preview_values": preview_values,
+        "comfyui": [_path(run, entry, is_shared) for entry in comfyui],
+        "comfyui_steps": comfyui_steps(
+            comfyui or _of_best_step(run, others),
+            run.setting("training_method"),
+            takes_image=takes_image,
+            preview_values=preview_values,
+        ),
         "folder": folder,
         "is_shared": is_shared,
         "conditions": conditions(run, shlex.quote(folder)),

@@ -382,7 +382,9 @@ def _use(
         option = ", load_into_transformer_2=True" if is_second else ""
         use = f"{load_base}{_load_loras(config, option)}"
     elif format == "comfyui":
-        use = "a LoRA loader of ComfyUI, for the model alone"
+        use = "a LoRA loader of ComfyUI, for the model of this file's expert alone"
+        if len(family.spec.experts) == 1:
+            use = "a LoRA loader of ComfyUI, for the model alone"
     else:
         net = f"pipe.{family.spec.part_of(expert)}"
         use = (
