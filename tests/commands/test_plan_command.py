@@ -426,7 +426,7 @@ def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
         assert tries[: len(wanted)] == wanted
         assert len(of_kind(run, "sample")) == 3
         assert same_tensors(state(run, 2), state(work.tmp / "run0", 2))
-    assert np.array_equal(seen[0][0], seen[3][0]), (
+    assert np.array_equal(seen[0][0].frames, seen[3][0].frames), (
         "step 0, whole and with the denoiser offloaded"
     )
     assert "decoded in tiles" in capsys.readouterr().err
