@@ -18,7 +18,13 @@ from transformers.audio_utils import mel_filter_bank, spectrogram
 from tests.support import families
 from tests.support.families import Open
 from videotune.adapters.lora import idle_targets, matching
-from videotune.diffusion.loss import Objective, denoising_loss, flow_path
+from videotune.diffusion.loss import (
+    Objective,
+    denoising_loss,
+    flow_path,
+    predicted,
+    prior_target,
+)
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.models.ltx2_sound import log_mel
@@ -478,3 +484,47 @@ def test_another_vae_of_sound_is_another_cache(tiny_bases: Any, tmp_path: Path) 
         with_sound(families.open_family("ltx2", folder)).fingerprints()["audio_vae"]
         != before
     )
+
+
+def test_a_prior_keeps_the_bases_sound_too(tiny_family: Open) -> None:
+    """Samples of prior preservation have the base's prediction of both as their target,
+    the others the data's.
+    """
+    family = with_sound(tiny_family("ltx2"))
+    batch = heard(family, ["a red circle", "b"])
+    assert batch.sound is not None
+    noise = drawn(*batch.x0.shape, seed=3)
+    t = torch.tensor([0.4, 0.8])
+    net = families.first_of(family)
+    target = prior_target(family, net, FLOW, batch, t, noise, [1])
+    with torch.no_grad():
+        theirs, data = predicted(family, net, FLOW, batch, t, noise)
+    assert target.sound is not None
+    assert theirs.sound is not None
+    assert data.sound is not None
+    for mine, base, own in (
+        (target.video, theirs.video, data.video),
+        (target.sound, theirs.sound, data.sound),
+    ):
+        assert torch.equal(mine[0], own[0])
+        torch.testing.assert_close(mine[1], base[1], rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(mine[1], own[1], atol=1e-2)
+    out = denoising_loss(family, net, FLOW, batch, t, noise, target)
+    assert out.sound_mse is not None
+    assert float(out.sound_mse[1]) < 1e-6 < float(out.sound_mse[0])
+
+
+def test_micro_batches_have_the_sound_of_their_samples(tiny_family: Open) -> None:
+    family = with_sound(tiny_family("ltx2"))
+    batch = heard(family, ["a red circle", "b"])
+    noise = drawn(*batch.x0.shape, seed=3)
+    t = torch.tensor([0.4, 0.8])
+    net = families.first_of(family)
+    whole = denoising_loss(family, net, FLOW, batch, t, noise)
+    for index, part in enumerate(batch.split(1)):
+        rows = slice(index, index + 1)
+        out = denoising_loss(family, net, FLOW, part, t[rows], noise[rows])
+        for mine, other in ((out.mse, whole.mse), (out.sound_mse, whole.sound_mse)):
+            assert mine is not None
+            assert other is not None
+            torch.testing.assert_close(mine[0], other[index], rtol=1e-4, atol=1e-5)

@@ -170,7 +170,7 @@ def show_summary(result: PlanResult) -> None:
     else:
         tell(f"disk: {cache}")
     if disk["condition_entries"]:
-        tell(conditions_text(disk))
+        tell(conditions_text(result.plan))
     if (encoding_hours(result) or 0.0) > SHORT_HOURS:
         tell(encoding_text(result))
     show_shortage(disk)
@@ -341,12 +341,14 @@ def cache_bytes(disk: Mapping[str, Any]) -> int:
     return sum(int(disk[part]) for part in parts)
 
 
-def conditions_text(disk: Mapping[str, Any]) -> str:
-    """Return how much of the cache is encoded for conditions."""
+def conditions_text(plan: Mapping[str, Any]) -> str:
+    """Return how much of the cache is encoded for conditions and sound."""
+    disk = plan["disk"]
+    subject = "conditions and sound" if plan["sound_windows"] else "conditions"
     entries = counted(disk["condition_entries"], "entry", "entries")
     windows = counted(disk["latent_entries"], "window")
     return (
-        f"conditions: {entries} of the cache, {size(disk['condition_bytes'])}, "
+        f"{subject}: {entries} of the cache, {size(disk['condition_bytes'])}, "
         f"beside those of {windows}"
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from videotune.commands.sample import open_sampler, render, shape_of
+from videotune.commands.sample import open_sampler, render_with_sound, shape_of
 from videotune.commands.sample_options import SampleOptions, refuse_compare
 from videotune.config.load import merge, parse_sets
 from videotune.console import bar, echo
@@ -27,6 +27,7 @@ from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, complete_checkpoints
 from videotune.runs.schemas import read_record
 from videotune.sampling.pipeline import SampleSettings
+from videotune.sampling.sample_files import write_sample
 from videotune.validation.selection import sample_settings
 
 ROW = 4
@@ -91,8 +92,10 @@ def compare(
                 (prompt,), seed, run, step, images=images, sets=sets
             )
             sampler = open_sampler(options)
-            frames = render(sampler, [prompt], [seed], options.given(), title="")
-            write_video(videos[step], frames[0], settings.shape.fps)
+            (sample,) = render_with_sound(
+                sampler, [prompt], [seed], options.given(), title=""
+            )
+            write_sample(videos[step], sample, settings.shape.fps)
         progress.update(len(todo), len(todo))
 
     entry = lay_out(videos, folder, name, settings.shape.fps)

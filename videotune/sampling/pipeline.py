@@ -267,11 +267,11 @@ def decode(
 def render_samples(
     family: DiffusersModel, samples: Sequence[SampleLatents], tiled: bool = False
 ) -> list[RenderedSample]:
-    """Decode samples, then free what decodes them."""
+    """Decode samples, then free what decodes them: pictures first, sound after them."""
+    videos = decode(family, [sample.video for sample in samples], tiled)
     rendered = []
     try:
-        for sample in samples:
-            frames = to_frames(family.decode(sample.video, tiled))
+        for sample, frames in zip(samples, videos, strict=True):
             if sample.sound is None:
                 rendered.append(RenderedSample(frames))
                 continue
