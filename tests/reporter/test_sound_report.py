@@ -100,7 +100,7 @@ def test_the_report_has_losses_and_validations_of_both(run: Path) -> None:
         last["sound"]["held_out"]["normalised"],
         last["sound"]["train"]["normalised"],
     ]
-    assert [value for _, value in chapters["verdict"]["changes"]] == changes
+    assert [value for _, value, _ in chapters["verdict"]["changes"]] == changes
     assert {row["part"] for row in chapters["validation"]["grounds"]["clips"]} == {
         "video",
         "sound",

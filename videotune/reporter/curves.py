@@ -179,14 +179,17 @@ def _validation_of(run: Run, part: LearntPart) -> dict[str, Any] | None:
     steps = [x for x, _ in curves[-1].points]
     first = f"step {plain(steps[0])}"
     last = f"step {plain(steps[-1])}"
-    head = ["clips", first, last, "change", "lowest"]
-    columns = len(head) if len(records) > 1 else 2
-    rows = [[line.label, *_change(line.points)] for line in curves]
+    head = ["clips", first, last, "lowest"]
+    rows = _shares_of_base(records)
+    if len(records) < 2:
+        head = ["clips", first]
+        rows = [[line.label, plain(line.points[0][1])] for line in curves]
     chart = line_chart(curves, says="Validation loss by step", x_label="step")
     return {
         "name": part.name,
-        "head": head[:columns],
-        "rows": [row[:columns] for row in rows],
+        "head": head,
+        "rows": rows,
+        "is_relative": len(records) > 1,
         "notes": notes,
         "charts": [("Mean squared error by step", chart), *_by_quantile(records)],
         "averages": _averages(records[-1]),
@@ -219,13 +222,19 @@ def _averages(record: Record) -> list[list[str]]:
     return rows if len(rows) > 1 else []
 
 
-def _change(curve: Sequence[Point]) -> list[str]:
-    """Return the first and last value, their change, and the lowest with its step."""
-    before = curve[0][1]
-    now = curve[-1][1]
-    step, lowest = min(curve, key=lambda point: point[1])
-    change = f"{now / before - 1:+.1%}" if before else "–"
-    return [plain(before), plain(now), change, f"{plain(lowest)} at step {plain(step)}"]
+def _shares_of_base(records: Sequence[Record]) -> list[list[str]]:
+    """Return the first, the last and the lowest error of each kind of clips, as shares of
+    the base model's error: what the verdict judges and the outcome shows.
+    """
+    rows = []
+    for key, name, _ in PARTS:
+        curve = points(records, key, "normalised")
+        if not curve:
+            continue
+        step, lowest = min(curve, key=lambda point: point[1])
+        at_lowest = f"{lowest:.1%} at step {plain(step)}"
+        rows.append([name, f"{curve[0][1]:.1%}", f"{curve[-1][1]:.1%}", at_lowest])
+    return rows
 
 
 def _by_quantile(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:

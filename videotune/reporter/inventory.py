@@ -263,11 +263,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
     if run.exports is None:
         return {"absent": run.absent("exports.json, the exported files")}
     entries = [entry for entry in run.exports if entry.get("path")]
-    for_comfyui = []
-    for entry in entries:
-        is_merged = "-merged-" in Path(str(entry["path"])).name
-        if entry.get("format") == "comfyui" and not is_merged:
-            for_comfyui.append(entry)
+    for_comfyui = [entry for entry in entries if _is_for_comfyui(entry)]
     others = [entry for entry in entries if entry not in for_comfyui]
     comfyui = _of_best_step(run, for_comfyui)
     lines = _loading_code(run, others or entries, is_shared)
@@ -326,6 +322,12 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
             "takes_image": True,
         }
     return chapter
+
+
+def _is_for_comfyui(entry: Record) -> bool:
+    """Whether a file has ComfyUI's names and is not a merged model."""
+    is_merged = "-merged-" in Path(str(entry["path"])).name
+    return entry.get("format") == "comfyui" and not is_merged
 
 
 def _pipeline_arguments(run: Run) -> str:

@@ -231,8 +231,10 @@ def _doubt(run: Run) -> str:
     return ""
 
 
-def _error_changes(run: Run) -> list[tuple[str, float]]:
-    """Return name and latest error of the validated clips, as shares of the base's."""
+def _error_changes(run: Run) -> list[tuple[str, float, float]]:
+    """Return name, latest error as a share of the base's, and its step, of the validated
+    clips.
+    """
     if len(run.validations) < 2:
         return []
     changes = []
@@ -243,7 +245,8 @@ def _error_changes(run: Run) -> list[tuple[str, float]]:
             error = number(at(part.validations[-1], key, "normalised"))
             if error is not None:
                 subject = f"the {part.name} of {name}" if part.name else name
-                changes.append((subject, error))
+                step = number(part.validations[-1].get("step")) or 0.0
+                changes.append((subject, error, step))
     return changes
 
 

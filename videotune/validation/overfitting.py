@@ -423,7 +423,7 @@ def _describe_change(
     before = first[part]["normalised"]
     now = last[part]["normalised"]
     change = f"{name} went from {before:.3f} to {now:.3f}"
-    return change if direction else f"{change}, within what chance explains"
+    return change if direction else f"{change} (within what chance explains)"
 
 
 def _direction(before: Mapping[str, float], now: Mapping[str, float]) -> int:
