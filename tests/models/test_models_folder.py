@@ -17,6 +17,7 @@ from videotune.job.overrides import Overrides, resolve_config
 from videotune.models import models_folder
 from videotune.models.wan import Wan
 from videotune.trainer.build import open_models
+from videotune.user_settings import settings_file
 
 State = dict[str, torch.Tensor]
 
@@ -164,9 +165,9 @@ def test_the_folder_is_remembered_for_what_is_not_here(
     settings, _, _ = resolved(bare, None)
     assert all(files_of(settings.config))
 
-    models_folder.settings_file().write_text(json.dumps({"models_folder": "/nowhere"}))
+    settings_file().write_text(json.dumps({"models_folder": "/nowhere"}))
     assert models_folder.remembered() is None
-    models_folder.settings_file().write_text(json.dumps([1]))
+    settings_file().write_text(json.dumps([1]))
     assert models_folder.remembered() is None
 
 

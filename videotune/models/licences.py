@@ -7,14 +7,11 @@ import sys
 
 from videotune.console import echo
 from videotune.errors import VideotuneError
-from videotune.files import read_json, write_json
 from videotune.model_spec import ModelSpec
-from videotune.models.models_folder import settings_file
+from videotune.user_settings import accept_terms, accepted_terms, settings_file
 
 VARIABLE = "VIDEOTUNE_ACCEPT_LICENCE"
 """Set to 1, it accepts the licence of every base model that is trained."""
-
-_SETTING = "accepted_licences"
 
 
 def require_licence(spec: ModelSpec, accepts: bool) -> None:
@@ -47,23 +44,14 @@ def require_licence(spec: ModelSpec, accepts: bool) -> None:
 
 def is_accepted(spec: ModelSpec) -> bool:
     """Whether this user has accepted a base model's terms before."""
-    return spec.licence_terms in _accepted()
+    return spec.licence_terms in accepted_terms()
 
 
 def accept(spec: ModelSpec) -> None:
     """Keep for later commands that the terms of a base model are accepted."""
-    path = settings_file()
-    settings = read_json(path) if path.is_file() else {}
-    accepted = sorted({*_accepted(), spec.licence_terms})
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**settings, _SETTING: accepted}, durable=False)
+        accept_terms(spec.licence_terms)
     except OSError as error:
-        echo(f"note: {path} cannot be written ({error}): you will be asked again")
-
-
-def _accepted() -> list[str]:
-    path = settings_file()
-    settings = read_json(path) if path.is_file() else {}
-    accepted = settings.get(_SETTING) if isinstance(settings, dict) else None
-    return [str(terms) for terms in accepted] if isinstance(accepted, list) else []
+        echo(
+            f"note: {settings_file()} cannot be written ({error}): you will be asked again"
+        )

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from videotune import user_settings
 from videotune.errors import VideotuneError
-from videotune.files import read_json, write_json
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models import model_files, single_file
 from videotune.models.converted_parts import converter_of
@@ -32,28 +32,16 @@ MOST_FILES = 5000
 _SETTING = "models_folder"
 
 
-def settings_file() -> Path:
-    """Return the file of what the user has set once for all commands."""
-    import platformdirs
-
-    return platformdirs.user_config_path("videotune") / "settings.json"
-
-
 def remember(folder: Path) -> None:
     """Keep a folder of models for later commands."""
-    path = settings_file()
-    settings = read_json(path) if path.is_file() else {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**settings, _SETTING: str(folder.absolute())}, durable=False)
+    user_settings.remember(**{_SETTING: str(folder.absolute())})
 
 
 def remembered() -> Path | None:
     """Return the folder that was named before, if it is still there."""
     text = os.environ.get(VARIABLE, "")
-    path = settings_file()
-    if not text and path.is_file():
-        settings = read_json(path)
-        text = str(settings.get(_SETTING) or "") if isinstance(settings, dict) else ""
+    if not text:
+        text = str(user_settings.read_settings().get(_SETTING) or "")
     folder = Path(text).expanduser() if text else None
     return folder if folder is not None and folder.is_dir() else None
 
