@@ -2,6 +2,7 @@
 calls, and a whole pipeline's waveform.
 """
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,11 @@ from videotune.diffusion.loss import (
 )
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.models.ltx2_sound import log_mel
+from videotune.models.base_model import spec_for
+from videotune.models.ltx2_sound import check_vocoder, log_mel
+from videotune.models.model_files import CONFIGS
 from videotune.models.registry import find
-from videotune.types import Batch, ClipShape, SampleRequest, Sound
+from videotune.types import BasePlace, Batch, ClipShape, SampleRequest, Sound
 
 VERSIONS = pytest.mark.parametrize("version", find("ltx2").variants)
 LEARNT = pytest.mark.parametrize(
@@ -528,3 +531,54 @@ def test_micro_batches_have_the_sound_of_their_samples(tiny_family: Open) -> Non
             assert mine is not None
             assert other is not None
             torch.testing.assert_close(mine[0], other[index], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sample_rate": 10**12},
+        {"sample_rate": -1},
+        {"sample_rate": True},
+        {"mel_hop_length": 0},
+        {"mel_hop_length": 1e-9},
+        {"mel_hop_length": 4096},
+        {"mel_hop_length": 8},
+        {"mel_bins": "x"},
+        {"latent_channels": None},
+    ],
+    ids=str,
+)
+def test_a_sounds_vae_with_impossible_numbers_is_refused(
+    values: dict[str, Any], tiny_bases: Any, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_bases("ltx2"), tmp_path / "base"))
+    families.edit_json(folder / "audio_vae" / "config.json", **values)
+    with pytest.raises(VideotuneError):
+        spec_for(None, BasePlace("base", folder))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"upsample_factors": [1000, 1000, 1000]},
+        {"upsample_factors": [2, 2]},
+        {"output_sampling_rate": 24000},
+    ],
+    ids=str,
+)
+def test_a_vocoder_that_does_not_keep_the_time_is_refused(
+    values: dict[str, Any], tiny_bases: Any, tmp_path: Path
+) -> None:
+    """Its waveform would be of another length, or larger than any memory."""
+    folder = Path(shutil.copytree(tiny_bases("ltx2"), tmp_path / "base"))
+    families.edit_json(folder / "vocoder" / "config.json", **values)
+    family = families.open_family("ltx2", folder)
+    with pytest.raises(VideotuneError):
+        family.decode_sound(drawn(8, 18))
+
+
+@pytest.mark.parametrize("asset", ["ltx-2-19b", "ltx-2.3-22b"])
+def test_published_vocoders_keep_the_time(asset: str) -> None:
+    folder = CONFIGS / asset
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    check_vocoder(folder, index["vocoder"][1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -37,6 +38,10 @@ LATENT_STRIDE = 4
 """Windows of a latent, and bands of the spectrogram in one of its rows. No config says
 it.
 """
+
+LEAST_LATENTS = 4
+MOST_LATENTS = 200
+"""Latents a second of a model that can be one of this family."""
 
 _TO = r"(to_q|to_k|to_v|to_out\.0)"
 _FEED_FORWARD = r"(net\.0\.proj|net\.2)"
@@ -101,9 +106,15 @@ def sound_rules(folder: Path, transformer: Mapping[str, Any]) -> SoundRules:
             f"{folder} mixes two models: its audio_vae gives {encoded} numbers a latent, its "
             f"transformer takes {channels}. Take both parts from one checkpoint."
         )
+    latents_per_second = rate / hop / LATENT_STRIDE
+    if not LEAST_LATENTS <= latents_per_second <= MOST_LATENTS:
+        raise VideotuneError(
+            f"{folder / AUDIO_VAE / 'config.json'}: {latents_per_second:g} latents of sound a second; "
+            "the published models have 25"
+        )
     return SoundRules(
         sample_rate=rate,
-        latents_per_second=rate / hop / LATENT_STRIDE,
+        latents_per_second=latents_per_second,
         channels=channels,
         lora_targets=TARGETS_WITH_SOUND,
         modules=(SOUND,),
@@ -195,8 +206,39 @@ def load_vocoder(folder: Path, device: torch.device) -> Any:
         raise VideotuneError(
             f"{index}: {VOCODER} is {name or 'missing'}; LTX-2 has {' or '.join(VOCODERS)}"
         )
+    check_vocoder(folder, name)
     cls = getattr(diffusers.pipelines.ltx2, name)
     return load_model(cls, folder / VOCODER, torch.float32, device)
+
+
+def check_vocoder(folder: Path, name: str) -> None:
+    """Raise VideotuneError for a vocoder that does not keep the time of a spectrogram:
+    it makes a certain count of numbers of each of its windows.
+    """
+    path = folder / VOCODER / "config.json"
+    config = read_config(path)
+    spectrogram = read_config(folder / AUDIO_VAE / "config.json")
+    hop = spectrogram.get("mel_hop_length", 160)
+    rate = spectrogram.get("sample_rate", 16000)
+
+    factors = config.get("upsample_factors", [])
+    made_rate = config.get("output_sampling_rate", 24000)
+    if name == VOCODERS[1]:
+        made_rate = config.get("input_sampling_rate", 16000)
+        widening = math.prod(config.get("bwe_upsample_factors", []))
+        wanted = config.get("hop_length", 80) * config.get(
+            "output_sampling_rate", 48000
+        )
+        if widening * made_rate != wanted:
+            raise VideotuneError(
+                f"{path}: bwe_upsample_factors do not lead from input_sampling_rate to "
+                "output_sampling_rate. Take the file that comes with the checkpoint"
+            )
+    if math.prod(factors) * rate != hop * made_rate:
+        raise VideotuneError(
+            f"{path}: upsample_factors do not lead from the spectrogram's rate to the sound's. "
+            "Take the file that comes with the checkpoint"
+        )
 
 
 def encode_waveform(

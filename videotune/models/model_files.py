@@ -27,6 +27,8 @@ _BOUNDS = (
         1,
         1 << 20,
     ),
+    (r"\w*(sample|sampling)_rate", 2_000, 768_000),
+    (r"mel_bins|\w*hop_length|\w*upsample_factors", 1, 4096),
     (rf"(?!total_|use_)\w*({_SIZES})", 0, 1 << 20),
 )
 """Whole numbers, or lists of them, by the key's name: least and most.
