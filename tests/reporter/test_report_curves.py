@@ -128,7 +128,7 @@ def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
     text = reports.part(reports.report(run), "exposure")
     assert "high 240 samples so far from 4 windows: each seen 60 times." in text
     assert "50 to 99" not in text, "one band needs no legend"
-    assert "two windows.mov 120 in 2 windows" in text
+    assert "two windows.mov 120 times, in 2 windows" in text
     expected = [
         ("two windows.mov", "120", 2),
         ("b <i>bold.webm", "60", 1),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,7 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(
     project = projects.create(tmp_path, "one", preset="toy")
     run, clip = project.folder / "runs" / "run-1", project.folder / "clips" / "cat.mp4"
     (run / "sample_metrics").mkdir(parents=True)
-    for path in (run / "sample_metrics" / "a.mp4", clip):
+    for path in (run / "sample_metrics" / "a.mp4", clip, run / "preview.mp4"):
         path.write_bytes(b"video")
     one = {
         "path": "sample_metrics/a.mp4",
@@ -151,9 +152,10 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(
     probe = {
         "kind": "sample_metrics",
         "step": 20,
+        "replication": {"line": 0.6451},
         "samples": [one, {**one, "path": "sample_metrics/gone.mp4"}],
     }
-    sample = {"kind": "sample", "step": 0, "prompt": "a cat", "path": "samples/a.mp4"}
+    sample = {"kind": "sample", "step": 20, "prompt": "a dog", "path": "preview.mp4"}
     (run / "journal.jsonl").write_text(
         "".join(json.dumps(line) + "\n" for line in (sample, probe))
     )
@@ -161,5 +163,17 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(
     shown = client.get("/p/one/results").text
     assert "file?path=runs%2Frun-1%2Fsample_metrics%2Fa.mp4" in shown
     assert "file?path=clips%2Fcat.mp4" in shown
-    assert "nearest training clip: cat.mp4, likeness 0.988: likely a copy" in shown
     assert "gone.mp4" not in shown
+
+    # The scale of the likeness, and which samples have none.
+    place = shown.partition('id="measured"')[2].partition("</details>")[0]
+    measured, _, previews = place.partition("<h4>Previews</h4>")
+    heading, _, tile = measured.partition('<div class="tiles">')
+    assert "0.645" in heading
+    said = " ".join(re.sub("<[^>]+>", " ", tile).split())
+    assert "cat.mp4. Likeness 0.988, above 0.645: likely a copy" in said
+    assert "preview.mp4" in previews
+    assert "preview.mp4" not in measured
+    assert "Likeness" not in previews
+    assert "not compared" in previews
+    assert " controls" not in place, "they would hide a small picture"

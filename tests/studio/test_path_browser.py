@@ -172,7 +172,7 @@ def test_the_next_step_leads_to_its_button_on_the_same_page(tmp_path: Path) -> N
         page.set_default_timeout(60_000)
         for address in ("train", "train?run=run-1"):
             page.goto(f"{studio.address}/p/cats/{address}")
-            page.locator("#next-step", has_text="Resume run-1").wait_for()
+            page.locator("#next-step", has_text="Go to Resume of run-1").wait_for()
             page.keyboard.press("n")
             page.locator("#r-run .btn.primary.led-to").wait_for()
             page.locator("#r-run .btn.primary:focus", has_text="Resume").wait_for()

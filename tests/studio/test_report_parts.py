@@ -1,5 +1,6 @@
 """The parts of the report that the page Train shows have styles of the studio's own."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import exposure as exposure_of
 from videotune.reporter.read import read_run
 from videotune.studio import projects
+from videotune.studio.train_page import describe_best_step
 from videotune.studio.web import render
 from videotune.text import times_between
 
@@ -103,3 +105,66 @@ def test_the_contact_sheet_speaks_of_the_page_where_the_page_shows_it(
     assert "<file>" not in answer.text
     assert "videotune dataset split clips" not in shown
     assert "Cut into scenes" in shown
+
+
+def test_how_often_clips_were_seen_counts_parts_of_clips_as_the_other_pages_do(
+    client: Any, tmp_path: Path
+) -> None:
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    run_folder = project.folder / "runs" / "run-1"
+    full_run(run_folder)
+    chapter = visible_text(client.get("/p/cats/exposure?run=run-1").text)
+    assert "of clips: each seen" in chapter
+    assert "times" in chapter
+    assert "in 2 parts" in chapter
+    assert "in 2 windows" not in chapter
+    assert "window" in part(report(run_folder), "exposure")
+
+
+def test_the_mark_of_the_best_step_is_below_the_curve_of_held_out_clips() -> None:
+    chart = line_chart(
+        [Line("held-out clips", [(0, 1.0), (50, 0.2), (100, 0.5)], "one")],
+        says="",
+        marked_points=[(50, 0.2)],
+    )
+    ((_, mark),) = [path for path in chart["paths"] if path[0] == "mark"]
+    x, top, length = map(float, re.findall(r"-?[\d.]+", mark))
+    assert x == chart["size"] / 2
+    lowest = chart["size"] * (1 - 0.06 / 1.12)
+    assert top + length <= chart["size"]
+    assert top > lowest - length, "it does not hide the point itself"
+
+
+def test_the_page_says_why_the_best_step_is_not_the_recommended_one() -> None:
+    saves = [(60, Path("step-60")), (120, Path("step-120"))]
+    without_turn = {"best_step": 100, "turned": False}
+    assert describe_best_step(without_turn, 100, saves) == ""
+    assert describe_best_step({"best_step": None, "turned": False}, 120, saves) == ""
+    missing = describe_best_step(without_turn, 120, saves)
+    assert "step 100" in missing
+    assert "no checkpoint" in missing
+    as_good = describe_best_step({"best_step": 60, "turned": False}, 120, saves)
+    assert "step 60" in as_good
+    assert "no checkpoint" not in as_good
+
+
+def test_a_run_without_held_out_clips_says_so_at_each_checkpoint(
+    client: Any, tmp_path: Path
+) -> None:
+    run_folder = projects.create(tmp_path, "Cats", preset="toy").folder / "runs/run-1"
+    full_run(run_folder)
+    journal = run_folder / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "validation":
+            line["held_out"] = None
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step in (60, 120):
+        (run_folder / f"checkpoints/step-{step}/COMPLETE").touch()
+
+    table = visible_text(client.get("/p/cats/results?run=run-1").text)
+    assert table.count("none are held out") == 2
+    assert "not measured" not in table
+    train = visible_text(client.get("/p/cats/train?run=run-1").text)
+    assert "what the verdict rests on" not in train
+    assert "How often each clip was seen, and its error" in train

@@ -157,7 +157,7 @@ def test_a_run_that_has_ended_offers_its_result(
     write_file(run, "config.json", {"steps": 120})
     assert action_of(cats) == ""
     result = stages_of(cats)["result"]
-    assert (result.state, result.action) == ("done", "Download the LoRA")
+    assert (result.state, result.action) == ("done", "Go to the LoRA")
     assert result.address(cats) == "/p/cats/results?run=run-1#r-result"
 
     write_file(run, "exports.json", [])

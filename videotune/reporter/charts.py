@@ -16,6 +16,12 @@ from videotune.text import plain
 SIZE = 1000
 """Width and height of the drawing in its own coordinates."""
 
+MARK_GAP = 25
+"""Between a point and the mark below it, in coordinates of the drawing."""
+
+MARK_LENGTH = 60
+"""Length of the mark of a point."""
+
 COLUMNS = 400
 """Pixel columns that a thinned curve is drawn for."""
 
@@ -135,6 +141,7 @@ def line_chart(
     x_label: str = "",
     height: int = 240,
     marks: Sequence[float] = (),
+    marked_points: Sequence[Point] = (),
     from_zero: bool = False,
     num_ticks: int = 4,
     span: Point | None = None,
@@ -148,6 +155,7 @@ def line_chart(
         x_label: label of the x axis.
         height: in pixels.
         marks: x values to mark at the foot.
+        marked_points: points of curves to mark, each by a stroke below it.
         from_zero: whether the y axis begins at 0 if no value is negative.
         num_ticks: about how many numbers at each axis.
         span: range of x; None: that of the points.
@@ -169,6 +177,9 @@ def line_chart(
         paths.extend(_line_paths(line, scale))
     for value in marks:
         paths.append(("mark", f"M{scale.x(value):.1f} {SIZE}V{SIZE - 45}"))
+    for x, y in marked_points:
+        top = min(scale.y(y) + MARK_GAP, SIZE - MARK_LENGTH)
+        paths.append(("mark", f"M{scale.x(x):.1f} {top:.1f}v{MARK_LENGTH}"))
 
     y_labels = zip(axis_labels(y_ticks), y_ticks, strict=True)
     x_labels = zip(axis_labels(x_ticks), x_ticks, strict=True)

@@ -15,7 +15,10 @@ from typing import Any
 from videotune.files import LATE, life, write_json
 
 EVERY = LATE / 6
-"""Seconds between two beats."""
+"""Seconds between two beats while the state stays."""
+
+CHANGE_INTERVAL = 0.5
+"""Least seconds between two beats that a change of the state causes."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Heartbeat:
         }
         self._lock = threading.Lock()
         self._has_ended = threading.Event()
+        self._has_changed = threading.Event()
 
     @property
     def state(self) -> str:
@@ -85,6 +89,9 @@ class Heartbeat:
     def set(self, state: str, step: int | None = None) -> None:
         """Set what the process does from now on.
 
+        The thread writes another state at once, so that a page does not show the one
+        before for seconds.
+
         Args:
             state: one of starting, encoding, loading, training, saving, measuring,
                 probing, sampling, paused, exporting, reporting, ended.
@@ -97,6 +104,8 @@ class Heartbeat:
         if step is not None:
             changes["step"] = step
         self._facts = self._facts | changes
+        if "state" in changes:
+            self._has_changed.set()
 
     def progress(self, subject: str, done: int, total: int) -> None:
         """Set how far the state is: ``done`` of ``total``."""
@@ -127,8 +136,13 @@ class Heartbeat:
                     os.utime(self.path)
 
     def _beat_until_ended(self) -> None:
-        while not self._has_ended.wait(EVERY):
-            self.beat()
+        while not self._has_ended.is_set():
+            if self._has_changed.wait(EVERY):
+                # Callbacks set several states in a moment: the last of them is written.
+                self._has_ended.wait(CHANGE_INTERVAL)
+            self._has_changed.clear()
+            if not self._has_ended.is_set():
+                self.beat()
 
 
 @contextmanager
@@ -161,6 +175,7 @@ def keep_heartbeat(
         yield heartbeat
     finally:
         heartbeat._has_ended.set()
+        heartbeat._has_changed.set()
         thread.join()
         heartbeat.set("ended")
         heartbeat.beat()

@@ -169,7 +169,7 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
     if other_folder is not None and loras.parent.name == LORA_FOLDER.parent.name:
         folder = loras.parent / other_folder
         folder.mkdir(exist_ok=True)
-    target = _free_target(file.path, folder, f"{project.name}-{file.path.stem}")
+    target = _free_target(file.path, folder, Path(name_in_comfyui(file, project)).stem)
     if target.exists():
         return target
 
@@ -181,6 +181,11 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
         with suppress(OSError):
             part.unlink()
     return target
+
+
+def name_in_comfyui(file: ExportedFile, project: Project) -> str:
+    """Return the name that a copy of a file gets, unless another file has it."""
+    return f"{project.name}-{file.path.name}"
 
 
 def _content_of(path: Path) -> str:

@@ -3,8 +3,7 @@ publishing.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,16 +16,10 @@ from videotune.files import disk_usage, write_json
 from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.reporter.comparison import write_comparison
-from videotune.reporter.inventory import use
-from videotune.reporter.read import Run, items, mapping, number
-from videotune.sampling.picture_faults import (
-    describe_faults,
-    describe_sound,
-    remark_at,
-    samples_at,
-)
+from videotune.reporter.inventory import is_toy, use
+from videotune.reporter.read import Run, items, mapping
+from videotune.sampling.picture_faults import describe_sound, remark_at
 from videotune.studio import header, model_choices, queue_page, train_page, trash
-from videotune.studio.preview_clips import clip_of
 from videotune.studio.projects import Project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
@@ -36,10 +29,13 @@ from videotune.studio.result_files import (
     copy_to_comfyui,
     exported_files,
     files_to_take,
+    name_in_comfyui,
     use_of_file,
 )
 from videotune.studio.settings import change_settings, read_settings
+from videotune.studio.shown_samples import sample_groups
 from videotune.studio.sound_settings import prompt_files
+from videotune.studio.status import read_live
 from videotune.studio.train_page import (
     checkpoint,
     refuse_running,
@@ -97,6 +93,7 @@ def result(page: PageContext) -> str:
         use=use(run),
         comfyui=comfyui,
         comfyui_fault=comfyui_fault,
+        copy_name=lambda file: name_in_comfyui(file, page.current_project),
     )
 
 
@@ -188,89 +185,6 @@ def export_formats(run: Run) -> tuple[str, ...]:
         return all_formats
     variant = str(run.setting("lora", "variant"))
     return tuple(texts()["offered"].get(variant, all_formats))
-
-
-@dataclass(frozen=True)
-class ShownSample:
-    """A sample of a step that the page shows, beside the clip that it is nearest to."""
-
-    path: str
-    """Path within the project."""
-
-    record: Any
-    """Its record of the journal."""
-
-    fault: str
-    """What is wrong with it, in words; empty if nothing is."""
-
-    sound: str
-    """How loud its sound is, in words; empty without sound."""
-
-    near: dict[str, str]
-    """Name and path of the training clip that looks most alike; empty if not measured."""
-
-
-@dataclass(frozen=True)
-class SampleGroup:
-    """The samples of a step that the page shows."""
-
-    step: int
-    remark: str
-    """What is wrong with some of them; empty if nothing is."""
-
-    samples: list[ShownSample]
-
-
-def sample_groups(
-    home: Path, run: Run, step: int | None, saved_steps: Sequence[int]
-) -> list[SampleGroup]:
-    """Return the samples that the page shows, by step.
-
-    Of the step that is taken these are all samples, of other checkpoints those with a
-    fault: what the remarks on the page count can be seen. If sample metrics did not
-    measure that step, all of the last one that they did are shown too.
-    """
-    whole_steps = [] if step is None else [step]
-    measured_steps = []
-    for record in run.of_kind("sample_metrics"):
-        measured_step = number(record.get("step"))
-        if measured_step is not None and "samples" in record:
-            measured_steps.append(int(measured_step))
-    if measured_steps and step not in measured_steps:
-        whole_steps.append(measured_steps[-1])
-    other_steps = [saved for saved in reversed(saved_steps) if saved not in whole_steps]
-
-    groups = []
-    for shown_step in (*whole_steps, *other_steps):
-        samples = list(_shown_samples(home, run, shown_step))
-        if shown_step not in whole_steps:
-            samples = [sample for sample in samples if sample.fault]
-        if samples:
-            remark = remark_at(run.journal, shown_step)
-            groups.append(SampleGroup(shown_step, remark, samples))
-    return groups
-
-
-def _shown_samples(home: Path, run: Run, step: int) -> Iterator[ShownSample]:
-    """Yield the samples of a step whose files exist, those with a fault first."""
-    clip_by_path = {str(clip["path"]): clip for clip in run.clips}
-    records = [mapping(record) for record in samples_at(run.journal, step)]
-    records.sort(key=lambda record: describe_faults(record) == "")
-    for record in records:
-        path = train_page.existing_file(run.folder, record["path"])
-        if path is None:
-            continue
-        near: dict[str, str] = {}
-        if record["clip"]:
-            clip = clip_by_path.get(str(record["clip"]), {"path": record["clip"]})
-            near = clip_of(home, run.folder, clip)
-        yield ShownSample(
-            path=path.relative_to(home).as_posix(),
-            record=record,
-            fault=describe_faults(record),
-            sound=describe_sound(record),
-            near=near,
-        )
 
 
 def tries(page: PageContext) -> str:
@@ -507,6 +421,8 @@ def copy(page: PageContext, run: Path, form: FormData) -> str:
     if not copies:
         raise VideotuneError(f"step {step} has no file for ComfyUI: write it first")
     names = ", ".join(path.name for path in copies)
+    if is_toy(read_live(run)):
+        return f"{names}: in ComfyUI's folder. ComfyUI does not have the toy model."
     return f"{names}: in ComfyUI's folder. Press R in ComfyUI to list it."
 
 

@@ -170,7 +170,7 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         return
 
     # The run has made its own plan at its start, so nobody waits for this one.
-    text = plan.text if plan.state == "done" else "made by the run"
+    text = plan.text if plan.state == "done" else f"{names[0]} made its own"
     yield Stage("plan", "done", text, plan.page)
     yield from _stages_of_run(names[0], state)
 
@@ -250,7 +250,7 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
         return
 
     if code not in FINISHED_STATES:
-        action = "See why it failed" if code == "failed" else f"Resume {name}"
+        action = "See why it failed" if code == "failed" else f"Go to Resume of {name}"
         yield Stage("run", "open", text, "train", action, name, part="r-run")
         yield Stage("result", "open", "after the run", "results", run=name)
         return
@@ -261,7 +261,7 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
         f"{counted(export_count, 'file')} written" if export_count else "no file"
     )
     if export_count:
-        action = "Download the LoRA"
+        action = "Go to the LoRA"
         yield Stage(
             "result", "done", result_text, "results", action, name, part="r-result"
         )

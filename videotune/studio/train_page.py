@@ -1,6 +1,6 @@
 """The page Train: the state of a run, its previews and curves, and the actions on it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from videotune.reporter.curves import exposure
 from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
-from videotune.reporter.read import Run, items, mapping
+from videotune.reporter.read import Run, items, mapping, number
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import gpu, header, projects, queue_page, trash
 from videotune.studio.form import clip_keys_of, inherited_values
@@ -48,6 +48,7 @@ from videotune.studio.web import (
     render,
     reply,
 )
+from videotune.text import plain
 
 routes = APIRouter()
 
@@ -167,6 +168,7 @@ def run_context(page: PageContext) -> dict[str, Any]:
     run, entry, job, code = run_state(page, name)
 
     verdict = run.last("verdict")
+    saves = checkpoints(run.folder)
     best = None
     best_why = ""
     if verdict["turned"] or run.last("end"):
@@ -190,13 +192,33 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "verdict": verdict,
         "best": best,
         "best_why": best_why,
-        "saves": checkpoints(run.folder),
+        "best_note": describe_best_step(verdict, best, saves),
+        "saves": saves,
         "waits": waits,
         "unexpected_end": unexpected_end(page, entry, job),
         "restarted_from": restart_step(run, job),
         "busy": code in BUSY_STATUSES,
         "beat": mapping(run.life),
     }
+
+
+def describe_best_step(
+    verdict: Mapping[str, Any],
+    recommended: int | None,
+    saves: Sequence[tuple[int, Path]],
+) -> str:
+    """Return why the step with the lowest error on held-out clips is not the recommended
+    one; empty if it is, or if the recommendation's own reason says so.
+    """
+    best = number(verdict["best_step"])
+    if best is None or recommended is None or best == recommended or verdict["turned"]:
+        return ""
+    lowest = f"the error on held-out clips was lowest at step {plain(best)}"
+    if best == 0:
+        return f"{lowest}, the base model itself"
+    if best not in [step for step, _ in saves]:
+        return f"{lowest}, of which there is no checkpoint"
+    return f"{lowest}; the later steps are as good within what chance explains"
 
 
 def run_part(page: PageContext) -> str:

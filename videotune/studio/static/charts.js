@@ -44,22 +44,30 @@ document.addEventListener("DOMContentLoaded", () => {
     });
     return [steps, columns];
   }
-  function marks(u) {  // checkpoints and previews on the axis of steps
-    const { ctx, bbox } = u, run = data[0];
-    if (!run) return;
-    ctx.save();
-    const draw = (step, colour, down, size) => {
-      const x = u.valToPos(step, "x", true);
-      if (x < bbox.left || x > bbox.left + bbox.width) return;
-      ctx.fillStyle = colour; ctx.beginPath();
-      const y = bbox.top + bbox.height;
-      if (down) { ctx.moveTo(x - size, y); ctx.lineTo(x + size, y); ctx.lineTo(x, y - 1.6 * size); ctx.fill(); }
-      else { ctx.arc(x, y - 4 * size, size * 0.7, 0, 7); ctx.fill(); }
-    };
-    const size = 4 * devicePixelRatio;
-    run.previews.forEach((step) => draw(step, css("--chart-3"), false, size));
-    run.saves.forEach((step) => draw(step, css("--accent"), true, size));
-    ctx.restore();
+  // Checkpoints and previews stand below the axis, each kind in a named line, so that none is taken for a value of a curve.
+  const lanes = { previews: ["Previews", "Previews drawn at step"], saves: ["Checkpoints", "Checkpoint of step"] };
+  function marks(u) {
+    const bar = u.root.querySelector(".chart-marks"), run = data[0];
+    if (!bar || !run) return;
+    const left = u.bbox.left / devicePixelRatio, width = u.bbox.width / devicePixelRatio;
+    const rows = Object.entries(lanes).filter(([kind]) => run[kind].length).map(([kind, [title, words]]) => {
+      const row = document.createElement("div"); row.className = `chart-lane ${kind}`;
+      row.append(Object.assign(document.createElement("b"), { textContent: title }));
+      for (const step of run[kind]) {
+        const x = u.valToPos(step, "x");
+        if (x < -1 || x > width + 1) continue;
+        const mark = document.createElement("i"); mark.dataset.said = `${words} ${step}`; mark.style.left = `${left + x}px`;
+        if (x > width * 0.85) mark.className = "at-end";
+        row.append(mark);
+      }
+      return row;
+    });
+    bar.replaceChildren(...rows);
+  }
+  // what the strokes and circles of the curves are
+  function strokes(found, smooth) {
+    if (smooth) return "Strong line: smoothed. Pale line: the value of each step.";
+    return found.some(({ curve }) => curve.x.length <= 60) ? "Each circle is a measured value; the lines only join them." : "";
   }
 
   function draw() {
@@ -67,6 +75,7 @@ document.addEventListener("DOMContentLoaded", () => {
     $("chart-about").textContent = texts[state.chart][1];
     $("chart-smooth").disabled = !jumps();
     words(found);
+    $("chart-strokes").textContent = found.length ? strokes(found, smooth) : "";
     if (!found.length) {
       plot?.destroy(); plot = null; shape = "";
       box.replaceChildren(Object.assign(document.createElement("p"), { className: "no-values", textContent: "No values yet." }));
@@ -108,6 +117,8 @@ document.addEventListener("DOMContentLoaded", () => {
         }],
       },
     }, values, box);
+    plot.root.querySelector(".u-wrap").after(Object.assign(document.createElement("div"), { className: "chart-marks" }));
+    marks(plot);
     box.querySelectorAll(".u-legend .u-series").forEach((row, index) => {
       if (series[index]?.extra) row.hidden = true;
       if (!index || series[index]?.extra) return;
@@ -122,9 +133,14 @@ document.addEventListener("DOMContentLoaded", () => {
       const y = curve.y, last = smoothed(y).at(-1), low = y.reduce((a, b) => Math.min(a, b), Infinity), high = y.reduce((a, b) => Math.max(a, b), -Infinity);
       return { name, first: number(y[0]), last: number(jumps() ? last : y.at(-1)), low: number(low), high: number(high), step: curve.x.at(-1) };
     });
-    $("chart-sentence").textContent = told.slice(0, 2).map((one) => `${one.name}: ${one.first} at first, ${one.last} at step ${one.step}.`).join(" ");
+    $("chart-sentence").textContent = told.slice(0, 2).map((one) => `${one.name}: ${one.first} at first, ${one.last} at step ${one.step}.`).join(" ") + lists();
     const row = (cells, kind) => { const tr = document.createElement("tr"); tr.append(...cells.map((cell) => Object.assign(document.createElement(kind), { textContent: cell }))); return tr; };
     $("chart-table").replaceChildren(row(["curve", "first", "last", "lowest", "highest"], "th"), ...told.map((one) => row([one.name, one.first, one.last, one.low, one.high], "td")));
+  }
+
+  function lists() {  // the marks below the axis in words
+    const run = data[0];
+    return run ? Object.entries(lanes).filter(([kind]) => run[kind].length).map(([kind, [title]]) => ` ${title} at steps ${run[kind].join(", ")}.`).join("") : "";
   }
 
   function notes() {  // of checkpoints that could not be read

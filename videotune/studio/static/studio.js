@@ -107,7 +107,7 @@
     get ignoreActiveValue() { return vt.isTyping(); },
     callbacks: {
       beforeNodeMorphed: (old) => !(old.dataset && "keep" in old.dataset),
-      beforeAttributeUpdated: (name, node) => !(kept.has(name) && node.matches("details,dialog,.help-word")) && !(node.matches("video") && name === "autoplay") && !(node.matches("[data-hear]") && name === "aria-pressed"),
+      beforeAttributeUpdated: (name, node) => !(kept.has(name) && node.matches("details,dialog,.help-word")) && !(node.matches("video") && name === "autoplay") && !(node.matches("[data-hear], .film-button") && name === "aria-pressed"),
     },
   };
   function show(place, text) {

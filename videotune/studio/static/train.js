@@ -49,7 +49,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const at = shared();
     video.setAttribute("src", path);
     video.addEventListener("loadedmetadata", () => {
-      $("stage").style.setProperty("--shape", `${video.videoWidth}/${video.videoHeight}`);
+      viewer.style.setProperty("--shape", `${video.videoWidth}/${video.videoHeight}`);
       video.currentTime = Math.min(at, video.duration || 0);
     }, { once: true });
     if (state.playing) video.play().catch(() => {});
@@ -191,19 +191,32 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   for (const kind of ["mouseover", "mouseout"]) document.addEventListener(kind, (event) => {
-    if (event.target.matches(".checkpoints video")) event.target[kind === "mouseover" ? "play" : "pause"]()?.catch?.(() => {});
+    const button = event.target.closest(".film-button");
+    if (kind === "mouseout" && button?.getAttribute("aria-pressed") === "true") return;
+    if (event.target.matches(".checkpoints video, .film-button video")) event.target[kind === "mouseover" ? "play" : "pause"]()?.catch?.(() => {});
   });
 
-  document.addEventListener("click", (event) => {  // the sound of a small preview without controls
+  document.addEventListener("click", (event) => {  // a small video without controls, which would hide it
+    const button = event.target.closest(".film-button");
+    if (!button) return;
+    const isPlaying = button.getAttribute("aria-pressed") === "true", video = button.querySelector("video");
+    button.setAttribute("aria-pressed", !isPlaying);
+    isPlaying ? video.pause() : video.play().catch(() => {});
+  });
+  // A video of middle size has its controls only while it is pointed at or in focus.
+  for (const kind of ["mouseover", "mouseout", "focusin", "focusout"]) document.addEventListener(kind, (event) => {
+    if (event.target.matches("video[data-quiet]")) event.target.controls = kind === "mouseover" || kind === "focusin";
+  });
+  document.addEventListener("click", (event) => {  // its sound
     const button = event.target.closest("[data-hear]");
     if (!button) return;
-    const video = button.closest("td").querySelector("video");
+    const video = button.closest("td,figure,article").querySelector("video");
     if (!video.muted) { video.muted = true; video.pause(); return; }
     video.muted = false;
     video.play().catch(() => {});
   });
   document.addEventListener("volumechange", (event) => {
-    const button = event.target.closest("td")?.querySelector("[data-hear]");
+    const button = event.target.closest("td,figure,article")?.querySelector("[data-hear]");
     if (button) button.setAttribute("aria-pressed", !event.target.muted);
   }, true);
 
