@@ -287,6 +287,20 @@ def test_samples_of_an_earlier_step_and_of_the_base_are_no_finding(
     assert lines_of(write(tmp_path / "run", journal)) == set()
 
 
+@pytest.mark.parametrize(
+    ("faulty", "line"),
+    [(2, "some samples show nothing"), (5, "samples show nothing")],
+)
+def test_the_heading_says_whether_most_samples_show_nothing(
+    faulty: int, line: str, tmp_path: Path
+) -> None:
+    flat = {"picture": {"fault": "flat"}}
+    measured = [flat] * faulty + [{}] * (8 - faulty)
+    journal = [*GOOD, sample(30, "a"), sample(30, "b")]
+    journal.append({"kind": "sample_metrics", "step": 30, "samples": measured})
+    assert lines_of(write(tmp_path / "run", journal)) == {f"Poor quality: {line}"}
+
+
 def test_samples_that_were_faulty_before_training_get_another_remedy(
     tmp_path: Path,
 ) -> None:
@@ -295,7 +309,7 @@ def test_samples_that_were_faulty_before_training_get_another_remedy(
     (finding,) = findings(read_run(write(tmp_path / "run", journal)))
     assert (
         finding.found
-        == "step 30: of 1 sample, 1 is noise; before training, of 1 sample, 1 is noise"
+        == "step 30: of 1 preview, 1 is noise; before training, of 1 preview, 1 is noise"
     )
     assert "sample.steps" in finding.do
     assert "learning_rate" not in finding.do

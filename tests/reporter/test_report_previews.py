@@ -129,7 +129,11 @@ def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("row", "kind"),
-    [(0, "training clips"), (2, "regularization clips"), (3, "no clip")],
+    [
+        (0, "caption of training clips"),
+        (2, "caption of regularization clips"),
+        (3, "a prompt of your own"),
+    ],
 )
 def test_a_prompt_says_whether_it_is_a_caption(
     drawn: Path, row: int, kind: str
@@ -141,7 +145,7 @@ def test_a_prompt_says_whether_it_is_a_caption(
         clip |= {"kind": name, "captions": ["something else"]}
     checked["clips"][row]["captions"] = ["a zorble moves left"]
     reports.write_file(drawn, "check.json", checked)
-    assert f"caption of {kind}" in reports.part(reports.report(drawn), "before")
+    assert kind in reports.part(reports.report(drawn), "before")
 
 
 def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(
@@ -300,8 +304,11 @@ def test_every_sample_that_a_remark_counts_is_marked(tmp_path: Path) -> None:
 
     page = reports.report(tmp_path)
     files = reports.part(page, "files")
-    assert "of 2 samples, 1 is black, 1 is noise" in files
-    assert "of 1 sample, 1 is without motion" in files
+    assert (
+        "of 1 preview, 1 is noise; of 1 sample of the sample metrics, 1 is black"
+        in files
+    )
+    assert "of 1 sample of the sample metrics, 1 is without motion" in files
     assert "step 60 noise" in reports.part(page, "samples")
 
     metrics = reports.part(page, "metrics")
@@ -600,3 +607,45 @@ def test_no_text_of_a_sheet_is_behind_its_pictures(text: str) -> None:
     assert "".join("".join(lines).split()) == "".join(text.split()), "nothing is lost"
     cut = fitting_lines("one\ntwo\nthree", 352, most_lines=2)
     assert cut == ["one", CUT_MARK]
+
+
+@pytest.mark.parametrize(
+    ("similarity", "sentence"),
+    [(0.3, "saw no copies at step 250"), (0.85, "found likely copies: 1 of 1 sample")],
+)
+def test_without_a_verdict_the_outcome_repeats_what_the_metrics_say(
+    tmp_path: Path, similarity: float, sentence: str
+) -> None:
+    copies = int(similarity > 0.7)
+    records = [probe(0, 0.3), probe(250, similarity, copies=copies)]
+    verdict = {"kind": "verdict", "time": 1.0, "step": 250, "verdict": None}
+    verdict |= {"reason": "no clip is held out"}
+    save = {"kind": "save", "step": 250, "path": "x"}
+    reports.write_journal(
+        tmp_path, [reports.start(), reports.step(1), *records, verdict, save]
+    )
+    outcome = reports.part(reports.report(tmp_path), "verdict")
+    assert sentence in outcome
+    assert "nothing else warns" not in outcome
+
+    reports.write_journal(tmp_path, [reports.start(), reports.step(1), verdict, save])
+    outcome = reports.part(reports.report(tmp_path), "verdict")
+    assert "nothing else warns" in outcome
+
+
+def test_the_outcome_links_to_where_a_faulty_sample_is_marked(tmp_path: Path) -> None:
+    measured_sample = probe(60, 0.5)
+    measured_sample["samples"][0]["picture"] = reports.picture("flat")
+    records = [
+        reports.sample(60, "a cat"),
+        measured_sample,
+        {"kind": "save", "step": 60, "path": "x"},
+    ]
+    reports.write_journal(tmp_path, [reports.start(), reports.step(1), *records])
+    page = reports.report(tmp_path)
+    outcome = page.partition('id="verdict"')[2].partition("</section>")[0]
+    assert "of 1 preview, none has a fault" in outcome
+    links = re.findall(r'href="#(\w+)"', outcome.partition("They are marked")[2])
+    assert links[0] == "metrics"
+    assert "samples" not in links
+    assert 'id="metrics"' in page

@@ -17,6 +17,8 @@ from videotune.sampling.picture_faults import (
     describe_faults,
     describe_sound,
     faults_of,
+    faulty_kinds,
+    faulty_share,
     remark_at,
     samples_at,
 )
@@ -119,9 +121,27 @@ def test_the_remark_counts_the_samples_of_a_step_by_their_fault() -> None:
     ]
     remark = remark_at(lines, 200)
     assert len(samples_at(lines, 200)) == 5
-    assert remark == "of 5 samples, 2 are black, 1 is without motion"
-    assert remark_at(lines, 100) == "of 1 sample, 1 is noise"
+    assert remark == (
+        "of 3 previews, 2 are black; "
+        "of 2 samples of the sample metrics, 1 is without motion"
+    )
+    assert remark_at(lines, 100) == "of 1 preview, 1 is noise"
     assert remark_at(lines, 300) == ""
+    assert faulty_kinds(lines, 200) == ["sample", "sample_metrics"]
+    assert faulty_share(lines, 200) == 0.6
+
+
+def test_samples_without_a_fault_are_counted_beside_the_others() -> None:
+    measured = {"picture": {"fault": "flat"}}
+    lines = [
+        sample(120, None),
+        {"kind": "sample_metrics", "step": 120, "samples": [measured, {}, {}]},
+    ]
+    assert remark_at(lines, 120) == (
+        "of 1 preview, none has a fault; "
+        "of 3 samples of the sample metrics, 1 is of one flat colour"
+    )
+    assert faulty_kinds(lines, 120) == ["sample_metrics"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +188,7 @@ def test_a_sample_has_faults_of_picture_and_sound() -> None:
     record = sample(3, "black") | {"sound": {"loudness": -90.0, "clipped": 0.0}}
     assert faults_of(record) == ["black", "silent"]
     assert describe_faults(record) == "black, silent"
-    assert remark_at([record], 3) == "of 1 sample, 1 is black, 1 is silent"
+    assert remark_at([record], 3) == "of 1 preview, 1 is black, 1 is silent"
 
 
 def test_the_sound_of_a_sample_is_measured() -> None:

@@ -19,7 +19,7 @@ from videotune.latent_cache.exposure import views_text
 from videotune.reporter.read import Run, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
-from videotune.sampling.picture_faults import remark_at
+from videotune.sampling.picture_faults import faulty_share, remark_at
 from videotune.text import counted, value_text
 from videotune.trainer import throughput
 from videotune.validation.overfitting import LEARNING, OVERFITTING, judge
@@ -45,6 +45,9 @@ FLAT = 0.98
 
 RISEN = 1.05
 """A validation loss above this share of the first means too high a learning rate."""
+
+MANY_FAULTY = 0.5
+"""Share of samples with a fault from which on the samples as a whole show nothing."""
 
 MIN_VALIDATIONS = 3
 """Comparable validations before their course is judged."""
@@ -191,7 +194,10 @@ def _pictures(run: Run) -> Iterator[Finding]:
             "sample.steps and sample.guidance as the base model needs them; "
             "look at the clips if samples do not move"
         )
-    yield _finding("pictures", step=step, remark=remark, base=base, advice=advice)
+    name = "some pictures"
+    if faulty_share(run.journal, step) >= MANY_FAULTY:
+        name = "pictures"
+    yield _finding(name, step=step, remark=remark, base=base, advice=advice)
 
 
 def _overfitting(run: Run) -> Iterator[Finding]:

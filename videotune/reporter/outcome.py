@@ -20,7 +20,7 @@ from videotune.reporter.read import (
     points,
     read_run,
 )
-from videotune.sampling.picture_faults import remark_at
+from videotune.sampling.picture_faults import faulty_kinds, remark_at
 from videotune.text import moment, plain
 from videotune.validation.overfitting import recommend
 
@@ -185,6 +185,7 @@ def verdict(run: Run) -> dict[str, Any]:
         "demo": run.demo,
         "changes": [] if run.demo else _error_changes(run),
         "remark": "" if step is None else remark_at(run.journal, step),
+        "faulty_kinds": [] if step is None else faulty_kinds(run.journal, step),
         "doubt": _doubt(run),
         "is_complete": _is_complete(run),
         "is_running": bool(mapping(run.life)["alive"]),

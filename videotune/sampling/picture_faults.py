@@ -25,6 +25,15 @@ FAULTS = {
 SILENCE = -60.0
 """Loudness in dBFS below which a sample's sound is silent, as in the scan of clips."""
 
+SAMPLE_KINDS = {
+    "sample": ("preview", "previews"),
+    "sample_metrics": (
+        "sample of the sample metrics",
+        "samples of the sample metrics",
+    ),
+}
+"""What samples are called, one and several, by the kind of the journal's line."""
+
 MOST_CLIPPED = 0.001
 """The largest share of clipped numbers in a sound without a fault."""
 
@@ -71,39 +80,80 @@ def _sound_figure(record: Mapping[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def samples_at(
+def samples_by_kind(
     records: Iterable[Mapping[str, Any]], step: float
-) -> list[Mapping[str, Any]]:
-    """Return the records of the samples of a step, of previews and sample metrics."""
-    samples: list[Mapping[str, Any]] = []
+) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the records of the samples of a step by the kind of the journal's line: a
+    key of SAMPLE_KINDS.
+    """
+    samples: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in SAMPLE_KINDS}
     for record in records:
         if record.get("step") != step:
             continue
         if record.get("kind") == "sample":
-            samples.append(record)
+            samples["sample"].append(record)
         measured = record.get("samples")
         if record.get("kind") == "sample_metrics" and isinstance(measured, list):
-            samples.extend(item for item in measured if isinstance(item, Mapping))
+            of_metrics = (item for item in measured if isinstance(item, Mapping))
+            samples["sample_metrics"].extend(of_metrics)
     return samples
+
+
+def samples_at(
+    records: Iterable[Mapping[str, Any]], step: float
+) -> list[Mapping[str, Any]]:
+    """Return the records of the samples of a step, of previews and sample metrics."""
+    by_kind = samples_by_kind(records, step)
+    return [*by_kind["sample"], *by_kind["sample_metrics"]]
+
+
+def faulty_kinds(records: Iterable[Mapping[str, Any]], step: float) -> list[str]:
+    """Return which kinds of samples of a step have a fault: keys of SAMPLE_KINDS."""
+    by_kind = samples_by_kind(records, step)
+    return [kind for kind, samples in by_kind.items() if any(map(faults_of, samples))]
+
+
+def faulty_share(records: Iterable[Mapping[str, Any]], step: float) -> float:
+    """Return the share of the samples of a step that have a fault; 0 without samples."""
+    samples = samples_at(records, step)
+    faulty = [sample for sample in samples if faults_of(sample)]
+    return len(faulty) / max(1, len(samples))
 
 
 def remark_at(records: Iterable[Mapping[str, Any]], step: float) -> str:
     """Return what is wrong with the samples of a step, in words; empty if nothing is.
 
+    Previews and the samples of the sample metrics are counted apart, since pages show
+    them in different places.
+
     Args:
         records: lines of the journal.
         step: the step, such as a checkpoint's.
     """
-    samples = samples_at(records, step)
+    by_kind = samples_by_kind(records, step)
+    all_samples = [*by_kind["sample"], *by_kind["sample_metrics"]]
+    if not any(map(faults_of, all_samples)):
+        return ""
+
+    remarks = []
+    for kind, samples in by_kind.items():
+        name, plural = SAMPLE_KINDS[kind]
+        if samples:
+            number_of = counted(len(samples), name, plural)
+            remarks.append(f"of {number_of}, {_count_faults(samples)}")
+    return "; ".join(remarks)
+
+
+def _count_faults(samples: Iterable[Mapping[str, Any]]) -> str:
+    """Return how many samples have which fault, in words."""
     count: Counter[str] = Counter()
     for sample in samples:
         count.update(faults_of(sample))
+
     remarks = []
     for fault, text in FAULTS.items():
         if not count[fault]:
             continue
         verb = "is" if count[fault] == 1 else "are"
         remarks.append(f"{count[fault]} {verb} {text}")
-    if not remarks:
-        return ""
-    return f"of {counted(len(samples), 'sample')}, {some(remarks)}"
+    return some(remarks) if remarks else "none has a fault"

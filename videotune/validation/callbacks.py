@@ -387,7 +387,7 @@ def _write_previews(
         )
     remark = remark_at(trainer.journal.history.of_kind("sample"), step)
     if remark and step > 0:
-        echo(f"previews at step {step}: {remark}")
+        echo(f"step {step}: {remark}")
 
 
 def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
