@@ -9,8 +9,11 @@ import pytest
 
 from tests.support.command_line import Printed, run
 from tests.support.reports import attributes, config, full_run, write_file
+from videotune.config.data_schema import Dataset
 from videotune.errors import VideotuneError
-from videotune.reporter.comparison import write_comparison
+from videotune.reporter import outcome
+from videotune.reporter.comparison import comparison_table, write_comparison
+from videotune.reporter.read import read_run
 
 
 @pytest.fixture
@@ -150,3 +153,87 @@ def test_what_cannot_be_compared_is_one_sentence(
     with pytest.raises(VideotuneError, match=r"config\.json is missing"):
         run("compare", *runs)
     assert not (runs[0] / "comparison.html").exists()
+
+
+def with_datasets(folder: Path, *datasets: dict[str, Any]) -> None:
+    """Set a run's datasets, with every key, as a run records them."""
+    value = json.loads((folder / "config.json").read_text())
+    entries = [Dataset(**each).model_dump(mode="json") for each in datasets]
+    value["settings"]["datasets"] = entries
+    write_file(folder, "config.json", value)
+
+
+def cells_of(folders: list[Path], key: str) -> list[str]:
+    """The cells of a setting, in the order of the runs."""
+    keys, rows = comparison_table([read_run(folder) for folder in folders], folders[0])
+    cells = {row["name"]: row["values"][keys.index(key)] for row in rows}
+    return [cells[folder.name] for folder in folders]
+
+
+def test_of_datasets_only_what_differs_is_shown(runs: list[Path]) -> None:
+    clips: dict[str, Any] = {"path": "/home/me/clips"}
+    held_out = {"path": "/home/me/held-out", "kind": "validation"}
+    for datasets, expected in (
+        (
+            [[clips], [clips, held_out]],
+            ["clips", "clips; held-out (kind validation)"],
+        ),
+        (
+            [[clips], [clips | {"repeats": 3}]],
+            ["clips (repeats 1)", "clips (repeats 3)"],
+        ),
+        (
+            [[clips], [{"path": "/mnt/other/clips"}]],
+            ["home/me/clips", "mnt/other/clips"],
+        ),
+    ):
+        for folder, entries in zip(runs, datasets, strict=True):
+            with_datasets(folder, *entries)
+        assert cells_of(runs, "datasets") == expected
+
+
+def test_many_entries_that_all_runs_have_are_counted(runs: list[Path]) -> None:
+    shared = [{"path": f"/clips/{name}"} for name in ("a", "b", "c")]
+    with_datasets(runs[0], *shared)
+    with_datasets(runs[1], *shared, {"path": "/clips/d", "trigger": "zorble"})
+    assert cells_of(runs, "datasets") == [
+        "3 that all runs have",
+        "3 that all runs have; d (trigger zorble)",
+    ]
+
+
+@pytest.mark.parametrize("num_keys", [1, 5])
+def test_results_come_first_then_previews_then_many_settings(
+    runs: list[Path], num_keys: int
+) -> None:
+    config = json.loads((runs[1] / "config.json").read_text())
+    for number in range(num_keys - 1):
+        config["settings"][f"key{number}"] = "a long value " * 4
+    write_file(runs[1], "config.json", config)
+    write_comparison(runs, runs[0] / "comparison.html")
+    page = (runs[0] / "comparison.html").read_text(encoding="utf-8")
+
+    places = [page.index("held-out error</th>"), page.index("The same prompts")]
+    places.append(page.index("Error on held-out clips"))
+    assert places == sorted(places)
+    results = page.partition("</table>")[0]
+    assert ("learning_rate" in results) == (num_keys == 1)
+    assert ("Settings that differ" in page) == (num_keys > 1)
+    if num_keys > 1:
+        assert page.index("The same prompts") < page.index("Settings that differ")
+
+
+def test_an_error_of_another_step_than_the_recommended_says_which(
+    runs: list[Path],
+) -> None:
+    journal = runs[0] / "journal.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    recommended = outcome.verdict(read_run(runs[0]))["step"]
+    for record in records:
+        if record["kind"] == "validation" and record["step"] == recommended:
+            record["step"] = recommended - 1
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+    _, rows = comparison_table([read_run(folder) for folder in runs], runs[0])
+    errors = {row["name"]: row["held_out"] for row in rows}
+    assert "at step" in errors["first"]
+    assert "at step" not in errors["second run"]

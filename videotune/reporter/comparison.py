@@ -13,7 +13,16 @@ from videotune.reporter.build import render, summary
 from videotune.reporter.previews import MAX_ROWS, link_in, sample_rows
 from videotune.reporter.privacy import shareable
 from videotune.reporter.read import Record, Run, number, points, read_run
+from videotune.reporter.setting_cells import folder_names, setting_cells
 from videotune.sampling.picture_faults import describe_faults, describe_sound
+
+MOST_KEYS_BESIDE = 3
+"""Settings that differ which are columns of the table of results; more have their own
+table, below the previews.
+"""
+
+MOST_CHARACTERS_BESIDE = 24
+"""Characters of a value in the table of results."""
 
 STROKES = ("one", "two", "three", "four")
 
@@ -42,7 +51,7 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
             waiting.append(folder.name)
 
     keys, rows = comparison_table(runs, path.parent)
-    names = run_names([run.folder for run in runs])
+    names = folder_names([run.folder for run in runs])
     order = [row["name"] for row in rows]
     runs.sort(key=lambda run: order.index(names[run.folder]))
     chart = _comparison_chart([run for run in runs if run.validations])
@@ -53,43 +62,11 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
         keys=keys,
         chart=chart,
         waiting=waiting,
+        is_short=_fits_beside_results(rows),
         previews=shared_previews(runs, path.parent),
     )
     write_text(path, contents)
     return path
-
-
-def run_names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Return the name of each run: that of its folder, and of runs in folders of one
-    name also the part of their paths that differs.
-    """
-    folders_by_name: dict[str, list[Path]] = {}
-    for folder in folders:
-        folders_by_name.setdefault(folder.name, []).append(folder)
-
-    names = {}
-    for name, alike in folders_by_name.items():
-        if len(alike) == 1:
-            names[alike[0]] = name
-            continue
-        above = Path(os.path.commonpath([folder.parent for folder in alike]))
-        parents = [folder.parent.relative_to(above).parts for folder in alike]
-        num_shared = _num_shared_at_end(parents)
-        for folder, parts in zip(alike, parents, strict=True):
-            differing = parts[: len(parts) - num_shared]
-            shared = ["…"] if num_shared else []
-            names[folder] = "/".join((*differing, *shared, name))
-    return names
-
-
-def _num_shared_at_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return how many parts at their ends several paths share."""
-    count = 0
-    for parts in zip(*(reversed(path) for path in paths), strict=False):
-        if len(set(parts)) > 1:
-            break
-        count += 1
-    return count
 
 
 def comparison_table(
@@ -105,11 +82,18 @@ def comparison_table(
     """
     # Before folders lose their parents: two may have the same name.
     keys = differing_settings(runs)
-    names = run_names([run.folder for run in runs])
+    names = folder_names([run.folder for run in runs])
+    run_settings = [inventory.flat_settings(run) for run in runs]
+    cells_by_key = []
+    for key in keys:
+        values = [settings.get(key) for settings in run_settings]
+        cells_by_key.append(setting_cells(key, values))
+
     rows = []
-    for run in runs:
+    for index, run in enumerate(runs):
+        cells = [cells[index] for cells in cells_by_key]
         name = names[run.folder]
-        rows.append(_comparison_row(shareable(run), name, keys, page_folder))
+        rows.append(_comparison_row(shareable(run), name, cells, page_folder))
     return keys, sorted(rows, key=lambda row: row["rank"])
 
 
@@ -124,7 +108,7 @@ def shared_previews(runs: Sequence[Run], page_folder: Path) -> list[dict[str, An
         {"prompt", "seed", "cells"}: a cell is {"run", "step", "link", "fault", "sound"}, of
         the recommended step if that was sampled, else of the latest.
     """
-    names = run_names([run.folder for run in runs])
+    names = folder_names([run.folder for run in runs])
     cells_by_prompt: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
         recommended = outcome.verdict(run)["step"]
@@ -174,15 +158,29 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     return differing
 
 
+def _fits_beside_results(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the settings that differ fit into the table of results."""
+    values: list[str] = []
+    for row in rows:
+        values.extend(row["values"])
+    num_keys = max((len(row["values"]) for row in rows), default=0)
+    longest = max(map(len, values), default=0)
+    return num_keys <= MOST_KEYS_BESIDE and longest <= MOST_CHARACTERS_BESIDE
+
+
 def _comparison_row(
-    run: Run, name: str, keys: Sequence[str], page_folder: Path
+    run: Run, name: str, cells: Sequence[str], page_folder: Path
 ) -> dict[str, Any]:
     """Return a run's cells; ``rank`` sorts by validation loss, missing ones last."""
     verdict = outcome.verdict(run)
     losses = dict(run.held_out_losses)
     # The error of the file that one takes; the lowest where that step was not measured.
     error = losses.get(verdict["step"], min(losses.values(), default=None))
-    settings = inventory.flat_settings(run)
+    is_recommended = verdict["step"] in losses
+    held_out = "" if error is None else text.plain(error)
+    if error is not None and not is_recommended:
+        lowest_step = min(losses, key=lambda step: (losses[step], step))
+        held_out += f" at step {text.plain(lowest_step)}"
 
     link = None
     report = run.folder / "report.html"
@@ -196,12 +194,12 @@ def _comparison_row(
     return {
         "name": name,
         "link": link,
-        "values": [text.value_text(settings.get(key)) for key in keys],
+        "values": cells,
         "state": summary(run)["state"],
         "steps": run.steps.last,
         "verdict": (verdict["latest"] or {}).get("verdict") or "none",
         "recommended": verdict["step"],
-        "held_out": None if error is None else text.plain(error),
+        "held_out": held_out or None,
         "held_out_parts": _errors_by_part(run, verdict["step"]),
         "minutes": minutes,
         "rank": (error is None, error or 0.0),
@@ -226,7 +224,7 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
     Args:
         runs: the runs, in the order of the table.
     """
-    names = run_names([run.folder for run in runs])
+    names = folder_names([run.folder for run in runs])
     lines = []
     for index, run in enumerate(runs):
         css = STROKES[index % len(STROKES)]
