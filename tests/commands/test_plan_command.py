@@ -3,6 +3,7 @@ models without a network; and runs with blocks and inputs on the host, which are
 plain run, line by line and bit for bit.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,6 +230,29 @@ def test_a_plan_is_short_and_as_wide_as_the_terminal(
     long = capsys.readouterr().out.splitlines()
     assert len(long) > len(short)
     assert max(map(len, [*short, *long])) <= 80
+
+
+def test_a_plan_of_many_views_names_fewer_steps_and_those_of_init(
+    overrides: Make, capsys: Printed
+) -> None:
+    """At the steps that it names, the windows are seen as often as it says."""
+    sets = ("batch_size=2", "epochs=null")
+    assert plan(overrides("steps=400", *sets)) == DONE
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
+    named = re.findall(r"(\d+) views at ([\d,]+) steps", printed)
+    assert [views for views, _ in named] == ["50", "100"]
+    of_init = re.search(
+        r"`videotune init` would choose (\d+) to (\d+) \(30 to 45 views", printed
+    )
+    assert of_init is not None
+    named += [("30", of_init[1]), ("45", of_init[2])]
+    for views, steps in named:
+        settings = overrides(f"steps={steps}", *sets)
+        facts = plan_run(settings).plan["views"]["per_window"]
+        assert facts["max"] == int(views)
+
+    assert plan(overrides("steps=10", *sets)) == DONE
+    assert "fewer steps" not in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import typer
 
 from videotune.cli.options import AsJson, Opt, Skips, Verbose, takes_config
 from videotune.cli.plan_verdict import source_of_rates, time_text, verdict
+from videotune.cli.plan_views import fewer_steps
 from videotune.console import answer, doing, out, print_table, size, tell
 from videotune.errors import VideotuneError
 from videotune.job.shown_notes import remember
@@ -154,6 +155,7 @@ def show_summary(result: PlanResult) -> None:
 
     views = facts["views"]
     tell(f"{views_text(views['per_window'], with_limits=True)}; {views['advice']}")
+    _show_fewer_steps(result)
     device = facts["device"]
     if device:
         way = device["phases"][device["phase"]]["way"]
@@ -190,6 +192,7 @@ def show_details(result: PlanResult) -> None:
     show_model(model, facts)
     show_buckets(facts)
     show_views(facts["views"])
+    _show_fewer_steps(result)
     if facts["adapter"]:
         show_parameters(result)
     if facts["experts"]:
@@ -258,6 +261,13 @@ def show_buckets(facts: Mapping[str, Any]) -> None:
         "tokens",
     ]
     print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
+
+
+def _show_fewer_steps(result: PlanResult) -> None:
+    """Print how many steps show the clips less often, if they are seen very often."""
+    steps = fewer_steps(result)
+    if steps:
+        tell(f"  fewer steps (--set steps=N): {steps}", indent="    ")
 
 
 def show_views(views: Mapping[str, Any]) -> None:
