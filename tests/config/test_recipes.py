@@ -1,5 +1,6 @@
 """Recipes by purpose: each resolves over each preset, gives its reasons, and trains."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,15 @@ def test_a_preset_without_a_card_in_its_name_has_one(card: int, preset: str) -> 
 def test_a_preset_whose_name_says_a_card_is_for_that_card() -> None:
     for name in preset_names():
         assert memory_class(name) in (None, preset_card(name))
+
+
+def test_a_model_that_fits_several_is_answered_in_names_of_the_list() -> None:
+    """With the cards of each, so that the names of `presets list` are found again."""
+    with pytest.raises(VideotuneError) as refused:
+        find_model("wan 2.2 A14B")
+    named = re.findall(r"(wan [^(:,]+?) \(([\d GB,]+)\)", str(refused.value))
+    assert len(named) > 1
+    for model, cards in named:
+        assert find_model(model) == model
+        for card in cards.split(", "):
+            assert f"{model} {card.replace(' ', '')}" in preset_names()

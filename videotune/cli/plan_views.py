@@ -29,7 +29,7 @@ def fewer_steps(result: PlanResult) -> str:
     size = "small" if clips < SMALL else "large"
     epochs = sorted(recipe[size] for recipe in recipes().values())
     least, most = epochs[0], epochs[-1]
-    steps = steps_for_views(result.job, {*limits, least, most})
+    steps = steps_for_views(result.job, [*limits, least, most])
 
     parts = []
     for limit in limits:

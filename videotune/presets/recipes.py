@@ -12,6 +12,7 @@ from typing import Any
 from videotune.config import load
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json
+from videotune.text import some
 
 SMALL = 20
 """Clips below which a dataset is small.
@@ -104,12 +105,23 @@ def find_model(text: str) -> str:
             return fitting[0]
         if fitting:
             raise VideotuneError(
-                f"model {text!r} fits several: {', '.join(fitting)}. Name one of them."
+                f"model {text!r} fits several: {_with_cards(fitting)}. Name one of them; "
+                "the card chooses its preset, or name a preset of `videotune presets list`."
             )
     raise VideotuneError(
         f"there is no model {text!r}{did_you_mean(_near_models(text))}  "
         "`videotune presets list` shows all."
     )
+
+
+def _with_cards(names: Sequence[str]) -> str:
+    """Return models with the cards of their presets, as the list of presets names them."""
+    texts = []
+    for model in names:
+        cards = [load.preset_card(preset) for preset in presets_of(model)]
+        sizes = [f"{card} GB" for card in cards if card is not None]
+        texts.append(f"{model} ({some(sizes)})" if sizes else model)
+    return ", ".join(texts)
 
 
 def _spellings(model: str) -> list[str]:
