@@ -153,7 +153,7 @@ def test_a_warning_of_the_set_stands_beside_its_button(
     assert 'href="/p/cats/setup#f-video_config.target_fps"' in notes
     assert notes.count(clip_words.NO_REMEDY) == 1, "what needs nothing says so"
     assert "of kind validation" not in notes
-    assert notes.count("“Use for validation”") == 2
+    assert notes.count("“Use for validation”") == 1
     assert 'data-files="files"' in notes
     assert "Show clips with a warning" not in notes, "no clip has a warning of these"
     (shared,) = re.findall(r'id="shared-1">.*?<details', page, re.DOTALL)
@@ -206,3 +206,11 @@ def test_a_check_says_what_each_warning_is_about(tmp_path: Path) -> None:
         assert len(row["note_codes"]) == len(row["notes"])
     notes = dict(zip(account["note_codes"], account["notes"], strict=True))
     assert "no clip is held out" in notes["none_held_out"]
+
+
+def test_a_note_that_a_warning_of_the_clips_says_already_is_left_out() -> None:
+    slow = Remark("slow_clips", "most clips are slower than the training")
+    mixed = Remark("mixed_rates", "3 frame rates are mixed")
+    repeated = Remark("repeated_frames", "47% of the frames repeat the one before")
+    assert clip_words.without_repeats([slow, mixed], []) == [slow, mixed]
+    assert clip_words.without_repeats([slow, mixed], [repeated]) == [mixed]

@@ -406,3 +406,26 @@ def _frames() -> Any:
     import numpy as np
 
     return np.full((12, 32, 48, 3), 90, np.uint8)
+
+
+def test_the_plan_names_the_steps_at_which_bands_end(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    steps_for = {"10": 57, "20": 119, "50": 307, "100": 619}
+    for most, named in ((200, {"307", "619"}), (30, set()), (5, {"57"})):
+        views = {
+            "per_window": {"min": most, "max": most, "band": "high"},
+            "advice": "",
+            "steps_for": steps_for,
+        }
+        answer |= {"current": True, "plan": {**PLAN, "views": views}}
+        limits = region(client).partition('id="plan-limits"')[2].partition("</p>")[0]
+        assert set(re.findall(r"<b class=\"num\">(\d+)</b>", limits)) == named
+
+
+def test_no_step_takes_an_unbelievably_short_time(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    for seconds, shown in ((0.0001, "&lt; 0.01"), (0.87, "0.87")):
+        answer |= {"current": True, "plan": {**PLAN, "seconds_a_step": seconds}}
+        assert f"<b>{shown}</b><span>seconds a step" in region(client)

@@ -168,3 +168,29 @@ def test_a_run_without_held_out_clips_says_so_at_each_checkpoint(
     train = visible_text(client.get("/p/cats/train?run=run-1").text)
     assert "what the verdict rests on" not in train
     assert "How often each clip was seen, and its error" in train
+
+
+def test_a_report_that_the_studio_serves_names_its_places_in_the_notes(
+    client: Any, tmp_path: Path
+) -> None:
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    run_folder = project.folder / "runs" / "run-1"
+    full_run(run_folder)
+    note = "Add clips, or put 2 or more into a dataset of kind validation"
+    rate = "--set video_config.target_fps=8 trains each frame once"
+    checked = account()
+    checked["notes"] = [note, rate]
+    checked["clips"][0]["captions"] = ["a cat --ar 16:9"]
+    write_file(run_folder, "check.json", checked)
+    report(run_folder)
+
+    written = (run_folder / "report.html").read_text()
+    answer = client.get("/p/cats/file/runs/run-1/report.html")
+    assert answer.headers["content-security-policy"].startswith("sandbox")
+    for page, is_served in ((written, False), (answer.text, True)):
+        clips = part(page, "clips")
+        assert ("“Use for validation” for 2 or more" in clips) == is_served
+        assert (note in clips) != is_served
+        assert ("“Target FPS” set to 8" in clips) == is_served
+        settings = part(page, "settings")
+        assert "learning_rate" in settings, "they are named as in a config"

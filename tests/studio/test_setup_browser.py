@@ -210,3 +210,27 @@ def test_what_is_learnt_is_chosen_in_words_and_says_what_a_prompt_takes(
     page.locator("#prompts [data-browse^=prompt-sound]").wait_for(state="attached")
     assert page.locator("#prompts textarea").input_value() == "a wave"
     assert projects.draft(waves)["samples"] == ["a wave"]
+
+
+def test_a_search_shows_settings_of_that_name_and_stays_while_one_is_set(
+    bench: Bench, page: Any
+) -> None:
+    found = projects.create(bench.root, "Found", preset="toy")
+    page.goto(f"{bench.address}/p/found/setup")
+    page.locator("#find").fill("sample after")
+    shown = page.locator("#all .setting:visible > .setting-head label")
+    names = [text.split("\n")[0] for text in shown.all_inner_texts()]
+    assert [name.startswith("Sample after") for name in names] == [True, True]
+    assert page.locator("#all .keys:visible > summary").count() == 1
+    assert "sample_after" not in page.locator("#keys-previews").inner_text()
+
+    put(page, "sample_after", "50")
+    page.locator('.setting.own [id="f-sample_after"]').wait_for()
+    assert projects.draft(found) == {"sample_after": 50}
+    assert page.locator("#find").input_value() == "sample after"
+    assert shown.count() == 2, "no other group stands open"
+
+    page.locator("#also-found button").click()
+    assert page.locator("#all .setting:visible").count() > 2
+    page.locator("#find").fill("")
+    assert page.locator("#all .keys[open]").count() == 0

@@ -302,3 +302,18 @@ def test_a_prompt_is_offered_the_sound_or_the_video_that_the_run_is_given(
     by_itself = texts["prompt_files_of_sound"]["video"][2]
     words = by_itself if generate == ["sound"] else texts["prompt_files"]["video"][2]
     assert line[1].strip() == words
+
+
+def test_the_steps_of_two_experts_have_a_reason_and_hints_name_titles(
+    tmp_path: Path, client: Any
+) -> None:
+    projects.create(tmp_path, "Two", preset="wan 2.2 A14B LoRA 24GB")
+    page = client.get("/p/two/setup").text
+    reason = page.partition('id="ref-steps"')[2].partition("</p>")[0]
+    why = reason.partition("Why 2000: ")[2]
+    assert "20 views of each" in why.partition("both experts")[0]
+    assert "window" not in why
+
+    hint = page.partition('id="h-sample_after_epochs"')[2].partition("</span>")[0]
+    assert "“Sample after”" in hint
+    assert "sample_after" not in hint

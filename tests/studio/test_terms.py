@@ -67,6 +67,10 @@ def test_no_message_of_the_package_keeps_an_option() -> None:
             "Add clips, or put some into a dataset of kind validation",
             "Add clips, or choose “Use for validation” for some",
         ),
+        (
+            "captions were not counted in tokens: the base model has no tokenizer.json here",
+            "The tokens of the captions are estimated from their words.",
+        ),
         ("a -- b", "a -- b"),
         ("nothing to say", "nothing to say"),
     ],

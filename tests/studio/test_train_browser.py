@@ -100,3 +100,49 @@ def test_times_seen_are_of_one_reading_while_a_run_goes_on(run: Path) -> None:
             "([now]) => document.querySelector('#times-seen').innerText !== now",
             arg=[now],
         )
+
+
+def test_marks_of_a_chart_are_named_and_stand_below_its_curves(run: Path) -> None:
+    """A dot within the curves would look like a value."""
+    with open_studio(run.parents[2]) as (studio, page):
+        page.goto(f"{studio.address}/p/cats/train?run=run-1")
+        page.locator("#tab-validation").click()
+        marks = page.locator(".chart-lane i")
+        marks.first.wait_for()
+        bottom = page.locator(".uplot .u-over").evaluate(
+            "plot => plot.getBoundingClientRect().bottom"
+        )
+        tops = marks.evaluate_all(
+            "marks => marks.map((mark) => mark.getBoundingClientRect().top)"
+        )
+        assert min(tops) >= bottom
+        titles = page.locator(".chart-lane b").all_inner_texts()
+        assert titles == ["Previews", "Checkpoints"]
+
+        checkpoint = page.locator(".chart-lane.saves i").first
+        checkpoint.hover()
+        said = checkpoint.evaluate("mark => getComputedStyle(mark, '::after').content")
+        assert said == '"Checkpoint of step 60"'
+        page.locator("#chart-words summary").click()
+        assert (
+            "Checkpoints at steps 60, 120."
+            in page.locator("#chart-sentence").inner_text()
+        )
+
+
+def test_the_border_of_a_wipe_ends_with_the_previews(run: Path) -> None:
+    with open_studio(run.parents[2]) as (studio, page):
+        page.goto(f"{studio.address}/p/cats/train?run=run-1")
+        page.locator("#viewer-wipe").click()
+        # The training clip below, as its button shows it.
+        page.locator("#shot-near").evaluate("shot => { shot.hidden = false; }")
+        boxes = [
+            page.locator(f"#{name}").bounding_box()
+            for name in ("shot-left", "shot-right", "wipe-line", "shot-near")
+        ]
+        left, right, line, near = (
+            (round(box["y"]), round(box["y"] + box["height"])) for box in boxes
+        )
+        assert right == left
+        assert line[1] <= left[1]
+        assert near[0] >= left[1]

@@ -289,19 +289,22 @@ def grounds(run: Run) -> dict[str, Any]:
     has_course = len(records) > 1
     best = number(run.last("verdict")["best_step"])
     lines = []
+    best_points = []
     for part, strokes in zip(run.parts, PART_STROKES, strict=False):
         for (key, name, _), css in zip(PARTS, strokes, strict=True):
             curve = points(part.validations, key, "normalised")
             label = f"{part.name}, {name}" if part.name else name
             if curve:
                 lines.append(Line(label, curve, css, dots=True))
+            if key == "held_out":
+                best_points += [point for point in curve if point[0] == best]
     chart = None
     if lines and has_course:
         chart = line_chart(
             lines,
             says=RELATIVE_ERROR,
             x_label="step",
-            marks=[] if best is None else [best],
+            marked_points=best_points,
         )
 
     changes = []

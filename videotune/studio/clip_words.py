@@ -75,8 +75,8 @@ REMEDIES = (
     Remedy(
         ("none_held_out",),
         "validation",
-        "It trains without, too. Add clips, or choose “Use for validation” in the menu of "
-        "two or more; of a video that is cut into clips, for all of them.",
+        "It trains without, too. The choice is in the menu of each clip; make it for all "
+        "clips that are cut out of one video.",
     ),
     Remedy(
         ("shared_sources",),
@@ -86,7 +86,7 @@ REMEDIES = (
     Remedy(
         ("few_held_out",),
         "validation",
-        "It trains without a verdict, too. Choose “Use for validation” in the menu of one more.",
+        "It trains without a verdict, too. The choice is in the menu of each clip.",
     ),
     Remedy(
         ("cuts",),
@@ -152,11 +152,16 @@ REMEDIES = (
         (
             "fast_clip",
             "repeated_frames",
-            "slow_clips",
         ),
         "setting",
         "You need not do anything: motion keeps its speed and is a little less smooth. A lower rate of "
         "training shows each frame once, and the model then plays motion faster than filmed.",
+        "video_config.target_fps",
+    ),
+    Remedy(
+        ("slow_clips",),
+        "setting",
+        "You need not do anything.",
         "video_config.target_fps",
     ),
     Remedy(
@@ -236,6 +241,9 @@ REMEDY_BY_CODE: dict[str, Remedy] = {}
 for _remedy in REMEDIES:
     REMEDY_BY_CODE.update(dict.fromkeys(_remedy.codes, _remedy))
 
+WARNINGS_OF_NOTES: Mapping[str, tuple[str, ...]] = {"slow_clips": ("repeated_frames",)}
+"""By the code of a note on the whole set, the warnings of its clips that say the same."""
+
 NO_REMEDY = "You need not do anything."
 """Said of a note that only tells what is done with the clips."""
 
@@ -243,6 +251,16 @@ NO_REMEDY = "You need not do anything."
 def remedy_of(line: str) -> Remedy | None:
     """Return what a user can do about a warning or note; None if nothing is needed."""
     return REMEDY_BY_CODE.get(code_of(line))
+
+
+def without_repeats(notes: Iterable[str], warnings: Iterable[str]) -> list[str]:
+    """Return the notes on the whole set that no warning above them has said already."""
+    warned = {code_of(warning) for warning in warnings}
+    return [
+        note
+        for note in notes
+        if warned.isdisjoint(WARNINGS_OF_NOTES.get(code_of(note), ()))
+    ]
 
 
 def clip_actions(row: ClipRow) -> list[str]:

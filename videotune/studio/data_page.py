@@ -87,10 +87,14 @@ def state(page: PageContext) -> str:
     rows = list(clips.table(project).rows.values())
     check = None
     account = None
+    shared = clips.table(project).shared
     latest_check = clips.latest_check(project)
     if latest_check:
         check = latest_check[0]
         account = mapping(_with_remarks(latest_check[1], has_model=project.has_model))
+        account["notes"] = clip_words.without_repeats(
+            account["notes"], [warning.text for warning in shared]
+        )
 
     return render(
         "data_state",
@@ -100,7 +104,7 @@ def state(page: PageContext) -> str:
         account=account,
         rows=rows,
         uncaptioned=[row for row in rows if clips.needs_caption(row)],
-        shared=clips.table(project).shared,
+        shared=shared,
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
         undo=captions_edit.latest_change(project),

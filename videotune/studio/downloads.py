@@ -55,8 +55,24 @@ SANDBOX_HEADERS = {
 
 CONTACT_SHEET = "sheet/index.html"
 
-_NOTES = re.compile(r'<ul class="notes">.*?</ul>', re.DOTALL)
+REPORT = re.compile(r"runs/[^/]+/report\.html")
+"""Paths of the reports of runs."""
+
+_SHEET_NOTES = re.compile(r'<ul class="notes">.*?</ul>', re.DOTALL)
 _TEXT = re.compile(r">([^<]+)<")
+
+_REPORT_CHAPTERS = "verdict|warnings|validation|loss|samples|metrics|exposure|clips"
+"""Chapters of a report whose notes are translated; the others name settings and
+commands on purpose.
+"""
+
+_REPORT_CHAPTER = re.compile(
+    rf'<section id="(?:{_REPORT_CHAPTERS})">.*?</section>', re.DOTALL
+)
+_REPORT_NOTE = re.compile(r"<(li|p)\b[^>]*>[^<]*</\1>")
+"""A note is a text without parts of its own. So the commands of the outcome, beside
+which the report names the studio's button, stay.
+"""
 
 routes = APIRouter(prefix="/p/{project}")
 
@@ -81,18 +97,40 @@ def file(page: CurrentPage, path: str) -> Response:
     headers = {"Cache-Control": "private, no-cache"}
     if suffix == ".html":
         headers |= SANDBOX_HEADERS
-    if path == CONTACT_SHEET:
-        sheet = target.read_text(encoding="utf-8", errors="replace")
-        return HTMLResponse(notes_in_page_words(sheet), headers=headers)
+    translate = _translation_of(path)
+    if translate is not None:
+        written = target.read_text(encoding="utf-8", errors="replace")
+        return HTMLResponse(translate(written), headers=headers)
     return FileResponse(target, media_type=media_type, headers=headers)
 
 
-def notes_in_page_words(sheet: str) -> str:
-    """Return a contact sheet whose notes name the studio's places instead of commands.
+def _translation_of(path: str) -> Callable[[str], str] | None:
+    """Return what makes a page that a command has written name the studio's places
+    instead of commands; None if it stays as it is.
 
-    The file itself keeps them, for a terminal. Captions stay as they are.
+    The file itself stays, for a terminal.
     """
-    return _NOTES.sub(lambda notes: _TEXT.sub(_in_page_words, notes[0]), sheet)
+    if path == CONTACT_SHEET:
+        return notes_in_page_words
+    return report_in_page_words if REPORT.fullmatch(path) else None
+
+
+def notes_in_page_words(sheet: str) -> str:
+    """Return a contact sheet with notes in the studio's words; captions stay."""
+    return _SHEET_NOTES.sub(lambda notes: _TEXT.sub(_in_page_words, notes[0]), sheet)
+
+
+def report_in_page_words(report: str) -> str:
+    """Return a run's report with notes in the studio's words; captions and prompts
+    stay.
+    """
+
+    def translate(chapter: re.Match[str]) -> str:
+        return _REPORT_NOTE.sub(
+            lambda note: _TEXT.sub(_in_page_words, note[0]), chapter[0]
+        )
+
+    return _REPORT_CHAPTER.sub(translate, report)
 
 
 def _in_page_words(match: re.Match[str]) -> str:

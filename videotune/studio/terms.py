@@ -4,6 +4,10 @@ import re
 
 _RULES = (
     (
+        r"captions were not counted in tokens: .*",
+        "The tokens of the captions are estimated from their words.",
+    ),
+    (
         r"Fix or remove them, or allow it: --allow-skips \d+",
         "Mend or remove them on the page Data, or leave them out there.",
     ),
@@ -87,7 +91,7 @@ first.
 
 _RULES_COMPILED = tuple((re.compile(pattern), text) for pattern, text in _RULES)
 
-_SIGNS = ("--", "`videotune", "of kind ")
+_SIGNS = ("--", "`videotune", "of kind ", "not counted in tokens")
 """What a text has that is to be said otherwise."""
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][\w-]*)")

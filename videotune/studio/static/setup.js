@@ -210,19 +210,27 @@
   }
   document.addEventListener("toggle", (event) => { if (event.target.matches(".front .more")) references(); }, true);
 
-  // search
+  // search: settings whose name has the words; those whose explanation has them only if no name does, or on demand
+  let searched = "", isWide = false;
   function filter() {
-    const word = ($("find")?.value || "").trim().toLowerCase();
-    let any = false;
+    const word = ($("find")?.value || "").trim().toLowerCase(), parts = word.split(/\s+/).filter(Boolean);
+    if (word !== searched) { searched = word; isWide = false; }
+    const all = [...document.querySelectorAll("#all .setting")], has = (one, part) => parts.every((word) => one.dataset[part].includes(word));
+    const named = all.filter((one) => has(one, "name")), explained = all.filter((one) => has(one, "find"));
+    const shown = new Set(named.length && !isWide ? named : explained), others = explained.length - named.length;
+    for (const one of all) one.hidden = !shown.has(one);
     for (const group of document.querySelectorAll("#all .keys")) {
-      let shown = 0;
-      for (const one of group.querySelectorAll(".setting")) { one.hidden = Boolean(word) && !word.split(/\s+/).every((part) => one.dataset.find.includes(part)); shown += !one.hidden; }
-      group.hidden = !shown; any ||= shown > 0;
-      if (word) group.open = shown > 0; else if (group.dataset.searched) group.open = false;
+      const isShown = [...group.querySelectorAll(".setting")].some((one) => shown.has(one));
+      group.hidden = !isShown;
+      if (word) group.open = isShown; else if (group.dataset.searched) group.open = false;
       if (word) group.dataset.searched = "1"; else delete group.dataset.searched;
     }
-    if ($("none-found")) $("none-found").hidden = any;
+    if ($("none-found")) $("none-found").hidden = shown.size > 0;
+    const also = $("also-found");
+    also.hidden = !word || isWide || !named.length || !others;
+    also.querySelector("span").textContent = `The words are also in ${others === 1 ? "the explanation of one other setting" : `the explanations of ${others} other settings`}.`;
   }
+  document.addEventListener("click", (event) => { if (event.target.closest("#also-found button")) { isWide = true; filter(); } });
   function presets() {
     const word = $("preset-find").value.trim().toLowerCase(), only = $("preset-fits").checked, parts = word.split(/\s+/);
     let any = false;
