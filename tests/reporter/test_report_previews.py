@@ -132,7 +132,7 @@ def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     [
         (0, "caption of training clips"),
         (2, "caption of regularization clips"),
-        (3, "a prompt of your own"),
+        (3, "a new prompt"),
     ],
 )
 def test_a_prompt_says_whether_it_is_a_caption(
@@ -645,7 +645,7 @@ def test_the_outcome_links_to_where_a_faulty_sample_is_marked(tmp_path: Path) ->
     page = reports.report(tmp_path)
     outcome = page.partition('id="verdict"')[2].partition("</section>")[0]
     assert "of 1 preview, none has a fault" in outcome
-    links = re.findall(r'href="#(\w+)"', outcome.partition("They are marked")[2])
+    links = re.findall(r'href="#(\w+)"', outcome.partition("Marked under")[2])
     assert links[0] == "metrics"
     assert "samples" not in links
     assert 'id="metrics"' in page

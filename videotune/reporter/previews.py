@@ -268,7 +268,7 @@ def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
             kinds.add(clip.get("kind"))
 
     if not kinds:
-        return "a prompt of your own", "good"
+        return "a new prompt", "good"
     if kinds == {"regularization"}:
         return "caption of regularization clips", "calm"
     # The sample may be a copy.
