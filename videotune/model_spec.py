@@ -97,7 +97,7 @@ class SoundRules:
     lora_targets: Mapping[str, tuple[str, ...]]
     """Patterns of module paths with sound, by the name of a preset of targets."""
     modules: tuple[str, ...]
-    """Patterns with which the paths of modules begin that act on sound."""
+    """Regular expressions of what acts on sound, matched from the beginning of a path."""
     idle_paths: Mapping[str, tuple[str, ...]]
     """``ModelSpec.idle_paths`` of a run that reads sound, by what it generates: "video",
     "sound" or "video and sound".
@@ -211,8 +211,8 @@ class ModelSpec:
     sample_rescale: float = 0.0
     """How far a guided sample is scaled back by default (``guidance_rescale``)."""
     idle_paths: tuple[str, ...] = ()
-    """Patterns with which the paths of those parameters and modules of the denoiser
-    begin that have no effect in a training step, so that they never train.
+    """Regular expressions, matched from the beginning of a path. What they match has no
+    effect in a training step and never trains.
     """
     sound: SoundRules | None = None
     """How it takes and makes sound. None: it has no sound."""

@@ -1,7 +1,7 @@
 """The nouns of videotune, and the shape legend that every docstring uses.
 
 Legend: **B** batch, **C** latent channels, **F** latent frames, **H W** latent rows and
-columns, **T** pixel frames, **L** text tokens, **D** text width. Pixel frames are uint8
+columns, **T** pixel frames, **L** text tokens or latents of sound, **D** text width. Pixel frames are uint8
 (T, H, W, 3) on the data side and float (B, 3, T, H, W) in [-1, 1] on the model side.
 Latents are always normalised, (B, C, F, H, W), and float32 where losses are taken.
 
@@ -244,7 +244,7 @@ class Batch:
     x0: Tensor
     """Clean latents (B,C,F,H,W)."""
     conditioning_mask: Tensor
-    """(B,1,F,1,1) bool: frames that are fed clean."""
+    """(B,1,F,1 or H,1 or W) bool: cells that are fed clean."""
     dropped_frames_mask: Tensor
     """(B,1,F,1,1) bool: frames that are fed as pure noise."""
     loss_mask: Tensor

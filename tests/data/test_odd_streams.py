@@ -323,7 +323,7 @@ def test_a_clip_that_is_turned_at_once_is_skipped(tmp_path: Path) -> None:
     assert caught.value.reason == "one_frame"
 
 
-def with_sound(path: Path, frames: np.ndarray, video: str, audio: str) -> Path:
+def mark_sound(path: Path, frames: np.ndarray, video: str, audio: str) -> Path:
     """Frames at 24 fps, with as much silence."""
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(video, rate=24)
@@ -357,7 +357,7 @@ def with_sound(path: Path, frames: np.ndarray, video: str, audio: str) -> Path:
 def test_a_file_with_sound_that_was_cut_short_is_found(
     tmp_path: Path, name: str, video: str, audio: str
 ) -> None:
-    path = with_sound(tmp_path / name, noise(96), video, audio)
+    path = mark_sound(tmp_path / name, noise(96), video, audio)
     assert len(probe(path).ticks) == 96
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])

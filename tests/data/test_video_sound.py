@@ -64,11 +64,11 @@ def test_the_same_sound_gives_the_same_bytes_and_the_pictures_stay(
         }
         assert len(contents) == 1
 
-    with_sound = tmp_path / "a.mp4"
+    mark_sound = tmp_path / "a.mp4"
     without = tmp_path / "b.mp4"
-    write_video(with_sound, frames, 24.0, sound=sound, sound_rate=24000)
+    write_video(mark_sound, frames, 24.0, sound=sound, sound_rate=24000)
     write_video(without, frames, 24.0)
-    pictures, rate = read_video(with_sound, widest=1000)
+    pictures, rate = read_video(mark_sound, widest=1000)
     assert rate == 24
     assert np.array_equal(pictures, read_video(without, widest=1000)[0])
     assert probe(without).sound is None

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from videotune.commands.sample import open_sampler, render_with_sound, shape_of
+from videotune.commands.sample import (
+    open_sampler,
+    render_with_sound,
+    sample_rate_of,
+    shape_of,
+)
 from videotune.commands.sample_options import SampleOptions, refuse_compare
 from videotune.config.load import merge, parse_sets
 from videotune.console import bar, echo
@@ -114,7 +119,7 @@ def draw_settings(
     settings = merge(run_dir.run_settings(run), parse_sets(sets))
     resolved, spec, _ = overrides.reopened(overrides.absolute_paths(settings))
     config = resolved.config
-    shape = shape_of(run, spec.rules.fps, config, spec)
+    shape = shape_of(run, sample_rate_of(config, spec), config, spec)
     return sample_settings(
         config, spec, shape
     ), config.sample.seed if seed is None else seed

@@ -23,7 +23,7 @@ from videotune.commands.sample_options import (
 from videotune.config.schema import Config
 from videotune.config.sections import BaseLora, LoraFile
 from videotune.console import bar, echo
-from videotune.data.frame_counts import snap_frames
+from videotune.data.frame_counts import sample_fps, snap_frames
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_adapter, read_embedding
 from videotune.job import experts
@@ -171,7 +171,7 @@ def make_sampler(source: SampleSource) -> Sampler:
     nets = ExpertPool(ExpertSchedule(tuple(names)), names, loader.load)
     nets.load(names[0])  # refuses a file that does not fit before the text encoder runs
 
-    shape = shape_of(options.run, spec.rules.fps, config, spec)
+    shape = shape_of(options.run, sample_rate_of(config, spec), config, spec)
     return Sampler(
         family=family,
         nets=nets,
@@ -290,6 +290,15 @@ def adapter_name(options: SampleOptions) -> str:
     if options.strength in (None, 1.0):
         return name
     return f"{name}strength-{options.strength:g}-"
+
+
+def sample_rate_of(config: Config, spec: ModelSpec) -> float:
+    """Return the frames a second of samples: of the clips, if the pipeline is told them,
+    else the model's own.
+    """
+    if not spec.takes_frame_rate:
+        return spec.rules.fps
+    return sample_fps(config.video_config, spec.rules)
 
 
 def shape_of(

@@ -35,7 +35,7 @@ from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
 from videotune.data.mirroring import word_against_mirroring
 from videotune.data.sound_scan import SoundScan
-from videotune.data.sound_windows import with_sound
+from videotune.data.sound_windows import mark_sound
 from videotune.data.tone_mapping import TONE_MAPPING_VERSION
 from videotune.errors import VideotuneError
 from videotune.files import digest
@@ -199,7 +199,7 @@ class Candidate:
         cuts = self.scan.cuts if samples_scenes and self.scan else ()
         sampling = sample_frames(self.media, video, rules, cuts)
         if config.reads_sound:
-            sampling = with_sound(sampling, config, self.lacks_sound)
+            sampling = mark_sound(sampling, config, self.lacks_sound)
 
         height, width = self.size
         companions = sorted(

@@ -31,7 +31,7 @@ SOUND_OPTIONS = {
 }
 """Containers of videos, and of sound alone."""
 
-Sound = NDArray[np.float32]
+Waveform = NDArray[np.float32]
 """Samples (2, n), left and right, in [-1, 1]."""
 
 SOUND_VERSION = 1
@@ -69,7 +69,7 @@ OVERLAP_SECONDS = 10.0
 """A track may have this many seconds of samples more than its times have room for."""
 
 
-def read_sound(info: MediaInfo, start: float, seconds: float, rate: int) -> Sound:
+def read_sound(info: MediaInfo, start: float, seconds: float, rate: int) -> Waveform:
     """Read a part of a clip's sound.
 
     Mono is on both sides; more than two channels are mixed down by FFmpeg.
@@ -99,7 +99,7 @@ def read_sound(info: MediaInfo, start: float, seconds: float, rate: int) -> Soun
         raise ClipProblem(problem.reason, f"{name}: {problem.detail}") from problem
 
 
-def read_beginning(path: Path, seconds: float, rate: int) -> Sound:
+def read_beginning(path: Path, seconds: float, rate: int) -> Waveform:
     """Read the beginning of a file's sound, also of one without a video.
 
     Args:
@@ -116,10 +116,13 @@ def read_beginning(path: Path, seconds: float, rate: int) -> Sound:
     count = round(seconds * rate)
     out = np.zeros((2, count), np.float32)
     converter = _StereoConverter()
-    parts: list[Sound] = []
+    parts: list[Waveform] = []
     track_rate = rate
     try:
-        with av.open(str(path), options=SOUND_OPTIONS) as container:
+        # A relative name with a colon would be taken for a protocol.
+        with av.open(
+            os.path.abspath(path), options=SOUND_OPTIONS, metadata_errors="replace"
+        ) as container:
             stream = sound_stream(container)
             if stream is None:
                 raise ClipProblem("no_sound", "it has no sound track")
@@ -146,7 +149,7 @@ def read_beginning(path: Path, seconds: float, rate: int) -> Sound:
 
 def _read_resampled(
     info: MediaInfo, sound: SoundInfo, start: float, rate: int, count: int
-) -> Sound:
+) -> Waveform:
     """Read samples at another rate than the track's.
 
     Args:
@@ -178,7 +181,7 @@ def _read_resampled(
     return resample(samples, sound.sample_rate, rate)[:, skipped : skipped + count]
 
 
-def _read_track(info: MediaInfo, sound: SoundInfo, first: int, count: int) -> Sound:
+def _read_track(info: MediaInfo, sound: SoundInfo, first: int, count: int) -> Waveform:
     """Read samples at the track's own rate; 0 where there are none.
 
     Args:
@@ -201,7 +204,7 @@ def _read_track(info: MediaInfo, sound: SoundInfo, first: int, count: int) -> So
 
 def track_samples(
     info: MediaInfo, start: float, end: float
-) -> Iterator[tuple[int, Sound]]:
+) -> Iterator[tuple[int, Waveform]]:
     """Yield the samples of a clip's track in order, at the track's own rate.
 
     Args:
@@ -264,7 +267,7 @@ class _TrackReader:
             self._container.close()
         self._container = None
 
-    def read(self, second: float | None) -> Iterator[tuple[int, Sound]]:
+    def read(self, second: float | None) -> Iterator[tuple[int, Waveform]]:
         """Yield parts as ``track_samples`` does, from a second of the clip on.
 
         Args:
@@ -309,7 +312,9 @@ class _TrackReader:
                 continue
             yield from frames
 
-    def _place(self, frames: Iterator[Any], stream: Any) -> Iterator[tuple[int, Sound]]:
+    def _place(
+        self, frames: Iterator[Any], stream: Any
+    ) -> Iterator[tuple[int, Waveform]]:
         """Yield the samples of frames with their positions, until the end is reached."""
         clock = _SampleClock(self._begin, self._rate, float(stream.time_base))
         most_samples = None
@@ -397,7 +402,7 @@ class _StereoConverter:
         self._form: tuple[str, str, int] | None = None
         """Sample format, layout and rate of the frames that the resampler takes."""
 
-    def convert(self, frame: Any) -> Sound:
+    def convert(self, frame: Any) -> Waveform:
         """Return the samples of a frame, float32 (2, n)."""
         is_mixed = frame.layout.nb_channels > 2
         form = (frame.format.name, frame.layout.name, frame.sample_rate)
@@ -424,7 +429,7 @@ class _StereoConverter:
         )
 
 
-def resample(samples: Sound, from_rate: int, to_rate: int) -> Sound:
+def resample(samples: Waveform, from_rate: int, to_rate: int) -> Waveform:
     """Resample float stereo (2, n); the first sample keeps its time."""
     frame = av.AudioFrame.from_ndarray(
         np.ascontiguousarray(samples), format="fltp", layout="stereo"

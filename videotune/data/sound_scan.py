@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.data.media_info import MediaInfo
-from videotune.data.sound import Sound, track_samples
+from videotune.data.sound import Waveform, track_samples
 from videotune.files import REVALIDATED, Number, checked
 
 SILENT_PEAK = 1e-3
@@ -122,14 +122,14 @@ def scan_sound(info: MediaInfo, until: float) -> SoundScan:
     )
 
 
-def _joined(info: MediaInfo, seconds: float) -> Iterator[tuple[int, Sound]]:
+def _joined(info: MediaInfo, seconds: float) -> Iterator[tuple[int, Waveform]]:
     """Yield the samples of a track in parts of about a second: frames are short, and
     each step over one takes time.
     """
     assert info.sound is not None
     first = 0
     following = 0
-    pending: list[Sound] = []
+    pending: list[Waveform] = []
     for position, samples in track_samples(info, 0.0, seconds):
         is_gap = position != following
         if pending and (is_gap or following - first >= info.sound.sample_rate):
@@ -165,7 +165,7 @@ class _SoundStatistics:
         self.block_peaks = np.zeros(blocks, np.float32)
         """Peak of each block of the clip; 0 where it has no sound."""
 
-    def add(self, position: int, samples: Sound) -> None:
+    def add(self, position: int, samples: Waveform) -> None:
         """Add samples (2, n), of which the first has this number in the clip."""
         levels = np.abs(samples)
         self.count += levels.size

@@ -8,7 +8,7 @@ from videotune.data.frame_sampling import FrameSampling
 from videotune.types import Window
 
 
-def with_sound(
+def mark_sound(
     sampling: FrameSampling, config: Config, lacks_sound: str
 ) -> FrameSampling:
     """Mark the windows that have sound. If only sound is learnt, leave out the others.

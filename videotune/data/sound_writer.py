@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from videotune.data.sound import Sound
+from videotune.data.sound import Waveform
 from videotune.lazy import av
 
 SOUND_BIT_RATE = 192_000
@@ -53,7 +53,7 @@ class SoundTrack:
         # Else the encoder writes its version into the sound.
         self._stream.codec_context.flags |= int(av.codec.context.Flags.bitexact)
 
-    def write(self, samples: Sound) -> None:
+    def write(self, samples: Waveform) -> None:
         """Write the next samples (2, n); those beyond full scale are clipped."""
         if not samples.shape[1]:
             return

@@ -35,7 +35,7 @@ from videotune.data.decode import Frames, decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
-from videotune.data.sound import Sound, read_sound
+from videotune.data.sound import Waveform, read_sound
 from videotune.data.sound_scan import SoundScan, scan_sound
 from videotune.files import hash_file
 
@@ -106,7 +106,7 @@ def listen(info: dict[str, Any], until: float) -> dict[str, Any]:
     }
 
 
-def read_clip_sound(info: dict[str, Any], **options: Any) -> Sound:
+def read_clip_sound(info: dict[str, Any], **options: Any) -> Waveform:
     """Read a part of a clip's sound.
 
     Args:

@@ -239,7 +239,8 @@ def denoising_loss(
     """Return the loss of a batch, over what ``batch.loss_mask`` counts.
 
     It is s·w(t)·(d(e) + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v and s
-    the ``batch.loss_weight``. Of the sound it is s·w(t)·d(e), which is added. The
+    the ``batch.loss_weight``. Of the sound it is s·w(t)·d(e) times
+    ``objective.sound_weight``, which is added. The
     output's ``mse`` is ‖e‖² without weights, d and λ, so that runs with other settings
     compare.
 
@@ -298,6 +299,7 @@ def _video_loss(
         cost = robust(error, objective.loss, objective.delta)
         loss = weighted_mean(cost, batch.loss_mask)
     if objective.temporal_consistency > 0:
+        assert objective.loss == "mse", "a config has one or the other"
         loss = with_flicker(mse, error, batch.loss_mask, objective.temporal_consistency)
     return loss
 
@@ -417,6 +419,7 @@ def prior_target(
         batch.map(pick),
         captions=tuple(batch.captions[i] for i in samples),
         window_ids=tuple(batch.window_ids[i] for i in samples),
+        prior_preservation=tuple(batch.prior_preservation[i] for i in samples),
     )
     with torch.no_grad():
         prediction, _ = predicted(

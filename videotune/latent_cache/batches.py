@@ -33,7 +33,7 @@ from videotune.latent_cache.sampler import (
     bucket_of,
     sample_indices,
 )
-from videotune.latent_cache.sound_batch import with_noised_sound, with_sound
+from videotune.latent_cache.sound_batch import attach_sound, noise_sound
 from videotune.latent_cache.step_batch import StepBatch, draw_noise, share_of, uniforms
 from videotune.latent_cache.store import LatentCache
 from videotune.model_spec import ModelSpec
@@ -183,8 +183,10 @@ class BatchSource:
         return replace(latents, mean=x0, known=known)
 
     def given_modality(self, window: Window) -> LatentDistribution:
-        """Return what a sample is given of a plain window whose video or sound is not
-        learnt: that one, beside the conditions.
+        """Return what a sample of a run that learns one modality is given of a window.
+
+        If only sound is learnt it is the whole video, with all cells known; if only video
+        is learnt, the usual conditions and the clip's sound.
         """
         if "video" not in self.spec.generates:
             latents = self.plain(window)
@@ -460,9 +462,7 @@ def make_step_batch(
             first=begin,
         )
         sound_t = draws.t if draws.sound_t is None else draws.sound_t
-        batch = with_noised_sound(
-            batch, sound_t[begin:end], source.keys.seed, step, begin
-        )
+        batch = noise_sound(batch, sound_t[begin:end], source.keys.seed, step, begin)
 
     prior = [i for i, window in enumerate(windows) if _is_prior(source, window)]
     prepared = StepBatch(
@@ -543,7 +543,7 @@ def assemble(
         prior_preservation=tuple(clip.prior_preservation for clip in clips),
         has_clean_frames=bool(conditioning_mask.any()),
     )
-    return with_sound(batch, windows, variants, source.spec, source.condition_tensors)
+    return attach_sound(batch, windows, variants, source.spec, source.condition_tensors)
 
 
 def _conditioning(

@@ -41,7 +41,7 @@ class CacheKeys:
     cell_size: tuple[int, int] = (1, 1)
     """Pixel frames and pixels of a latent cell's sides, (frames, pixels)."""
     audio_vae: str = ""
-    """Fingerprint of the sound's VAE, and what it reads, if the run reads sound."""
+    """Fingerprint of the sound's VAE, if the run reads sound."""
 
     @classmethod
     def of(cls, family: DiffusersModel, seed: int) -> "CacheKeys":

@@ -20,7 +20,7 @@ TensorsFn = Callable[[ConditionSample], dict[str, Tensor]]
 """Returns the tensors of what is encoded on its own."""
 
 
-def with_sound(
+def attach_sound(
     batch: Batch,
     windows: Sequence[Window],
     variants: Sequence[int],
@@ -65,9 +65,7 @@ def with_sound(
     )
 
 
-def with_noised_sound(
-    batch: Batch, t: Tensor, seed: int, step: int, first: int
-) -> Batch:
+def noise_sound(batch: Batch, t: Tensor, seed: int, step: int, first: int) -> Batch:
     """Return a batch with noise drawn for the sound, if that is learnt.
 
     Args:

@@ -39,9 +39,9 @@ class StepBatch:
     """
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """What has an error of its own: one part, or the video and the sound."""
-        return ("video",) if self.sound_t is None else ("video", "sound")
+    def errors_per_sample(self) -> int:
+        """1, or 2 if video and sound are learnt."""
+        return 1 if self.sound_t is None else 2
 
     def pinned(self) -> "StepBatch":
         """Return the same batch in pinned memory, which a CUDA device reads while the

@@ -76,7 +76,7 @@ TARGETS_WITH_SOUND = {
 KEYFRAMES = "keyframes_abs_pos"
 """The embedding of keyframes, which none of the pipelines used here applies."""
 
-SOUND = (
+SOUND_PATHS = (
     r"(transformer_blocks\.\d+\.)?"
     f"(audio_|video_to_audio|video_a2v|av_cross_attn|{KEYFRAMES})"
 )
@@ -117,7 +117,7 @@ def sound_rules(folder: Path, transformer: Mapping[str, Any]) -> SoundRules:
         latents_per_second=latents_per_second,
         channels=channels,
         lora_targets=TARGETS_WITH_SOUND,
-        modules=(SOUND,),
+        modules=(SOUND_PATHS,),
         idle_paths=idle_paths(transformer["num_layers"]),
     )
 
@@ -125,7 +125,9 @@ def sound_rules(folder: Path, transformer: Mapping[str, Any]) -> SoundRules:
 def idle_paths(blocks: int) -> dict[str, tuple[str, ...]]:
     """Return what has no effect in a step with sound, by what is learnt.
 
-    The output of what is given is not read, so neither is what only leads to it.
+    The output of what is given is not read, so neither is what only leads to it. In the
+    last block that is what comes after the two attentions between video and sound: the
+    attentions before still lead to the other modality.
     """
     last = rf"transformer_blocks\.{blocks - 1}\."
     of_sound = ("audio_proj_out", "audio_norm_out", "audio_scale_shift_table")

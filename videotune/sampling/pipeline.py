@@ -36,7 +36,7 @@ class SampleSettings:
     """Denoising steps."""
 
     guidance: float
-    """Above 1, each step takes two forward passes."""
+    """Above 1, each step takes ``ModelSpec.sample_passes`` passes of the network."""
 
     shift: float | None = None
     """The scheduler's shift; None: its default."""

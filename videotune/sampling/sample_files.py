@@ -6,14 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from videotune.data.sound_scan import CLIPPED_LEVEL, LOWEST_DECIBELS
 from videotune.data.video_writer import write_video
 from videotune.sampling.pipeline import RenderedSample
-
-CLIPPED = 0.999
-"""From this magnitude on a number counts as clipped."""
-
-QUIETEST = -120.0
-"""Loudness in decibels of silence, which would be minus infinity."""
 
 
 def write_sample(path: Path, sample: RenderedSample, fps: float) -> None:
@@ -29,9 +24,9 @@ def measure_sound(sound: np.ndarray) -> dict[str, float]:
     numbers that are clipped.
     """
     power = float(np.mean(np.square(sound, dtype=np.float64))) if sound.size else 0.0
-    loudness = 10 * math.log10(power) if power > 0 else QUIETEST
-    clipped = float(np.mean(np.abs(sound) >= CLIPPED)) if sound.size else 0.0
+    loudness = 10 * math.log10(power) if power > 0 else LOWEST_DECIBELS
+    clipped = float(np.mean(np.abs(sound) >= CLIPPED_LEVEL)) if sound.size else 0.0
     return {
-        "loudness": round(max(QUIETEST, loudness), 1),
+        "loudness": round(max(LOWEST_DECIBELS, loudness), 1),
         "clipped": round(clipped, 5),
     }

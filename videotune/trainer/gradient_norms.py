@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,10 @@ class GradientNorms:
     """Whether a step's norms are wanted."""
     step: int = 0
     """The step whose norms are kept."""
-    by_expert: dict[str | None, Tensor] = field(default_factory=dict)
-    """Norms (n,) in the order of ``TrainableState.parameters``, by the expert that
-    trained.
-    """
+    expert: str | None = None
+    """The expert that trained then."""
+    norms: Tensor | None = None
+    """(n,), in the order of ``TrainableState.parameters``."""
 
     def keep(
         self, step: int, parameters: Sequence[nn.Parameter], expert: str | None
@@ -47,4 +47,5 @@ class GradientNorms:
             for index, norm in zip(indices, all_norms, strict=True):
                 norms[index] = norm.to(device)
         self.step = step
-        self.by_expert = {expert: norms}
+        self.expert = expert
+        self.norms = norms

@@ -206,7 +206,7 @@ def train_step(
 
 def empty_values(step_batch: StepBatch, device: torch.device) -> Tensor:
     """Return zeros for the values of a step."""
-    errors = len(step_batch.parts) * len(step_batch.window_ids)
+    errors = step_batch.errors_per_sample * len(step_batch.window_ids)
     return torch.zeros(FIRST_MSE + errors, device=device)
 
 
@@ -446,7 +446,8 @@ def _finish_gradients_across_processes(
         parameter for parameter in parameters if id(parameter) not in sharded_ids
     ]
 
-    # Without sound, its modules have no gradient in any process.
+    # In a run with sound, a bucket without it leaves the modules of sound without a
+    # gradient. It must stay missing, or the optimizer would move them.
     dist.all_reduce_gradients(replicated, keep_missing=settings.family.spec.reads_sound)
     dist.all_reduce(values)
     # An adapter is never sharded: then a process has no rows.

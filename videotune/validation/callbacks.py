@@ -9,7 +9,7 @@ from videotune.job.job import Job
 from videotune.latent_cache.encode import CacheItems
 from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import complete_checkpoints
-from videotune.runs.journal import readings_of, with_mean_of_parts
+from videotune.runs.journal import readings_of
 from videotune.runs.stop_signals import Interrupted
 from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.given_latents import encode_given, read_given
@@ -34,6 +34,7 @@ from videotune.validation.overfitting import (
     Verdict,
     count_latest,
     judge,
+    ranking,
     recommend,
 )
 from videotune.validation.overhead import plan_overhead
@@ -435,9 +436,10 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
             why = f"no verdict: {verdict.reason}"
         return {"step": max(saved, default=step), "why": why}
 
-    held_out = {
-        int(reading["step"]): float(reading["held_out"]["normalised"])
-        for reading in with_mean_of_parts(readings_of(lines))
-    }
+    held_out: dict[int, float] = {}
+    for reading in ranking(readings_of(lines), verdict):
+        error = reading["held_out"]["normalised"]
+        if error is not None:
+            held_out[int(reading["step"])] = float(error)
     best, why = recommend(held_out, verdict.best_step or 0, saved)
     return {"step": best, "why": why or "held-out clips were best there"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
 
-from videotune.runs.journal import readings_of, with_mean_of_parts
+from videotune.runs.journal import readings_of, sound_of, with_mean_of_parts
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
@@ -103,8 +103,8 @@ class Verdict:
 def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     """Return the verdict on a run by its validations so far, or None without any.
 
-    If video and sound are learnt, each has its own. The run copies if one of them does,
-    and learns if one of them does; its best step is that of the mean of both.
+    If video and sound are learnt, each has its own. The run copies if either copies;
+    otherwise it learns if either learns. Its best step is that of the mean of both.
 
     Args:
         lines: events of the journal.
@@ -113,12 +113,24 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     if not readings:
         return None
     video = _judge(readings)
-    of_sound = [
-        {**reading, **reading["sound"]} for reading in readings if reading.get("sound")
-    ]
+    of_sound = sound_of(readings)
     if not of_sound:
         return video
-    return _joined(video, _judge(of_sound), with_mean_of_parts(readings))
+    if any(reading["train"] is None for reading in of_sound):
+        no_sound = "no training clip of the validation has sound"
+        return _joined(video, Verdict(None, no_sound, video.step), readings)
+    return _joined(video, _judge(of_sound), readings)
+
+
+def ranking(readings: Sequence[Reading], verdict: Verdict) -> Sequence[Reading]:
+    """Return the readings whose held-out clips decide which step is the best.
+
+    They are those of the part that has a verdict, or the mean of both.
+    """
+    parts = verdict.parts or {}
+    if parts.get("video") and parts.get("sound"):
+        return with_mean_of_parts(readings)
+    return sound_of(readings) if parts.get("sound") else readings
 
 
 def _joined(video: Verdict, sound: Verdict, readings: Sequence[Reading]) -> Verdict:
@@ -127,7 +139,7 @@ def _joined(video: Verdict, sound: Verdict, readings: Sequence[Reading]) -> Verd
     Args:
         video: the verdict on the video.
         sound: the verdict on the sound.
-        readings: with the mean of both.
+        readings: of the video, with those of the sound.
     """
     parts = {"video": video.label, "sound": sound.label}
     if video.label is None or sound.label is None:
@@ -141,13 +153,15 @@ def _joined(video: Verdict, sound: Verdict, readings: Sequence[Reading]) -> Verd
     labels = (OVERFITTING, LEARNING, PLATEAU)
     label = min(video.label, sound.label, key=labels.index)
     decisive = video if video.label == label else sound
-    best = lowest(readings)
+    means = with_mean_of_parts(readings)
+    best = lowest(means)
     return replace(
         decisive,
         label=label,
         reason=f"video ({video.label}): {video.reason}; sound ({sound.label}): {sound.reason}",
-        best_step=int(readings[best]["step"]),
-        best=float(readings[best]["held_out"]["normalised"]),
+        best_step=int(means[best]["step"]),
+        best=float(means[best]["held_out"]["normalised"]),
+        as_good=None,  # it is known of each part alone
         turned=video.turned or sound.turned,
         parts=parts,
     )

@@ -45,8 +45,7 @@ KINDS = {
     "attention": "attention",
     "feed_forward": "feed-forward",
 }
-"""Names of the parts, by the set of targets that names their modules; the first counts.
-"""
+"""Names of the parts, by presets of LoRA targets, which are tried in this order."""
 
 
 def part_of(name: str, spec: ModelSpec) -> str:
@@ -70,7 +69,7 @@ def part_of(name: str, spec: ModelSpec) -> str:
             kind = label
             break
     acts_on_sound = spec.reads_sound and spec.sound is not None
-    if acts_on_sound and kind != KINDS["cross_modal"] and spec.acts_on_sound(path):
+    if acts_on_sound and kind != KINDS["cross_modal"] and spec.acts_on_sound(name):
         return f"sound: {kind}"
     return kind
 
@@ -244,16 +243,16 @@ class PartMovement(Callback):
         """Return each part's share of the squared norm of the step's gradient, of the
         expert that trained.
         """
-        if self._norms is None or self._norms.step != step:
+        read = self._norms
+        if read is None or read.norms is None or read.step != step:
             return {}
+        squared = read.norms.double().square()
+        total = float(squared.sum())
         shares: dict[str, float | None] = {}
-        for expert, norms in self._norms.by_expert.items():
-            squared = norms.double().square()
-            total = float(squared.sum())
-            for label, part in self._parts.items():
-                if part.expert == expert:
-                    part_sum = float(squared[list(part.indices)].sum())
-                    shares[label] = part_sum / total if total else 0.0
+        for label, part in self._parts.items():
+            if part.expert == read.expert:
+                part_sum = float(squared[list(part.indices)].sum())
+                shares[label] = part_sum / total if total else 0.0
         return shares
 
     def _warn(

@@ -205,9 +205,7 @@ def preview_windows(job: Job) -> dict[PreviewRequest, Window]:
 def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
     """Return a window of the preview's shape: with its caption, else the index-th."""
     shape = str(preview.settings.shape)
-    windows = [window for window in job.training_windows if str(window.shape) == shape]
-    if job.spec.is_given_modality:
-        windows = [window for window in windows if window.shape.sound]
+    windows = _windows_to_start_from(job, job.training_windows, shape)
     if not windows:
         shapes = ", ".join(
             sorted({str(window.shape) for window in job.training_windows})
@@ -219,6 +217,18 @@ def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
             f"(frames, height, width). Leave both out, or choose one of: {shapes}."
         )
     return _with_caption(job, windows, preview.prompt, index)
+
+
+def _windows_to_start_from(
+    job: Job, windows: Sequence[Window], shape: str
+) -> list[Window]:
+    """Return the windows of a shape that a sample can be given something of."""
+    return [
+        window
+        for window in windows
+        if str(window.shape) == shape
+        and (window.shape.sound or not job.spec.is_given_modality)
+    ]
 
 
 def _with_caption(
@@ -273,7 +283,9 @@ def sample_settings(
             f"not {height}x{width}. Choose such a size, or leave it out."
         )
 
-    shape = ClipShape(frames, height, width, rules.fps)
+    # A rate that the pipeline is told is the clips'; others play at the model's own.
+    fps = default_shape.fps if spec.takes_frame_rate else rules.fps
+    shape = ClipShape(frames, height, width, fps)
     settings = settings_at(config, spec, shape, sample.steps or spec.sample_steps)
     if sample.negative:
         _refuse_unused_negative(spec, settings)
@@ -457,12 +469,9 @@ def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     if not usual_conditions(job.config, job.spec) and not job.spec.is_given_modality:
         return ()
     shape = str(usual_shape(job))
-    held_out = job.library.held_out_windows
-    windows = [window for window in held_out if str(window.shape) == shape]
+    windows = _windows_to_start_from(job, job.library.held_out_windows, shape)
     if not windows:
-        windows = [
-            window for window in job.training_windows if str(window.shape) == shape
-        ]
+        windows = _windows_to_start_from(job, job.training_windows, shape)
     return tuple(
         _with_caption(job, windows, prompt, index)
         for index, prompt in enumerate(prompts)
