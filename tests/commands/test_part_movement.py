@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.support.run_parts import build_trainer, open_run
 from tests.support.run_processes import Make
 from tests.support.run_results import of_kind
+from tests.support.sounding_clips import write_sounding_clips
 from videotune.adapters.adapter_types import by_module
 from videotune.adapters.effect import change
 from videotune.models.registry import find, names
@@ -190,3 +191,32 @@ def test_weights_and_new_tokens_are_parts_too(
         }
     assert set(line["parts"]) == expected
     assert all(part["moved"] for part in line["parts"].values())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("audio_scale_shift_table", "sound: other"),
+        ("transformer_blocks.1.audio_scale_shift_table", "sound: other"),
+        ("audio_proj_in.weight", "sound: other"),
+        ("transformer_blocks.0.audio_attn1.to_q.weight", "sound: self-attention"),
+        ("transformer_blocks.0.audio_ff.net.2.bias", "sound: feed-forward"),
+        (
+            "transformer_blocks.0.video_to_audio_attn.to_k.weight",
+            "between video and sound",
+        ),
+        ("scale_shift_table", "other"),
+        ("transformer_blocks.1.scale_shift_table", "other"),
+        ("proj_in.weight", "other"),
+        ("transformer_blocks.0.attn1.to_q.weight", "self-attention"),
+    ],
+)
+def test_parameters_of_whole_networks_belong_to_sound_or_video(
+    overrides: Make, tmp_path: Path, name: str, expected: str
+) -> None:
+    """Full fine-tuning also trains tables, which are no module's weights."""
+    folder = write_sounding_clips(tmp_path / "clips")
+    sets = ("steps=1", 'generate=["video", "sound"]', "video_config.frames=17")
+    words = overrides(*sets, data=folder, base=("ltx2",))
+    job = open_run(words, tmp_path / "run").job
+    assert part_of(name, job.spec) == expected

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.command_line import sample
-from tests.support.run_processes import Work
+from tests.support.run_parts import open_run
+from tests.support.run_processes import Make, Work
 from tests.support.run_results import of_kind
 from tests.support.sounding_clips import write_sounding_clips
 from tests.support.sounds import tone
@@ -18,6 +19,7 @@ from videotune.commands.sample_options import SampleOptions
 from videotune.data.probe import probe
 from videotune.data.sound import read_sound
 from videotune.errors import DONE, VideotuneError
+from videotune.validation.selection import sample_metrics_plan
 
 MODES = {"joint": '["video", "sound"]', "foley": '["sound"]', "to video": '["video"]'}
 
@@ -38,6 +40,10 @@ def sets(mode: str) -> tuple[str, ...]:
         "sample.steps=2",
         "sample.guidance=1",
     )
+
+
+def sets_of_one_step(mode: str) -> tuple[str, ...]:
+    return ("steps=1", f"generate={MODES[mode]}", "video_config.frames=17")
 
 
 def run_of(work: Work, clips: Path, mode: str) -> Path:
@@ -121,3 +127,46 @@ def test_files_that_do_not_fit_what_is_learnt_are_refused(
     with pytest.raises(VideotuneError):
         sample(SampleOptions(("a clip",), 1, run=run, **paths), work.tmp / "out")
     assert not list((work.tmp / "out").glob("*"))
+
+
+@pytest.mark.parametrize("fps", [15, 24])
+def test_samples_are_drawn_at_the_rate_of_the_clips(
+    work: Work, clips: Path, fps: int
+) -> None:
+    """Video and sound of a base that is told the rate last as long as the clips do."""
+    frames = 9
+    more: Any = {"data": clips, "base": ("ltx2",)}
+    run = work.finished(
+        "steps=1",
+        f"generate={MODES['joint']}",
+        f"video_config.frames={frames}",
+        f"video_config.target_fps={fps}",
+        "resolution=32x32",
+        "sample_after=1",
+        "samples=1",
+        "sample.steps=2",
+        "sample.guidance=1",
+        **more,
+    )
+    drawn = sample(SampleOptions(("a clip",), 1, run=run), work.tmp / "out")
+    assert drawn == DONE
+    previews = [run / line["path"] for line in of_kind(run, "sample")]
+    for path in (*previews, *(work.tmp / "out").glob("*.mp4")):
+        info = probe(path)
+        assert info.fps == pytest.approx(fps)
+        assert info.sound is not None
+        assert info.sound.seconds == pytest.approx(frames / fps, abs=0.1)
+
+
+@pytest.mark.parametrize("mode", ["to video", "joint"])
+def test_measured_samples_are_given_the_sound_of_a_clip_that_has_one(
+    overrides: Make, tmp_path: Path, mode: str
+) -> None:
+    folder = write_sounding_clips(tmp_path / "clips", sounding=3, silent=3)
+    sets = ("sample_metrics.budget=1", "sample_metrics.samples=6")
+    words = overrides(*sets_of_one_step(mode), *sets, data=folder, base=("ltx2",))
+    job = open_run(words, tmp_path / "run").job
+    plan = sample_metrics_plan(job)
+    assert plan is not None
+    assert all(window.shape.sound for window in plan.first)
+    assert bool(plan.first) == (mode == "to video")

@@ -17,7 +17,7 @@ from tests.support.sounds import clicks, tone, write_sounding
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
-from videotune.data.sound import read_sound
+from videotune.data.sound import read_beginning, read_sound
 from videotune.data.sound_info import SoundInfo
 from videotune.data.sound_scan import scan_sound
 
@@ -317,3 +317,20 @@ def test_a_long_clip_with_few_pictures_is_scanned_in_little_memory(
     tracemalloc.stop()
     assert scan.peak > 0.4
     assert largest < 100e6
+
+
+def test_the_beginning_is_read_of_files_with_odd_names_and_titles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative name that looks like a protocol, and a title that is no UTF-8."""
+    monkeypatch.chdir(tmp_path)
+    sine = tone(16000, 1.0, 500)
+    write_sounding(tmp_path / "concat:a.mov", sine, 16000, codec="pcm_s16le")
+    titled = tmp_path / "titled.mkv"
+    write_sounding(titled, sine, 16000, codec="pcm_s16le")
+    contents = titled.read_bytes()
+    assert contents.count(b"Lavf") >= 1
+    titled.write_bytes(contents.replace(b"Lavf", b"\xe9\xff\xfe!"))
+    for path in (Path("concat:a.mov"), Path("titled.mkv")):
+        samples = read_beginning(path, 0.9, 16000)
+        assert np.abs(samples - tone(16000, 0.9, 500)).max() < 1e-3
