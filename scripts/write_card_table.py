@@ -64,7 +64,7 @@ def line_of(row: Row, clips: Path) -> str:
         raise SystemExit(f"{row.preset} does not fit {row.card}: change the row")
 
     frames, height, width = result["buckets"][0]["shape"].split("x")
-    host = result["host"]["need_bytes"] / 1e9
+    host = result["host"]["need_bytes"] / 2**30
     card = find_card(row.card)
     gigabytes = round(card.vram / 2**30)
     name = row.card.removesuffix(f" {gigabytes}GB")
@@ -72,7 +72,7 @@ def line_of(row: Row, clips: Path) -> str:
         f"{gigabytes} GB ({name})",
         f"`{row.preset}`{row.mark}",
         f"{width}x{height}, {frames}",
-        f"{host:.0f} GB",
+        f"{host:.0f} GiB",
         f"{rounded_hours(result['hours'] + result['hours_beside'])} hours",
     )
     return f"| {' | '.join(cells)} |"

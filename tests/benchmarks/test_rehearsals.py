@@ -77,6 +77,12 @@ def test_a_row_of_the_table_of_cards_is_what_the_planner_says_today() -> None:
     assert done.stdout.strip() in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_row_of_wans_table_of_memory_is_what_the_planner_says_today() -> None:
+    done = run_script("scripts/write_wan_memory.py", "5")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() in (ROOT / "docs/wan.md").read_text(encoding="utf-8")
+
+
 def test_wrong_lines_are_made_and_noticed(tmp_path: Path) -> None:
     words = ("videotune/trainer/step_record.py", "--only", "*loss_by_noise_level*")
     done = run_script("scripts/mutants.py", *words, "--work", str(tmp_path / "work"))
