@@ -84,7 +84,10 @@ def test_previews_say_how_loud_they_are(client: Any, cats: projects.Project) -> 
     assert "Sound −18 dB" in text
     table = text.partition('id="saves-title"')[2].partition("</table>")[0]
     assert table.count("data-hear") == 2, "one for each checkpoint with a preview"
-    assert "data-hear" in text.partition('class="result-film"')[2].partition("</figure>")[0]
+    assert (
+        "data-hear"
+        in text.partition('class="result-film"')[2].partition("</figure>")[0]
+    )
     assert "2 are silent" in text
 
 
