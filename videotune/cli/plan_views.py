@@ -28,7 +28,8 @@ def fewer_steps(result: PlanResult) -> str:
     clips = result.plan["clips"]["used"]
     size = "small" if clips < SMALL else "large"
     epochs = sorted(recipe[size] for recipe in recipes().values())
-    least, most = epochs[0], epochs[-1]
+    least = epochs[0]
+    most = epochs[-1]
     steps = steps_for_views(result.job, [*limits, least, most])
 
     parts = []
