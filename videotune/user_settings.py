@@ -1,11 +1,15 @@
 """What videotune keeps of a user between commands."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from videotune.files import read_json, write_json
 
 _TERMS = "accepted_licences"
+
+ACCEPT_VARIABLE = "VIDEOTUNE_ACCEPT_LICENCE"
+"""Set to 1, it accepts the licence of every base model that is trained."""
 
 
 def settings_file() -> Path:
@@ -37,6 +41,11 @@ def accepted_terms() -> list[str]:
     """Return the addresses of the licences' terms that the user has accepted."""
     terms = read_settings().get(_TERMS)
     return [str(address) for address in terms] if isinstance(terms, list) else []
+
+
+def has_accepted(address: str) -> bool:
+    """Whether the user has accepted the terms at an address, or all with the variable."""
+    return os.environ.get(ACCEPT_VARIABLE) == "1" or address in accepted_terms()
 
 
 def accept_terms(address: str) -> None:

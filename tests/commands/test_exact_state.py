@@ -28,7 +28,7 @@ MOMENTS = {
     "mid-accumulation": ("trainer.step:denoising_loss", 10),
     "save": ("runs.checkpoint_writer:write_tensors", 4),
     "validation": ("validation.validation_loss:denoising_loss", 17),
-    "preview": ("validation.decoding:decode", 3),
+    "preview": ("validation.decoding:render_samples", 3),
 }
 """The function and its call at which the process kills itself: at step 5 of
 micro-batches of one; in the save at step 4; in the validation and the preview after it.

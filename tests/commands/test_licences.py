@@ -12,8 +12,9 @@ import pytest
 from tests.support.command_line import train
 from tests.support.run_processes import Make
 from videotune.errors import VideotuneError
-from videotune.models.licences import VARIABLE, is_accepted, require_licence
+from videotune.models.licences import require_licence
 from videotune.models.registry import find, names
+from videotune.user_settings import ACCEPT_VARIABLE, accepted_terms
 
 ASK = (
     "from videotune.models.licences import require_licence\n"
@@ -24,7 +25,7 @@ ASK = (
 
 @pytest.fixture(autouse=True)
 def nothing_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(ACCEPT_VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
@@ -50,12 +51,12 @@ def test_a_variable_accepts_for_machines_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = find("ltx2").spec
-    monkeypatch.setenv(VARIABLE, "0")
+    monkeypatch.setenv(ACCEPT_VARIABLE, "0")
     with pytest.raises(VideotuneError):
         require_licence(spec, accepts=False)
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(ACCEPT_VARIABLE, "1")
     require_licence(spec, accepts=False)
-    assert not is_accepted(spec), "it is not kept"
+    assert spec.licence_terms not in accepted_terms(), "it is not kept"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_at_a_terminal_it_is_asked_and_the_answer_is_kept(
     said = _all_of(main)
     assert process.wait(60) == (0 if accepted else 1), said
     assert find("ltx2").spec.licence_terms in said
-    assert is_accepted(find("ltx2").spec) is accepted
+    assert (find("ltx2").spec.licence_terms in accepted_terms()) is accepted
 
 
 def _all_of(terminal: int) -> str:
@@ -100,7 +101,7 @@ def test_settings_that_hold_something_else_are_as_none(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     for content in ('{"accepted_licences": 5}', "[1]", '{"models_folder": "x"}'):
         path.write_text(content)
-        assert not is_accepted(find("ltx2").spec)
+        assert find("ltx2").spec.licence_terms not in accepted_terms()
     require_licence(find("ltx2").spec, accepts=True)
-    assert is_accepted(find("ltx2").spec)
+    assert find("ltx2").spec.licence_terms in accepted_terms()
     assert '"models_folder": "x"' in path.read_text()

@@ -78,7 +78,7 @@ def in_validation(step: int) -> None:
 
 def in_preview(step: int) -> None:
     """While a preview of this step is decoded."""
-    _within("Previews", "run", step, "validation.decoding:decode")
+    _within("Previews", "run", step, "validation.decoding:render_samples")
 
 
 def _within(callback: str, method: str, step: int, where: str) -> None:

@@ -15,6 +15,7 @@ from videotune.errors import VideotuneError
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.exposure import views_text
 from videotune.text import counted, memory_size, shape_words, times_between
+from videotune.user_settings import has_accepted
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
@@ -146,6 +147,7 @@ def show_summary(result: PlanResult) -> None:
     """Print what decides whether to start: clips, views, memory, disk, and two notes."""
     facts = result.plan
     show_model(result.job.spec.title, facts)
+    show_licence(facts)
     clips = "{used} used, {held_out} held out, {skipped} skipped"
     line = f"clips: {clips.format_map(facts['clips'])}"
     shape = bucket_words(facts["buckets"][0])
@@ -190,6 +192,7 @@ def show_details(result: PlanResult) -> None:
     if result.job.base:
         model += f" on {result.job.base.name}"
     show_model(model, facts)
+    show_licence(facts)
     show_buckets(facts)
     show_views(facts["views"])
     _show_fewer_steps(result)
@@ -228,6 +231,13 @@ def bucket_words(bucket: Mapping[str, Any]) -> str:
     """Return the shape of a bucket's samples, and whether they have sound."""
     shape = shape_words(bucket["shape"])
     return f"{shape}, with sound" if bucket["sound"] else shape
+
+
+def show_licence(facts: Mapping[str, Any]) -> None:
+    """Print the base model's licence if it has to be accepted before a run."""
+    licence = facts["licence"]
+    if licence and not has_accepted(licence["terms"]):
+        tell(f"licence to accept before the run: {licence['name']}: {licence['terms']}")
 
 
 def show_sound(facts: Mapping[str, Any]) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
-from videotune.user_settings import accept_terms, accepted_terms, settings_file
-
-VARIABLE = "VIDEOTUNE_ACCEPT_LICENCE"
-"""Set to 1, it accepts the licence of every base model that is trained."""
+from videotune.user_settings import accept_terms, has_accepted, settings_file
 
 
 def require_licence(spec: ModelSpec, accepts: bool) -> None:
@@ -29,7 +25,7 @@ def require_licence(spec: ModelSpec, accepts: bool) -> None:
     if not spec.licence_terms:
         return
     echo(f"licence of {spec.title}: {spec.licence}: {spec.licence_terms}")
-    if os.environ.get(VARIABLE) == "1" or is_accepted(spec):
+    if has_accepted(spec.licence_terms):
         return
     if not accepts and sys.stdin.isatty() and sys.stderr.isatty():
         echo("Read the terms. Do you accept them, for what you train too? [y/N]")
@@ -37,14 +33,10 @@ def require_licence(spec: ModelSpec, accepts: bool) -> None:
     if not accepts:
         raise VideotuneError(
             f"the licence of {spec.title} must be accepted once, because its terms pass to what you "
-            f"train. Read {spec.licence_terms}, then add --accept-licence to the command"
+            f"train. Read {spec.licence_terms}, then add --accept-licence to the "
+            "command, or accept it on the studio's page Setup"
         )
     accept(spec)
-
-
-def is_accepted(spec: ModelSpec) -> bool:
-    """Whether this user has accepted a base model's terms before."""
-    return spec.licence_terms in accepted_terms()
 
 
 def accept(spec: ModelSpec) -> None:

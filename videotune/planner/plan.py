@@ -71,12 +71,21 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "experts": experts_of(job),
         "conditions": conditions_of(job),
         "takes": list(job.spec.conditions),
+        "licence": licence_of(job),
         "beside": overhead(job),
         "disk": disk(job, adapter),
         "notes": list(job.notes),
         "note_codes": codes_of(job.notes),
         "settings": config.model_dump(mode="json"),
     }
+
+
+def licence_of(job: Job) -> dict[str, str] | None:
+    """Return the base model's licence if its terms have to be accepted before a run."""
+    spec = job.spec
+    if not spec.licence_terms:
+        return None
+    return {"model": spec.title, "name": spec.licence, "terms": spec.licence_terms}
 
 
 def sound_windows_of(job: Job) -> int | None:

@@ -23,6 +23,7 @@ from videotune.queue.sweep import combinations
 from videotune.studio import gpu, header, projects
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER
+from videotune.studio.licences import refuse_open_licence
 from videotune.studio.projects import Project, inside
 from videotune.studio.records import SweepRecord, read_record
 from videotune.studio.status import process_progress, read_live
@@ -220,8 +221,10 @@ def queue_run(
         The name of the run.
 
     Raises:
-        VideotuneError: if there are no clips, or the name is taken.
+        VideotuneError: if there are no clips, the name is taken, or the base model's
+            licence is not accepted.
     """
+    refuse_open_licence(project)
     with _lock:
         entries = project_entries(root, project)
         if not title:

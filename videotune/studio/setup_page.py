@@ -58,6 +58,7 @@ from videotune.studio.kept_values import (
     use_usual_values,
     values_before_change,
 )
+from videotune.studio.licences import accept_licence, open_licence
 from videotune.studio.memory_bar import memory_parts
 from videotune.studio.model_choices import presets
 from videotune.studio.project_plan import plan_answer, plan_file, plan_question
@@ -137,6 +138,7 @@ def plan(page: PageContext) -> str:
         card_elsewhere=card_elsewhere(project),
         remedies=remedies,
         notes=notes,
+        licence=open_licence(answer),
         remedy_of=clip_words.remedy_of,
         memory_parts=memory_parts,
         colours=COLOURS,
@@ -367,6 +369,13 @@ def put(page: CurrentPage, form: PostedForm) -> Response:
             projects.save_draft(project, new_keys)
     result = json_reply({"key": key, "now": format_value(new_value)})
     return _with_version(result, project)
+
+
+@routes.post("/p/{project}/setup/licence")
+def accept(page: CurrentPage, form: PostedForm) -> Response:
+    """Keep that the user has accepted the base model's licence."""
+    accept_licence(page.current_project, form["terms"])
+    return reply("The licence is accepted")
 
 
 def _shown_values(key: str, texts: list[str]) -> list[str]:
