@@ -194,7 +194,7 @@ def test_a_failing_preview_ends_no_run(work: Work, monkeypatch: Patch) -> None:
     def broken(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("videotune.validation.callbacks.write_video", broken)
+    monkeypatch.setattr("videotune.validation.callbacks.write_sample", broken)
     work.train("steps=3", "sample_after=3", "sample.steps=1")
     assert ["no space left" in text for text in warnings_of(work.run)] == [True, True]
 

@@ -278,9 +278,7 @@ def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
     assert torch.equal(seen[0][1], t[[1, 3]])
     assert (seen[0][2].captions, seen[0][2].window_ids) == (("b", "d"), ("B", "D"))
     assert torch.equal(seen[0][2].x0, batch.x0[[1, 3]])
-    out = denoising_loss(
-        Told(target.video + 2), conv(), how, batch, t, noise, target
-    )
+    out = denoising_loss(Told(target.video + 2), conv(), how, batch, t, noise, target)
     torch.testing.assert_close(
         out.mse, torch.full((4,), 4.0)
     )  # mse is measured against the same target

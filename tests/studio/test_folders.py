@@ -1,5 +1,6 @@
 """The dialog that chooses a folder: what each user sees, and how much of it."""
 
+import html
 import os
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_the_dialog_may_begin_in_the_project(root: Path, is_restricted: bool) ->
 
 
 def test_the_start_image_is_looked_for_in_the_project(client: Any, root: Path) -> None:
-    text = client.get("/p/cats/setup").text
+    text = html.unescape(client.get("/p/cats/setup").text)
     assert f'data-kind="file" data-start="{root / "cats"}"' in text
 
 

@@ -100,6 +100,7 @@ def losses(base: Path, folder: Path) -> list[float]:
         "first": 1,
         "dist": DistributedContext(),
         "weights_sharded": False,
+        "gradient_norms": None,
         "peaks": {},
     }
     trainer: Any = SimpleNamespace(

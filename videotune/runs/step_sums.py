@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -38,14 +39,16 @@ def regularization(check: Mapping[str, Any] | None) -> dict[str, Mapping[str, An
     return rows
 
 
+@dataclass
 class StepErrors:
     """The error of what is learnt, by step, where it was finite."""
 
-    def __init__(self) -> None:
-        self.mse = _new_curve()
-        """The error as a whole."""
-        self.by_noise = [_new_curve() for _ in range(NINTHS)]
-        """The error in each ninth of the noise levels."""
+    mse: Curve = field(default_factory=lambda: _new_curve())
+    """The error as a whole."""
+    by_noise: list[Curve] = field(
+        default_factory=lambda: [_new_curve() for _ in range(NINTHS)]
+    )
+    """The error in each ninth of the noise levels."""
 
     def add(self, step: int, errors: Mapping[str, Any]) -> None:
         """Add "mse" and "by_t" of a step."""

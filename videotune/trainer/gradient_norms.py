@@ -1,26 +1,31 @@
-"""Norms of the gradients of single steps, kept on the device until somebody asks."""
+"""Norms of the gradients of single steps, kept on the device until they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 
-@dataclass
 class GradientNorms:
     """The norms of the gradients of a step that was asked for."""
 
-    is_due: Callable[[int], bool]
-    """Whether a step's norms are wanted."""
-    step: int = 0
-    """The step whose norms are kept."""
-    expert: str | None = None
-    """The expert that trained then."""
-    norms: Tensor | None = None
-    """(n,), in the order of ``TrainableState.parameters``."""
+    def __init__(
+        self, is_due: Callable[[int], bool], most: int, device: torch.device
+    ) -> None:
+        """Take the memory at once, so that it does not grow in a step.
+
+        Args:
+            is_due: whether a step's norms are wanted.
+            most: the most parameters that train together.
+            device: of the parameters.
+        """
+        self._is_due = is_due
+        self._norms = torch.zeros(most, device=device)
+        self._step = 0
+        self.expert: str | None = None
+        """The expert that trained in the step whose norms are kept."""
 
     def keep(
         self, step: int, parameters: Sequence[nn.Parameter], expert: str | None
@@ -32,20 +37,29 @@ class GradientNorms:
             parameters: what trains, with complete gradients.
             expert: that trained.
         """
-        if not self.is_due(step):
+        if not self._is_due(step):
             return
-        device = parameters[0].device
-        norms = torch.zeros(len(parameters), device=device)
         indices = []
         gradients = []
         for index, parameter in enumerate(parameters):
             if parameter.grad is not None:
                 indices.append(index)
                 gradients.append(parameter.grad)
+        self._norms.zero_()
         if gradients:
             all_norms = torch._foreach_norm(gradients)
             for index, norm in zip(indices, all_norms, strict=True):
-                norms[index] = norm.to(device)
-        self.step = step
+                self._norms[index] = norm
+        self._step = step
         self.expert = expert
-        self.norms = norms
+
+    def read(self, step: int) -> Tensor | None:
+        """Return a step's norms in the order of ``TrainableState.parameters``.
+
+        Returns:
+            (n,), 0 beyond the parameters of the step's expert; None if those of the step
+            are not kept.
+        """
+        if step != self._step:
+            return None
+        return self._norms.double().cpu()

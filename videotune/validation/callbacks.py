@@ -57,9 +57,9 @@ def callbacks_of(job: Job) -> list[Callback]:
     """Return the callbacks of a run in the order in which they run."""
     job = plan_overhead(job)
     callbacks = [
+        PartMovement(job),  # before a checkpoint, so a kill cannot lose its reading
         Saving(job.config.save_every),
         Validation(job),
-        PartMovement(job),
         Previews(job),
     ]
     plan = selection.sample_metrics_plan(job)

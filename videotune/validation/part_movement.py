@@ -202,8 +202,23 @@ class PartMovement(Callback):
             for trainable in trainer.pool.trainables.values()
         )
         if updates_late and not trainer.weights_sharded:
-            self._norms = GradientNorms(self._is_due)
+            counts = [
+                len(trainable.parameters)
+                for trainable in trainer.pool.trainables.values()
+            ]
+            self._norms = GradientNorms(
+                self._is_due, max(counts), trainer.family.device
+            )
             trainer.gradient_norms = self._norms
+
+    def before(self, trainer: Trainer) -> None:
+        """Write what a stop left out at the step of a checkpoint; its gradient is gone."""
+        step = trainer.first - 1
+        if not trainer.dist.is_main or not self._is_due(step):
+            return
+        lines = trainer.journal.history.of_kind("parts")
+        if all(line["step"] != step for line in lines):
+            self.run(trainer, step)
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Write how far each part has moved, and warn once of those that have not."""
@@ -243,14 +258,15 @@ class PartMovement(Callback):
         """Return each part's share of the squared norm of the step's gradient, of the
         expert that trained.
         """
-        read = self._norms
-        if read is None or read.norms is None or read.step != step:
+        norms = self._norms.read(step) if self._norms else None
+        if self._norms is None or norms is None:
             return {}
-        squared = read.norms.double().square()
+        expert = self._norms.expert
+        squared = norms.square()
         total = float(squared.sum())
         shares: dict[str, float | None] = {}
         for label, part in self._parts.items():
-            if part.expert == read.expert:
+            if part.expert == expert:
                 part_sum = float(squared[list(part.indices)].sum())
                 shares[label] = part_sum / total if total else 0.0
         return shares
