@@ -390,7 +390,7 @@ def run_it(
     own += (
         "learning_rate=0.0003",
         "warmup_steps=0",
-        "sample.steps=1",
+        "sample.steps=2",
         "samples=1",
         "sample_metrics.budget=0",
     )
