@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 
 
-def key(seed: int, *parts: str | int) -> int:
+def key(seed: int | str, *parts: str | int) -> int:
     """Return a 128-bit hash of a draw's name."""
     text = "\x1f".join([str(seed), *map(str, parts)])
     return int.from_bytes(
@@ -19,10 +19,11 @@ def key(seed: int, *parts: str | int) -> int:
     )
 
 
-def generator_for(seed: int, *parts: str | int) -> np.random.Generator:
+def generator_for(seed: int | str, *parts: str | int) -> np.random.Generator:
     """Return the generator of a draw, e.g.
 
-    ``generator_for(seed, "noise", step, index)``.
+    ``generator_for(seed, "noise", step, index)``. What no seed changes begins with its
+    purpose instead.
     """
     return np.random.Generator(np.random.Philox(key=key(seed, *parts)))
 
