@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor, nn
 
 from videotune.diffusion.loss import Objective, denoising_loss, flow_path
@@ -157,6 +156,9 @@ def small_model(folder: Path, seed: int) -> tuple[Any, nn.Module]:
     """Return a family over a tiny checkpoint, and a random transformer to train."""
     cls = find(FAMILY)
     cls.tiny(folder)
+    # After videotune, which silences what its import would print.
+    from diffusers import LTX2VideoTransformer3DModel
+
     config = LTX2VideoTransformer3DModel.load_config(folder / "transformer")
     torch.manual_seed(seed)
     net = LTX2VideoTransformer3DModel.from_config({**config, **TRANSFORMER})

@@ -189,6 +189,13 @@ def test_a_file_changed_beside_the_page_is_shown_or_asked_about(
     assert answer == 422
     assert config.read_text() == "{", "a damaged file is not written over"
 
+    page.reload()
+    page.locator("#r-settings .notice.bad").wait_for()
+    config.write_text(json.dumps({"steps": 90}))
+    page.locator('[id="f-steps"][data-saved="90"]').wait_for()
+    page.locator("#add-prompt").click()
+    page.locator(".prompts textarea").wait_for()
+
 
 def test_captions_are_sent_again_and_marked_in_tile_and_player(
     browser: tuple[Studio, Any], cats: projects.Project

@@ -108,7 +108,7 @@ def open_studio(
             context.on("page", lambda page: watched(page, errors))
             yield studio, context.new_page()
             browser.close()
-        assert errors == []
+        assert errors == [], str(errors)
         assert outside == [], "the page asks nobody else for anything"
     finally:
         studio.end()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+CPU = torch.device("cpu")
+
 
 class GradientNorms:
     """The norms of the gradients of a step that was asked for."""
@@ -22,7 +24,10 @@ class GradientNorms:
             device: of the parameters.
         """
         self._is_due = is_due
-        self._norms = torch.zeros(most, device=device)
+        # Gradients of offloaded weights are in host memory; their norms stay there.
+        self._norms_by_device = {
+            each.type: torch.zeros(most, device=each) for each in {device, CPU}
+        }
         self._step = 0
         self.expert: str | None = None
         """The expert that trained in the step whose norms are kept."""
@@ -45,11 +50,12 @@ class GradientNorms:
             if parameter.grad is not None:
                 indices.append(index)
                 gradients.append(parameter.grad)
-        self._norms.zero_()
+        for norms in self._norms_by_device.values():
+            norms.zero_()
         if gradients:
             all_norms = torch._foreach_norm(gradients)
             for index, norm in zip(indices, all_norms, strict=True):
-                self._norms[index] = norm
+                self._norms_by_device[norm.device.type][index] = norm
         self._step = step
         self.expert = expert
 
@@ -62,4 +68,5 @@ class GradientNorms:
         """
         if step != self._step:
             return None
-        return self._norms.double().cpu()
+        norms = [norms.double().cpu() for norms in self._norms_by_device.values()]
+        return torch.stack(norms).sum(dim=0)

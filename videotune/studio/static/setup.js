@@ -130,7 +130,7 @@
   // prompts for previews
   let rows = 1000;  // numbers that the page itself does not give
   const fileInput = (row, key) => row.querySelector(`[data-prompt-file="${key}"]`);
-  const rowHtml = () => $("prompt-row").dataset.row;
+  const rowHtml = () => $("prompt-row")?.dataset.row || "";  // none while the settings cannot be read
   const fileKeys = () => [...rowHtml().matchAll(/data-prompt-file="(\w+)"/g)].map((match) => match[1]);
   function addPrompt(words = "", files = {}) {
     const list = document.querySelector(".prompts"), holder = document.createElement("ol");
@@ -174,7 +174,7 @@
   // What a prompt may be given depends on other settings: the rows are made again unless one of them is typed in.
   let shownRow = rowHtml();
   function renewPrompts() {
-    if (rowHtml() === shownRow || $("prompts").contains(document.activeElement)) return;
+    if (!rowHtml() || rowHtml() === shownRow || $("prompts").contains(document.activeElement)) return;
     shownRow = rowHtml();
     fillPrompts(promptsText());
   }
