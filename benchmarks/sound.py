@@ -208,6 +208,7 @@ def train(family: Any, net: nn.Module, settings: Settings, seed: int) -> list[fl
     losses = []
     for step in range(settings.steps):
         scenes = draw_scenes(settings.batch, seed, "train", step)
+
         numbers = torch.rand(2, settings.batch, generator=random, dtype=torch.float64)
         x0 = scenes.sound[..., None, None]
         noise = torch.randn(x0.shape, generator=random)
@@ -218,6 +219,7 @@ def train(family: Any, net: nn.Module, settings: Settings, seed: int) -> list[fl
             has_clean_frames=False,
             sound=Sound(x0, noise, law_of_sound.draw(numbers[1])),
         )
+
         output = denoising_loss(
             family,
             net,
@@ -226,6 +228,7 @@ def train(family: Any, net: nn.Module, settings: Settings, seed: int) -> list[fl
             objective.timesteps.draw(numbers[0]),
             torch.randn(scenes.video.shape, generator=random),
         )
+
         output.loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
@@ -247,6 +250,7 @@ def score(family: Any, net: nn.Module, scenes: Scenes) -> dict[str, float]:
         ),
         "video for a sound": replace(request, sound=scenes.sound),
     }
+
     shares = {}
     net.eval()
     for name, each in requests.items():
@@ -269,6 +273,7 @@ def run(settings: Settings, seed: int, isolated: bool) -> dict[str, Any]:
         losses = train(family, net, settings, seed)
         held_out = draw_scenes(settings.scenes, seed, "held out")
         shares = score(family, net, held_out)
+
     last = losses[-max(1, len(losses) // 10) :]
     return {
         "seed": seed,

@@ -12,6 +12,7 @@ def faults_with_sound(config: Config, spec: ModelSpec) -> Iterator[str]:
         return
     if spec.sound is None:
         yield f"generate: {spec.title} has no sound. Leave it out"
+
     if not config.learns_video and config.condition_types:
         types = ", ".join(sorted(config.condition_types))
         yield (
@@ -27,11 +28,13 @@ def faults_with_sound(config: Config, spec: ModelSpec) -> Iterator[str]:
         for key, value in of_video.items():
             if value:
                 yield f"{key}: only the sound is learnt (generate), and it acts on the video. Leave it out"
+
     is_joint = config.learns_video and config.learns_sound
     if not is_joint and config.sound.loss_weight != 1:
         yield (
             "sound.loss_weight: it weighs the sound's loss beside the video's; generate has one of them. Leave it out"
         )
+
     if not config.video_config.use_temporal_attention:
         yield (
             "video_config.use_temporal_attention: false keeps frames from each other, which sound would connect. "

@@ -85,16 +85,12 @@ def _with_given_files(row: TranslatedKey, names: set[str]) -> TranslatedKey:
         ours["samples"] = valid_prompts
     note = row.note
     if len(valid_prompts) < len(prompts):
-        given = " and ".join(sorted(names))
-        note = "; ".join(
-            filter(
-                None,
-                [
-                    note,
-                    f"a preview of this run needs a {given}: prompts without one that is here are left out",
-                ],
-            )
+        needed_files = " and ".join(sorted(names))
+        left_out = (
+            f"a preview of this run needs a {needed_files}: prompts without one that is here "
+            "are left out"
         )
+        note = f"{note}; {left_out}" if note else left_out
     verdict = row.verdict if ours or row.verdict == "differs" else "none"
     return replace(row, ours=ours, verdict=verdict, note=note)
 

@@ -50,23 +50,24 @@ def _cell(
     defaults: Mapping[str, Any],
 ) -> str:
     """Return the entries of a run: those that all runs have by name or number only."""
-    words = [names[identity] for identity in shared]
+    parts = [names[identity] for identity in shared]
     if len(shared) > MOST_SHARED_NAMES:
-        words = [f"{len(shared)} that all runs have"]
+        parts = [f"{len(shared)} that all runs have"]
 
     for identity, entry in entries.items():
         if identity in shared:
             continue
+
         versions = [of_run[identity] for of_run in entries_by_run if identity in of_run]
         facts = []
         for key, value in entry.items():
-            is_told = value != defaults.get(key) and key != _identity_key(entry)
+            is_unusual = value != defaults.get(key) and key != _identity_key(entry)
             differs = any(version.get(key) != value for version in versions)
-            if differs or (is_told and len(versions) < len(entries_by_run)):
+            if differs or (is_unusual and len(versions) < len(entries_by_run)):
                 facts.append(f"{key} {value_text(_without_folders(value))}")
-        told = f" ({', '.join(facts)})" if facts else ""
-        words.append(f"{names[identity]}{told}")
-    return "; ".join(words) or "none"
+        details = f" ({', '.join(facts)})" if facts else ""
+        parts.append(f"{names[identity]}{details}")
+    return "; ".join(parts) or "none"
 
 
 def _has_entries(value: Any) -> bool:
