@@ -255,7 +255,9 @@ def form_name(
         raise VideotuneError(
             f"--to original: {family.spec.title} has no other names there; use comfyui"
         )
-    is_in_block = path.startswith(tuple(f"{blocks}." for blocks in family.spec.blocks))
+    is_in_block = path.startswith(
+        tuple(f"{blocks}." for blocks in family.spec.block_lists)
+    )
     if original is None and not is_in_block:
         raise VideotuneError(
             f"--to {form}: {path} is outside the blocks and has no known name in this form"

@@ -433,13 +433,15 @@ def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlac
 
 
 def as_configured(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Return the spec with how the config has captions read, and with sound if the
-    config has it.
+    """Return the spec with how the config has captions read, and with sound and with
+    connectors in the step if the config has them.
     """
     if config.text_encoder.convention != "diffusers":
         spec = find(spec.name).with_authors_text(spec)
     if config.generate is not None:
         spec = spec.with_sound(config.generate)
+    if config.trains_connectors:
+        spec = spec.with_connectors()
     return spec
 
 
