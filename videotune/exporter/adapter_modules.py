@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from videotune.adapters.adapter_types import PARTS, ZERO, kind_of, side_of
 from videotune.adapters.effect import change
 from videotune.bounds import DELTA_NUMBERS, ROTATION_SIDE
+from videotune.config.sections import CONNECTORS
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, not_a_lora
 from videotune.exporter.converted_lora import convert_with_diffusers
@@ -232,6 +233,11 @@ def read_modules(
     unknown_names = [name for name in parts_by_name if flat_name(name) not in paths_of]
     if unknown_names:
         fault = "it has modules that the model lacks"
+        if all("_connector" in name for name in unknown_names):
+            fault = (
+                "it also changes the text connectors, which do not run in the step here"
+                f" (add {CONNECTORS} to lora.targets)"
+            )
         raise not_a_lora(family, file.path, unknown_names, fault)
 
     modules = [
@@ -380,8 +386,16 @@ def lora_state_dict(
         for part, value in module.parts.items():
             if part == "lora_B" and module.scale != 1.0:
                 value = value.float() * module.scale
-            state[f"transformer.{tensor_name(path, part)}"] = value.clone()
+            name = tensor_name(pipeline_name(family, path), part)
+            state[name] = value.clone()
     return state
+
+
+def pipeline_name(family: DiffusersModel, path: str) -> str:
+    """Return a module's name in files of diffusers, which begins with its part of the
+    pipeline: text connectors are a part beside the transformer.
+    """
+    return path if family.spec.is_connector(path) else f"transformer.{path}"
 
 
 def tensor_name(path: str, part: str) -> str:

@@ -20,7 +20,6 @@ from videotune.models.model_files import read_config
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from videotune.models.weight_changes import WeightChanges
 
 CONNECTORS_CLASS = "ltx2.LTX2TextConnectors"
 
@@ -125,5 +124,3 @@ def connect(connector: nn.Module, states: Tensor, mask: Tensor) -> Tensor:
     padding = (mask.to(states.dtype) - 1) * torch.finfo(states.dtype).max
     connected: Tensor = connector(states, padding[:, None, None])[0]
     return connected
-
-

@@ -183,11 +183,13 @@ class LTX2Text(DiffusersModel):
         """Build the transformer on the meta device, with the connectors as ``denoiser``."""
         net = super().skeleton(expert)
         if self.spec.connectors_in_step:
-            net.connectors = without_projections(self.connectors_skeleton())
+            net.connectors = without_projections(self.part_skeleton(CONNECTORS))
         return net
 
-    def connectors_skeleton(self) -> Any:
-        """Build the whole connectors on the meta device."""
+    def part_skeleton(self, part: str) -> nn.Module:
+        """Build the transformer or the connectors on the meta device."""
+        if part != CONNECTORS:
+            return super().part_skeleton(part)
         return on_meta(class_of_part(CONNECTORS_CLASS), self.folder / CONNECTORS)
 
     def text_for_video(self, net: nn.Module, conditioning: Conditioning) -> Tensor:
