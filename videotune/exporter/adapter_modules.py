@@ -232,12 +232,8 @@ def read_modules(
     paths_of = paths_by_name(family, net)
     unknown_names = [name for name in parts_by_name if flat_name(name) not in paths_of]
     if unknown_names:
+        _refuse_connectors(family, file, unknown_names)
         fault = "it has modules that the model lacks"
-        if all("_connector" in name for name in unknown_names):
-            fault = (
-                "it also changes the text connectors, which do not run in the step here"
-                f" (add {CONNECTORS} to lora.targets)"
-            )
         raise not_a_lora(family, file.path, unknown_names, fault)
 
     modules = [
@@ -256,6 +252,19 @@ def read_modules(
             f"note: {file.path.name} does not say its alpha; alpha = rank is assumed (scale 1)"
         )
     return modules
+
+
+def _refuse_connectors(
+    family: DiffusersModel, file: AdapterFile, unknown_names: list[str]
+) -> None:
+    """Raise VideotuneError if all modules that a model lacks are of text connectors."""
+    if family.spec.connectors is None:
+        return
+    if all("_connector" in name for name in unknown_names):
+        raise VideotuneError(
+            f"{file.path} also changes the text connectors of {family.spec.title}, which stay as they"
+            f" are here. Add {CONNECTORS} to lora.targets"
+        )
 
 
 def _find_fault(modules: list[AdapterModule]) -> str | None:
