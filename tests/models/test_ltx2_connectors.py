@@ -25,6 +25,8 @@ from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter
 from videotune.exporter.full import export_merged
 from videotune.exporter.lora_inspect import inspect
+from videotune.exporter.lora_target import Target
+from videotune.exporter.lora_tools import convert
 from videotune.latent_cache.keys import CacheKeys
 from videotune.memory.attention import set_attention
 from videotune.memory.block_offload import stream_blocks
@@ -498,6 +500,30 @@ def test_comfyuis_file_has_its_names_and_is_read_back(
     assert facts["fits"]
     groups = {row["group"]: row["modules"] for row in facts["groups"]}
     assert groups["connectors"] == 12
+
+
+@pytest.mark.parametrize("form", ["diffusers", "comfyui", "kohya"])
+def test_a_file_is_converted_there_and_back_with_its_alpha(
+    form: str, tiny_family: Open, tmp_path: Path
+) -> None:
+    family = tiny_family("ltx2")
+    before = find("ltx2")(family.folder, torch.device("cpu"), torch.float32)
+    before.spec = before.spec.with_sound(["video", "sound"]).with_connectors()
+    state = families.noisy_lora(before, families.first_of(before), targets=BOTH)
+    first = tmp_path / "first.safetensors"
+    export_lora(before, "diffusers", state, 2.0, first, {})
+    base = str(before.folder)
+    second = tmp_path / "second.safetensors"
+    third = tmp_path / "third.safetensors"
+    convert(first, Target(second, form=form, base=base))
+    convert(second, Target(third, form="diffusers", base=base))
+    tensors = load_file(third)
+    expected = load_file(first)
+    assert tensors.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(tensors[name], value)
+    with pytest.raises(VideotuneError, match="peft"):
+        convert(first, Target(tmp_path / "folder", form="peft", base=base))
 
 
 @VERSIONS

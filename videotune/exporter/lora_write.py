@@ -172,7 +172,12 @@ def write_form(
         return _with_alpha_tensors(_rename_and_fuse(family, net, modules, form), form)
 
     folded = 0
-    if form == "diffusers" and any(map(family.spec.is_connector, modules)):
+    if any(map(family.spec.is_connector, modules)):
+        if form == "peft":
+            raise VideotuneError(
+                "--to peft: a file of PEFT is for one network, and this one changes the transformer"
+                " and the text connectors. Use diffusers or comfyui"
+            )
         modules, folded = _scales_folded(modules)
     tensors = {}
     for path, module in modules.items():

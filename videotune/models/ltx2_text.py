@@ -53,17 +53,23 @@ class LTX2Text(DiffusersModel):
         return pipe
 
     def _connectors_of_text(self, fill: FillFn = None) -> Any:
-        """Load what a caption runs through before it is cached."""
+        """Load what a caption runs through before it is cached.
+
+        What it does not need never takes memory of the device.
+        """
+        is_before = self.spec.connectors_in_step
         connectors = load_model(
             class_of_part(CONNECTORS_CLASS),
             self.folder / CONNECTORS,
             self.dtype,
             self.device,
+            stay=torch.device("cpu") if is_before else None,
             fill=fill,
         )
-        if self.spec.connectors_in_step:
-            return states_before_connectors(connectors)
-        return connectors
+        if not is_before:
+            return connectors
+        connectors = states_before_connectors(connectors)
+        return connectors if fill is not None else connectors.to(self.device)
 
     def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
         """Load Gemma; of its logits, which nothing reads, it computes one token's."""
@@ -224,13 +230,11 @@ class LTX2Text(DiffusersModel):
 
     def fingerprints(self) -> dict[str, str]:
         """Return the parts' hashes; the text encoder's has the connectors', because the
-        cache holds their states, or those before them.
+        cache holds their states, or those of their projections.
         """
         prints = super().fingerprints()
         connectors = fingerprint(self.folder / CONNECTORS)
         prints["text_encoder"] = f"{prints['text_encoder']}-{connectors}"
-        if self.spec.connectors_in_step:
-            prints["text_encoder"] += "-before-connectors"
         return prints
 
 
