@@ -25,6 +25,7 @@ from videotune.config.fields import (
 from videotune.config.notify_addresses import NotifyAddress, NotifyEvent
 from videotune.config.optimizers import Optimizer
 from videotune.config.sampling_sections import (
+    Forgetting,
     Prompt,
     Sample,
     SampleMetrics,
@@ -413,6 +414,8 @@ class Config(Section):
     """the project (MLflow: the experiment) under which trackers list the run"""
     sample_metrics: SampleMetrics = Field(default_factory=SampleMetrics)
     """small samples that are measured at checkpoints"""
+    forgetting: Forgetting = Field(default_factory=Forgetting)
+    """what the training costs the base model"""
 
     output_model_destination: str | None = safe(None, min_length=1)
     """folder of the exported LoRA (default: RUN/export)"""

@@ -29,6 +29,7 @@ from videotune.validation.decoding import (
     broadcast_from_main,
     updates_of,
 )
+from videotune.validation.forgetting_callback import ForgettingCallback
 from videotune.validation.overfitting import (
     OVERFITTING,
     Verdict,
@@ -37,7 +38,7 @@ from videotune.validation.overfitting import (
     ranking,
     recommend,
 )
-from videotune.validation.overhead import plan_overhead
+from videotune.validation.overhead import plan_overhead, planned_forgetting
 from videotune.validation.part_movement import PartMovement
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.selection import PreviewRequest
@@ -65,6 +66,9 @@ def callbacks_of(job: Job) -> list[Callback]:
     plan = selection.sample_metrics_plan(job)
     if plan is not None:
         callbacks.append(SampleMetricsCallback(job, plan))
+    planned = planned_forgetting(job)
+    if planned is not None:
+        callbacks.append(ForgettingCallback(job, *planned))
     return callbacks
 
 
