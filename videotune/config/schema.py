@@ -319,6 +319,11 @@ class Config(Section):
         0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber"))
     )
     """huber, pseudo_huber: the error about which the square gives way"""
+    distilled_guidance: float | None = override(None, gt=1, le=100)
+    """guidance scale that the base model was distilled with: the target then keeps its
+    guidance, which plain clips would train away; costs two passes of the base model a
+    step
+    """
     generate: (
         Annotated[
             list[Literal["video", "sound"]],
