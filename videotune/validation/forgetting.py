@@ -37,10 +37,13 @@ PATH_GROWTH = 1.5
 FEW_STEP_ERROR = 0.25
 """The largest error of few steps of a base model that was made for few steps."""
 
-DISTILLED_GUIDANCE = 0.75
+DISTILLED_GUIDANCE = 0.7
 """Below this, a base model's own guidance shows that it was distilled; see
 ``own_guidance``.
 """
+
+OWN_GUIDANCE_AT = (0.9, 0.9)
+"""Noise levels at which the own guidance is read, each with its own noise."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,6 @@ class Predictions:
     """With the prompt."""
     empty: Tensor
     """With the empty prompt."""
-    data: Tensor
-    """The velocity of the sample that the noise was added to."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +100,20 @@ def compare(base: Predictions, prediction: Tensor) -> KeptReading:
     )
 
 
-def own_guidance(base: Predictions) -> float:
+def own_guidance(base: Predictions, data: Tensor) -> float:
     """Return how much of the prompt's effect on a model its own samples confirm.
 
-    The velocity of the data is regressed on the prompt's effect, at the noisier half of
-    the levels. A model that predicts the mean over the data has about 1. One that was
-    distilled with guidance has less: it predicts a multiple of what the data says.
+    The velocity of the data is regressed on the prompt's effect, at much noise. A model
+    that predicts the mean over the data has about 1. One that was distilled with
+    guidance has less: it predicts a multiple of what the data says.
+
+    Args:
+        base: of the model.
+        data: (P,Q,N), the velocities of the samples that noise was added to.
     """
-    noisier = base.prompt.shape[1] // 2
-    effect = (base.prompt - base.empty)[:, noisier:].double()
-    data = (base.data - base.empty)[:, noisier:].double()
-    return float((data * effect).sum() / effect.square().sum())
+    effect = (base.prompt - base.empty).double()
+    along_effect = ((data - base.empty).double() * effect).sum()
+    return float(along_effect / effect.square().sum())
 
 
 def path_error(coarse: Tensor, fine: Tensor) -> float:

@@ -6,7 +6,7 @@ folder, since full fine-tuning has no base model afterwards. A failure is a warn
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from videotune.console import echo
 from videotune.diffusion.loss import predicted
-from videotune.files import write_whole
+from videotune.files import checked, write_whole
 from videotune.job.job import Job
 from videotune.latent_cache.store import own_storage
 from videotune.sampling.pipeline import SampleLatents, SampleSettings, draw_samples
@@ -32,6 +32,7 @@ from videotune.validation.decoding import SamplingCallback, broadcast_from_main
 from videotune.validation.forgetting import (
     DISTILLED_GUIDANCE,
     LEVELS,
+    OWN_GUIDANCE_AT,
     Predictions,
     compare,
     judge_kept,
@@ -56,6 +57,8 @@ class BaseReading:
     """One for each prompt, to which noise is added."""
     predictions: Predictions
     path_errors: tuple[float, ...]
+    own_guidance: float
+    """See ``own_guidance``."""
 
 
 class ForgettingCallback(SamplingCallback):
@@ -114,8 +117,7 @@ class ForgettingCallback(SamplingCallback):
             path_errors = base.path_errors
             if step != 0:
                 with reader.ready():
-                    velocity, _ = reader.predict(base.samples, self.plan.prompts)
-                    prediction = velocity
+                    prediction, _ = reader.predict(base.samples, self.plan.prompts)
                     path_errors = reader.path_errors()
             if trainer.dist.is_main:
                 seconds = round(time.perf_counter() - started, 3)
@@ -139,7 +141,7 @@ class ForgettingCallback(SamplingCallback):
     ) -> None:
         reading = compare(base.predictions, prediction)
         figures = to_json(reading, path_errors, base.path_errors)
-        guidance = own_guidance(base.predictions)
+        guidance = base.own_guidance
         verdict = judge_kept(
             figures, is_distilled=self._is_distilled(trainer, guidance)
         )
@@ -199,10 +201,20 @@ class PromptReader:
         """Draw samples of the model as it is, and read its predictions for them."""
         plan = self._plan
         samples = self._draw(plan.drawing)
-        prompt_v, data_v = self.predict(samples, plan.prompts)
-        empty_v, _ = self.predict(samples, [""] * len(plan.prompts))
-        predictions = Predictions(prompt=prompt_v, empty=empty_v, data=data_v)
-        return BaseReading(tuple(samples), predictions, self.path_errors())
+        empty_prompts = [""] * len(plan.prompts)
+        prompt_v, _ = self.predict(samples, plan.prompts)
+        empty_v, _ = self.predict(samples, empty_prompts)
+
+        much_noise = torch.tensor(OWN_GUIDANCE_AT)
+        noisy_v, data_v = self.predict(samples, plan.prompts, much_noise)
+        noisy_empty_v, _ = self.predict(samples, empty_prompts, much_noise)
+        guidance = own_guidance(Predictions(noisy_v, noisy_empty_v), data_v)
+        return BaseReading(
+            samples=tuple(samples),
+            predictions=Predictions(prompt=prompt_v, empty=empty_v),
+            path_errors=self.path_errors(),
+            own_guidance=guidance,
+        )
 
     def path_errors(self) -> tuple[float, ...]:
         """Return for each prompt how far a path of few steps ends from a finer one."""
@@ -215,16 +227,21 @@ class PromptReader:
         )
 
     def predict(
-        self, samples: Sequence[SampleLatents], prompts: Sequence[str]
+        self,
+        samples: Sequence[SampleLatents],
+        prompts: Sequence[str],
+        levels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the velocities (P,Q,N) that are predicted, and those of the samples.
 
         Args:
             samples: one for each prompt of the plan, to which noise is added.
             prompts: what is read for each.
+            levels: noise levels (Q,). None: those of the readings.
         """
         trainer = self._trainer
-        levels = trainer.source.objective.timesteps.quantiles(LEVELS)
+        if levels is None:
+            levels = trainer.source.objective.timesteps.quantiles(LEVELS)
         predictions: dict[tuple[int, int], Tensor] = {}
         velocities: dict[tuple[int, int], Tensor] = {}
         for expert in trainer.family.spec.experts:
@@ -248,16 +265,7 @@ class PromptReader:
                 net.train(was_training)
                 # Otherwise this expert would stay in memory beside the next one.
                 del net
-        return self._stacked(predictions), self._stacked(velocities)
-
-    def _stacked(self, rows: dict[tuple[int, int], Tensor]) -> Tensor:
-        """Return (P,Q,N) of the rows (N,) of each prompt and level."""
-        return torch.stack(
-            [
-                torch.stack([rows[number, level] for level in range(LEVELS)])
-                for number in range(len(self._plan.prompts))
-            ]
-        )
+        return _stacked(predictions, len(levels)), _stacked(velocities, len(levels))
 
     def _groups(self, levels: Sequence[int], batch: Batch) -> list[Sequence[int]]:
         """Split noise levels into those of one forward pass each."""
@@ -352,6 +360,12 @@ class PromptReader:
         return torch.cat(parts).float()
 
 
+def _stacked(rows: Mapping[tuple[int, int], Tensor], levels: int) -> Tensor:
+    """Return (P,Q,N) of the rows (N,) of each prompt and level."""
+    in_order = torch.stack([rows[key] for key in sorted(rows)])
+    return in_order.unflatten(0, (-1, levels))
+
+
 def _on_cpu(sample: SampleLatents) -> SampleLatents:
     """Return a sample whose latents are in the host's memory."""
     sound = None if sample.sound is None else sample.sound.cpu()
@@ -371,7 +385,6 @@ def save_base(path: Path, plan: ForgettingPlan, base: BaseReading) -> None:
     tensors = {
         "prompt": base.predictions.prompt,
         "empty": base.predictions.empty,
-        "data": base.predictions.data,
         "path_errors": torch.tensor(base.path_errors, dtype=torch.float64),
         "video": torch.stack([sample.video for sample in base.samples]),
     }
@@ -379,8 +392,9 @@ def save_base(path: Path, plan: ForgettingPlan, base: BaseReading) -> None:
     if sounds:
         tensors["sound"] = torch.stack(sounds)
     stored = {name: own_storage(tensor) for name, tensor in tensors.items()}
-    about = {"forgetting": json.dumps({"identity": plan.identity})}
-    write_whole(path, lambda temporary: save_file(stored, temporary, metadata=about))
+    about = {"identity": plan.identity, "own_guidance": base.own_guidance}
+    metadata = {"forgetting": json.dumps(about)}
+    write_whole(path, lambda temporary: save_file(stored, temporary, metadata=metadata))
 
 
 def load_base(path: Path, plan: ForgettingPlan) -> BaseReading | None:
@@ -391,22 +405,32 @@ def load_base(path: Path, plan: ForgettingPlan) -> BaseReading | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("forgetting", "{}"))
-            if about.get("identity") != plan.identity:
+            about = checked(_About, (file.metadata() or {}).get("forgetting", "{}"))
+            if about.identity != plan.identity:
                 return None
             names = list(file.keys())
             tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, ValueError, SafetensorError):
         return None
-    return _from_tensors(tensors, len(plan.prompts))
+    return _from_tensors(tensors, len(plan.prompts), about.own_guidance)
 
 
-def _from_tensors(tensors: dict[str, Any], prompts: int) -> BaseReading | None:
+@dataclass(frozen=True)
+class _About:
+    """What the file says of itself."""
+
+    identity: str
+    own_guidance: float
+
+
+def _from_tensors(
+    tensors: dict[str, Any], prompts: int, guidance: float
+) -> BaseReading | None:
     """Return the reading that tensors hold, or None if they do not fit each other."""
-    names = ("prompt", "empty", "data", "path_errors", "video")
+    names = ("prompt", "empty", "path_errors", "video")
     if not all(name in tensors for name in names):
         return None
-    predictions = [tensors[name] for name in ("prompt", "empty", "data")]
+    predictions = [tensors[name] for name in ("prompt", "empty")]
     shape = predictions[0].shape
     is_whole = len(shape) == 3 and tuple(shape[:2]) == (prompts, LEVELS)
     if not is_whole or any(tensor.shape != shape for tensor in predictions):
@@ -421,4 +445,4 @@ def _from_tensors(tensors: dict[str, Any], prompts: int) -> BaseReading | None:
         for video, sound in zip(tensors["video"], sounds, strict=True)
     )
     path_errors = tuple(tensors["path_errors"].tolist())
-    return BaseReading(samples, Predictions(*predictions), path_errors)
+    return BaseReading(samples, Predictions(*predictions), path_errors, guidance)

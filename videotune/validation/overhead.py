@@ -16,7 +16,7 @@ from videotune.model_spec import ModelSpec
 from videotune.trainer.trainer import times
 from videotune.types import Window
 from videotune.validation import selection
-from videotune.validation.forgetting import LEVELS
+from videotune.validation.forgetting import LEVELS, OWN_GUIDANCE_AT
 from videotune.validation.forgetting_plan import (
     PROMPT_COUNTS,
     ForgettingPlan,
@@ -348,7 +348,8 @@ def _forgetting_share(
     passes = readings * (LEVELS + passes_of_path)
     if with_base:
         drawing = plan.drawing.steps * passes_per_step(job.spec, plan.drawing.guidance)
-        passes += drawing + 2 * LEVELS + passes_of_path
+        levels = LEVELS + len(OWN_GUIDANCE_AT)
+        passes += drawing + 2 * levels + passes_of_path
     tokens = passes * len(plan.prompts) * job.spec.tokens(settings.shape)
     return share_of_steps(job, tokens)
 
