@@ -19,7 +19,13 @@ from videotune.adapters.adapter_types import by_module
 from videotune.adapters.lora import ADAPTER, adapter_off, add_lora, idle_targets
 from videotune.adapters.lora import matching as targeted
 from videotune.config.sections import Lora
-from videotune.diffusion.loss import Objective, denoising_loss, flow_path
+from videotune.diffusion.loss import (
+    BaseGuidance,
+    Objective,
+    denoising_loss,
+    flow_path,
+    guided_target,
+)
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter
@@ -290,6 +296,34 @@ def test_without_its_adapter_the_network_is_the_base_model(
         assert not torch.equal(loss_of(before, net, batch), plain)
         with adapter_off(net):
             assert torch.equal(loss_of(before, net, batch), plain)
+
+
+@VERSIONS
+@WITH_SOUND
+def test_a_target_from_the_base_model_knows_nothing_of_the_adapter(
+    pair: tuple[Any, Any], has_sound: bool
+) -> None:
+    """Of a distilled base it is with and without the caption, each through the base
+    model's connectors.
+    """
+    targets = []
+    for family in with_sound(pair) if has_sound else pair:
+        net = families.first_of(family)
+        is_in_step = family.spec.connectors_in_step
+        families.noisy_lora(family, net, targets=BOTH if is_in_step else "attention")
+        batch = batch_of(family, CAPTIONS, has_sound)
+        empty = family.condition(family.encode_text([""]))
+        drawn = noise(*batch.x0.shape, seed=3)
+        t = torch.tensor([0.4, 0.6])
+        with adapter_off(net):
+            targets.append(
+                guided_target(
+                    family, net, FLOW, batch, t, drawn, BaseGuidance(4.0, empty)
+                )
+            )
+    assert torch.equal(targets[0].video, targets[1].video)
+    if has_sound:
+        assert torch.equal(targets[0].sound, targets[1].sound)
 
 
 def trained(family: Any, how: Callable[[Any], Any]) -> tuple[Tensor, dict[str, Any]]:
