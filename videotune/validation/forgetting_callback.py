@@ -180,6 +180,9 @@ class PromptReader:
         self._trainer = trainer
         self._plan = plan
         self._states = cache(trainer.states)
+        self._unconditioned = cache(
+            lambda: trainer.family.unconditioned_states(plan.drawing.shape)
+        )
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -320,6 +323,7 @@ class PromptReader:
             states |= trainer.source.plain_with_conditions(window).extras
             batch = replace(plain_batch(trainer.source, window), x0=x0)
         else:
+            states |= self._unconditioned()
             fps = torch.tensor([self._plan.drawing.shape.fps])
             batch = Batch.of(x0, trainer.family.condition([states]), fps=fps)
         batch = replace(batch, conditioning=trainer.family.condition([states]))
