@@ -18,7 +18,14 @@ from torch._subclasses import FakeTensor
 
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.types import Batch, NoisePath, Sound, StepOutput, Velocity
+from videotune.types import (
+    Batch,
+    NoisePath,
+    Sound,
+    StepOutput,
+    Velocity,
+    take_rows,
+)
 
 V_CONSTANTS = (
     "beta_start",
@@ -410,20 +417,12 @@ def prior_target(
     Returns:
         v of the data and, for ``samples``, of the base.
     """
-
-    def pick(x: Tensor) -> Tensor:
-        # by plain numbers: an index tensor would make the host wait for the device
-        return torch.stack([x[i] for i in samples])
-
-    prior_batch = replace(
-        batch.map(pick),
-        captions=tuple(batch.captions[i] for i in samples),
-        window_ids=tuple(batch.window_ids[i] for i in samples),
-        prior_preservation=tuple(batch.prior_preservation[i] for i in samples),
-    )
+    prior_batch = batch.take(samples)
+    prior_t = take_rows(t, samples)
+    prior_noise = take_rows(noise, samples)
     with torch.no_grad():
         prediction, _ = predicted(
-            family, base, objective, prior_batch, pick(t), pick(noise)
+            family, base, objective, prior_batch, prior_t, prior_noise
         )
 
     _, v = noisy(objective, batch, t, noise)

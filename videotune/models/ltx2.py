@@ -59,6 +59,7 @@ from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
     FLOW_SCHEDULERS,
     least_steps_of,
+    without_logits,
 )
 from videotune.models.position_cache import cached_positions
 from videotune.models.tiny import class_of_part
@@ -273,14 +274,8 @@ class LTX2(LTX2Sampling):
         )
 
     def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
-        """Load Gemma; of its logits, which nothing reads, it computes one token's."""
-        net = super()._text_encoder(part, fill)
-
-        def keep_last(_: Any, arguments: Any, keywords: Any) -> Any:
-            return arguments, keywords | {"logits_to_keep": 1}
-
-        net.register_forward_pre_hook(keep_last, with_kwargs=True)
-        return net
+        """Load Gemma, without its logits."""
+        return without_logits(super()._text_encoder(part, fill))
 
     def part(self, name: str, fill: FillFn = None) -> nn.Module:
         """Load a part; a text encoder with the connectors, for a plan.

@@ -27,6 +27,7 @@ from videotune.job.experts import trained
 from videotune.latent_cache.clip_ends import appended_sizes
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.memory.quantization import largest_list
 from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.planner.ledger import PIECE, CountsByPart, Ledger, Reading
@@ -405,9 +406,9 @@ class FakeRun:
 
 
 def _block_bytes(encoder: nn.Module) -> list[int]:
-    """Return the bytes of an encoder's blocks: of its longest list of modules."""
-    lists = [list(m) for m in encoder.modules() if isinstance(m, nn.ModuleList)]
-    return [weight_bytes(block) for block in max(lists, key=len)]
+    """Return the bytes of an encoder's blocks."""
+    blocks = encoder.get_submodule(largest_list(encoder)).children()
+    return [weight_bytes(block) for block in blocks]
 
 
 def weight_bytes(net: nn.Module) -> int:
