@@ -268,7 +268,7 @@ def test_a_reading_is_made_once(tiny_bases: Bases) -> None:
 
 
 def test_the_bytes_of_each_block(tiny_bases: Bases) -> None:
-    for family in ("wan", "hidream"):
+    for family in ("wan", "hidream", "kandinsky5"):
         run = tiny_run(tiny_bases(family), family)
         net = run.family.denoiser()
         expected = {}

@@ -556,6 +556,8 @@ def fake_run(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> Fa
             "auto",
         ),  # tensors without numbers cannot be routed: a plan takes the routing that needs most
         ("hidream", "FINE_TUNE", "auto"),
+        ("kandinsky5", "LORA", "auto"),
+        ("kandinsky5", "FINE_TUNE", "auto"),
     ],
 )
 def test_a_real_step_holds_what_was_read(
