@@ -393,7 +393,7 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
     ):
         batch = families.batch_of(family, ["a red circle", "b"], shape=some)
 
-        def predicted(batch: Any = batch) -> torch.Tensor:
+        def predicted(batch: Any = batch, net: nn.Module = net) -> torch.Tensor:
             with torch.no_grad():
                 return family.predict(net, batch.x0, t, batch)
 

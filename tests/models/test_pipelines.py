@@ -357,10 +357,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
         ]
         first = (
             torch.stack(
-                [
-                    one.mean[:, :1] if one.start is None else one.start
-                    for one in moments
-                ]
+                [one.mean[:, :1] if one.start is None else one.start for one in moments]
             )
             if image and spec.image_conditioning == "replace"
             else None

@@ -286,7 +286,9 @@ class DiffusersModel(AutoencodingCheckpoint):
             batch: the samples.
         """
         lengths = batch.conditioning.text_lengths
-        assert lengths is not None, "text_by_length in the spec, and states of a caption"
+        assert lengths is not None, (
+            "text_by_length in the spec, and states of a caption"
+        )
 
         rows_by_length: dict[int, list[int]] = {}
         for row, length in enumerate(lengths):

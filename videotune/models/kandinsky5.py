@@ -57,7 +57,8 @@ TEMPLATE = "\n".join(
         "Describe how the camera moves or shakes, describe the zoom and view angle, whether it follows the objects.",
         "Describe the location of the video, main characters or objects and their action.",
         "Describe the dynamism of the video and presented actions.",
-        "Name the visual style of the video: whether it is a professional footage, user generated content, some kind of animation, video game or scren content.",
+        "Name the visual style of the video: whether it is a professional footage, user generated "
+        "content, some kind of animation, video game or scren content.",
         "Describe the visual effects, postprocessing and transitions if they are presented in the video.",
         "Pay attention to the order of key actions shown in the scene.<|im_end|>",
         "<|im_start|>user\n{}<|im_end|>",
@@ -319,9 +320,7 @@ class Kandinsky5(DiffusersModel):
         _, patch_rows, patch_columns = self.spec.patch
         counts = (frames, rows // patch_rows, columns // patch_columns)
         stride = self.spec.rules.spatial_stride
-        is_normal = (
-            rows * stride in NORMAL_SIDES and columns * stride in NORMAL_SIDES
-        )
+        is_normal = rows * stride in NORMAL_SIDES and columns * stride in NORMAL_SIDES
         return {
             "visual_rope_pos": [torch.arange(n, device=x_t.device) for n in counts],
             "text_rope_pos": torch.arange(text.shape[1], device=x_t.device),
@@ -407,7 +406,9 @@ class Kandinsky5(DiffusersModel):
         if frames <= REPAINTED:
             pipe.normalize_first_frame = lambda latents: latents
         blank = torch.zeros(1, 3, shape.height, shape.width)
-        return self.run_pipeline(pipe, conditioning, unconditional, request, image=blank)
+        return self.run_pipeline(
+            pipe, conditioning, unconditional, request, image=blank
+        )
 
     @classmethod
     def tiny_pipeline(cls, variant: str) -> Any:
