@@ -232,11 +232,10 @@ class DiffusersModel(AutoencodingCheckpoint):
         for state in states:
             missing = longest - len(state["text"])
             text_rows.append(torch.nn.functional.pad(state["text"], (0, 0, 0, missing)))
-        extras = {
-            name: torch.stack([state[name] for state in states])
-            for name in states[0]
-            if name != "text"
-        }
+        extras = {}
+        for name in states[0]:
+            if name != "text":
+                extras[name] = torch.stack([state[name] for state in states])
         mask = extras.pop("mask", None)
         return Conditioning(
             torch.stack(text_rows), mask, extras, lengths if by_length else None
