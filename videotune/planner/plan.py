@@ -284,6 +284,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     if adapter is not None:
         assert job.base is not None
         family = find(spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
+        family.spec = spec
         state = state_bytes_per_number(family, spec, job.config)
         checkpoint = round(bytes_a_parameter(job.config, state) * adapter["parameters"])
         checkpoints = checkpoints_at_most(job.config, job.steps)
