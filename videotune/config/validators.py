@@ -16,6 +16,7 @@ from videotune.config.optimizer_classes import (
     is_class,
 )
 from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
+from videotune.config.pass_checks import faults_with_text_by_length, largest_batch
 from videotune.config.schema import Config, leaves
 from videotune.config.sections import CONNECTORS
 from videotune.config.sound_checks import faults_with_sound
@@ -264,7 +265,7 @@ def _with_step_in_backward(config: Config) -> Iterator[str]:
             f"{reason} (FINE_TUNE with layer_offload_fraction). "
             "Leave it out, or set layer_offload_fraction to 0"
         )
-    batch_size = _largest_batch(config)
+    batch_size = largest_batch(config)
     micro_batch_size = config.micro_batch_size or batch_size
     if settings.step_in_backward and micro_batch_size < batch_size:
         yield (
@@ -531,7 +532,7 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
     yield from _unused(config, spec)
-    yield from _with_text_by_length(config, spec)
+    yield from faults_with_text_by_length(config, spec)
     targets = config.lora.targets
     yield from _of_conditions(config, spec)
     yield from faults_with_sound(config, spec)
@@ -555,24 +556,6 @@ def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
         yield (
             f"loss_weighting: {config.loss_weighting!r} is defined for v-prediction, and {spec.title} is flow. Leave it out"
         )
-
-
-def _with_text_by_length(config: Config, spec: ModelSpec) -> Iterator[str]:
-    """Yield a fault if processes of a sharded network could make unequal numbers of
-    passes, and wait for each other without end.
-    """
-    is_one_by_one = config.micro_batch_size == 1 or _largest_batch(config) == 1
-    if config.sharding == "FULL" and spec.text_by_length and not is_one_by_one:
-        yield (
-            f"sharding: {spec.title} reads captions of one length at a time, and with sharding FULL every process must "
-            "make as many passes as the others. Set micro_batch_size to 1, or sharding to OFF"
-        )
-
-
-def _largest_batch(config: Config) -> int:
-    """Return the most samples of a forward pass that the config asks for."""
-    batches = [dataset.batch_size or 0 for dataset in config.datasets]
-    return max([config.batch_size, *batches])
 
 
 def cannot_wait(config: Config) -> str | None:
