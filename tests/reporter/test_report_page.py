@@ -18,8 +18,8 @@ from videotune.reporter.build import contact_sheet_page, write_report
 from videotune.reporter.read import read_run
 
 OUTCOME = ["verdict", "before", "use"]
-DETAILS = ["warnings", "validation", "loss", "samples", "metrics", "exposure"]
-DETAILS += ["clips", "time", "settings", "files"]
+DETAILS = ["warnings", "validation", "forgetting", "parts", "loss", "samples"]
+DETAILS += ["metrics", "exposure", "clips", "time", "settings", "files"]
 CHAPTERS = OUTCOME + DETAILS
 
 
