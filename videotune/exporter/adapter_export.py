@@ -134,7 +134,7 @@ def read_lora(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> 
         _load_with_peft(family, net, file, name)
         return "PEFT inject_adapter_in_model"
 
-    loader = family.pipeline_class()
+    loader = family.lora_reader()
     state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
     # diffusers puts its own names in place of those that it knows.
     is_known = any(key.startswith("transformer.") for key in state)
@@ -162,7 +162,7 @@ def read_adapter(family: DiffusersModel, net: nn.Module, path: Path, name: str) 
             _load_with_peft(family, net, file, name)
         else:
             state = lora_state_dict(family, net, file)
-            family.pipeline_class().load_lora_into_transformer(
+            family.lora_reader().load_lora_into_transformer(
                 state, net, adapter_name=name, metadata=None
             )
             _refuse_unloaded(family, file, state, net, name)
