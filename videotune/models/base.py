@@ -96,6 +96,9 @@ class DiffusersModel(AutoencodingCheckpoint):
     load_lora: ClassVar[str] = "pipe.load_lora_weights"
     """How code that samples with a pipeline ``pipe`` loads a LoRA file."""
 
+    loads_comfyui_names: ClassVar[bool] = True
+    """Whether that also reads files in ComfyUI's names."""
+
     config_defaults: ClassVar[Mapping[str, Any]] = {}
     """Keys that pipelines read and that older configs of the transformer lack."""
 

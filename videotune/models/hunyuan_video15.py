@@ -139,6 +139,7 @@ class HunyuanVideo15(DiffusersModel):
     attention = "attn"
     tokens_in_front = CROP
     load_lora = "pipe.transformer.load_lora_adapter"
+    loads_comfyui_names = False
     comfyui_names = COMFYUI_NAMES
     original_names: ClassVar[KeyRules | None] = BLOCK_NAMES
     file_names = (AUTHORS_FILE_NAMES, COMFYUI_FILE_NAMES)
