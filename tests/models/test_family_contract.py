@@ -307,7 +307,7 @@ def masked(
     the text, text sees text.
 
     HunyuanVideo 1.5's makes a mask of its own from one of the text, so there the product
-    of queries, keys and values gets both.
+    of queries, keys and values gets both, in diffusers' own processor.
     """
     product = transformer_hunyuan_video15.dispatch_attention_fn
 
@@ -325,9 +325,10 @@ def masked(
             def both(*qkv: Any, attn_mask: torch.Tensor, **further: Any) -> Any:
                 return product(*qkv, attn_mask=attn_mask & sees, **further)
 
-            monkeypatch.setattr(
-                transformer_hunyuan_video15, "dispatch_attention_fn", both
-            )
+            module = transformer_hunyuan_video15
+            monkeypatch.setattr(module, "dispatch_attention_fn", both)
+            theirs = module.HunyuanVideo15AttnProcessor2_0()
+            monkeypatch.setattr(attn, "processor", theirs)
             return None
         if family.spec.name in (
             "cogvideox",

@@ -136,7 +136,7 @@ class _FrameByFrame:
     ) -> Tensor:
         """Return the attention of queries, keys and values (B,h,S,d).
 
-        The mask hides only text: (B,1,1,S), or (B,1,S,S) with a row for each query.
+        The mask (B,1,1,S) hides only text.
         """
         video_query, text_query = self.split(query)
         video_key, text_key = self.split(key)
@@ -150,12 +150,8 @@ class _FrameByFrame:
         frame_mask = None
         if attn_mask is not None:
             text_mask = attn_mask[..., video_query.shape[2] :]
-            # All queries of the video see the same text.
-            seen_text = text_mask[:, :, :1]
-            if text_mask.shape[2] > 1:
-                text_mask = text_mask[:, :, video_query.shape[2] :]
-            video_mask = seen_text.new_ones(*seen_text.shape[:3], q.shape[2])
-            frame_mask = self.repeat(torch.cat([video_mask, seen_text], 3))
+            video_mask = text_mask.new_ones(*text_mask.shape[:3], q.shape[2])
+            frame_mask = self.repeat(torch.cat([video_mask, text_mask], 3))
         by_frame = product(q, k, v, attn_mask=frame_mask, **kwargs)
 
         video = by_frame.unflatten(0, (len(query), -1)).transpose(1, 2).flatten(2, 3)

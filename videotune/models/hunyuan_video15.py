@@ -19,6 +19,8 @@ from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models import hunyuan_video15_tiny
 from videotune.models.base import DiffusersModel
 from videotune.models.fingerprint import fingerprint
+from videotune.models.hunyuan_video15_attention import KeyMaskProcessor
+from videotune.models.hunyuan_video15_encoder import save_memory
 from videotune.models.hunyuan_video15_names import (
     AUTHORS_FILE_NAMES,
     BLOCK_NAMES,
@@ -293,6 +295,13 @@ class HunyuanVideo15(DiffusersModel):
 
     # images
 
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
+        """Load a part; the VAE encodes clips in little memory."""
+        net = super().part(name, fill)
+        if name == "vae":
+            save_memory(net)
+        return net
+
     def free(self, part: str) -> None:
         """Drop a part from memory, and the image encoder together with the VAE."""
         super().free(part)
@@ -363,10 +372,14 @@ class HunyuanVideo15(DiffusersModel):
         device: torch.device | None = None,
         fill: FillFn = None,
     ) -> nn.Module:
-        """Load the transformer. It embeds timesteps in their own dtype and computes in
-        the run's: so float32 timesteps are not rounded before they are embedded.
+        """Load the transformer, with attention under a mask of keys.
+
+        It embeds timesteps in their own dtype and computes in the run's, so float32
+        timesteps are not rounded before they are embedded.
         """
         net = super().denoiser(expert, device, fill)
+        for block in net.get_submodule("transformer_blocks").children():
+            block.get_submodule("attn").set_processor(KeyMaskProcessor())  # type: ignore[operator]
         embedder = net.get_submodule("time_embed.timestep_embedder")
         embedder.register_forward_pre_hook(
             lambda _, inputs: (inputs[0].to(self.dtype),)
