@@ -166,6 +166,10 @@ class ModelSpec:
 
     None: it takes no image.
     """
+    predicts_images_apart: bool = False
+    """Whether samples with an image and samples without are passes of their own through
+    the network.
+    """
     image_noise: bool = False
     """Whether noise is drawn onto the conditioning frame before it is encoded, for each
     view.

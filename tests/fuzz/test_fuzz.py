@@ -71,7 +71,14 @@ def test_configs(tmp_path: Path) -> None:
 
 
 def test_base_models(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
-    for family in ("wan", "cogvideox", "hunyuan_video", "ltx_video", "hidream"):
+    for family in (
+        "wan",
+        "cogvideox",
+        "hunyuan_video",
+        "hunyuan_video15",
+        "ltx_video",
+        "hidream",
+    ):
         base = Path(shutil.copytree(tiny_bases(family), tmp_path / family))
         files = sorted(path for path in base.rglob("*") if path.suffix == ".json")
 

@@ -39,10 +39,11 @@ from videotune.models.wan import Wan
 
 CPU = torch.device("cpu")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-NET, SCHEDULE, INDEX = (
+NET, SCHEDULE, INDEX, GUIDER = (
     "transformer/config.json",
     "scheduler/scheduler_config.json",
     "model_index.json",
+    "guider/guider_config.json",
 )
 
 
@@ -450,6 +451,11 @@ def used(folder: Path) -> None:
             "takes an image",
         ),
         ("hunyuan_video", NET, {"in_channels": 9}, "reads 9 channels"),
+        ("hunyuan_video15", NET, {"in_channels": 4}, "noise, an image and a mask are 9"),
+        ("hunyuan_video15", NET, {"in_channels": 8}, "reads 8 channels"),
+        ("hunyuan_video15", NET, {"use_meanflow": True}, "distilled to few steps"),
+        ("hunyuan_video15", GUIDER, {"guidance_scale": "x"}, "guidance_scale"),
+        ("hunyuan_video15", GUIDER, {"_class_name": "SkipLayer"}, "guider_config.json"),
         ("ltx_video", NET, {"in_channels": 8}, "reads 8 channels"),
         ("ltx_video", NET, {"patch_size": 2}, "covers more than one latent"),
         ("hidream", NET, {"in_channels": 8}, "reads 8 channels"),
@@ -658,7 +664,9 @@ def test_settings_of_a_tokenizer_that_do_not_fit(
         used(base)
 
 
-@pytest.mark.parametrize("family", ["wan", "hunyuan_video", "hidream"])
+@pytest.mark.parametrize(
+    "family", ["wan", "hunyuan_video", "hunyuan_video15", "hidream"]
+)
 def test_a_tokenizer_that_lost_a_part_gives_the_same_tokens_or_is_refused(
     family: str, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -15,7 +15,14 @@ from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import modules_by_path
 from videotune.exporter.lora_target import Target
 
-FAMILIES = ("wan", "cogvideox", "ltx_video", "hunyuan_video", "hidream")
+FAMILIES = (
+    "wan",
+    "cogvideox",
+    "ltx_video",
+    "hunyuan_video",
+    "hunyuan_video15",
+    "hidream",
+)
 RANK = 4
 Tensors = dict[str, torch.Tensor]
 Name = Callable[[str], str]
