@@ -116,7 +116,7 @@ def test_the_largest_preset_that_a_card_holds() -> None:
         ("wan 2.2 embedding", "wan 2.2 Embedding"),
         ("WAN 2.2 lora 8gb", "wan 2.2 LoRA 8GB"),
         ("CogVideoX 5B", "cogvideox 5B LoRA"),
-        ("hunyuan-video", "hunyuan 13B LoRA"),
+        ("hunyuan-video 13B", "hunyuan 13B LoRA"),
         ("HunyuanVideo 1.5 I2V", "hunyuan 1.5 I2V LoRA"),
         ("Wan 2.1 VACE 14B", "wan 2.1 VACE 14B LoRA"),
         ("the demo", "toy"),

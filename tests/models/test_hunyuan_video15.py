@@ -95,7 +95,7 @@ def test_a_tokenizer_that_the_pipeline_would_cut_wrongly_is_refused(
         path.write_text(
             path.read_text().replace('"content": "assistant"', '"content": "zzz"')
         )
-    with pytest.raises(VideotuneError, match="is not HunyuanVideo 1.5's tokenizer"):
+    with pytest.raises(VideotuneError, match=r"is not HunyuanVideo 1\.5's tokenizer"):
         open_family(NAME, folder).tokenizers()
 
 
@@ -320,7 +320,13 @@ def test_the_first_latent_frame_is_the_image(tiny_family: Open) -> None:
 
 # names in other programs
 
+REFINER = "context_embedder.token_refiner.refiner_blocks.0"
+THEIR_REFINER = "txt_in.individual_token_refiner.blocks.0"
 AUTHORS = {
+    f"{REFINER}.norm1.bias": f"{THEIR_REFINER}.norm1.bias",
+    f"{REFINER}.attn.to_out.0.weight": f"{THEIR_REFINER}.self_attn_proj.weight",
+    f"{REFINER}.ff.net.0.proj.bias": f"{THEIR_REFINER}.mlp.fc1.bias",
+    f"{REFINER}.norm_out.linear.weight": f"{THEIR_REFINER}.adaLN_modulation.1.weight",
     "transformer_blocks.0.attn.to_q.weight": "double_blocks.0.img_attn_q.weight",
     "transformer_blocks.0.attn.add_v_proj.bias": "double_blocks.0.txt_attn_v.bias",
     "transformer_blocks.1.attn.to_out.0.weight": "double_blocks.1.img_attn_proj.weight",
@@ -335,10 +341,6 @@ AUTHORS = {
     "context_embedder.time_text_embed.timestep_embedder.linear_1.weight": "txt_in.t_embedder.mlp.0.weight",
     "context_embedder.time_text_embed.timestep_embedder.linear_2.bias": "txt_in.t_embedder.mlp.2.bias",
     "context_embedder.time_text_embed.text_embedder.linear_1.bias": "txt_in.c_embedder.linear_1.bias",
-    "context_embedder.token_refiner.refiner_blocks.0.norm1.bias": "txt_in.individual_token_refiner.blocks.0.norm1.bias",
-    "context_embedder.token_refiner.refiner_blocks.0.attn.to_out.0.weight": "txt_in.individual_token_refiner.blocks.0.self_attn_proj.weight",
-    "context_embedder.token_refiner.refiner_blocks.0.ff.net.0.proj.bias": "txt_in.individual_token_refiner.blocks.0.mlp.fc1.bias",
-    "context_embedder.token_refiner.refiner_blocks.0.norm_out.linear.weight": "txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.weight",
     "context_embedder_2.norm.weight": "byt5_in.layernorm.weight",
     "context_embedder_2.linear_3.bias": "byt5_in.fc3.bias",
     "image_embedder.norm_in.weight": "vision_in.proj.0.weight",
@@ -364,10 +366,8 @@ def test_the_authors_names_are_those_of_diffusers_script(tiny_family: Open) -> N
     for ours, theirs in AUTHORS.items():
         assert torch.equal(file[theirs], state[ours]), ours
 
-    refiner = "context_embedder.token_refiner.refiner_blocks.0.attn"
-    joined = torch.cat([state[f"{refiner}.to_{name}.weight"] for name in "qkv"])
-    block = "txt_in.individual_token_refiner.blocks.0"
-    assert torch.equal(file[f"{block}.self_attn_qkv.weight"], joined)
+    joined = torch.cat([state[f"{REFINER}.attn.to_{name}.weight"] for name in "qkv"])
+    assert torch.equal(file[f"{THEIR_REFINER}.self_attn_qkv.weight"], joined)
     scale, shift = state["norm_out.linear.weight"].chunk(2)
     modulation = file["final_layer.adaLN_modulation.1.weight"]
     assert torch.equal(modulation, torch.cat([shift, scale]))

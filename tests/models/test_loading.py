@@ -451,7 +451,12 @@ def used(folder: Path) -> None:
             "takes an image",
         ),
         ("hunyuan_video", NET, {"in_channels": 9}, "reads 9 channels"),
-        ("hunyuan_video15", NET, {"in_channels": 4}, "noise, an image and a mask are 9"),
+        (
+            "hunyuan_video15",
+            NET,
+            {"in_channels": 4},
+            "noise, an image and a mask are 9",
+        ),
         ("hunyuan_video15", NET, {"in_channels": 8}, "reads 8 channels"),
         ("hunyuan_video15", NET, {"use_meanflow": True}, "distilled to few steps"),
         ("hunyuan_video15", GUIDER, {"guidance_scale": "x"}, "guidance_scale"),

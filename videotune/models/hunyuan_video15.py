@@ -225,7 +225,9 @@ class HunyuanVideo15(DiffusersModel):
         first_ids = qwen(self.clean("a"), verbose=False).input_ids
         second_ids = qwen(self.clean("0"), verbose=False).input_ids
         pairs = zip(first_ids, second_ids, strict=False)
-        front = next((i for i, (first, second) in enumerate(pairs) if first != second), -1)
+        front = next(
+            (i for i, (first, second) in enumerate(pairs) if first != second), -1
+        )
         if front != CROP or qwen.padding_side != "right":
             raise VideotuneError(
                 f"{folder} is not HunyuanVideo 1.5's tokenizer: it pads on the {qwen.padding_side} "

@@ -272,16 +272,11 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
     takes_image = any("ImageToVideo" in name for name in pipelines)
     preview_values = _preview_values(run)
 
-    triggers = []
-    for dataset in items(run.setting("datasets")):
-        trigger = str(mapping(dataset)["trigger"] or "")
-        if trigger:
-            triggers.append(trigger)
     previews = run.of_kind("sample")
     folder = run.folder.resolve().name if is_shared else str(run.folder)
     chapter = {
         "absent": "",
-        "trigger": ", ".join(dict.fromkeys(triggers)),
+        "trigger": ", ".join(_triggers(run)),
         "lines": lines,
         "pipelines": pipelines,
         "takes_image": takes_image,
@@ -324,6 +319,16 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
             "takes_image": True,
         }
     return chapter
+
+
+def _triggers(run: Run) -> list[str]:
+    """Return the trigger words of the run's datasets, each once."""
+    triggers = []
+    for dataset in items(run.setting("datasets")):
+        trigger = str(mapping(dataset)["trigger"] or "")
+        if trigger:
+            triggers.append(trigger)
+    return list(dict.fromkeys(triggers))
 
 
 def _is_for_comfyui(entry: Record) -> bool:
