@@ -604,12 +604,13 @@ def test_each_tokenizer_must_have_its_vocabulary(
     assert parts
     for part in parts:
         vocabulary = base / part / "tokenizer.json"
-        content = vocabulary.read_bytes()
-        vocabulary.unlink()
-        assert missing(base, weights=True) == [f"{part}/tokenizer.json"]
-        with pytest.raises(VideotuneError, match=f"{part}/tokenizer.json"):
-            place(str(base))
-        vocabulary.write_bytes(content)
+        if vocabulary.is_file():  # a tokenizer of bytes has none
+            content = vocabulary.read_bytes()
+            vocabulary.unlink()
+            assert missing(base, weights=True) == [f"{part}/tokenizer.json"]
+            with pytest.raises(VideotuneError, match=f"{part}/tokenizer.json"):
+                place(str(base))
+            vocabulary.write_bytes(content)
         encoder, settings = (
             base / part.replace("tokenizer", "text_encoder"),
             base / part / "tokenizer_config.json",
@@ -690,6 +691,8 @@ def test_a_tokenizer_that_lost_a_part_gives_the_same_tokens_or_is_refused(
                 refused.add(part)
             file.write_text(content)
     expected = set() if family == "wan" else {"pre_tokenizer", "post_processor"}
+    if family == "hunyuan_video15":
+        expected = {"pre_tokenizer"}  # Qwen puts no mark around a text
     assert refused - {"decoder"} == expected
 
 
