@@ -619,9 +619,11 @@ def test_each_tokenizer_must_have_its_vocabulary(
         edit_json(settings, model_max_length=-1)
         with pytest.raises(VideotuneError, match=part):
             read_tokenizer(base / part, encoder)
+        content = settings.read_bytes()
         settings.unlink()
         with pytest.raises(VideotuneError, match=part):
             read_tokenizer(base / part, encoder)
+        settings.write_bytes(content)
     assert missing(base, weights=True) == []
 
 
