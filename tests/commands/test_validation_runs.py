@@ -248,6 +248,8 @@ PROBED = (
     "sample_metrics.steps=1",
     "sample_metrics.samples=4",
     "sample.guidance=1",
+    "forgetting.budget=100000",
+    "forgetting.steps=1",
 )
 
 
@@ -271,6 +273,10 @@ def test_sample_metrics_change_nothing_of_the_training(two: tuple[Path, Path]) -
     run, quiet = two
     assert_same_run(run, quiet, 4)
     assert of_kind(quiet, "sample_metrics") == []
+    assert of_kind(quiet, "forgetting") == []
+    kept = of_kind(run, "forgetting")
+    assert [line["step"] for line in kept] == [0, 2, 4]
+    assert kept[-1]["distance"]["mean"] > 0
     assert not (quiet / "sample_metrics").exists()
 
 

@@ -9,7 +9,7 @@ import torch
 from videotune.model_spec import Expert
 from videotune.validation.validation_loss import (
     QUANTILES,
-    _covers,
+    covers,
     noise_of,
     relative_to_first,
 )
@@ -41,7 +41,7 @@ def test_a_level_between_two_experts_belongs_to_the_noisier_one() -> None:
         (0.875, ["high"]),
         (1.0, ["high"]),
     ):
-        covering = [expert.name for expert in (low, high) if _covers(expert, level)]
+        covering = [expert.name for expert in (low, high) if covers(expert, level)]
         assert covering == names, level
 
 

@@ -482,6 +482,12 @@ def overhead_text(overhead: Mapping[str, Any]) -> str:
     if probes:
         parts.append(f"{probes['count']} sample metrics {probes['share']:.1%}")
 
+    forgetting = overhead["forgetting"]
+    if forgetting:
+        count = counted(forgetting["count"], "reading")
+        share = forgetting["share"]
+        parts.append(f"{count} of what the base model loses {share:.1%}")
+
     if not parts:
         return ""
     return f"between the steps, of their time: {', '.join(parts)}"

@@ -263,6 +263,12 @@ TABLE = (
         otherwise="sample_metrics.budget is 0, so no samples are measured",
     ),
     Condition(
+        keys=_section("forgetting", but=("forgetting.budget",)),
+        when="forgetting.budget is above 0",
+        holds=lambda facts: facts.config.forgetting.budget > 0,
+        otherwise="forgetting.budget is 0, so nothing is read of the base model",
+    ),
+    Condition(
         keys=_section("sound"),
         when="generate is set",
         holds=lambda facts: facts.config.reads_sound,

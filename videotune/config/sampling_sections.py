@@ -108,3 +108,26 @@ class SampleMetrics(Section):
     """an image encoder that transformers reads (folder or Hub id) to compare by
     (default: a heuristic)
     """
+
+
+class Forgetting(Section):
+    """What the training costs the base model: its predictions for prompts that have
+    nothing to do with the clips.
+    """
+
+    budget: float = safe(0.01, ge=0)
+    """share of the training time that the readings may take; their spacing follows from
+    it; 0: never
+    """
+    prompts: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=2000)]],
+            Field(min_length=4, max_length=64),
+        ]
+        | None
+    ) = safe(None)
+    """4 to 64 prompts that have nothing to do with the clips (default: those of a
+    shipped list that share the fewest words with the captions)
+    """
+    steps: int = safe(4, ge=1, le=250)
+    """denoising steps of the path that is compared with one of four times as many"""

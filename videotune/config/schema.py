@@ -25,6 +25,7 @@ from videotune.config.fields import (
 from videotune.config.notify_addresses import NotifyAddress, NotifyEvent
 from videotune.config.optimizers import Optimizer
 from videotune.config.sampling_sections import (
+    Forgetting,
     Prompt,
     Sample,
     SampleMetrics,
@@ -318,6 +319,11 @@ class Config(Section):
         0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber"))
     )
     """huber, pseudo_huber: the error about which the square gives way"""
+    distilled_guidance: float | None = override(None, gt=1, le=100)
+    """guidance scale that the base model was distilled with: the target then keeps its
+    guidance, which plain clips would train away; costs two passes of the base model a
+    step
+    """
     generate: (
         Annotated[
             list[Literal["video", "sound"]],
@@ -413,6 +419,8 @@ class Config(Section):
     """the project (MLflow: the experiment) under which trackers list the run"""
     sample_metrics: SampleMetrics = Field(default_factory=SampleMetrics)
     """small samples that are measured at checkpoints"""
+    forgetting: Forgetting = Field(default_factory=Forgetting)
+    """what the training costs the base model"""
 
     output_model_destination: str | None = safe(None, min_length=1)
     """folder of the exported LoRA (default: RUN/export)"""

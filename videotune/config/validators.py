@@ -378,6 +378,15 @@ def _with_the_loss(config: Config) -> Iterator[str]:
             f"video_config.temporal_consistency_weight: it weights squared errors, and loss is {config.loss}. "
             "Set it to 0"
         )
+    if config.distilled_guidance is not None and config.training_method != "LORA":
+        yield (
+            f"distilled_guidance: {config.training_method} keeps no base model beside what it trains. Leave it out"
+        )
+    if config.distilled_guidance is not None and config.text_in_step:
+        yield (
+            "distilled_guidance: the empty caption is read from the cache, and captions are encoded in the step here. "
+            "Leave it out"
+        )
 
 
 def _with_the_adapter(config: Config) -> Iterator[str]:

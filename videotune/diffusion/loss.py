@@ -18,7 +18,14 @@ from torch._subclasses import FakeTensor
 
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.types import Batch, NoisePath, Sound, StepOutput, Velocity
+from videotune.types import (
+    Batch,
+    Conditioning,
+    NoisePath,
+    Sound,
+    StepOutput,
+    Velocity,
+)
 
 V_CONSTANTS = (
     "beta_start",
@@ -390,6 +397,7 @@ def prior_target(
     t: Tensor,
     noise: Tensor,
     samples: Sequence[int],
+    data: Velocity | None = None,
 ) -> Velocity:
     """Return a target for ``denoising_loss`` that keeps some samples as the base has
     them.
@@ -406,9 +414,10 @@ def prior_target(
         t: Noise levels (B,).
         noise: (B,C,F,H,W).
         samples: Indices of the samples whose target the base predicts.
+        data: The target of the other samples. None: v of the data.
 
     Returns:
-        v of the data and, for ``samples``, of the base.
+        ``data`` and, for ``samples``, v of the base.
     """
 
     def pick(x: Tensor) -> Tensor:
@@ -426,12 +435,76 @@ def prior_target(
             family, base, objective, prior_batch, pick(t), pick(noise)
         )
 
-    _, v = noisy(objective, batch, t, noise)
-    video = _with_rows(v, samples, prediction.video)
-    if batch.sound is None or prediction.sound is None:
+    if data is None:
+        data = data_velocity(objective, batch, t, noise)
+    video = _with_rows(data.video, samples, prediction.video)
+    if data.sound is None or prediction.sound is None:
         return Velocity(video)
+    return Velocity(video, _with_rows(data.sound, samples, prediction.sound))
+
+
+def data_velocity(
+    objective: Objective, batch: Batch, t: Tensor, noise: Tensor
+) -> Velocity:
+    """Return v of the data of a batch, and of its sound."""
+    _, v = noisy(objective, batch, t, noise)
+    if batch.sound is None:
+        return Velocity(v)
     _, sound_v = noisy_sound(objective, batch.sound)
-    return Velocity(video, _with_rows(sound_v, samples, prediction.sound))
+    return Velocity(v, sound_v)
+
+
+@dataclass(frozen=True)
+class BaseGuidance:
+    """The guidance that a base model was distilled with."""
+
+    scale: float
+    """The guidance scale w, above 1."""
+    empty: Conditioning
+    """The empty caption's states, of one sample."""
+
+
+def guided_target(
+    family: Predictor,
+    base: nn.Module,
+    objective: Objective,
+    batch: Batch,
+    t: Tensor,
+    noise: Tensor,
+    guidance: BaseGuidance,
+) -> Velocity:
+    """Return a target for ``denoising_loss`` that keeps a base model's guidance.
+
+    A base that was distilled with guidance w predicts v(∅) + w·g, with g the caption's
+    effect, while the data has v(∅) + g on average: trained on plain data it loses the
+    difference. The target is v + (1 - 1/w)·(v_b(c) - v_b(∅)), where v is the data's and
+    v_b the base's, whose effect of the caption is w·g.
+
+    Args:
+        family: Predicts v.
+        base: The base model's denoiser.
+        objective: The objective.
+        batch: The batch.
+        t: Noise levels (B,).
+        noise: (B,C,F,H,W).
+        guidance: What the base was distilled with.
+    """
+    conditioning = guidance.empty.map(
+        lambda x: x.expand(len(batch), *x.shape[1:]).contiguous()
+    )
+    # A clip's own states, such as its first frame, stay as they are.
+    extras = {**batch.conditioning.extras, **conditioning.extras}
+    without_caption = replace(batch, conditioning=replace(conditioning, extras=extras))
+    with torch.no_grad():
+        with_prompt, velocity = predicted(family, base, objective, batch, t, noise)
+        empty, _ = predicted(family, base, objective, without_caption, t, noise)
+
+    share = 1 - 1 / guidance.scale
+    video = velocity.video + share * (with_prompt.video - empty.video)
+    if velocity.sound is None or with_prompt.sound is None or empty.sound is None:
+        return Velocity(video)
+    sound = velocity.sound + share * (with_prompt.sound - empty.sound)
+    return Velocity(video, sound)
 
 
 def _with_rows(x: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:

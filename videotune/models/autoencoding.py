@@ -85,6 +85,10 @@ class AutoencodingCheckpoint(Checkpoint):
         """Return zeros in the form of ``channel_states`` and ``image_states``."""
         return {}
 
+    def unconditioned_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Return the states of a sample that is shown nothing."""
+        return self.blank_channels(shape)
+
     def encode_video(
         self,
         frames: Tensor,

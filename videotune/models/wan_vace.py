@@ -211,7 +211,7 @@ class WanVace(Wan):
         ):
             control = positive.extras.get("control")
             if control is None:
-                control = self._nothing_shown(request.shape)[None]
+                control = self.unconditioned_states(request.shape)["control"][None]
 
             pipe = self.pipeline(nets, request.shift, diffusers.WanVACEPipeline)
             pipe.vae = vae_stand_in(self.spec, None, self.device)
@@ -226,13 +226,13 @@ class WanVace(Wan):
             samples.append(latents[:, :, -frames:])
         return torch.cat(samples).float()
 
-    def _nothing_shown(self, shape: ClipShape) -> Tensor:
-        """Return the control channels of a sample without a condition."""
+    def unconditioned_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Return the control channels of a sample without a condition, encoded."""
         size = (shape.frames, shape.height, shape.width)
         frames = torch.zeros(3, *size)
         nothing = torch.zeros(size, dtype=torch.bool)
         try:
-            return self.channel_states(ConditionPixels(frames, nothing))["control"]
+            return self.channel_states(ConditionPixels(frames, nothing))
         finally:
             self.free("vae")
 

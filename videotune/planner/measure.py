@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from videotune.config.schema import Config
-from videotune.diffusion.loss import Objective
+from videotune.diffusion.loss import BaseGuidance, Objective
 from videotune.job.experts import trained
 from videotune.latent_cache.clip_ends import appended_sizes
 from videotune.latent_cache.step_batch import StepBatch
@@ -235,7 +235,11 @@ class FakeRun:
     def _train(self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
         """Do a training step, and count what it holds."""
         settings = StepSettings(
-            self.family, self.objective, 1, self.config.max_grad_norm
+            self.family,
+            self.objective,
+            1,
+            self.config.max_grad_norm,
+            base_guidance=self._base_guidance(prepared),
         )
         clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(*PHASES[phase]))
         # torch warns about the first block, whose input has no gradient
@@ -245,6 +249,18 @@ class FakeRun:
             train_step(settings, network.net, network.trainable, prepared, clock)
         for hook in hooks:
             hook.remove()
+
+    def _base_guidance(self, prepared: StepBatch) -> BaseGuidance | None:
+        """Return the guidance of the base model that the target keeps, with the states
+        of a caption of full length.
+        """
+        scale = self.config.distilled_guidance
+        if scale is None:
+            return None
+        assert prepared.batch is not None
+        with self.mode:
+            first = prepared.batch.conditioning.map(lambda x: x[:1])
+        return BaseGuidance(scale, first)
 
     def _name_tensors(
         self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from videotune import text
 from videotune.files import write_text
 from videotune.model_spec import asset_title
-from videotune.reporter import curves, inventory, outcome, previews
+from videotune.reporter import curves, inventory, kept, outcome, previews
 from videotune.reporter.comfyui import expert_in
 from videotune.reporter.previews import Media
 from videotune.reporter.privacy import shareable, without_machine
@@ -69,6 +69,8 @@ def collect(run: Run) -> dict[str, Any]:
     details = {
         "warnings": notes_and_warnings(run),
         "validation": curves.validation(run) | {"grounds": outcome.grounds(run)},
+        "forgetting": kept.forgetting(run),
+        "parts": kept.parts(run),
         "loss": curves.loss(run),
         "samples": previews.samples(run, media),
         "compare": previews.compare(run, media),
@@ -99,7 +101,7 @@ def collect(run: Run) -> dict[str, Any]:
 
 def _is_switched_off(chapter: Mapping[str, Any]) -> bool:
     """Whether a chapter would only say that a setting is 0."""
-    is_verdict = "latest" in chapter and "file" in chapter
+    is_verdict = bool(chapter.get("kept"))
     return str(chapter.get("absent")).startswith(SWITCHED_OFF) and not is_verdict
 
 

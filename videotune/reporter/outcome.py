@@ -9,6 +9,7 @@ from typing import Any
 from videotune.files import life
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import PARTS
+from videotune.reporter.kept import kept_figures
 from videotune.reporter.read import (
     Fields,
     Record,
@@ -22,6 +23,7 @@ from videotune.reporter.read import (
 )
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
 from videotune.text import moment, plain
+from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import recommend
 
 RELATIVE_ERROR = (
@@ -184,6 +186,7 @@ def verdict(run: Run) -> dict[str, Any]:
         "absent": absent,
         "demo": run.demo,
         "changes": [] if run.demo else _error_changes(run),
+        "kept": kept_figures(run),
         "remark": "" if step is None else remark_at(run.journal, step),
         "faulty_kinds": [] if step is None else faulty_kinds(run.journal, step),
         "doubt": _doubt(run),
@@ -267,7 +270,10 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
     recorded_step = number(recorded["step"])
     if recorded_step is not None:
         why = ""
-        if recorded["why"] and turned and recorded_step != best:
+        expected = best if turned else number(run.last("end")["step"])
+        kept = kept_by_step(run.journal).get(int(recorded_step))
+        has_loss = kept is not None and kept.label is not None
+        if recorded["why"] and (recorded_step != expected or has_loss):
             why = str(recorded["why"])
         return int(recorded_step), why
 
@@ -276,11 +282,15 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
         step = number(record.get("step"))
         if step is not None:
             saved.add(int(step))
-    if not saved or not turned or best is None:
-        return max(saved, default=None), ""
-
     held_out = {int(step): loss for step, loss in run.held_out_losses}
-    return recommend(held_out, int(best), saved)
+    choice = max(saved, default=None)
+    why = ""
+    if saved and turned and best is not None:
+        choice, why = recommend(held_out, int(best), saved)
+    if choice is None:
+        return None, ""
+    step, reason = weigh_kept(choice, held_out, kept_by_step(run.journal), saved)
+    return step, reason or why
 
 
 def grounds(run: Run) -> dict[str, Any]:

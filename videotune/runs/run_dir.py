@@ -44,6 +44,7 @@ OWN = (
     "validation.json",
     "demo.json",
     "sample_metrics.json",
+    "forgetting.safetensors",
     "ruler.json",
     "probe.json",
     "report.html",

@@ -25,6 +25,11 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
             measures = {"diversity": line["diversity"]} | line["motion"]
             for key, measure in measures.items():
                 values[f"sample_metrics/{key}"] = measure["value"]
+        case "forgetting" if "guidance" in line:
+            values["forgetting/guidance"] = line["guidance"]["mean"]
+            values["forgetting/distance"] = line["distance"]["mean"]
+            values["forgetting/effect"] = line["effect"]["mean"]
+            values["forgetting/few_step_error"] = line["few_steps"]["error"]
         case "save" | "sample":
             values[f"seconds/{line['kind']}"] = line["seconds"]
 

@@ -173,6 +173,17 @@ _VALIDATION = _object(
     ],
 )
 _PART: Any = _object(numbers=Step, change=_MAYBE, moved=bool, gradient=_MAYBE)
+_FORGETTING = _object(
+    **_AT_STEP,
+    not_measured=NotRequired[str],
+    levels=NotRequired[list[Finite]],
+    distance=NotRequired[_object(mean=_MAYBE, by_level=list[_MAYBE])],
+    guidance=NotRequired[_object(mean=_MAYBE, by_level=list[_MAYBE])],
+    effect=NotRequired[_object(mean=_MAYBE)],
+    few_steps=NotRequired[_object(error=_MAYBE, base=_MAYBE)],
+    verdict=NotRequired[str | None],
+    reason=NotRequired[str],
+)
 LINES: Mapping[str, Any] = {
     "step": _STEP,
     "validation": _VALIDATION,
@@ -190,6 +201,7 @@ LINES: Mapping[str, Any] = {
         sound=NotRequired[_object(loudness=Finite, clipped=Finite)],
     ),
     "parts": _object(**_AT_STEP, parts=dict[str, _PART]),
+    "forgetting": _FORGETTING,
     "warning": _object(**_ANY, step=NotRequired[Step], text=str),
     "end": _object(**_AT_STEP, why=str, take=NotRequired[_TAKE]),
     "resume": _object(**_ANY, from_step=Step),

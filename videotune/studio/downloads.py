@@ -61,7 +61,9 @@ REPORT = re.compile(r"runs/[^/]+/report\.html")
 _SHEET_NOTES = re.compile(r'<ul class="notes">.*?</ul>', re.DOTALL)
 _TEXT = re.compile(r">([^<]+)<")
 
-_REPORT_CHAPTERS = "verdict|warnings|validation|loss|samples|metrics|exposure|clips"
+_REPORT_CHAPTERS = (
+    "verdict|warnings|validation|forgetting|parts|loss|samples|metrics|exposure|clips"
+)
 """Chapters of a report whose notes are translated; the others name settings and
 commands on purpose.
 """

@@ -17,6 +17,7 @@ from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
+from videotune.reporter.kept import kept_figures
 from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
@@ -192,7 +193,8 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "verdict": verdict,
         "best": best,
         "best_why": best_why,
-        "best_note": describe_best_step(verdict, best, saves),
+        "best_note": "" if best_why else describe_best_step(verdict, best, saves),
+        "kept": kept_figures(run),
         "saves": saves,
         "waits": waits,
         "unexpected_end": unexpected_end(page, entry, job),

@@ -389,6 +389,7 @@ CHECKS: dict[str, Callable[[Path], object]] = {
     RUN + r"(validation|sample_metrics)\.json": _check_document,
     RUN + MEDIA_FOLDERS + "[^/]+" + _suffixes(CLIP_SUFFIXES): _check_media,
     RUN + r"(sample_metrics|export)/([^/]+/){0,4}[^/]+\.safetensors": _check_tensors,
+    RUN + r"forgetting\.safetensors": _check_tensors,
     RUN + r"export/([^/]+/){0,4}[^/]+\.json": _check_document,
     RUN + r"export/([^/]+/){0,4}[^/]+\.(md|txt)": _check_text,
     TRY + r"try\.json": _check_try,

@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 
 from videotune.console import Bar, bar
+from videotune.diffusion.loss import BaseGuidance
 from videotune.errors import VideotuneError
 from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.step_batch import StepBatch
@@ -270,7 +271,17 @@ def step_settings(trainer: Trainer) -> StepSettings:
         micro_batch_size=config.micro_batch_size,
         dist=trainer.dist,
         gradient_norms=trainer.gradient_norms,
+        base_guidance=_base_guidance(trainer),
     )
+
+
+def _base_guidance(trainer: Trainer) -> BaseGuidance | None:
+    """Return the guidance of the base model that targets keep, or None."""
+    scale = trainer.job.config.distilled_guidance
+    if scale is None:
+        return None
+    empty = trainer.family.condition([trainer.source.text("")])
+    return BaseGuidance(scale, empty.map(lambda x: x.to(trainer.family.device)))
 
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
-from videotune.diffusion.loss import Objective, denoising_loss, prior_target
+from videotune.diffusion.loss import (
+    BaseGuidance,
+    Objective,
+    denoising_loss,
+    guided_target,
+    prior_target,
+)
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
@@ -69,6 +75,8 @@ class StepSettings:
     dist: DistributedContext = field(default_factory=DistributedContext)
     gradient_norms: GradientNorms | None = None
     """Keeps the norms of gradients of steps that are asked for."""
+    base_guidance: BaseGuidance | None = None
+    """The guidance of the base model that the target keeps."""
 
     def size(self, samples: int) -> int:
         """Return the samples of a micro-batch for a step of ``samples`` samples."""
@@ -305,11 +313,9 @@ def accumulate_gradients(
         batch = micro_batch.batch.map(lambda x: _to_device(x, values.device))
         batch = encode_live_text(settings.family, trainable.text, batch)
 
-        # Samples of prior preservation learn to stay with the base model's own
-        # prediction.
         target = None
-        if micro_batch.needs_base_prediction:
-            target = _base_prediction(settings, net, batch, t, noise)
+        if settings.base_guidance is not None or micro_batch.needs_base_prediction:
+            target = _base_target(settings, net, micro_batch, batch, t, noise)
 
         if settings.network_seed is not None:
             network_seed = seed32(
@@ -361,21 +367,34 @@ def _write_values(
         values[first : first + len(output.mse)] = output.sound_mse
 
 
-def _base_prediction(
-    settings: StepSettings, net: nn.Module, batch: Batch, t: Tensor, noise: Tensor
+def _base_target(
+    settings: StepSettings,
+    net: nn.Module,
+    micro_batch: MicroBatch,
+    batch: Batch,
+    t: Tensor,
+    noise: Tensor,
 ) -> Velocity | None:
-    """Return the target of samples with prior preservation, None if this process has
-    none.
+    """Return the target of samples that learn from the base model's own predictions.
 
-    The network runs even without such samples: all processes of a sharded network must
-    run it together.
+    With ``base_guidance`` it keeps the base model's guidance; samples of prior
+    preservation learn to stay with the base model's prediction. None: the target is v of
+    the data.
+
+    The base model runs even if this process has no such sample: all processes of a
+    sharded network must run it together.
     """
-    rows = [i for i, wanted in enumerate(batch.prior_preservation) if wanted]
+    arguments = (settings.family, net, settings.objective, batch, t, noise)
+    target = None
     with adapter_off(net):
-        target = prior_target(
-            settings.family, net, settings.objective, batch, t, noise, rows or [0]
-        )
-    return target if rows else None
+        if settings.base_guidance is not None:
+            target = guided_target(*arguments, settings.base_guidance)
+        if micro_batch.needs_base_prediction:
+            rows = [i for i, wanted in enumerate(batch.prior_preservation) if wanted]
+            with_prior = prior_target(*arguments, rows or [0], target)
+            if rows:
+                target = with_prior
+    return target
 
 
 def _with_graph_from_text(batch: Batch) -> Batch:

@@ -29,6 +29,8 @@ from videotune.validation.decoding import (
     broadcast_from_main,
     updates_of,
 )
+from videotune.validation.forgetting_callback import ForgettingCallback
+from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import (
     OVERFITTING,
     Verdict,
@@ -37,7 +39,7 @@ from videotune.validation.overfitting import (
     ranking,
     recommend,
 )
-from videotune.validation.overhead import plan_overhead
+from videotune.validation.overhead import plan_overhead, planned_forgetting
 from videotune.validation.part_movement import PartMovement
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.selection import PreviewRequest
@@ -65,6 +67,9 @@ def callbacks_of(job: Job) -> list[Callback]:
     plan = selection.sample_metrics_plan(job)
     if plan is not None:
         callbacks.append(SampleMetricsCallback(job, plan))
+    planned = planned_forgetting(job)
+    if planned is not None:
+        callbacks.append(ForgettingCallback(job, *planned))
     return callbacks
 
 
@@ -425,21 +430,34 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
     """Return {"step", "why"} of the recommended checkpoint of a run at ``step``.
 
     It is the best by the held-out clips if the run overfits or has got worse, else the
-    last.
+    last; unless another one is better by what is left of the base model's abilities.
     """
     lines = trainer.journal.history.events
     verdict = judge(lines)
     saved = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    held_out = _held_out_errors(lines, verdict)
     if verdict is None or not verdict.turned or not saved:
+        choice = max(saved, default=step)
         why = "nothing speaks against the last step"
         if verdict is not None and verdict.label is None:
             why = f"no verdict: {verdict.reason}"
-        return {"step": max(saved, default=step), "why": why}
+    else:
+        choice, reason = recommend(held_out, verdict.best_step or 0, saved)
+        why = reason or "held-out clips were best there"
 
-    held_out: dict[int, float] = {}
+    weighed, reason = weigh_kept(choice, held_out, kept_by_step(lines), saved)
+    return {"step": weighed, "why": reason or why}
+
+
+def _held_out_errors(
+    lines: Sequence[Mapping[str, Any]], verdict: Verdict | None
+) -> dict[int, float]:
+    """Return the error on held-out clips by step, of the part that decides."""
+    if verdict is None or verdict.label is None:
+        return {}
+    errors: dict[int, float] = {}
     for reading in ranking(readings_of(lines), verdict):
-        error = reading["held_out"]["normalised"]
-        if error is not None:
-            held_out[int(reading["step"])] = float(error)
-    best, why = recommend(held_out, verdict.best_step or 0, saved)
-    return {"step": best, "why": why or "held-out clips were best there"}
+        held_out = reading["held_out"]
+        if held_out is not None and held_out["normalised"] is not None:
+            errors[int(reading["step"])] = float(held_out["normalised"])
+    return errors

@@ -257,12 +257,17 @@ def rise(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[float, 
     clips; it is infinite for one clip.
     """
     differences = [now[name] - before[name] for name in before if name in now]
-    n = len(differences)
-    mean = sum(differences) / n
+    return mean_and_chance(differences)
+
+
+def mean_and_chance(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of values and its chance level t·s/√n, see ``rise``."""
+    n = len(values)
+    mean = sum(values) / n
     if n < 2:
         return mean, float("inf")
 
-    deviation = sqrt(sum((x - mean) ** 2 for x in differences) / (n - 1))
+    deviation = sqrt(sum((x - mean) ** 2 for x in values) / (n - 1))
     t = STUDENT_T[min(n, len(STUDENT_T) + 1) - 2]
     return mean, t * deviation / sqrt(n)
 

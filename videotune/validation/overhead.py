@@ -10,19 +10,25 @@ from itertools import product
 from math import ceil
 from typing import Any
 
-from videotune.config.sampling_sections import SampleMetrics
+from videotune.config.sampling_sections import Forgetting, SampleMetrics
 from videotune.job.job import Job
 from videotune.model_spec import ModelSpec
 from videotune.trainer.trainer import times
 from videotune.types import Window
 from videotune.validation import selection
+from videotune.validation.forgetting import LEVELS, OWN_GUIDANCE_AT
+from videotune.validation.forgetting_plan import (
+    PROMPT_COUNTS,
+    ForgettingPlan,
+    forgetting_plan,
+)
 from videotune.validation.selection import MAX_WINDOWS, MIN_WINDOWS, SampleMetricsPlan
 
 PASSES_PER_STEP = 3
 """Cost of the forward and backward pass of a training step, in forward passes."""
 
 TOTAL_SHARE = 0.08
-"""Default share of the run's time for validation, previews and sample metrics."""
+"""Default share of the run's time for all that is measured and sampled."""
 
 VALIDATION_SHARE = 0.045
 """Default share of validation. Previews get the share that is left."""
@@ -30,11 +36,19 @@ VALIDATION_SHARE = 0.045
 METRICS_SHARE = SampleMetrics().budget
 """Default share of sample metrics."""
 
+FORGETTING_SHARE = Forgetting().budget
+"""Default share of what is read of the base model's abilities."""
+
 WANTED_VALIDATIONS = 5
 WANTED_PREVIEWS = 3
 """Number of runs, first and last included, that the share should pay for.
 
 If it does not, each of them is made smaller.
+"""
+
+WANTED_READINGS = 3
+"""Readings of the base model's abilities that the budget should pay for, after that of
+the base model itself. If it does not, they have fewer prompts.
 """
 
 SPACING = 250
@@ -211,6 +225,7 @@ def overhead(job: Job) -> dict[str, Any]:
         "readings": validations(job),
         "previews": previews(job),
         "probes": metrics(job),
+        "forgetting": forgetting(job),
     }
 
 
@@ -276,8 +291,72 @@ def metrics_spacing(plan: SampleMetricsPlan, job: Job) -> int:
     return _spacing(job, budget / share, unit=job.steps)
 
 
+def forgetting(job: Job) -> dict[str, Any] | None:
+    """Return the cost of the readings of the base model's abilities.
+
+    None if there are none or the budget does not pay for two of them.
+    """
+    planned = planned_forgetting(job)
+    if planned is None:
+        return None
+    plan, every = planned
+    count = times(every, job.steps)
+    return {
+        "count": count,
+        "prompts": len(plan.prompts),
+        "share": rounded(
+            _forgetting_share(plan, job, readings=count - 1, with_base=True)
+        ),
+    }
+
+
+def planned_forgetting(job: Job) -> tuple[ForgettingPlan, int] | None:
+    """Return what is read of the base model's abilities, and the steps between readings.
+
+    With the shipped prompts it reads as many as the budget pays for. None if there is
+    nothing to read, or the budget does not pay for two readings.
+    """
+    budget = job.config.forgetting.budget
+    for wanted in (WANTED_READINGS, 1):
+        for count in PROMPT_COUNTS:
+            plan = forgetting_plan(job, count)
+            if plan is None:
+                return None
+            base = _forgetting_share(plan, job, readings=0, with_base=True)
+            one_reading = _forgetting_share(plan, job, readings=1, with_base=False)
+            if base + wanted * one_reading <= budget:
+                affordable = 1 + (budget - base) / one_reading
+                return plan, _spacing(job, affordable)
+    return None
+
+
+def _forgetting_share(
+    plan: ForgettingPlan, job: Job, *, readings: int, with_base: bool
+) -> float:
+    """Return the cost of readings as a share of training.
+
+    Args:
+        plan: what is read.
+        job: the job.
+        readings: of the trained model.
+        with_base: whether the base model is read too, which also draws the samples.
+    """
+    settings = plan.few_steps
+    passes_of_path = (settings.steps + plan.many_steps) * passes_per_step(
+        job.spec, settings.guidance
+    )
+    passes = readings * (LEVELS + passes_of_path)
+    if with_base:
+        drawing = plan.drawing.steps * passes_per_step(job.spec, plan.drawing.guidance)
+        levels = LEVELS + len(OWN_GUIDANCE_AT)
+        passes += drawing + 2 * levels + passes_of_path
+    tokens = passes * len(plan.prompts) * job.spec.tokens(settings.shape)
+    return share_of_steps(job, tokens)
+
+
 def _share_before_previews(job: Job) -> float:
-    """Return the share of validation and sample metrics.
+    """Return the share of validation, sample metrics and readings of the base model's
+    abilities.
 
     A spacing that the user sets may cost more than the default share; only the default
     share counts then, so that some is left for previews.
@@ -289,7 +368,13 @@ def _share_before_previews(job: Job) -> float:
 
     sample_metrics = metrics(job)
     metrics_share = sample_metrics["share"] if sample_metrics else 0.0
-    return validation_share + min(METRICS_SHARE, metrics_share)
+    readings = forgetting(job)
+    readings_share = readings["share"] if readings else 0.0
+    return (
+        validation_share
+        + min(METRICS_SHARE, metrics_share)
+        + min(FORGETTING_SHARE, readings_share)
+    )
 
 
 def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:

@@ -70,7 +70,7 @@ def read_validation(
     tables = {part: _ErrorTables.of(windows) for part, windows in parts.items()}
 
     for expert in family.spec.experts:
-        quantiles = [i for i, t in enumerate(levels) if _covers(expert, t)]
+        quantiles = [i for i, t in enumerate(levels) if covers(expert, t)]
         if not quantiles:
             continue
         net = nets[expert.name]
@@ -311,12 +311,12 @@ def expert_by_quantile(family: DiffusersModel, objective: Objective) -> list[str
     """Return the name of the expert of each quantile, from least to most noise."""
     names = []
     for t in objective.timesteps.quantiles(QUANTILES).tolist():
-        expert = next(item for item in family.spec.experts if _covers(item, t))
+        expert = next(item for item in family.spec.experts if covers(item, t))
         names.append(expert.name)
     return names
 
 
-def _covers(expert: Expert, t: float) -> bool:
+def covers(expert: Expert, t: float) -> bool:
     """Whether an expert is used at timestep ``t``."""
     return expert.t_lo <= t < expert.t_hi or t == expert.t_hi == 1
 
