@@ -109,6 +109,26 @@ class SoundRules:
 
 
 @dataclass(frozen=True)
+class ConnectorRules:
+    """The networks between a text encoder and the denoiser, on which an adapter can
+    train.
+    """
+
+    path: str
+    """Their folder, their name in the pipeline, and that in the denoiser while they run
+    in the step.
+    """
+    blocks: tuple[str, ...]
+    """Module paths of their repeated blocks, from the denoiser on."""
+    lora_targets: tuple[str, ...]
+    """Patterns of the modules that "connectors" in ``lora.targets`` names."""
+    text_width: int
+    """Width of the states that they read."""
+    text_numbers: int
+    """Numbers of a caption that they read beside its ``text_tokens`` states."""
+
+
+@dataclass(frozen=True)
 class Expert:
     """A denoiser for the noise levels t in [t_lo, t_hi)."""
 
@@ -220,6 +240,13 @@ class ModelSpec:
     """
     sound: SoundRules | None = None
     """How it takes and makes sound. None: it has no sound."""
+    connectors: ConnectorRules | None = None
+    """The networks between text encoder and denoiser. None: no adapter trains on them.
+    """
+    connectors_in_step: bool = False
+    """Whether these run in the step, with the denoiser, and captions are cached before
+    them.
+    """
     generates: tuple[str, ...] = ("video",)
     """What a run learns: "video", "sound" or both."""
     reads_sound: bool = False
@@ -342,6 +369,32 @@ class ModelSpec:
             reads_sound=True,
             lora_targets={**self.lora_targets, **self.sound.lora_targets},
             idle_paths=self.sound.idle_paths[" and ".join(ordered)],
+        )
+
+    def with_connectors(self) -> ModelSpec:
+        """Return the spec of a run whose connectors run in the step."""
+        assert self.connectors is not None
+        return replace(
+            self,
+            connectors_in_step=True,
+            text_width=self.connectors.text_width,
+            text_numbers=self.connectors.text_numbers,
+        )
+
+    @property
+    def block_lists(self) -> tuple[str, ...]:
+        """Module paths of all repeated blocks of a step, in the order in which they
+        run: those of connectors in the step, then ``blocks``.
+        """
+        if not self.connectors_in_step:
+            return self.blocks
+        assert self.connectors is not None
+        return (*self.connectors.blocks, *self.blocks)
+
+    def is_connector(self, path: str) -> bool:
+        """Whether a module or parameter belongs to the connectors."""
+        return self.connectors is not None and path.startswith(
+            f"{self.connectors.path}."
         )
 
     def part_of(self, expert: str | None = None) -> str:

@@ -95,7 +95,13 @@ METHODS["sound of LTX-2"] = (
     "video_config.frames=17",
 )
 """Clips with sound and without, in buckets of their own."""
+METHODS["text connectors of LTX-2"] = (
+    *METHODS["sound of LTX-2"],
+    'lora.targets=["attention", "connectors"]',
+)
+"""Their captions are cached before them, and they run in the step."""
 OTHER_BASES = {
+    "text connectors of LTX-2": ("ltx2", "2.3"),
     "sound of LTX-2": ("ltx2", "2.3"),
     "conditions of LTX-2": ("ltx2", "2.3"),
     "conditions of LTX": ("ltx_video", "0.9.7"),
@@ -106,6 +112,8 @@ CONDITIONS_OF_OTHERS = [
     ("mid-accumulation", "conditions of VACE", "plain", 0),
     ("validation", "conditions of LTX-2", "plain", 2),
     ("mid-accumulation", "sound of LTX-2", "plain", 2),
+    ("mid-accumulation", "text connectors of LTX-2", "plain", 2),
+    ("validation", "text connectors of LTX-2", "EMA", 0),
 ]
 FREE = [
     ("validation", "own rates", "schedule-free", 2),
@@ -179,7 +187,7 @@ def straight(
         data = small_clips
         if method.startswith("conditions"):
             data = referenced
-        elif method.startswith("sound"):
+        elif method.startswith(("sound", "text connectors")):
             data = sounding
         settings = Overrides(
             data=str(data),

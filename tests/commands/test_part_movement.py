@@ -170,6 +170,30 @@ def test_parts_of_sound_are_told_apart(tiny_family: Callable[..., Any]) -> None:
     assert part_of("proj_in.weight", spec) == "other"
 
 
+def test_text_connectors_are_parts_of_their_own(
+    overrides: Make, tmp_path: Path
+) -> None:
+    words = overrides(
+        *settings("ltx2"),
+        'lora.targets=["attention", "connectors"]',
+        'generate=["video", "sound"]',
+        "video_config.frames=17",
+        base=("ltx2",),
+        data=write_sounding_clips(tmp_path / "sounding", sounding=2, silent=0),
+    )
+    trainer = build_trainer(
+        open_run(words, tmp_path / "run", None).job, tmp_path / "run"
+    )
+    train_loop(trainer)
+    trainer.journal.close()
+    (line,) = of_kind(tmp_path / "run", "parts")
+    parts = line["parts"]
+    for label in ("text connectors", "sound: text connectors"):
+        assert parts[label]["moved"]
+        assert parts[label]["gradient"] > 0
+    assert warned(trainer) == []
+
+
 @pytest.mark.parametrize("method", ["FINE_TUNE", "EMBEDDING"])
 def test_weights_and_new_tokens_are_parts_too(
     method: str, overrides: Make, tmp_path: Path

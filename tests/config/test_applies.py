@@ -107,6 +107,10 @@ CASES: dict[str, tuple[Facts, Facts]] = {
         Facts(config_of(sample_metrics__budget=0.0)),
         Facts(config_of()),
     ),
+    "forgetting.steps": (
+        Facts(config_of(forgetting__budget=0.0)),
+        Facts(config_of()),
+    ),
     "video_config.max_frames": (
         Facts(config_of(video_config__frames=9)),
         Facts(config_of()),

@@ -103,6 +103,8 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "sample_metrics.budget=100000",
         "sample_metrics.steps=1",
         "sample_metrics.samples=4",
+        "forgetting.budget=100000",
+        "forgetting.steps=1",
     )
     often = (
         *probed,

@@ -32,7 +32,6 @@ docs/planning.md prints row by row.
 WIDE = {
     "wan": {"num_attention_heads": 8, "ffn_dim": 384},
     "hunyuan_video": {"num_single_layers": 4},
-    "hunyuan_video15": {"num_attention_heads": 8, "mlp_ratio": 4.0},
     "hidream": {"num_single_layers": 4},
 }
 """Of transformers' configs: weights and activations of blocks are most of what is held,

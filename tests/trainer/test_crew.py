@@ -121,8 +121,9 @@ def test_two_processes_with_one_sample_are_one_with_two(
     assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()
 
 
+@pytest.mark.parametrize("targets", ["attention", '["attention","connectors"]'])
 def test_two_processes_learn_sound_as_one_does(
-    tiny_bases: Callable[..., Path], tmp_path: Path
+    targets: str, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Clips without sound have no gradient for its modules in either process, so weight
     decay moves them in neither.
@@ -133,6 +134,7 @@ def test_two_processes_learn_sound_as_one_does(
         'generate=["video", "sound"]',
         "video_config.frames=17",
         "optimizer.weight_decay=0.1",
+        f"lora.targets={targets}",
     )
     words = overrides_of(clips, tiny_bases("ltx2"), tmp_path / "cache", *sets)
     whole = tmp_path / "whole"

@@ -15,7 +15,12 @@ from torch import Tensor, nn
 
 from videotune.adapters.adapter_types import ZERO, parse_param_name, peft_config
 from videotune.adapters.layers import is_named, named_by
-from videotune.config.sections import Lora, LoraModules
+from videotune.config.sections import (
+    CONNECTORS,
+    Lora,
+    LoraModules,
+    is_connector_target,
+)
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
 from videotune.rng import generator_for
@@ -32,7 +37,8 @@ def matching(
     Args:
         net: the denoiser.
         spec: its spec.
-        targets: name of a set of the family, or patterns (``layers.is_named``).
+        targets: name of a set of the family, or a list of such names and of patterns
+            (``layers.is_named``).
 
     Returns:
         Without those that have no effect in a training step (``idle_targets``).
@@ -62,16 +68,40 @@ def idle_targets(
 def _named_targets(
     net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]
 ) -> list[str]:
-    """Return the paths of the Linear modules in the blocks that the targets name."""
-    patterns = spec.lora_targets[targets] if isinstance(targets, str) else targets
-    block_prefixes = tuple(f"{blocks}." for blocks in spec.blocks)
-    paths = [
+    """Return the paths of the Linear modules in the blocks that the targets name.
+
+    Those that begin with "connectors" name modules of the text connectors, all others
+    modules of the denoiser.
+    """
+    listed = [targets] if isinstance(targets, str) else targets
+    patterns: list[str] = []
+    connector_patterns: list[str] = []
+    for target in listed:
+        if target == CONNECTORS and spec.connectors is not None:
+            connector_patterns += spec.connectors.lora_targets
+        elif is_connector_target(target):
+            connector_patterns.append(target)
+        else:
+            patterns += spec.lora_targets.get(target, (target,))
+
+    noun = "Linear module of the blocks"
+    matches = named_by(linear_paths(net, spec.blocks), patterns, "lora.targets", noun)
+    if connector_patterns:
+        assert spec.connectors is not None
+        paths = linear_paths(net, spec.connectors.blocks)
+        noun = "Linear module of the connectors' blocks"
+        matches |= named_by(paths, connector_patterns, "lora.targets", noun)
+    return [path for path in linear_paths(net, spec.block_lists) if path in matches]
+
+
+def linear_paths(net: nn.Module, block_lists: Sequence[str]) -> list[str]:
+    """Return the paths of the Linear modules in lists of blocks."""
+    block_prefixes = tuple(f"{blocks}." for blocks in block_lists)
+    return [
         name
         for name, module in net.named_modules()
         if isinstance(module, nn.Linear) and name.startswith(block_prefixes)
     ]
-    matches = named_by(paths, patterns, "lora.targets", "Linear module of the blocks")
-    return [path for path in paths if path in matches]
 
 
 def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Parameter]:
@@ -107,10 +137,26 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
         config.rank_pattern = rank_pattern
         config.alpha_pattern = alpha_pattern
 
+    if spec.connectors_in_step:
+        config.exclude_modules = _connectors_without_adapter(net, spec, paths)
     net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
     if settings.variant == "LORA":
         multiply_in_input_dtype(net, paths)
     return lora_parameters(net)
+
+
+def _connectors_without_adapter(
+    net: nn.Module, spec: ModelSpec, paths: Sequence[str]
+) -> list[str]:
+    """Return the Linear modules of the connectors that get no adapter.
+
+    PEFT has to be told: it compares the ends of paths, and the connectors' blocks are
+    named as the denoiser's.
+    """
+    assert spec.connectors is not None
+    adapted = set(paths)
+    linears = linear_paths(net, spec.connectors.blocks)
+    return [path for path in linears if path not in adapted]
 
 
 def rule_of(settings: Lora, path: str) -> LoraModules | None:

@@ -14,7 +14,7 @@ from videotune.console import answer, doing, out, print_table, size, tell
 from videotune.errors import VideotuneError
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.exposure import views_text
-from videotune.text import counted, memory_size, shape_words, times_between
+from videotune.text import counted, memory_size, plain, shape_words, times_between
 from videotune.user_settings import has_accepted
 
 if TYPE_CHECKING:
@@ -322,6 +322,11 @@ def show_parameters(result: PlanResult) -> None:
         )
         where = " in each expert" if result.experts > 1 else ""
         tell(f"  {groups}{where}", indent="    ")
+    if len(adapter["parts"]) > 1:
+        parts = ", ".join(
+            f"{name} {plain(numbers)}" for name, numbers in adapter["parts"].items()
+        )
+        tell(f"  parameters by part: {parts}", indent="    ")
     if adapter["idle"]:
         groups = ", ".join(
             f"{count} × {path}" for path, count in adapter["idle"].items()

@@ -11,6 +11,7 @@ from typing import Any
 from videotune.config.load import merge, parse_sets
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
+from videotune.exporter.lora_target import changes_connectors
 from videotune.job import overrides
 from videotune.model_spec import ModelSpec
 from videotune.runs import run_dir
@@ -110,13 +111,19 @@ def open_source(options: SampleOptions) -> SampleSource:
         sets = merge(sets, {"sample": {"strength": options.strength}})
     settings = overrides.absolute_paths(merge(settings, sets))
     resolved, spec, base = overrides.reopened(settings)
+    is_adapter = resolved.config.training_method == "LORA"
+    if (
+        spec.connectors is not None
+        and is_adapter
+        and any(map(changes_connectors, options.loras))
+    ):
+        spec = spec.with_connectors()
     refuse_images(options, spec, resolved.config)
     lora_files = {} if options.run else by_expert(options.loras, spec)
 
     checkpoint = None
     if options.run is not None and options.step != 0:
         checkpoint = pick(options.run, options.step)
-    is_adapter = resolved.config.training_method == "LORA"
     if checkpoint and options.strength not in (None, 1.0) and not is_adapter:
         raise VideotuneError(
             "--strength: it is for an adapter, and a fine-tuned model has none"

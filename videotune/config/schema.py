@@ -494,6 +494,13 @@ class Config(Section):
         return self.generate is None or "video" in self.generate
 
     @property
+    def trains_connectors(self) -> bool:
+        """Whether an adapter trains on the networks between text encoder and denoiser,
+        which then run in the step.
+        """
+        return self.training_method == "LORA" and self.lora.names_connectors
+
+    @property
     def text_in_step(self) -> bool:
         """Whether text is encoded in the step, because its encoder trains.
 

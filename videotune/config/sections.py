@@ -1,5 +1,6 @@
 """Sections of the config on what trains: adapters, averages, encoders, new tokens."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -26,6 +27,17 @@ WeightDtype = Annotated[
     ],
     BeforeValidator(weights),
 ]
+
+
+CONNECTORS = "connectors"
+"""Target of an adapter on the networks between text encoder and denoiser."""
+
+_CONNECTOR_PATTERN = re.compile(rf"{CONNECTORS}(\\?\.|$)")
+
+
+def is_connector_target(target: str) -> bool:
+    """Whether a target of an adapter is "connectors", or a pattern of paths in them."""
+    return _CONNECTOR_PATTERN.match(target) is not None
 
 
 class LoraModules(Section):
@@ -69,8 +81,19 @@ class Lora(Section):
     """
     targets: str | Annotated[list[str], Field(min_length=1)] = fatal("attention")
     """attention, self_attention, cross_attention, feed_forward, experts, linear, all; of
-    models with sound also video, sound, cross_modal; or a list of module path patterns
+    models with sound also video, sound, cross_modal; of models with text connectors also
+    connectors; or a list of such names and of module path patterns
     """
+
+    @property
+    def target_list(self) -> list[str]:
+        """The targets as a list."""
+        return [self.targets] if isinstance(self.targets, str) else self.targets
+
+    @property
+    def names_connectors(self) -> bool:
+        """Whether modules of the text connectors are among the targets."""
+        return any(map(is_connector_target, self.target_list))
 
     @property
     def scale(self) -> float:

@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Any
 
 from videotune.config.applies import Facts, unused
+from videotune.config.connector_checks import faults_with_connectors
 from videotune.config.data_schema import Dataset
 from videotune.config.fields import ROUNDED
 from videotune.config.optimizer_classes import (
@@ -16,6 +17,7 @@ from videotune.config.optimizer_classes import (
 )
 from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
 from videotune.config.schema import Config, leaves
+from videotune.config.sections import CONNECTORS
 from videotune.config.sound_checks import faults_with_sound
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
@@ -550,8 +552,11 @@ def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
     targets = config.lora.targets
     yield from _of_conditions(config, spec)
     yield from faults_with_sound(config, spec)
-    if isinstance(targets, str) and targets not in spec.lora_targets:
-        names = ", ".join(sorted(spec.lora_targets))
+    yield from faults_with_connectors(config, spec)
+    is_name = isinstance(targets, str) and targets != CONNECTORS
+    if is_name and targets not in spec.lora_targets:
+        sets = [*spec.lora_targets, *([CONNECTORS] if spec.connectors else [])]
+        names = ", ".join(sorted(sets))
         yield (
             f"lora.targets: {targets!r} is neither a named set of {spec.title} ({names}) nor a list of patterns"
         )

@@ -8,7 +8,8 @@ key ``videotune``.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,75 @@ def read_lora(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> 
     loader = family.lora_reader()
     state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
     # diffusers puts its own names in place of those that it knows.
-    is_known = any(key.startswith("transformer.") for key in state)
+    is_known = any(key.startswith(("transformer.", "connectors.")) for key in state)
+    if family.spec.connectors_in_step:
+        is_known = is_known and _names_modules_of(net, state)
     if not is_known:
         state = lora_state_dict(family, net, file)
-    loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
+    _load_as_pipeline(family, net, state, name, metadata)
     return "diffusers load_lora_weights" if is_known else "videotune sample --lora"
+
+
+def _names_modules_of(net: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Return whether each tensor belongs to a module of a network."""
+    paths = {path for path, _ in net.named_modules()}
+    return all(
+        key.removeprefix("transformer.").rpartition(".lora_")[0] in paths
+        for key in state
+    )
+
+
+def _load_as_pipeline(
+    family: DiffusersModel,
+    net: nn.Module,
+    state: Mapping[str, Tensor],
+    name: str,
+    metadata: Any,
+) -> None:
+    """Load an adapter with the calls of ``load_lora_weights``: one for each part of the
+    pipeline.
+    """
+    loader = family.lora_reader()
+    of_connectors: dict[str, Tensor] = {}
+    of_transformer: dict[str, Tensor] = {}
+    for key, value in state.items():
+        part = of_connectors if family.spec.is_connector(key) else of_transformer
+        part[key] = value
+
+    with _without_connectors(family, net):
+        if of_transformer or not of_connectors:
+            loader.load_lora_into_transformer(
+                of_transformer, net, adapter_name=name, metadata=metadata
+            )
+    if of_connectors:
+        assert family.spec.connectors is not None
+        path = family.spec.connectors.path
+        loader.load_lora_into_transformer(
+            of_connectors,
+            net.get_submodule(path),
+            adapter_name=name,
+            metadata=metadata,
+            prefix=path,
+        )
+
+
+@contextmanager
+def _without_connectors(family: DiffusersModel, net: nn.Module) -> Iterator[None]:
+    """Take the connectors out of a network within the block.
+
+    PEFT compares the ends of paths, and their blocks are named as the network's.
+    """
+    if not family.spec.connectors_in_step:
+        yield
+        return
+    assert family.spec.connectors is not None
+    path = family.spec.connectors.path
+    connectors = net.get_submodule(path)
+    delattr(net, path)
+    try:
+        yield
+    finally:
+        setattr(net, path, connectors)
 
 
 def read_adapter(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> None:
@@ -162,9 +227,7 @@ def read_adapter(family: DiffusersModel, net: nn.Module, path: Path, name: str) 
             _load_with_peft(family, net, file, name)
         else:
             state = lora_state_dict(family, net, file)
-            family.lora_reader().load_lora_into_transformer(
-                state, net, adapter_name=name, metadata=None
-            )
+            _load_as_pipeline(family, net, state, name, metadata=None)
             _refuse_unloaded(family, file, state, net, name)
 
     if adapter_types.kind_of(lora.lora_parameters(net, name)) is None:

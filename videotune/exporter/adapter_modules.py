@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from videotune.adapters.adapter_types import PARTS, ZERO, kind_of, side_of
 from videotune.adapters.effect import change
 from videotune.bounds import DELTA_NUMBERS, ROTATION_SIDE
+from videotune.config.sections import CONNECTORS
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, not_a_lora
 from videotune.exporter.converted_lora import convert_with_diffusers
@@ -231,6 +232,7 @@ def read_modules(
     paths_of = paths_by_name(family, net)
     unknown_names = [name for name in parts_by_name if flat_name(name) not in paths_of]
     if unknown_names:
+        _refuse_connectors(family, file, unknown_names)
         fault = "it has modules that the model lacks"
         raise not_a_lora(family, file.path, unknown_names, fault)
 
@@ -250,6 +252,19 @@ def read_modules(
             f"note: {file.path.name} does not say its alpha; alpha = rank is assumed (scale 1)"
         )
     return modules
+
+
+def _refuse_connectors(
+    family: DiffusersModel, file: AdapterFile, unknown_names: list[str]
+) -> None:
+    """Raise VideotuneError if all modules that a model lacks are of text connectors."""
+    if family.spec.connectors is None:
+        return
+    if all("_connector" in name for name in unknown_names):
+        raise VideotuneError(
+            f"{file.path} also changes the text connectors of {family.spec.title}, which stay as they"
+            f" are here. Add {CONNECTORS} to lora.targets"
+        )
 
 
 def _find_fault(modules: list[AdapterModule]) -> str | None:
@@ -380,8 +395,16 @@ def lora_state_dict(
         for part, value in module.parts.items():
             if part == "lora_B" and module.scale != 1.0:
                 value = value.float() * module.scale
-            state[f"transformer.{tensor_name(path, part)}"] = value.clone()
+            name = tensor_name(pipeline_name(family, path), part)
+            state[name] = value.clone()
     return state
+
+
+def pipeline_name(family: DiffusersModel, path: str) -> str:
+    """Return a module's name in files of diffusers, which begins with its part of the
+    pipeline: text connectors are a part beside the transformer.
+    """
+    return path if family.spec.is_connector(path) else f"transformer.{path}"
 
 
 def tensor_name(path: str, part: str) -> str:

@@ -54,7 +54,7 @@ class Base:
     family: DiffusersModel
 
     net: nn.Module
-    """The transformer on the meta device."""
+    """The transformer on the meta device, with the text connectors if it has some."""
 
 
 def open_adapter(path: Path, *, finite: bool = True) -> AdapterFile:
@@ -124,6 +124,9 @@ def load_architecture(folder: Path, names: tuple[str, ...]) -> Base:
     ).name
     family_class = registry.find(family_name)
     family = family_class(folder, torch.device("cpu"), torch.float32)
+    if family.spec.connectors is not None:
+        # A file may change them too.
+        family.spec = family.spec.with_connectors()
     return Base(names, family, family.skeleton())
 
 

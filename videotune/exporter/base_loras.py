@@ -62,11 +62,38 @@ def weight_changes(
             [hash_path(adapter_path(Path(lora.file).expanduser())), lora.strength]
             for lora in expert_loras
         ]
-        changes[family.spec.part_of(expert)] = WeightChanges(
-            digest=digest(contents)[:16],
-            read=partial(_changes, family, expert, tuple(expert_loras)),
-        )
+        hashed = digest(contents)[:16]
+        read = partial(_changes, family, expert, tuple(expert_loras))
+        part = family.spec.part_of(expert)
+        if family.spec.connectors_in_step:
+            assert family.spec.connectors is not None
+            inner = family.spec.connectors.path
+            changes[part] = WeightChanges(hashed, partial(_outside, inner, read))
+            changes[inner] = WeightChanges(hashed, partial(_inside, inner, read))
+        else:
+            changes[part] = WeightChanges(hashed, read)
     return changes
+
+
+ReadChanges = Callable[[], Mapping[str, Change]]
+
+
+def _inside(path: str, read: ReadChanges) -> Mapping[str, Change]:
+    """Return the changes of a module's weights, by their names in it."""
+    start = f"{path}."
+    return {
+        name.removeprefix(start): change
+        for name, change in read().items()
+        if name.startswith(start)
+    }
+
+
+def _outside(path: str, read: ReadChanges) -> Mapping[str, Change]:
+    """Return the changes of weights outside of a module."""
+    start = f"{path}."
+    return {
+        name: change for name, change in read().items() if not name.startswith(start)
+    }
 
 
 def check_lora_file(

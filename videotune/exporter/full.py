@@ -28,6 +28,7 @@ from videotune.exporter.formats import (
     verification_error,
 )
 from videotune.files import system_errors, whole_folder, write_json
+from videotune.model_spec import ModelSpec
 from videotune.models import loading, model_files, single_file
 from videotune.models.base import DiffusersModel
 from videotune.models.weight_changes import Change, WeightChanges
@@ -253,18 +254,14 @@ def export_merged(
     check_finite("adapter", *adapters.values())
     changes = changes or {}
 
-    part_states = {
-        family.spec.part_of(expert): state for expert, state in adapters.items()
-    }
+    part_states: dict[str, StateDict] = {}
+    for expert, state in adapters.items():
+        part_states |= _by_part(family.spec, expert, state)
     with model_folder(base, folder, part_states, facts) as temporary_folder:
-        nets = {
-            family.spec.part_of(expert): family.skeleton(expert) for expert in adapters
-        }
-
         weight_count = 0
-        for part, net in nets.items():
+        for part in part_states:
             weight_count += _merge_part(
-                net=net,
+                net=family.part_skeleton(part),
                 dtype=family.dtype,
                 base=base / part,
                 new_weight=_merging(part_states[part], scale, changes.get(part)),
@@ -279,6 +276,22 @@ def export_merged(
         reader="safetensors",
         use=facts.get("use", ""),
     )
+
+
+def _by_part(spec: ModelSpec, expert: str, state: StateDict) -> dict[str, StateDict]:
+    """Return the tensors of an adapter by the folders of the networks that they change."""
+    if not spec.connectors_in_step:
+        return {spec.part_of(expert): state}
+    assert spec.connectors is not None
+    path = spec.connectors.path
+    of_connectors = {}
+    of_transformer = {}
+    for name, value in state.items():
+        if spec.is_connector(name):
+            of_connectors[name.removeprefix(f"{path}.")] = value
+        else:
+            of_transformer[name] = value
+    return {spec.part_of(expert): of_transformer, path: of_connectors}
 
 
 NewWeight = Mapping[str, Callable[[Tensor], Tensor]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from videotune.config.sections import CONNECTORS
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import (
@@ -184,7 +185,10 @@ def detect_form(
 
     ``names`` is "diffusers", "native" (the authors'), "both" or "unknown".
     """
-    prefixes = Counter(name_prefix(module.name) for module in modules)
+    prefixes: Counter[str] = Counter()
+    for module in modules:
+        is_part = module.name.startswith(f"{CONNECTORS}.")
+        prefixes[f"{CONNECTORS}." if is_part else name_prefix(module.name)] += 1
     names = _detect_names(base, modules) if base else "unknown"
     return {
         "prefix": prefixes.most_common(1)[0][0],
@@ -253,6 +257,8 @@ def module_row(base: Base | None, module: AdapterModule) -> dict[str, Any]:
 
 def _target_group(base: Base | None, path: str) -> str:
     """Return the set of LoRA targets that a module belongs to, or "other"."""
+    if base is not None and base.family.spec.is_connector(path):
+        return CONNECTORS
     targets = base.family.spec.lora_targets if base else {}
     for group in _TARGET_GROUPS:
         patterns = targets.get(group, ())

@@ -2,11 +2,14 @@
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from videotune.config.sections import LoraFile
 from videotune.errors import VideotuneError
+from videotune.models.model_files import headers
 from videotune.text import counted, some
 
 FORM_KINDS = {
@@ -20,6 +23,7 @@ FORM_KINDS = {
 
 _STANDARD_NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 _PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+_CONNECTOR_KEY = re.compile("(video|audio)_(embeddings_)?connector")
 
 
 @dataclass(frozen=True)
@@ -140,3 +144,16 @@ def _which_file(folder: Path, candidates: Sequence[str]) -> str:
             f"{folder} is a run without exports. Write them: videotune export {folder}"
         )
     return f"{folder} holds no safetensors file. Name the file of an adapter"
+
+
+def changes_connectors(lora: LoraFile | Path) -> bool:
+    """Return whether a LoRA file has modules of text connectors.
+
+    False for a file that cannot be read: it is refused where it is opened.
+    """
+    path = lora if isinstance(lora, Path) else Path(lora.file).expanduser()
+    try:
+        keys = headers([adapter_path(path)])
+    except (VideotuneError, OSError):
+        return False
+    return any(map(_CONNECTOR_KEY.search, keys))

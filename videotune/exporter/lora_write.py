@@ -17,7 +17,12 @@ from videotune.adapters.adapter_types import (
     side_of,
 )
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_modules import AdapterModule, linear_shape, tensor_name
+from videotune.exporter.adapter_modules import (
+    AdapterModule,
+    linear_shape,
+    pipeline_name,
+    tensor_name,
+)
 from videotune.exporter.formats import (
     PEFT_CONFIG_KEY,
     UNSUPPORTED,
@@ -166,18 +171,46 @@ def write_form(
     if form not in PREFIXES:
         return _with_alpha_tensors(_rename_and_fuse(family, net, modules, form), form)
 
+    folded = 0
+    if any(map(family.spec.is_connector, modules)):
+        if form == "peft":
+            raise VideotuneError(
+                "--to peft: a file of PEFT is for one network, and this one changes the transformer"
+                " and the text connectors. Use diffusers or comfyui"
+            )
+        modules, folded = _scales_folded(modules)
     tensors = {}
     for path, module in modules.items():
+        name = f"{PREFIXES[form]}{path}"
+        if form == "diffusers":
+            name = pipeline_name(family, path)
         for part, value in module.parts.items():
-            tensors[tensor_name(f"{PREFIXES[form]}{path}", part)] = value
+            tensors[tensor_name(name, part)] = value
     settings = peft_settings_json(modules)
     if form == "peft":
         return WrittenLora(tensors, settings=settings)
 
     if all(module.scale == 1.0 for module in modules.values()):
-        return WrittenLora(tensors)
+        return WrittenLora(tensors, folded=folded)
     metadata = {f"transformer.{key}": settings[key] for key in DIFFUSERS_METADATA}
     return WrittenLora(tensors, {"lora_adapter_metadata": json.dumps(metadata)})
+
+
+def _scales_folded(modules: Modules) -> tuple[dict[str, AdapterModule], int]:
+    """Return modules with their scale multiplied into B, and how many had one.
+
+    The header has one alpha, of the transformer.
+    """
+    result = {}
+    folded = 0
+    for path, module in modules.items():
+        parts = dict(module.parts)
+        if module.scale != 1.0:
+            folded += 1
+            for part in ZERO & parts.keys():
+                parts[part] = parts[part].float() * module.scale
+        result[path] = replace(module, parts=parts, scale=1.0)
+    return result, folded
 
 
 def _rename_and_fuse(
@@ -255,7 +288,9 @@ def form_name(
         raise VideotuneError(
             f"--to original: {family.spec.title} has no other names there; use comfyui"
         )
-    is_in_block = path.startswith(tuple(f"{blocks}." for blocks in family.spec.blocks))
+    is_in_block = path.startswith(
+        tuple(f"{blocks}." for blocks in family.spec.block_lists)
+    )
     if original is None and not is_in_block:
         raise VideotuneError(
             f"--to {form}: {path} is outside the blocks and has no known name in this form"

@@ -26,6 +26,7 @@ from videotune.config.schema import Config
 from videotune.data.layouts import refuse_no_folder
 from videotune.data.locations import is_local
 from videotune.errors import VideotuneError
+from videotune.exporter.lora_target import changes_connectors
 from videotune.model_spec import ModelSpec
 from videotune.models import models_folder
 from videotune.models.base_model import (
@@ -433,14 +434,26 @@ def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlac
 
 
 def as_configured(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Return the spec with how the config has captions read, and with sound if the
-    config has it.
+    """Return the spec with how the config has captions read, and with sound and with
+    connectors in the step if the config has them.
     """
     if config.text_encoder.convention != "diffusers":
         spec = find(spec.name).with_authors_text(spec)
     if config.generate is not None:
         spec = spec.with_sound(config.generate)
+    if spec.connectors is not None and _runs_connectors(config):
+        spec = spec.with_connectors()
     return spec
+
+
+def _runs_connectors(config: Config) -> bool:
+    """Whether text connectors run in the step: an adapter trains on them, or a LoRA file
+    under it or in its samples changes them.
+    """
+    if config.training_method != "LORA":
+        return False
+    files = [*config.base_loras, *config.sample.loras]
+    return config.trains_connectors or any(map(changes_connectors, files))
 
 
 def resolve_config(

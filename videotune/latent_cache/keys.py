@@ -32,7 +32,9 @@ class CacheKeys:
     vae: str
     """Fingerprint of the VAE, and how it is called if that is special."""
     text_encoder: str
-    """Fingerprint of the text encoder."""
+    """Fingerprint of the text encoder, and before what captions are cached if that is
+    special.
+    """
     tokens: int
     """Tokens of a caption, at most."""
     seed: int
@@ -47,9 +49,12 @@ class CacheKeys:
     def of(cls, family: DiffusersModel, seed: int) -> "CacheKeys":
         """Return the names of what a family encodes in a run with this seed."""
         fingerprints = family.fingerprints()
+        text_stage = "before connectors" if family.spec.connectors_in_step else ""
         return cls(
             vae=" ".join(filter(None, (fingerprints["vae"], family.encoding))),
-            text_encoder=fingerprints["text_encoder"],
+            text_encoder=" ".join(
+                filter(None, (fingerprints["text_encoder"], text_stage))
+            ),
             tokens=family.spec.text_tokens,
             seed=seed,
             image_noise=family.spec.image_noise,

@@ -31,6 +31,11 @@ def set_attention(net: Any, name: str) -> None:
         # Without this context, diffusers sets it for all networks in the process.
         with attention_backend("native"):
             net.set_attention_backend(name)
+            for part in net.children():
+                # A model within the network, such as text connectors, is called with
+                # masks, which some backends refuse.
+                if hasattr(part, "set_attention_backend"):
+                    part.set_attention_backend("native")
     except (RuntimeError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise VideotuneError(

@@ -179,6 +179,10 @@ def stream_blocks(
         if number in buffer_indices or checkpointing != OFF:
             offload._wrap(block, buffer_indices.get(number))
     net.register_forward_pre_hook(offload._begin)
+    owner = net.get_submodule(paths[0].rpartition(".")[0])
+    if owner is not net:
+        # It may run before the network itself, as text connectors do.
+        owner.register_forward_pre_hook(offload._begin)
     return offload
 
 

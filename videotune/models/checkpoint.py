@@ -225,8 +225,12 @@ class Checkpoint:
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """Build the transformer on the meta device. None: the first expert's."""
+        return self.part_skeleton(self.spec.part_of(expert))
+
+    def part_skeleton(self, part: str) -> nn.Module:
+        """Build a network with an adapter on the meta device, as its folder holds it."""
         cls = getattr(diffusers, self.transformer_class)
-        return on_meta(cls, self.folder / self.spec.part_of(expert))
+        return on_meta(cls, self.folder / part)
 
     def fingerprints(self) -> dict[str, str]:
         """Return hashes of text encoders, VAE and denoisers, for the caches and the

@@ -19,8 +19,6 @@ from videotune.errors import VideotuneError
 from videotune.lazy import torch
 from videotune.model_spec import ModelSpec, SoundRules, VideoRules
 from videotune.models import ltx2_tiny
-from videotune.models.fingerprint import fingerprint
-from videotune.models.loading import load_model
 from videotune.models.ltx2_conditions import (
     CONDITIONS,
     AppendedFrames,
@@ -36,8 +34,10 @@ from videotune.models.ltx2_configs import (
     text_encoder_class,
     version_of,
 )
-from videotune.models.ltx2_parts import (
-    with_connectors,
+from videotune.models.ltx2_connectors import (
+    AUTHORS_NAMES,
+    connector_rules,
+    rules_of_checkpoint,
 )
 from videotune.models.ltx2_sampling import LTX2Sampling
 from videotune.models.ltx2_sound import (
@@ -61,7 +61,6 @@ from videotune.models.pipelines import (
     least_steps_of,
 )
 from videotune.models.position_cache import cached_positions
-from videotune.models.tiny import class_of_part
 from videotune.types import (
     Batch,
     ClipShape,
@@ -77,8 +76,6 @@ SIZES = {"2": "19B", "2.3": "22B", "2.5": "22B"}
 
 WIDTH = 4096
 BLOCKS = 48
-
-CONNECTORS_CLASS = "ltx2.LTX2TextConnectors"
 
 FIRST_VERSION_ARGUMENTS = {
     "use_cross_timestep": False,
@@ -154,6 +151,7 @@ class LTX2(LTX2Sampling):
             modules=(SOUND_PATHS,),
             idle_paths=idle_paths(BLOCKS),
         ),
+        connectors=connector_rules(1024, 4096, 2048),
         default_resolution=627,
         timestep_distribution="STRETCHED_LOGIT_NORMAL",
         timestep_shift=4.48,
@@ -183,7 +181,9 @@ class LTX2(LTX2Sampling):
     vae_class = "AutoencoderKLLTX2Video"
     text_encoders = {"text_encoder": TEXT_ENCODERS[0]}
     pipelines = ("LTX2Pipeline",)
+    comfyui_names = AUTHORS_NAMES
     original_names = (
+        *AUTHORS_NAMES,
         (r"^proj_in\.", "patchify_proj."),
         (r"^audio_proj_in\.", "audio_patchify_proj."),
         (r"^time_embed\.", "adaln_single."),
@@ -240,58 +240,21 @@ class LTX2(LTX2Sampling):
             text_width=text_width,
             text_numbers=cls.spec.text_tokens * sound_width,
             sound=sound_rules(folder, net),
+            connectors=rules_of_checkpoint(folder, cls.spec.text_tokens),
             least_steps=least_steps_of(
                 read_config(folder / "scheduler" / "scheduler_config.json")
             ),
             pipeline_arguments=FIRST_VERSION_ARGUMENTS if version == "2" else {},
         )
 
-    # text
-
-    @classmethod
-    def clean(cls, caption: str) -> str:
-        """Return the text that the tokenizer reads."""
-        return caption.strip()
-
-    def class_of_text(self, part: str) -> str:
-        """Return the class of Gemma, by the checkpoint's index."""
-        return text_encoder_class(self.folder)
-
-    def _load_text(self) -> Any:
-        """Return a pipeline of tokenizer and Gemma, with the connectors beside them."""
-        pipe = super()._load_text()
-        pipe.register_modules(connectors=self._load_connectors())
-        return pipe
-
-    def _load_connectors(self, fill: FillFn = None) -> nn.Module:
-        return load_model(
-            class_of_part(CONNECTORS_CLASS),
-            self.folder / CONNECTORS,
-            self.dtype,
-            self.device,
-            fill=fill,
-        )
-
-    def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
-        """Load Gemma; of its logits, which nothing reads, it computes one token's."""
-        net = super()._text_encoder(part, fill)
-
-        def keep_last(_: Any, arguments: Any, keywords: Any) -> Any:
-            return arguments, keywords | {"logits_to_keep": 1}
-
-        net.register_forward_pre_hook(keep_last, with_kwargs=True)
-        return net
-
     def part(self, name: str, fill: FillFn = None) -> nn.Module:
-        """Load a part; a text encoder with the connectors, for a plan.
+        """Load a part.
 
         Raises:
             VideotuneError: for a VAE without statistics of its latents, which diffusers
                 would take for 0 and 1.
         """
         net: Any = super().part(name, fill)
-        if name == "text_encoder":
-            return with_connectors(net, self._load_connectors(fill))
         if name == "vae" and fill is None:
             is_default = not net.latents_mean.any() and bool(
                 (net.latents_std == 1).all()
@@ -317,35 +280,13 @@ class LTX2(LTX2Sampling):
                 f"not {height}x{width}"
             )
 
-    def encode(self, caption: str) -> dict[str, Tensor]:
-        """Return the connectors' states of a caption: "text" (L,D) for the video's
-        tokens, "audio_text" (L,D') for the sound's.
-
-        Registers stand where the caption has no token, so all states count.
-        """
-        states, mask, *_ = self.encode_prompt(
-            caption, do_classifier_free_guidance=False
-        )
-        pipe = self.text_pipeline()
-        video, sound, _ = pipe.connectors(
-            states, mask, padding_side=pipe.tokenizer.padding_side
-        )
-        return {"text": video[0], "audio_text": sound[0]}
-
-    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """Return zeros in the form of a clip's states."""
-        width = self.spec.text_numbers // self.spec.text_tokens
-        sound = torch.zeros(self.spec.text_tokens, width, dtype=self.dtype)
-        return super().blank_states(shape) | {"audio_text": sound}
-
     # the denoiser
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v = noise - x0 of the video, which sees no sound."""
-        sound = self._one_silent_token(x_t, batch.conditioning.extras["audio_text"])
         output = net(
-            **self._video_inputs(x_t, t, batch),
-            **sound,
+            **self._video_inputs(net, x_t, t, batch),
+            **self._one_silent_token(net, x_t, batch),
             isolate_modalities=True,
             return_dict=False,
         )
@@ -360,11 +301,9 @@ class LTX2(LTX2Sampling):
         length = sound_x_t.shape[2]
         coords = self._audio_coords(length, x_t.device)
         output = net(
-            **self._video_inputs(x_t, t, batch),
+            **self._video_inputs(net, x_t, t, batch),
             audio_hidden_states=to_tokens(sound_x_t.to(self.dtype)),
-            audio_encoder_hidden_states=batch.conditioning.extras["audio_text"].to(
-                self.dtype
-            ),
+            audio_encoder_hidden_states=self.text_for_sound(net, batch.conditioning),
             audio_num_frames=length,
             audio_coords=coords.expand(len(x_t), -1, -1, -1),
             audio_timestep=sigma,
@@ -375,7 +314,9 @@ class LTX2(LTX2Sampling):
             _velocity_of(output[0], x_t), _velocity_of(output[1], sound_x_t)
         )
 
-    def _video_inputs(self, x_t: Tensor, t: Tensor, batch: Batch) -> dict[str, Any]:
+    def _video_inputs(
+        self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch
+    ) -> dict[str, Any]:
         """Return the transformer's inputs of the video.
 
         The timestep input is 1000 · t in float32, and 0 for tokens that are given. The
@@ -390,7 +331,7 @@ class LTX2(LTX2Sampling):
         frames, rows, columns = x_t.shape[2:]
         return {
             "hidden_states": tokens,
-            "encoder_hidden_states": batch.conditioning.text.to(self.dtype),
+            "encoder_hidden_states": self.text_for_video(net, batch.conditioning),
             "timestep": timestep,
             "sigma": t.float() * 1000,
             "num_frames": frames,
@@ -402,14 +343,18 @@ class LTX2(LTX2Sampling):
             ),
         }
 
-    def _one_silent_token(self, x_t: Tensor, audio_text: Tensor) -> dict[str, Any]:
+    def _one_silent_token(
+        self, net: nn.Module, x_t: Tensor, batch: Batch
+    ) -> dict[str, Any]:
         """Return the least sound that the transformer runs with."""
         samples = len(x_t)
         width = self.config.get("audio_in_channels", 128)
         coords = self._audio_coords(1, x_t.device)
         return {
             "audio_hidden_states": x_t.new_zeros(samples, 1, width, dtype=self.dtype),
-            "audio_encoder_hidden_states": audio_text[:, :1].to(self.dtype),
+            "audio_encoder_hidden_states": self.blank_text_for_sound(
+                net, batch.conditioning
+            ),
             "audio_num_frames": 1,
             "audio_coords": coords.expand(samples, -1, -1, -1),
             # As for a sound that is given clean.
@@ -499,15 +444,6 @@ class LTX2(LTX2Sampling):
         return self._load_once(
             AUDIO_VAE, lambda: load_audio_vae(self.folder, self.device)
         )
-
-    def fingerprints(self) -> dict[str, str]:
-        """Return the parts' hashes; the text encoder's has the connectors', because the
-        cache holds their states.
-        """
-        prints = super().fingerprints()
-        connectors = fingerprint(self.folder / CONNECTORS)
-        prints["text_encoder"] = f"{prints['text_encoder']}-{connectors}"
-        return prints
 
 
 def _velocity_of(tokens: Tensor, x_t: Tensor) -> Tensor:

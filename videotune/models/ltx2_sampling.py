@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from videotune.lazy import torch
-from videotune.models.base import DiffusersModel
 from videotune.models.given_frames import vae_with_results, with_given_cells
 from videotune.models.ltx2_conditions import pipeline_call
 from videotune.models.ltx2_parts import audio_vae_stand_in, rotary_positions
 from videotune.models.ltx2_sound import GivenNetworks, to_tokens
+from videotune.models.ltx2_text import LTX2Text, captions_of, joined
 from videotune.models.pipelines import (
     load_scheduler,
     vae_stand_in,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class LTX2Sampling(DiffusersModel):
+class LTX2Sampling(LTX2Text):
     """An LTX-2 checkpoint, as far as samples are drawn with it."""
 
     @cached_property
@@ -61,18 +61,27 @@ class LTX2Sampling(DiffusersModel):
         return {"prompt_embeds": text, "prompt_attention_mask": mask}
 
     def _connectors_of(
-        self, conditioning: Conditioning, unconditional: Conditioning | None
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
     ) -> Any:
-        """Return a function that stands in for the connectors, whose results are cached."""
-        sound = conditioning.extras["audio_text"]
-        if unconditional is not None:
-            sound = torch.cat([unconditional.extras["audio_text"], sound])
-        sound = sound.to(self.device, self.dtype)
+        """Return a function that stands in for the pipeline's connectors.
 
-        def pass_through(text: Tensor, mask: Tensor, **_: Any) -> Any:
+        Their results are cached, or those in the denoiser make them, with its adapter.
+        """
+        captions = captions_of(conditioning)
+        if unconditional is not None:
+            captions = joined(captions_of(unconditional), captions)
+        captions = captions.map(lambda value: value.to(self.device))
+
+        def connected(_: Tensor, mask: Tensor, **__: Any) -> Any:
+            net = nets[self.spec.experts[0].name]
+            text = self.text_for_video(net, captions)
+            sound = self.text_for_sound(net, captions)
             return text, sound, mask
 
-        return pass_through
+        return connected
 
     def sample(
         self,
@@ -100,6 +109,7 @@ class LTX2Sampling(DiffusersModel):
         A video that ``request.known`` gives as a whole and a sound that
         ``request.sound`` gives are fed clean, as in training.
         """
+        connectors = self._connectors_of(nets, conditioning, unconditional)
         video = None
         remaining = request
         if request.known_mask is not None and bool(request.known_mask.all()):
@@ -118,7 +128,7 @@ class LTX2Sampling(DiffusersModel):
             request.shift,
             call.pipeline,
             vae=vae_with_results(self.spec, call.latents, self.device),
-            connectors=self._connectors_of(conditioning, unconditional),
+            connectors=connectors,
         )
 
         # Beside the guidance by the prompt the pipeline has two more passes a step: one

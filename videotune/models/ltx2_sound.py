@@ -77,8 +77,9 @@ KEYFRAMES = "keyframes_abs_pos"
 """The embedding of keyframes, which none of the pipelines used here applies."""
 
 SOUND_PATHS = (
-    r"(transformer_blocks\.\d+\.)?"
+    r"((transformer_blocks\.\d+\.)?"
     f"(audio_|video_to_audio|video_a2v|av_cross_attn|{KEYFRAMES})"
+    r"|connectors\.audio_connector\.)"
 )
 """Modules and parameters that act on sound or between sound and video, and the embedding
 of keyframes.

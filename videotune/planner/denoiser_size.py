@@ -30,9 +30,10 @@ class LinearSizes(NamedTuple):
 def linear_sizes(job: Job) -> LinearSizes:
     """Return the sizes of the denoiser of a job that names a base model."""
     assert job.base is not None
-    family = find(job.spec.name)
-    net = family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
-    block_prefixes = tuple(f"{path}." for path in job.spec.blocks)
+    family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
+    family.spec = job.spec
+    net = family.skeleton()
+    block_prefixes = tuple(f"{path}." for path in job.spec.block_lists)
 
     in_and_out = 0
     block_weights = 0

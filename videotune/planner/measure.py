@@ -163,7 +163,7 @@ class FakeRun:
         """Bytes of the weights of each block, by list of blocks; without adapters."""
         net = self.denoiser()
         sizes = {}
-        for path in self.family.spec.blocks:
+        for path in self.family.spec.block_lists:
             blocks = net.get_submodule(path).children()
             sizes[path] = [weight_bytes(block) for block in blocks]
         return sizes
@@ -299,7 +299,8 @@ class FakeRun:
         for parameter in self._trained_tensors(network).values():
             hooks.append(parameter.register_post_accumulate_grad_hook(name_gradient))
 
-        lists = [network.net.get_submodule(path) for path in self.family.spec.blocks]
+        paths = self.family.spec.block_lists
+        lists = [network.net.get_submodule(path) for path in paths]
         blocks = list(chain.from_iterable(module.children() for module in lists))
         if len(blocks) > 1:  # called when the gradient of a block's output is known
             last_ended = blocks[-2].register_full_backward_pre_hook

@@ -19,6 +19,7 @@ from videotune.exporter.formats import check_formats
 from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.latent_cache import exposure, sampler
+from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.models.registry import find
 from videotune.planner.cache_size import cache_size
@@ -29,6 +30,7 @@ from videotune.trainer.optimizer_contract import refuse_what_fails
 from videotune.trainer.text_encoders import text_size
 from videotune.types import ClipShape
 from videotune.validation.overhead import overhead
+from videotune.validation.part_movement import part_of
 
 
 def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     model.
 
     "groups" counts each kind of module in one expert, with * for a block's number;
-    "idle" those that are named and do not train.
+    "parts" has its numbers by part, as a run reports how far they have moved; "idle" those that are named and do not train.
     """
     if job.base is None:
         return None
@@ -177,8 +179,19 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
         "modules": modules,
         "parameters": count,
         "groups": layers.grouped(paths),
+        "parts": _numbers_by_part(parameters, job.spec),
         "idle": layers.grouped(named_and_idle(family, job.config)),
     }
+
+
+def _numbers_by_part(
+    parameters: Mapping[str, torch.Tensor], spec: ModelSpec
+) -> dict[str, int]:
+    """Return how many numbers train in each part, the most first."""
+    numbers: Counter[str] = Counter()
+    for name, value in parameters.items():
+        numbers[part_of(name, spec)] += value.numel()
+    return dict(numbers.most_common())
 
 
 def named_and_idle(family: DiffusersModel, config: schema.Config) -> list[str]:
@@ -271,6 +284,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     if adapter is not None:
         assert job.base is not None
         family = find(spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
+        family.spec = spec
         state = state_bytes_per_number(family, spec, job.config)
         checkpoint = round(bytes_a_parameter(job.config, state) * adapter["parameters"])
         checkpoints = checkpoints_at_most(job.config, job.steps)

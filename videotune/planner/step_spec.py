@@ -169,6 +169,8 @@ class PlanInputs:
             family.spec = family.with_authors_text(family.spec)
         if self.spec.reads_sound:
             family.spec = family.spec.with_sound(self.spec.generates)
+        if self.spec.connectors_in_step:
+            family.spec = family.spec.with_connectors()
         return FakeRun(family, self.config)
 
     @property
@@ -205,6 +207,8 @@ class PlanInputs:
             "shapes": [str(shape) for shape in self.shapes],
             "preview": str(self.preview),
         }
+        if self.spec.connectors_in_step:
+            inputs["connectors"] = True
         if self.spec.reads_sound:
             has_sound = [shape.sound for shape in self.shapes]
             inputs["sound"] = [list(self.spec.generates), has_sound]

@@ -96,6 +96,8 @@ def open_models(
         family.spec = family.with_authors_text(family.spec)
     if config.generate is not None:
         family.spec = family.spec.with_sound(config.generate)
+    if spec.connectors_in_step:
+        family.spec = family.spec.with_connectors()
     merge_into_base(family, config.base_loras)
     return family
 

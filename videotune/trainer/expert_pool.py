@@ -318,7 +318,7 @@ class ExpertLoader:
         if pool.attention != "native":
             set_attention(net, pool.attention)
         if self._config.compile is True:
-            compile_blocks(net, self._family.spec.blocks)
+            compile_blocks(net, self._family.spec.block_lists)
 
         pool.streams = arrange_blocks(
             net,
@@ -376,7 +376,7 @@ def arrange_blocks(
         () if config.training_method == "FINE_TUNE" else tuple(parameters.values())
     )
     offload = stream_blocks(
-        net, spec.blocks, device, fraction, mode, resident, host_weights, echo
+        net, spec.block_lists, device, fraction, mode, resident, host_weights, echo
     )
     if report and offload.host_weights is not None:
         echo(

@@ -83,7 +83,7 @@ def export_run(
     exported: list[Exported] = []
     if merge:
         exported += _export_merged(
-            run, family, config, state, path, facts, is_for_comfyui=not formats
+            run, family, config, state, path, facts, tell, is_for_comfyui=not formats
         )
     else:
         experts = experts_of(family, config, state, tell)
@@ -125,6 +125,7 @@ def _export_merged(
     state: Mapping[str, Tensor],
     path: Path,
     facts: Mapping[str, Any],
+    tell: Callable[[str], None],
     *,
     is_for_comfyui: bool,
 ) -> list[Exported]:
@@ -159,7 +160,7 @@ def _export_merged(
             changes,
         )
     ]
-    if not is_for_comfyui or family.single_file_names() is None:
+    if not is_for_comfyui or not _has_merged_file(family, tell):
         return exported
 
     # Listed now, because the folder is complete even if a file cannot be written.
@@ -174,6 +175,19 @@ def _export_merged(
             export_merged_file(family, expert_name, folder, file_path, file_facts)
         )
     return exported
+
+
+def _has_merged_file(family: DiffusersModel, tell: Callable[[str], None]) -> bool:
+    """Return whether a merged model is one file for ComfyUI too; if not for its text
+    connectors, print why.
+    """
+    if family.spec.connectors_in_step:
+        tell(
+            "no merged file is written for ComfyUI: it would hold the transformer without "
+            "the text connectors, which are merged too. Use the LoRA file there"
+        )
+        return False
+    return family.single_file_names() is not None
 
 
 def _export_embedding(

@@ -62,6 +62,9 @@ def part_of(name: str, spec: ModelSpec) -> str:
 
     parsed = parse_param_name(name)
     path = parsed[0] if parsed else name.rpartition(".")[0]
+    if spec.is_connector(path):
+        label = "text connectors"
+        return f"sound: {label}" if spec.acts_on_sound(path) else label
     kind = "norms" if "norm" in path.rpartition(".")[2] else "other"
     for targets, label in KINDS.items():
         patterns = spec.lora_targets.get(targets, ())
