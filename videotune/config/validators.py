@@ -18,6 +18,7 @@ from videotune.config.optimizer_classes import (
 from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
 from videotune.config.schema import Config, leaves
 from videotune.config.sections import CONNECTORS
+from videotune.config.sharded_passes import faults_with_passes_apart
 from videotune.config.sound_checks import faults_with_sound
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
@@ -65,7 +66,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         for fault in rule(config):
             raise VideotuneError(fault)
     if spec is not None:
-        for rule_of_model in (_with_the_model, _with_passes_apart):
+        for rule_of_model in (_with_the_model, faults_with_passes_apart):
             for fault in rule_of_model(config, spec):
                 raise VideotuneError(fault)
 
@@ -530,21 +531,6 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
             yield (
                 f"conditions: {condition.type} does not use latent_frames; prefix, suffix and reference do. Leave it out"
             )
-
-
-def _with_passes_apart(config: Config, spec: ModelSpec) -> Iterator[str]:
-    """Yield faults of sharded weights where processes would run the network unequally
-    often, and wait for one another for ever.
-    """
-    samples = config.micro_batch_size or config.batch_size
-    share = config.first_frame_probability or 0.0
-    is_mixed = spec.predicts_images_apart and 0 < share < 1
-    if config.sharding == "FULL" and is_mixed and samples > 1:
-        yield (
-            f"sharding: FULL does not go with first_frame_probability {share:g} at several samples a pass: {spec.title} "
-            "predicts samples with and without an image apart, and all processes must run the network equally often. "
-            "Set micro_batch_size to 1, or first_frame_probability to 0 or 1"
-        )
 
 
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
