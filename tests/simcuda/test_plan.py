@@ -83,7 +83,7 @@ WAYS = {
     "FINE_TUNE, 2 passes": sets("OFF", 0, "batch_size=2", "micro_batch_size=1", FULL),
     "two experts": sets("ON", 0, "experts=both", "expert_period=2"),
 }
-OTHERS = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx_video", "hidream")
+OTHERS = ("cogvideox", "hunyuan_video", "ltx_video", "hidream")
 
 
 def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]:
