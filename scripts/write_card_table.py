@@ -40,6 +40,7 @@ ROWS = (
     Row("RTX 4080", "hunyuan 1.5 LoRA 16GB"),
     Row("RTX 4080", "hunyuan 13B LoRA 16GB"),
     Row("RTX 4070 Ti Super", "wan 2.1 1.3B LoRA 16GB"),
+    Row("RTX 4080", "kandinsky 5 Lite LoRA 16GB"),
     Row("RTX 3090", "cogvideox 5B LoRA 24GB"),
     Row("RTX 4090", "wan 2.2 A14B LoRA 24GB"),
     Row("RTX 4090", "hunyuan 1.5 LoRA 24GB"),

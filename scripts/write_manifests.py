@@ -33,6 +33,11 @@ CATALOGUE = (
     "totalParams; the authors say 8.3B"
 )
 
+BY_AUTHORS_CONFIG = (
+    "not verified: its authors print 2B; the numbers are those of their own config "
+    "(configs/config_5s_sft.yaml of ai-forever/Kandinsky-5)"
+)
+
 TORCHAX = (
     "the README of eltsai/diffusers, by the bytes of the loaded parts in bfloat16: 2.64891254901886 GiB (1.3B), "
     "26.66874897480011 GiB (14B)"
@@ -79,6 +84,8 @@ MODELS = {
     "ltx-video-13b": Published(13_042_569_344, HEADERS),
     "ltx-2-19b": Published(18_876_174_592, HEADERS),
     "ltx-2.3-22b": Published(source=BY_CONVERTER),
+    "kandinsky5-t2v-lite-5s": Published(source=BY_AUTHORS_CONFIG),
+    "kandinsky5-i2v-lite-5s": Published(source=BY_AUTHORS_CONFIG),
 }
 """The models whose configs come with videotune (videotune/assets/models), by the names
 of their folders.

@@ -171,6 +171,11 @@ class ModelSpec:
     """Latent (frames, rows, columns) of a token."""
     text_width: int = 4096
     """Width D of the text states."""
+    text_by_length: bool = False
+    """Whether the network reads text without padding and without a mask. Then it runs
+    on samples whose captions have one length at a time
+    (``DiffusersModel.predict_by_length``).
+    """
     image_conditioning: ImageConditioning = "none"
     """How a conditioning image enters: "replace" feeds the first latent frame clean,
     "concat" adds channels.
@@ -189,6 +194,10 @@ class ModelSpec:
     predicts_images_apart: bool = False
     """Whether samples with an image and samples without are passes of their own through
     the network.
+    """
+    encodes_first_frame: bool = False
+    """Whether a first frame that is fed clean is encoded on its own, because the VAE
+    gives it other latents within a clip. The cache keeps its latents beside the clip's.
     """
     image_noise: bool = False
     """Whether noise is drawn onto the conditioning frame before it is encoded, for each
@@ -418,6 +427,8 @@ class ModelSpec:
         frames, rows, columns = self.rules.latent_size(shape)
         channels_per_frame, channels_of_first = self.image_channels
         channels_per_frame += self.latent_channels * (2 if self.keeps_variance else 1)
+        if self.encodes_first_frame:
+            channels_of_first += self.latent_channels
         channels = channels_per_frame * frames + channels_of_first
         return channels * rows * columns + self.image_numbers
 

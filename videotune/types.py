@@ -12,13 +12,14 @@ of the network (k, 1000 t, …) is the family's business, inside ``predict``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from videotune.lazy import torch
+
 if TYPE_CHECKING:  # importing this module must not import torch
-    import torch
     from torch import Tensor, nn
 
 
@@ -195,14 +196,32 @@ class Conditioning:
     """(B,L), or None if all tokens count."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs, by the family's own names."""
+    text_lengths: tuple[int, ...] | None = None
+    """Number of each sample's text states, if the network reads them without a mask; what
+    follows them in ``text`` is padding. None: the network reads all of ``text``.
+    """
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Conditioning:
-        """Return the same conditioning with ``fn`` applied to each tensor."""
-        return Conditioning(
+        """Return the same conditioning with ``fn``, which keeps the samples and their
+        order, applied to each tensor.
+        """
+        return replace(
+            self,
             text=fn(self.text),
             text_mask=None if self.text_mask is None else fn(self.text_mask),
             extras={name: fn(tensor) for name, tensor in self.extras.items()},
         )
+
+    def take(self, rows: Sequence[int]) -> Conditioning:
+        """Return the conditioning of some samples, without padding that none of them
+        needs.
+        """
+        taken = self.map(lambda x: take_rows(x, rows))
+        if self.text_lengths is None:
+            return taken
+        lengths = tuple(self.text_lengths[row] for row in rows)
+        text = taken.text[:, : max(lengths)]
+        return replace(taken, text=text, text_lengths=lengths)
 
 
 @dataclass(frozen=True)
@@ -290,8 +309,8 @@ class Batch:
         return self.x0.shape[0]
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the same batch with ``fn`` (a slice, a copy to a device) applied to
-        each tensor.
+        """Return the same batch with ``fn``, such as a copy to a device, applied to each
+        tensor; ``fn`` keeps the samples and their order.
         """
         return replace(
             self,
@@ -305,23 +324,33 @@ class Batch:
             sound=None if self.sound is None else self.sound.map(fn),
         )
 
+    def take(self, rows: Sequence[int]) -> Batch:
+        """Return some of the samples, in the order of ``rows``."""
+        taken = self.map(lambda x: take_rows(x, rows))
+        return replace(
+            taken,
+            conditioning=self.conditioning.take(rows),
+            captions=tuple(self.captions[row] for row in rows),
+            window_ids=tuple(self.window_ids[row] for row in rows),
+            prior_preservation=tuple(self.prior_preservation[row] for row in rows),
+        )
+
     def split(self, size: int) -> list[Batch]:
         """Return micro-batches of at most ``size`` samples, in order."""
         if size >= len(self):
             return [self]
+        count = len(self)
+        begins = range(0, count, size)
+        return [self.take(range(begin, min(begin + size, count))) for begin in begins]
 
-        parts = []
-        for begin in range(0, len(self), size):
-            rows = slice(begin, begin + size)
-            part = self.map(lambda x, rows=rows: x[rows])  # type: ignore[misc]
-            part = replace(
-                part,
-                captions=self.captions[rows],
-                window_ids=self.window_ids[rows],
-                prior_preservation=self.prior_preservation[rows],
-            )
-            parts.append(part)
-        return parts
+
+def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return rows of a tensor; rows that follow each other share its memory."""
+    begin = rows[0]
+    if list(rows) == list(range(begin, begin + len(rows))):
+        return x[begin : begin + len(rows)]
+    # By plain numbers: an index tensor would make the host wait for the device.
+    return torch.stack([x[row] for row in rows])
 
 
 @dataclass(frozen=True)

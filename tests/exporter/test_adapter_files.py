@@ -26,6 +26,7 @@ FAMILIES = (
     "hunyuan_video",
     "hunyuan_video15",
     "hidream",
+    "kandinsky5",
 )
 SCALE = 0.5
 RANK = 4

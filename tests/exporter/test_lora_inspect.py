@@ -125,7 +125,7 @@ def test_published_bases_are_known_by_the_shapes(folder: str, tmp_path: Path) ->
     net, tensors = family.skeleton(), {}
     for path, module in net.named_modules():
         if path.startswith(f"{family.spec.blocks[0]}.0.") and path.endswith(
-            ("attn1.to_k", "attn.to_k")
+            ("attn1.to_k", "attn.to_k", "self_attention.to_key")
         ):
             rows, columns = module.weight.shape
             tensors = {

@@ -78,6 +78,7 @@ def test_base_models(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
         "hunyuan_video15",
         "ltx_video",
         "hidream",
+        "kandinsky5",
     ):
         base = Path(shutil.copytree(tiny_bases(family), tmp_path / family))
         files = sorted(path for path in base.rglob("*") if path.suffix == ".json")

@@ -910,3 +910,50 @@ def test_hunyuan_video_15_by_what_names_it(
     expected = HUNYUAN_15 + base if base else None
     assert config.get("base_model_name") == expected
     assert config.get("lora", {}).get("targets") == targets
+
+
+@pytest.mark.parametrize(
+    ("task", "base", "differs"),
+    [
+        ("k5-lite-t2v-5s-sd", "Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers", ""),
+        (
+            "k5-lite-t2v-5s-pretrain-sd",
+            "Kandinsky-5.0-T2V-Lite-pretrain-5s-Diffusers",
+            "",
+        ),
+        ("k5-lite-i2v-5s-sd", "Kandinsky-5.0-I2V-Lite-5s-Diffusers", "channels"),
+        ("k5-lite-t2v-10s-sd", "", "sparse attention"),
+        ("k5-pro-t2v-5s-sd", "", ""),
+    ],
+)
+def test_kandinsky_5_of_musubi_tuner(
+    task: str, base: str, differs: str, tmp_path: Path
+) -> None:
+    """Its example's numbers (docs/kandinsky5.md), with a Lite task."""
+    values = {
+        "script": "kandinsky5_train_network.py",
+        "task": task,
+        "dit": "weights/kandinsky5lite.safetensors",
+        "text_encoder_qwen": "Qwen/Qwen2.5-VL-7B-Instruct",
+        "text_encoder_clip": "openai/clip-vit-large-patch14",
+        "learning_rate": 1e-4,
+        "network_module": "networks.lora_kandinsky",
+        "network_dim": 32,
+        "network_alpha": 32,
+        "timestep_sampling": "shift",
+        "discrete_flow_shift": 5.0,
+        "scheduler_scale": 10.0,
+        "max_train_epochs": 50,
+    }
+    found = translate(ForeignConfig("musubi", values, (tmp_path / "x",), ()))
+    config = found.config
+    assert config["family"] == "kandinsky5"
+    expected = f"kandinskylab/{base}" if base else None
+    assert config.get("base_model_name") == expected
+    assert config["lora"] == {
+        "rank": 32, "alpha": 32, "targets": "linear", "variant": "LORA",
+    }  # fmt: skip
+    assert config["sample"]["shift"] == 10
+    assert config["timestep_shift"] == 5
+    assert (row(found, "task").verdict == "differs") == bool(differs)
+    assert differs in row(found, "task").note

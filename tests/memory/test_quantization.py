@@ -28,7 +28,7 @@ from videotune.memory.quantization import (
     QuantizedLinear,
     bytes_a_number,
     form,
-    longest_list,
+    largest_list,
     pack,
     packed_note,
     unpack,
@@ -348,7 +348,7 @@ def test_a_text_encoder_reads_as_one_with_rounded_numbers(
     for path, weight in dequantised(
         opened("wan", folder, kind, dtype).part("text_encoder")
     ).items():
-        assert path.startswith(f"{longest_list(encoder)}.")
+        assert path.startswith(f"{largest_list(encoder)}.")
         encoder.get_submodule(path).weight.data = weight
     assert torch.equal(ours, plain.encode_text(["a red circle"])[0]["text"])
     assert not torch.equal(ours, before)

@@ -15,11 +15,15 @@ from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from diffusers.loaders import single_file_utils
-from diffusers.models.transformers import transformer_hunyuan_video15
+from diffusers.models.transformers import (
+    transformer_hunyuan_video15,
+    transformer_kandinsky,
+)
 from torch import nn
 
 from tests.support import families
@@ -220,9 +224,9 @@ class Oracle(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("net"), name)
 
-    def forward(self, *words: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    def forward(self, *words: Any, **named: Any) -> Any:
         answer = self.answer(*words, **named)
-        return answer if isinstance(answer, tuple) else (answer,)
+        return (answer,) if isinstance(answer, torch.Tensor) else answer
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["", "given"])
@@ -347,6 +351,41 @@ def masked(
     return hook
 
 
+class MaskedProcessor:
+    """An attention processor of diffusers that takes no mask, with one."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __call__(
+        self, *words: Any, attention_mask: torch.Tensor | None = None, **named: Any
+    ) -> Any:
+        attend = transformer_kandinsky.dispatch_attention_fn
+
+        def attend_masked(*tensors: torch.Tensor, **settings: Any) -> Any:
+            return attend(*tensors, **(settings | {"attn_mask": attention_mask}))
+
+        with patch.object(
+            transformer_kandinsky, "dispatch_attention_fn", attend_masked
+        ):
+            return self.original(*words, **named)
+
+
+def masked_layers(family: Any, net: nn.Module) -> list[Any]:
+    """The layers of attention over video tokens, which take a mask from now on."""
+    paths = family.spec.blocks
+    if family.spec.name == "kandinsky5":
+        paths = ("visual_transformer_blocks",)
+    layers = []
+    for path in paths:
+        for block in net.get_submodule(path).children():
+            layers.append(getattr(block, family.attention))
+    if family.spec.name == "kandinsky5":
+        for layer in layers:
+            layer.processor = MaskedProcessor(layer.processor)
+    return layers
+
+
 @KINDS
 def test_isolated_frames_are_a_mask_in_diffusers_own_attention(
     family: Any, monkeypatch: pytest.MonkeyPatch
@@ -375,7 +414,7 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(
     ):
         batch = families.batch_of(family, ["a red circle", "b"], shape=some)
 
-        def predicted(batch: Any = batch) -> torch.Tensor:
+        def predicted(batch: Any = batch, net: nn.Module = net) -> torch.Tensor:
             with torch.no_grad():
                 return family.predict(net, batch.x0, t, batch)
 
@@ -393,12 +432,9 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(
         for _ in range(2):
             family.isolate_frames(net, False)
         assert torch.equal(predicted(), usual)
-        blocks = [
-            block for path in family.spec.blocks for block in net.get_submodule(path)
-        ]
         frames = -(-batch.x0.shape[2] // family.spec.patch[0])
         hook = masked(family, frames, monkeypatch)
-        layers = [getattr(block, family.attention) for block in blocks]
+        layers = masked_layers(family, net)
         handles = [
             layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers
         ]
@@ -406,6 +442,8 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(
         for handle in handles:
             handle.remove()
         monkeypatch.undo()
+        if family.spec.name == "kandinsky5":
+            net = families.first_of(family)  # without the masked processors
         assert (isolated - usual).abs().max() > 1e-4
 
 
@@ -451,6 +489,7 @@ def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
             "hidream": single_file_utils.convert_hidream_transformer_to_diffusers,
             "ltx_video": single_file_utils.convert_ltx_transformer_checkpoint_to_diffusers,
             "ltx2": single_file_utils.convert_ltx2_transformer_to_diffusers,
+            "kandinsky5": dict,  # the authors' names are diffusers'
         }[name](marked)
         # diffusers' reader of LTX-2 has no name for these two of LTX-2.3; its script
         # that converts the authors' files has.
@@ -588,7 +627,8 @@ def same_words(
             odd.append(word)
             continue
         both = (
-            map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one)
+            map(as_tensor, x if isinstance(x, tuple | list) else (x,))
+            for x in (other, one)
         )
         for mine, given in zip(*both, strict=True):
             same = mine.shape == given.shape and torch.allclose(
@@ -640,6 +680,7 @@ def test_the_plan_counts_what_the_cache_keeps(family: Any) -> None:
         kept = [
             moments.mean,
             *([] if moments.logvar is None else [moments.logvar]),
+            *([] if moments.start is None else [moments.start]),
             *moments.extras.values(),
         ]
         assert family.spec.cached_numbers(shape) == sum(

@@ -464,6 +464,9 @@ def used(folder: Path) -> None:
         ("ltx_video", NET, {"in_channels": 8}, "reads 8 channels"),
         ("ltx_video", NET, {"patch_size": 2}, "covers more than one latent"),
         ("hidream", NET, {"in_channels": 8}, "reads 8 channels"),
+        ("kandinsky5", NET, {"in_visual_dim": 8}, "reads 8 channels"),
+        ("kandinsky5", NET, {"attention_type": "nabla"}, "nabla attention"),
+        ("kandinsky5", NET, {"visual_cond": False}, "reads no mask"),
     ],
 )
 def test_what_only_looks_like_a_checkpoint_of_the_family(
@@ -673,7 +676,7 @@ def test_settings_of_a_tokenizer_that_do_not_fit(
 
 
 @pytest.mark.parametrize(
-    "family", ["wan", "hunyuan_video", "hunyuan_video15", "hidream"]
+    "family", ["wan", "hunyuan_video", "hunyuan_video15", "hidream", "kandinsky5"]
 )
 def test_a_tokenizer_that_lost_a_part_gives_the_same_tokens_or_is_refused(
     family: str, tiny_bases: Callable[..., Path], tmp_path: Path

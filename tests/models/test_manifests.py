@@ -122,6 +122,7 @@ def test_what_our_family_says_of_it(name: str) -> None:
         ("hidream-i1", (1, 512, 528), 4096),  # what is not square is padded
         ("ltx-video-2b", (161, 512, 704), 21 * 16 * 22),
         ("wan2.2-ti2v-5b", (121, 704, 1280), 31 * 22 * 40),
+        ("kandinsky5-t2v-lite-5s", (121, 512, 768), 31 * 32 * 48),
     ],
 )
 def test_tokens_of_published_shapes(
@@ -181,7 +182,7 @@ def test_a_preset_asks_for_what_its_model_takes_and_says_what_is_not_known(
     assert frames is None or frames == snap_frames(frames, spec.rules)
     parse_resolution(config.resolution, spec.rules)
     from_image = "I2V" in name or "FLF2V" in name
-    assert from_image == (spec.image_conditioning == "concat")
+    assert from_image == (spec.first_frame == 1)
     assert ("A14B" in name) == (len(spec.experts) == 2)
     assert config.first_frame_probability == spec.first_frame
     assert config.timestep_shift == (

@@ -34,7 +34,8 @@ OTHERS = {
     "minimax_h3": "MiniMax H3",
     "nvidia/Cosmos-Predict2.5-2B": "Cosmos",
     "fpack_train_network.py": "FramePack",
-    "kandinsky5_t2v_lite": "Kandinsky 5",
+    "kandinskylab/Kandinsky-5.0-T2I-Lite": "Kandinsky 5 for images",
+    "k5-lite-i2i-hd": "Kandinsky 5 for images",
     "Wan-AI/Wan2.2-S2V-14B": "Wan S2V",
     "genmo/mochi-1-preview": "Mochi",
     "black-forest-labs/FLUX.1-dev": "FLUX",
@@ -59,6 +60,8 @@ def test_no_trained_model_is_taken_for_another() -> None:
         "/models/ltx-2.3-22b-dev.safetensors",
         "ltxvideo2",
         "hunyuan_video_720_cfgdistill_bf16.safetensors",
+        "kandinsky5_t2v_lite",
+        "k5-lite-i2v-5s-sd",
         "/home/flux/mochi/models/clips/wan.safetensors",
     ]
     for name in [*hub_ids, *names(), *spellings]:
@@ -83,7 +86,6 @@ def test_weights_of_a_trained_model_are_not_taken_for_another(folder: Path) -> N
 @pytest.mark.parametrize(
     ("cls", "title"),
     [
-        ("Kandinsky5Transformer3DModel", "Kandinsky 5"),
         ("WanAnimateTransformer3DModel", "Wan Animate"),
         ("HunyuanVideoFramepackTransformer3DModel", "FramePack"),
     ],
@@ -195,16 +197,16 @@ def test_a_base_of_another_model(
     assert not isinstance(refused.value, NotTrained)
 
     file = tmp_path / "weights.safetensors"
-    save_file({"visual_transformer_blocks.0.to_q.weight": torch.ones(2, 2)}, file)
-    with pytest.raises(NotTrained, match="Kandinsky 5"):
+    save_file({"face_adapter.0.to_q.weight": torch.ones(2, 2)}, file)
+    with pytest.raises(NotTrained, match="Wan Animate"):
         place(str(file))
 
 
 @pytest.mark.parametrize("way", ["tensors", "header", "file name"])
 def test_a_lora_of_another_model(way: str, tmp_path: Path) -> None:
-    block = "visual_transformer_blocks" if way == "tensors" else "blocks_of_it"
-    name = "kandinsky-5_style" if way == "file name" else "style"
-    header = {"modelspec.architecture": "kandinsky-5/lora"} if way == "header" else None
+    block = "face_adapter" if way == "tensors" else "blocks_of_it"
+    name = "wan-animate_style" if way == "file name" else "style"
+    header = {"modelspec.architecture": "wan-animate/lora"} if way == "header" else None
     start = f"diffusion_model.{block}.0.to_q"
     file = tmp_path / f"{name}.safetensors"
     save_file(
@@ -215,6 +217,6 @@ def test_a_lora_of_another_model(way: str, tmp_path: Path) -> None:
         file,
         metadata=header,
     )
-    assert inspect(file)["other_model"] == "Kandinsky 5"
-    with pytest.raises(NotTrained, match="Kandinsky 5"):
+    assert inspect(file)["other_model"] == "Wan Animate"
+    with pytest.raises(NotTrained, match="Wan Animate"):
         open_modules(file, None, None)

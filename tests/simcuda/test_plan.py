@@ -33,6 +33,7 @@ WIDE = {
     "wan": {"num_attention_heads": 8, "ffn_dim": 384},
     "hunyuan_video": {"num_single_layers": 4},
     "hidream": {"num_single_layers": 4},
+    "kandinsky5": {"num_visual_blocks": 8},
 }
 """Of transformers' configs: weights and activations of blocks are most of what is held,
 and there are several of a kind.
@@ -41,9 +42,15 @@ PLAIN = ("train_dtype=FLOAT_32", "steps=4")
 SIZES = {
     "hidream": ("resolution=96x96",),
     "ltx_video": ("resolution=256x256", "first_frame_probability=0"),
+    "kandinsky5": (
+        "resolution=128x128",
+        "caption_dropout=0",
+        f"datasets.caption_suffix={'long ' * 120}",
+    ),
 }
 """Of the families that take no 128 x 128; a plan of LTX-Video is otherwise of a step
-with a given frame, which few have.
+with a given frame, which few have, and one of Kandinsky 5 of the longest caption, which
+others pad to.
 """
 
 
@@ -83,7 +90,7 @@ WAYS = {
     "FINE_TUNE, 2 passes": sets("OFF", 0, "batch_size=2", "micro_batch_size=1", FULL),
     "two experts": sets("ON", 0, "experts=both", "expert_period=2"),
 }
-OTHERS = ("cogvideox", "hunyuan_video", "ltx_video", "hidream")
+OTHERS = ("cogvideox", "hunyuan_video", "ltx_video", "hidream", "kandinsky5")
 
 
 def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ FAMILIES = (
     "hunyuan_video",
     "hunyuan_video15",
     "hidream",
+    "kandinsky5",
 )
 RANK = 4
 Tensors = dict[str, torch.Tensor]

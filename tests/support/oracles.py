@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor
 
 from videotune.diffusion.loss import objective
@@ -101,9 +102,21 @@ def picture_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
     return answer
 
 
+def channels_last_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
+    """``flow_oracle`` with channels last, in the output that the pipeline reads."""
+    clean = x0.permute(0, 2, 3, 4, 1)
+
+    def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Any:
+        t = timestep.float().view(-1, 1, 1, 1, 1) / 1000
+        v = (hidden_states[..., : clean.shape[-1]] - clean) / t.clamp(min=1e-9)
+        return Transformer2DModelOutput(sample=v)
+
+    return answer
+
+
 ORACLES: dict[str, Callable[[Tensor, ModelSpec], Oracle]] = {
     "cogvideox": v_oracle, "ltx_video": token_oracle, "hidream": picture_oracle,
-    "ltx2": sounding_oracle,
+    "ltx2": sounding_oracle, "kandinsky5": channels_last_oracle,
 }  # fmt: skip
 
 
@@ -115,4 +128,6 @@ def unpacked(spec: ModelSpec, video: Tensor, size: tuple[int, int, int]) -> Tens
         return video.transpose(1, 2).unflatten(2, size)
     if spec.prediction == "v":
         return video.transpose(1, 2)
+    if spec.name == "kandinsky5":
+        return video.permute(0, 4, 1, 2, 3)
     return video[:, :, None] if video.ndim == 4 else video

@@ -16,6 +16,7 @@ from videotune.config.optimizer_classes import (
     is_class,
 )
 from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
+from videotune.config.pass_checks import faults_with_text_by_length, largest_batch
 from videotune.config.schema import Config, leaves
 from videotune.config.sections import CONNECTORS
 from videotune.config.sharded_passes import faults_with_passes_apart
@@ -266,9 +267,7 @@ def _with_step_in_backward(config: Config) -> Iterator[str]:
             f"{reason} (FINE_TUNE with layer_offload_fraction). "
             "Leave it out, or set layer_offload_fraction to 0"
         )
-    batch_size = max(
-        config.batch_size, *(dataset.batch_size or 0 for dataset in config.datasets), 0
-    )
+    batch_size = largest_batch(config)
     micro_batch_size = config.micro_batch_size or batch_size
     if settings.step_in_backward and micro_batch_size < batch_size:
         yield (
@@ -535,6 +534,7 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
     yield from _unused(config, spec)
+    yield from faults_with_text_by_length(config, spec)
     targets = config.lora.targets
     yield from _of_conditions(config, spec)
     yield from faults_with_sound(config, spec)

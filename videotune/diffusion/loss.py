@@ -25,6 +25,7 @@ from videotune.types import (
     Sound,
     StepOutput,
     Velocity,
+    take_rows,
 )
 
 V_CONSTANTS = (
@@ -419,20 +420,12 @@ def prior_target(
     Returns:
         ``data`` and, for ``samples``, v of the base.
     """
-
-    def pick(x: Tensor) -> Tensor:
-        # by plain numbers: an index tensor would make the host wait for the device
-        return torch.stack([x[i] for i in samples])
-
-    prior_batch = replace(
-        batch.map(pick),
-        captions=tuple(batch.captions[i] for i in samples),
-        window_ids=tuple(batch.window_ids[i] for i in samples),
-        prior_preservation=tuple(batch.prior_preservation[i] for i in samples),
-    )
+    prior_batch = batch.take(samples)
+    prior_t = take_rows(t, samples)
+    prior_noise = take_rows(noise, samples)
     with torch.no_grad():
         prediction, _ = predicted(
-            family, base, objective, prior_batch, pick(t), pick(noise)
+            family, base, objective, prior_batch, prior_t, prior_noise
         )
 
     if data is None:
@@ -489,9 +482,7 @@ def guided_target(
         noise: (B,C,F,H,W).
         guidance: What the base was distilled with.
     """
-    conditioning = guidance.empty.map(
-        lambda x: x.expand(len(batch), *x.shape[1:]).contiguous()
-    )
+    conditioning = guidance.empty.take([0] * len(batch))
     # A clip's own states, such as its first frame, stay as they are.
     extras = {**batch.conditioning.extras, **conditioning.extras}
     without_caption = replace(batch, conditioning=replace(conditioning, extras=extras))

@@ -312,14 +312,16 @@ class QuantizedLinear(nn.Linear):
         return {name: getattr(self, name) for name in self.names}
 
 
-def longest_list(net: nn.Module) -> str:
-    """Return the path of a network's longest module list: a text encoder's blocks."""
-    lengths = {
-        path: len(module)
-        for path, module in net.named_modules()
-        if isinstance(module, nn.ModuleList)
-    }
-    return max(lengths, key=lambda path: lengths[path])
+def largest_list(net: nn.Module) -> str:
+    """Return the path of the module list with most parameters: a text encoder's blocks.
+
+    An encoder that also reads images may have more, smaller blocks for them.
+    """
+    counts = {}
+    for path, module in net.named_modules():
+        if isinstance(module, nn.ModuleList):
+            counts[path] = sum(parameter.numel() for parameter in module.parameters())
+    return max(counts, key=lambda path: counts[path])
 
 
 def pack_linears(

@@ -117,9 +117,12 @@ class AutoencodingCheckpoint(Checkpoint):
             extras = self.image_states(conditioning_frames, random)
 
             start = None
-            if start_image is not None and self.spec.is_in_place("first_frame"):
+            first_frame = start_image
+            if first_frame is None and self.spec.encodes_first_frame:
+                first_frame = frames[:, :1]
+            if first_frame is not None and self.spec.is_in_place("first_frame"):
                 latent = (
-                    self.vae().encode(start_image[None].to(self.device)).latent_dist
+                    self.vae().encode(first_frame[None].to(self.device)).latent_dist
                 )
                 start, _ = self._normalised(latent.mean[0], latent.logvar[0])
                 start = start.float().cpu()

@@ -7,7 +7,7 @@ A family is a subclass that defines what differs. Shapes are those of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from pathlib import Path
@@ -27,7 +27,7 @@ from videotune.models.pipelines import (
     replace_scheduler,
 )
 from videotune.models.tiny import build_pipeline
-from videotune.types import Conditioning
+from videotune.types import Conditioning, take_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -228,19 +228,25 @@ class DiffusersModel(AutoencodingCheckpoint):
         """Pad and stack cached states exactly as the pipeline feeds them.
 
         Text becomes (B,L,D) with zeros after its end, "mask" (B,L) the text's mask, and
-        all other states (a clip's extras) are stacked in ``extras``.
+        all other states (a clip's extras) are stacked in ``extras``. L is the most tokens
+        of a caption or, for a network that reads one length at a time, the longest of
+        these captions.
         """
+        lengths = tuple(len(state["text"]) for state in states)
+        by_length = self.spec.text_by_length
+        longest = max(lengths) if by_length else self.spec.text_tokens
         text_rows = []
         for state in states:
-            missing = self.spec.text_tokens - len(state["text"])
+            missing = longest - len(state["text"])
             text_rows.append(torch.nn.functional.pad(state["text"], (0, 0, 0, missing)))
-        extras = {
-            name: torch.stack([state[name] for state in states])
-            for name in states[0]
-            if name != "text"
-        }
+        extras = {}
+        for name in states[0]:
+            if name != "text":
+                extras[name] = torch.stack([state[name] for state in states])
         mask = extras.pop("mask", None)
-        return Conditioning(torch.stack(text_rows), mask, extras)
+        return Conditioning(
+            torch.stack(text_rows), mask, extras, lengths if by_length else None
+        )
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of the states of one clip and a caption of full
@@ -265,6 +271,42 @@ class DiffusersModel(AutoencodingCheckpoint):
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v (B,C,F,H,W) float32 for noisy latents x_t at noise levels t (B,)."""
         raise NotImplementedError
+
+    def predict_by_length(
+        self,
+        predict: Callable[[nn.Module, Tensor, Tensor, Batch], Tensor],
+        net: nn.Module,
+        x_t: Tensor,
+        t: Tensor,
+        batch: Batch,
+    ) -> Tensor:
+        """Return v of all samples, predicted together where captions have one length.
+
+        A network that reads text without a mask would take padding for text.
+
+        Args:
+            predict: returns v of samples whose captions have one length.
+            net: the denoiser.
+            x_t: noisy latents.
+            t: noise levels (B,).
+            batch: the samples.
+        """
+        lengths = batch.conditioning.text_lengths
+        assert lengths is not None, (
+            "text_by_length in the spec, and states of a caption"
+        )
+
+        rows_by_length: dict[int, list[int]] = {}
+        for row, length in enumerate(lengths):
+            rows_by_length.setdefault(length, []).append(row)
+        if len(rows_by_length) == 1:
+            return predict(net, x_t, t, batch)
+
+        v_by_row: dict[int, Tensor] = {}
+        for rows in rows_by_length.values():
+            v = predict(net, take_rows(x_t, rows), take_rows(t, rows), batch.take(rows))
+            v_by_row.update(zip(rows, v, strict=True))
+        return torch.stack([v_by_row[row] for row in range(len(lengths))])
 
     def predict_with_sound(
         self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch, sound_x_t: Tensor

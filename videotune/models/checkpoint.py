@@ -64,6 +64,9 @@ class Checkpoint:
     vae_class: ClassVar[str]
     """Class of the VAE in diffusers."""
 
+    channels_key: ClassVar[str] = "in_channels"
+    """Key of the transformer's config with the number of its input channels."""
+
     text_encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "T5EncoderModel"}
     """Class in transformers of each text encoder, by its folder.
 
@@ -136,7 +139,7 @@ class Checkpoint:
         """
         net = read_config(folder / "transformer" / "config.json")
         vae = read_config(folder / "vae" / "config.json")
-        channels = net["in_channels"]
+        channels = net[cls.channels_key]
         latent_channels = vae["z_dim" if "z_dim" in vae else "latent_channels"]
         has_image_channels = (
             channels_with_image is not None and channels == channels_with_image(vae)

@@ -80,14 +80,21 @@ class FrameProcessor:
         *further: Any,
         perturbation_mask: Any = None,
         all_perturbed: Any = None,
+        rotary_emb: Any = None,
+        sparse_params: Any = None,
     ) -> Any:
         """Return attention over video tokens (B,S,D), and text (B,L,D) if any.
 
         The arguments are named as diffusers' attention modules look for them. Some
         processors take positions of keys in ``further``, and are told to pass the
-        values on (perturbed).
+        values on (perturbed). Others take positions as ``rotary_emb`` and no mask.
         """
+        assert sparse_params is None, "sparse attention has frames of its own"
+        arguments = (attention_mask, image_rotary_emb, *further)
         keywords = {}
+        if rotary_emb is not None:
+            arguments = ()
+            keywords = {"rotary_emb": rotary_emb}
         if perturbation_mask is not None or all_perturbed is not None:
             keywords = {
                 "perturbation_mask": perturbation_mask,
@@ -104,9 +111,7 @@ class FrameProcessor:
                 attn,
                 hidden_states,
                 encoder_hidden_states,
-                attention_mask,
-                image_rotary_emb,
-                *further,
+                *arguments,
                 **keywords,
             )
         assert product.calls == 1 or all_perturbed, (

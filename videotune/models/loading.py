@@ -172,7 +172,7 @@ def load_model(
         device: device of the network.
         packed: quantization of the Linears in ``blocks`` (``memory/quantization.py``),
             applied as each is read. None: no quantization.
-        blocks: module paths of lists of blocks. Empty: the longest list.
+        blocks: module paths of lists of blocks. Empty: the largest list.
         stay: device for the weights of a diffusers network that the caller streams to
             ``device``.
         fill: puts tensors in the place of the parameters, which are on the meta device,
@@ -257,21 +257,21 @@ def _pack(
 ) -> dict[str, QuantizedLinear]:
     """Replace Linears with empty packed layers; for ``blocks`` see ``load_model``."""
     # imports torch
-    from videotune.memory.quantization import longest_list, pack_linears
+    from videotune.memory.quantization import largest_list, pack_linears
 
     return pack_linears(
-        net, blocks or [longest_list(net)], kind, dtype, kept_in_float32(cls, dtype)
+        net, blocks or [largest_list(net)], kind, dtype, kept_in_float32(cls, dtype)
     )
 
 
 def _streamed(net: nn.Module, device: torch.device, echo: LogFn) -> nn.Module:
-    """Move a network to the device, except for the weights of its longest list of
+    """Move a network to the device, except for the weights of its largest list of
     blocks.
     """
     from videotune.memory.block_offload import stream_blocks  # imports torch
-    from videotune.memory.quantization import longest_list
+    from videotune.memory.quantization import largest_list
 
-    streams = stream_blocks(net, [longest_list(net)], device, 1.0, echo=echo)
+    streams = stream_blocks(net, [largest_list(net)], device, 1.0, echo=echo)
     net.streams = streams  # type: ignore[assignment]  # lives as long as the network
     return net
 

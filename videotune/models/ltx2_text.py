@@ -22,6 +22,7 @@ from videotune.models.ltx2_connectors import (
 )
 from videotune.models.ltx2_parts import with_connectors
 from videotune.models.model_files import read_config
+from videotune.models.pipelines import without_logits
 from videotune.models.skeletons import on_meta
 from videotune.models.tiny import class_of_part
 from videotune.types import ClipShape, Conditioning, FillFn
@@ -72,14 +73,8 @@ class LTX2Text(DiffusersModel):
         return connectors if fill is not None else connectors.to(self.device)
 
     def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
-        """Load Gemma; of its logits, which nothing reads, it computes one token's."""
-        net = super()._text_encoder(part, fill)
-
-        def keep_last(_: Any, arguments: Any, keywords: Any) -> Any:
-            return arguments, keywords | {"logits_to_keep": 1}
-
-        net.register_forward_pre_hook(keep_last, with_kwargs=True)
-        return net
+        """Load Gemma, without its logits."""
+        return without_logits(super()._text_encoder(part, fill))
 
     def part(self, name: str, fill: FillFn = None) -> nn.Module:
         """Load a part; a text encoder with the connectors, for a plan."""

@@ -95,9 +95,9 @@ def vae_stand_in(spec: ModelSpec, latents: Tensor | None, device: torch.device) 
     zeros = [0.0] * spec.latent_channels
     ones = [1.0] * spec.latent_channels
 
-    def sample(generators: list[torch.Generator]) -> Tensor:
+    def sample(generator: list[torch.Generator]) -> Tensor:
         assert latents is not None
-        diffusers.utils.torch_utils.randn_tensor(latents.shape, list(generators))
+        diffusers.utils.torch_utils.randn_tensor(latents.shape, list(generator))
         return latents
 
     class StandIn(torch.nn.Module):
@@ -113,6 +113,8 @@ def vae_stand_in(spec: ModelSpec, latents: Tensor | None, device: torch.device) 
                 latents_mean=zeros,
                 latents_std=ones,
                 scaling_factor=1.0,
+                spatial_compression_ratio=spec.rules.spatial_stride,
+                temporal_compression_ratio=spec.rules.temporal_stride,
             )
             self.latents_mean = torch.tensor(zeros)
             self.latents_std = torch.tensor(ones)
@@ -124,6 +126,18 @@ def vae_stand_in(spec: ModelSpec, latents: Tensor | None, device: torch.device) 
             return SimpleNamespace(latent_dist=distribution)
 
     return StandIn()
+
+
+def without_logits(net: nn.Module) -> nn.Module:
+    """Return a language model that computes the logits of one token, which nothing
+    reads, instead of those of all tokens.
+    """
+
+    def keep_last(_: Any, arguments: Any, keywords: Any) -> Any:
+        return arguments, keywords | {"logits_to_keep": 1}
+
+    net.register_forward_pre_hook(keep_last, with_kwargs=True)
+    return net
 
 
 def load_scheduler(folder: Path, shift: float | None = None, **settings: Any) -> Any:

@@ -8,10 +8,9 @@ from text and from an image, with one expert for high noise and one for low nois
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,6 +30,7 @@ from videotune.models.key_names import KeyRules
 from videotune.models.loading import load_model
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import vae_stand_in
+from videotune.models.single_samples import one_by_one
 from videotune.models.skeletons import pretrained
 from videotune.models.wan_conditions import (
     BOTH_ENDS,
@@ -467,25 +467,6 @@ class Wan(DiffusersModel):
                 [prints["vae"], images, *image_prints, str(self.dtype)]
             )
         return prints
-
-
-def one_by_one(
-    conditioning: Conditioning,
-    unconditional: Conditioning | None,
-    request: SampleRequest,
-) -> Iterator[tuple[Conditioning, Conditioning | None, SampleRequest]]:
-    """Yield conditioning, negative conditioning and request of each sample."""
-    for i, seed in enumerate(request.seeds):
-        pick = itemgetter(slice(i, i + 1))
-        negative = None if unconditional is None else unconditional.map(pick)
-        single = replace(
-            request,
-            seeds=(seed,),
-            first=None if request.first is None else request.first[[i]],
-            known=None if request.known is None else request.known[[i]],
-            known_mask=None if request.known_mask is None else request.known_mask[[i]],
-        )
-        yield conditioning.map(pick), negative, single
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from videotune.models import wan_tiny
 from videotune.models.frame_in_front import scattered
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import bare_pipeline, network_stand_in, vae_stand_in
-from videotune.models.wan import ORIGINAL_NAMES, Wan, one_by_one
+from videotune.models.single_samples import one_by_one
+from videotune.models.wan import ORIGINAL_NAMES, Wan
 from videotune.types import ClipShape, Conditioning, ConditionPixels
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from videotune.job.experts import trained
 from videotune.latent_cache.clip_ends import appended_sizes
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.memory.quantization import largest_list
 from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.planner.ledger import PIECE, CountsByPart, Ledger, Reading
@@ -259,7 +260,7 @@ class FakeRun:
             return None
         assert prepared.batch is not None
         with self.mode:
-            first = prepared.batch.conditioning.map(lambda x: x[:1])
+            first = prepared.batch.conditioning.take([0])
         return BaseGuidance(scale, first)
 
     def _name_tensors(
@@ -422,9 +423,9 @@ class FakeRun:
 
 
 def _block_bytes(encoder: nn.Module) -> list[int]:
-    """Return the bytes of an encoder's blocks: of its longest list of modules."""
-    lists = [list(m) for m in encoder.modules() if isinstance(m, nn.ModuleList)]
-    return [weight_bytes(block) for block in max(lists, key=len)]
+    """Return the bytes of an encoder's blocks."""
+    blocks = encoder.get_submodule(largest_list(encoder)).children()
+    return [weight_bytes(block) for block in blocks]
 
 
 def weight_bytes(net: nn.Module) -> int:

@@ -289,7 +289,7 @@ class PromptReader:
         device = batch.x0.device
         count = len(group)
         if count > 1:
-            batch = batch.map(lambda x: x.repeat_interleave(count, 0))
+            batch = batch.take([0] * count)
         t = levels[list(group)].float().to(device)
 
         seed = self._plan.seed

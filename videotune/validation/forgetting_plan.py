@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,9 @@ def forgetting_plan(job: Job, count: int) -> ForgettingPlan | None:
         return None
     prompts = settings.prompts
     if prompts is None:
-        captions = [text for clip in job.library.clips for text in clip.captions]
+        captions = list(
+            chain.from_iterable(clip.captions for clip in job.library.clips)
+        )
         prompts = least_related(shipped_prompts(), captions, count)
     windows = metric_conditioning(job, prompts)
 

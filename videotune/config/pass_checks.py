@@ -1,0 +1,24 @@
+"""Settings that decide how many samples go through the network together."""
+
+from collections.abc import Iterator
+
+from videotune.config.schema import Config
+from videotune.model_spec import ModelSpec
+
+
+def largest_batch(config: Config) -> int:
+    """Return the most samples of a forward pass that the config asks for."""
+    batches = [dataset.batch_size or 0 for dataset in config.datasets]
+    return max([config.batch_size, *batches])
+
+
+def faults_with_text_by_length(config: Config, spec: ModelSpec) -> Iterator[str]:
+    """Yield a fault if processes of a sharded network could make unequal numbers of
+    passes, and wait for each other without end.
+    """
+    is_one_by_one = config.micro_batch_size == 1 or largest_batch(config) == 1
+    if config.sharding == "FULL" and spec.text_by_length and not is_one_by_one:
+        yield (
+            f"sharding: {spec.title} reads captions of one length at a time, and with sharding FULL every process must "
+            "make as many passes as the others. Set micro_batch_size to 1, or sharding to OFF"
+        )
