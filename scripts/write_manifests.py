@@ -23,6 +23,16 @@ BY_CONVERTER = (
     "diffusers' converter writes (scripts/convert_ltx2_to_diffusers.py)"
 )
 
+BY_CONVERTER_OF_HUNYUAN = (
+    "not verified: no public source that counts them was found; the config is the one that diffusers' converter "
+    "writes (scripts/convert_hunyuan_video1_5_to_diffusers.py), and the authors say 8.3B"
+)
+
+CATALOGUE = (
+    "public code of a catalogue of models, which has the parameters of this Hub repository's transformer as "
+    "totalParams; the authors say 8.3B"
+)
+
 BY_AUTHORS_CONFIG = (
     "not verified: its authors print 2B; the numbers are those of their own config "
     "(configs/config_5s_sft.yaml of ai-forever/Kandinsky-5)"
@@ -65,6 +75,10 @@ MODELS = {
     "cogvideox-1.5-5b": Published(),
     "cogvideox-1.5-5b-i2v": Published(),
     "hunyuan-video-13b": Published(12_821_012_544, HEADERS),
+    "hunyuan-video-1.5-480p-t2v": Published(8_326_608_160, CATALOGUE),
+    "hunyuan-video-1.5-480p-i2v": Published(source=BY_CONVERTER_OF_HUNYUAN),
+    "hunyuan-video-1.5-720p-t2v": Published(8_326_608_160, CATALOGUE),
+    "hunyuan-video-1.5-720p-i2v": Published(source=BY_CONVERTER_OF_HUNYUAN),
     "hidream-i1": Published(17_105_733_184, HEADERS),
     "ltx-video-2b": Published(1_923_385_472, FINETRAINERS),
     "ltx-video-13b": Published(13_042_569_344, HEADERS),

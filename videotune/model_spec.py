@@ -191,6 +191,10 @@ class ModelSpec:
 
     None: it takes no image.
     """
+    predicts_images_apart: bool = False
+    """Whether samples with an image and samples without are passes of their own through
+    the network.
+    """
     encodes_first_frame: bool = False
     """Whether a first frame that is fed clean is encoded on its own, because the VAE
     gives it other latents within a clip. The cache keeps its latents beside the clip's.

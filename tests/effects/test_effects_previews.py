@@ -217,7 +217,18 @@ def test_the_scheduler_that_is_named_samples(lab: Lab) -> None:
         preview_of(lab, sample__scheduler="DDIMScheduler")
 
 
-@pytest.mark.parametrize("name", ["cogvideox", "hidream", "hunyuan_video", "kandinsky5", "ltx_video", "wan"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cogvideox",
+        "hidream",
+        "hunyuan_video",
+        "hunyuan_video15",
+        "kandinsky5",
+        "ltx_video",
+        "wan",
+    ],
+)
 def test_every_scheduler_of_a_family_ends_at_what_a_perfect_network_knows(
     name: str, tiny_family: Callable[..., Any]
 ) -> None:

@@ -19,7 +19,15 @@ from videotune.exporter.adapter_export import export_lora, read_adapter, read_pa
 
 Open = Callable[..., Any]
 State = dict[str, torch.Tensor]
-FAMILIES = ("wan", "cogvideox", "ltx_video", "hunyuan_video", "hidream", "kandinsky5")
+FAMILIES = (
+    "wan",
+    "cogvideox",
+    "ltx_video",
+    "hunyuan_video",
+    "hunyuan_video15",
+    "hidream",
+    "kandinsky5",
+)
 SCALE = 0.5
 RANK = 4
 

@@ -405,7 +405,7 @@ def test_both_experts_or_one(
         )
 
 
-@pytest.mark.parametrize("name", ["wan", "hunyuan_video"])
+@pytest.mark.parametrize("name", ["wan", "hunyuan_video", "hunyuan_video15"])
 def test_a_merged_transformer_as_one_file_of_comfyui(
     name: str, tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,7 +526,18 @@ def test_files_of_both_programs_are_written_unless_the_config_says_otherwise(
     check_formats(config, family)
 
 
-@pytest.mark.parametrize("name", ["wan", "cogvideox", "ltx_video", "hunyuan_video", "hidream", "kandinsky5"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wan",
+        "cogvideox",
+        "ltx_video",
+        "hunyuan_video",
+        "hunyuan_video15",
+        "hidream",
+        "kandinsky5",
+    ],
+)
 def test_a_fine_tuned_model_as_one_file_of_comfyui(
     name: str, tiny_family: Callable[..., Any], tmp_path: Path
 ) -> None:

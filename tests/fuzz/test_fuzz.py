@@ -75,6 +75,7 @@ def test_base_models(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
         "wan",
         "cogvideox",
         "hunyuan_video",
+        "hunyuan_video15",
         "ltx_video",
         "hidream",
         "kandinsky5",

@@ -855,6 +855,63 @@ def test_conditions_of_ltx_2_in_simpletuner() -> None:
     assert "conditions" not in never.config
 
 
+HUNYUAN_15 = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys", "base", "targets"),
+    [
+        (
+            "musubi",
+            {
+                "script": "hv_1_5_train_network.py",
+                "network_module": "networks.lora_hv_1_5",
+                "dit": "hunyuanvideo1.5_720p_i2v_fp16.safetensors",
+                "task": "i2v",
+            },
+            "720p_i2v",
+            "all",
+        ),
+        (
+            "musubi",
+            {
+                "script": "hv_1_5_train_network.py",
+                "network_module": "networks.lora_hv_1_5",
+                "dit": "transformer/480p_t2v/diffusion_pytorch_model.safetensors",
+                "task": "t2v",
+            },
+            "480p_t2v",
+            "all",
+        ),
+        (
+            "musubi",
+            {"script": "hv_1_5_train_network.py", "dit": "dit.safetensors"},
+            None,
+            None,
+        ),
+        (
+            "diffusion-pipe",
+            {
+                "model.type": "hunyuan_video_15",
+                "model.diffusers_path": "/models/HunyuanVideo-1.5-Diffusers-480p_t2v",
+                "adapter.type": "lora",
+            },
+            "480p_t2v",
+            "linear",
+        ),
+    ],
+)
+def test_hunyuan_video_15_by_what_names_it(
+    trainer: str, keys: dict[str, Any], base: str | None, targets: str | None
+) -> None:
+    """Without a size in a name only the family is known."""
+    config = given(trainer, **keys).config
+    assert config["family"] == "hunyuan_video15"
+    expected = HUNYUAN_15 + base if base else None
+    assert config.get("base_model_name") == expected
+    assert config.get("lora", {}).get("targets") == targets
+
+
 @pytest.mark.parametrize(
     ("task", "base", "differs"),
     [

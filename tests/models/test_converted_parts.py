@@ -119,7 +119,7 @@ def test_a_text_encoder_in_fp8_with_scales(
     assert not torch.equal(states[0], text_states(opened(base)))
 
 
-@pytest.mark.parametrize("name", ["hunyuan_video", "hidream"])
+@pytest.mark.parametrize("name", ["hunyuan_video", "hunyuan_video15", "hidream"])
 def test_each_of_several_encoders(
     name: str, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_what_our_family_says_of_it(name: str) -> None:
         ("cogvideox-5b", (49, 480, 720), 13 * 30 * 45),
         ("cogvideox-1.5-5b", (81, 768, 1360), 11 * 48 * 85),
         ("hunyuan-video-13b", (129, 720, 1280), 33 * 45 * 80),
+        ("hunyuan-video-1.5-480p-t2v", (121, 480, 848), 31 * 30 * 53),
         ("hidream-i1", (1, 512, 512), 32 * 32),
         ("hidream-i1", (1, 512, 528), 4096),  # what is not square is padded
         ("ltx-video-2b", (161, 512, 704), 21 * 16 * 22),

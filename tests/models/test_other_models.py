@@ -32,9 +32,7 @@ OTHERS = {
     "/models/ltx-2.3-temporal-upscaler-x2-1.0.safetensors": "LTX-2's upscalers",
     "MiniMaxAI/MiniMax-H3": "MiniMax H3",
     "minimax_h3": "MiniMax H3",
-    "tencent/HunyuanVideo-1.5": "HunyuanVideo 1.5",
-    "hunyuan_video_15": "HunyuanVideo 1.5",
-    "hv_1_5_train_network.py": "HunyuanVideo 1.5",
+    "nvidia/Cosmos-Predict2.5-2B": "Cosmos",
     "fpack_train_network.py": "FramePack",
     "kandinskylab/Kandinsky-5.0-T2I-Lite": "Kandinsky 5 for images",
     "k5-lite-i2i-hd": "Kandinsky 5 for images",
@@ -88,7 +86,6 @@ def test_weights_of_a_trained_model_are_not_taken_for_another(folder: Path) -> N
 @pytest.mark.parametrize(
     ("cls", "title"),
     [
-        ("HunyuanVideo15Transformer3DModel", "HunyuanVideo 1.5"),
         ("WanAnimateTransformer3DModel", "Wan Animate"),
         ("HunyuanVideoFramepackTransformer3DModel", "FramePack"),
     ],
@@ -129,13 +126,13 @@ config:
       train: {batch_size: 1, steps: 3000, lr: 1e-4}
       model: {name_or_path: MiniMaxAI/MiniMax-H3, arch: minimax_h3}
 """,
-    "HunyuanVideo 1.5.toml": """
+    "Cosmos.toml": """
 output_dir = '/x'
 dataset = 'd.toml'
 epochs = 10
 [model]
-type = 'hunyuan_video_15'
-diffusers_path = '/models/HunyuanVideo-1.5'
+type = 'cosmos'
+diffusers_path = '/models/Cosmos'
 [adapter]
 type = 'lora'
 rank = 32
@@ -162,7 +159,7 @@ def test_a_config_of_another_model_writes_nothing(name: str, tmp_path: Path) -> 
 def test_folders_of_the_user_do_not_change_what_a_config_is_of(tmp_path: Path) -> None:
     config = tmp_path / "flux.toml"
     model = "type = 'wan'\nckpt_path = '/home/rowan/flux/Wan2.1-T2V-1.3B'"
-    text = IMPORTS["HunyuanVideo 1.5.toml"]
+    text = IMPORTS["Cosmos.toml"]
     start, _, rest = text.partition("[model]")
     config.write_text(f"{start}[model]\n{model}\n{rest[rest.index('[adapter]') :]}")
     assert (
@@ -183,8 +180,8 @@ def test_a_base_of_another_model(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(NotTrained, match="MiniMax H3"):
         place("MiniMaxAI/MiniMax-H3", weights=False)
-    with pytest.raises(NotTrained, match="Hunyuan"):
-        find("hunyuan_video_15")
+    with pytest.raises(NotTrained, match="FramePack"):
+        find("framepack")
 
     folder = tmp_path / "base"
     folder.mkdir()

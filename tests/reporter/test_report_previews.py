@@ -472,6 +472,30 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
     assert "SomePipeline.from_pretrained(place('asset:toy').folder)" in base
 
 
+@pytest.mark.parametrize(
+    ("name", "takes_size"),
+    [
+        ("HunyuanVideo15Pipeline", True),
+        ("HunyuanVideo15ImageToVideoPipeline", False),
+    ],
+)
+def test_a_pipeline_with_a_guider_and_one_with_a_size_of_its_own(
+    name: str, takes_size: bool, tmp_path: Path
+) -> None:
+    load = "pipe.transformer.load_lora_adapter(THIS_FILE)"
+    use = f"pipe = {name}.from_pretrained('owner/base'); {load}"
+    page = use_of(tmp_path, {"format": "diffusers", "path": "x", "use": use})
+    found = re.search(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
+    assert found
+    code = " ".join(unescape(found[1]).split())
+    compile(unescape(found[1]), "page", "exec")
+    assert "pipe.transformer.load_lora_adapter('x')" in code
+    assert "pipe.guider = pipe.guider.new(guidance_scale=2) video = pipe(" in code
+    assert code.count("guidance_scale") == 1
+    assert ("num_frames=9, height=32, width=48," in code) == takes_size
+    assert "num_frames=9," in code
+
+
 def test_conditions_have_their_share_their_grade_and_the_call_that_uses_them(
     tmp_path: Path,
 ) -> None:

@@ -26,8 +26,15 @@ OWN = {
 """Settings of a kind: a table of positions takes 49 frames alone, and a decoder that
 mirrors at the border no side of one latent.
 """
-WAITS = {"hidream full": 1, "hidream dev": 1}
-"""Known waits of the host in a step: diffusers' sizes of pictures, which nobody reads.
+WAITS = {
+    "hidream full": 1,
+    "hidream dev": 1,
+    "hunyuan_video15 t2v": 25,
+    "hunyuan_video15 i2v": 26,
+}
+"""Known waits of the host in a step: diffusers' sizes of pictures, which nobody reads; its
+HunyuanVideo 1.5 asks whether there is an image and selects each sample's text by masks,
+and we ask once for all which samples have an image.
 """
 
 

@@ -15,7 +15,15 @@ from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import modules_by_path
 from videotune.exporter.lora_target import Target
 
-FAMILIES = ("wan", "cogvideox", "ltx_video", "hunyuan_video", "hidream", "kandinsky5")
+FAMILIES = (
+    "wan",
+    "cogvideox",
+    "ltx_video",
+    "hunyuan_video",
+    "hunyuan_video15",
+    "hidream",
+    "kandinsky5",
+)
 RANK = 4
 Tensors = dict[str, torch.Tensor]
 Name = Callable[[str], str]

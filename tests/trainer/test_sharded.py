@@ -367,6 +367,7 @@ KINDS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "cogvideox": ("cogvideox", None, ("video_config.target_fps=16",)),
     "ltx_video": ("ltx_video", None, (FULL,)),
     "hunyuan_video": ("hunyuan_video", None, (FULL,)),
+    "hunyuan_video15": ("hunyuan_video15", None, (FULL,)),
     "hidream": ("hidream", None, ("video_config.target_fps=4",)),
     "kandinsky5": ("kandinsky5", "i2v", (FULL, "micro_batch_size=1")),
 }

@@ -19,6 +19,7 @@ from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
 from videotune.config.pass_checks import faults_with_text_by_length, largest_batch
 from videotune.config.schema import Config, leaves
 from videotune.config.sections import CONNECTORS
+from videotune.config.sharded_passes import faults_with_passes_apart
 from videotune.config.sound_checks import faults_with_sound
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
@@ -66,8 +67,9 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         for fault in rule(config):
             raise VideotuneError(fault)
     if spec is not None:
-        for fault in _with_the_model(config, spec):
-            raise VideotuneError(fault)
+        for rule_of_model in (_with_the_model, faults_with_passes_apart):
+            for fault in rule_of_model(config, spec):
+                raise VideotuneError(fault)
 
 
 def _unused(config: Config, spec: ModelSpec | None = None) -> Iterator[str]:

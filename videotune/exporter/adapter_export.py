@@ -135,7 +135,7 @@ def read_lora(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> 
         _load_with_peft(family, net, file, name)
         return "PEFT inject_adapter_in_model"
 
-    loader = family.pipeline_class()
+    loader = family.lora_reader()
     state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
     # diffusers puts its own names in place of those that it knows.
     is_known = any(key.startswith(("transformer.", "connectors.")) for key in state)
@@ -166,7 +166,7 @@ def _load_as_pipeline(
     """Load an adapter with the calls of ``load_lora_weights``: one for each part of the
     pipeline.
     """
-    loader = family.pipeline_class()
+    loader = family.lora_reader()
     of_connectors: dict[str, Tensor] = {}
     of_transformer: dict[str, Tensor] = {}
     for key, value in state.items():

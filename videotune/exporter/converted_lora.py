@@ -56,10 +56,8 @@ def convert_with_diffusers(
     # Each converter refuses a file with another kind of error.
     converter_errors = (IndexError, KeyError, RuntimeError, TypeError, ValueError)
     try:
-        converted: dict[str, Tensor] = family.pipeline_class().lora_state_dict(
-            dict(state)
-        )
-        lost = lost_tensors(family.pipeline_class().lora_state_dict, state)
+        converted: dict[str, Tensor] = family.lora_reader().lora_state_dict(dict(state))
+        lost = lost_tensors(family.lora_reader().lora_state_dict, state)
     except converter_errors as error:
         raise unreadable from error
 

@@ -8,6 +8,7 @@ A family is a subclass that defines what differs. Shapes are those of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -91,6 +92,12 @@ class DiffusersModel(AutoencodingCheckpoint):
 
     text_first: ClassVar[bool] = False
     """Whether the text's tokens come before the video's in ``attention``."""
+
+    load_lora: ClassVar[str] = "pipe.load_lora_weights"
+    """How code that samples with a pipeline ``pipe`` loads a LoRA file."""
+
+    loads_comfyui_names: ClassVar[bool] = True
+    """Whether that also reads files in ComfyUI's names."""
 
     config_defaults: ClassVar[Mapping[str, Any]] = {}
     """Keys that pipelines read and that older configs of the transformer lack."""
@@ -329,6 +336,10 @@ class DiffusersModel(AutoencodingCheckpoint):
         is_noisy = ~cells[:, ::patch_frames, ::patch_rows, ::patch_columns]
         return times[:, None] * is_noisy.flatten(1)
 
+    def planning_mode(self) -> AbstractContextManager[Any]:
+        """Return a context in which the network runs on fake tensors."""
+        return nullcontext()
+
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Let video tokens attend only to their own latent frame and to the text, if
         ``on``.
@@ -429,6 +440,14 @@ class DiffusersModel(AutoencodingCheckpoint):
         """
         raise NotImplementedError
 
+    def call_arguments(self, request: SampleRequest) -> dict[str, Any]:
+        """Return size and guidance of a request as arguments of the pipeline's call."""
+        return {
+            "height": request.shape.height,
+            "width": request.shape.width,
+            "guidance_scale": request.guidance,
+        }
+
     def run_pipeline(
         self,
         pipe: Any,
@@ -466,10 +485,8 @@ class DiffusersModel(AutoencodingCheckpoint):
                 negative[f"negative_{name}"] = value
 
         usual: dict[str, Any] = {
-            "height": shape.height,
-            "width": shape.width,
+            **self.call_arguments(request),
             "num_inference_steps": request.steps,
-            "guidance_scale": request.guidance,
             "generator": [
                 torch.Generator("cpu").manual_seed(seed) for seed in request.seeds
             ],

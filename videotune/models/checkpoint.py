@@ -73,6 +73,9 @@ class Checkpoint:
     The folder of its tokenizer ends in the same number.
     """
 
+    fixed_text_encoders: ClassVar[tuple[str, ...]] = ()
+    """Text encoders that never train and get no new tokens, by their folders."""
+
     main_encoder: ClassVar[str] = "text_encoder"
     """The text encoder whose states represent all of them in a plan."""
 
@@ -254,10 +257,14 @@ class Checkpoint:
         return prints
 
     def pipeline_class(self) -> Any:
-        """Return the diffusers pipeline that samples and reads LoRA files."""
+        """Return the diffusers pipeline that samples."""
         return getattr(
             diffusers, self.pipelines[self.spec.image_conditioning == "concat"]
         )
+
+    def lora_reader(self) -> Any:
+        """Return the class of diffusers that reads LoRA files into the transformer."""
+        return self.pipeline_class()
 
     def class_of_text(self, part: str) -> str:
         """Return the name of a text encoder's class in transformers."""
@@ -282,7 +289,10 @@ class Checkpoint:
         return self._load_once("text_encoder", self._load_text)
 
     def _load_text(self) -> Any:
-        tokenizers = self.tokenizers()
+        tokenizers = dict(self.tokenizers())
+        for part in self.fixed_text_encoders:
+            tokenizers[part] = self._read_tokenizer(part)
+
         parts: dict[str, Any] = {}
         for part in self.text_encoders:
             encoder: Any = self._text_encoder(part)
@@ -302,8 +312,16 @@ class Checkpoint:
         """Return the class of the diffusers pipeline that reads captions."""
         return self.pipeline_class()
 
+    @property
+    def trainable_text_encoders(self) -> tuple[str, ...]:
+        """Folders of the text encoders that may train and get new tokens."""
+        return tuple(
+            part for part in self.text_encoders if part not in self.fixed_text_encoders
+        )
+
     def text_parts(self) -> Mapping[str, TextPart]:
-        """Return the text encoders with their tokenizers, by the encoders' folders.
+        """Return the text encoders that may train with their tokenizers, by the
+        encoders' folders.
 
         Changes to them (added rows, trained weights) apply to everything that is
         encoded until they are freed.
@@ -311,25 +329,27 @@ class Checkpoint:
         pipe = self.text_pipeline()
         return {
             part: TextPart(getattr(pipe, tokenizer_of(part)), getattr(pipe, part))
-            for part in self.text_encoders
+            for part in self.trainable_text_encoders
         }
 
     def tokenizers(self) -> Mapping[str, Any]:
-        """Load a fresh tokenizer of each text encoder, by the encoder's folder; no
-        weights.
+        """Load a fresh tokenizer of each text encoder that may train, by the encoder's
+        folder; no weights.
         """
         return {
-            part: read_tokenizer(self.folder / tokenizer_of(part), self.folder / part)
-            for part in self.text_encoders
+            part: self._read_tokenizer(part) for part in self.trainable_text_encoders
         }
 
+    def _read_tokenizer(self, part: str) -> Any:
+        return read_tokenizer(self.folder / tokenizer_of(part), self.folder / part)
+
     def text_skeletons(self) -> Mapping[str, nn.Module]:
-        """Build the text encoders without weights, on the meta device, by their
-        folders.
+        """Build the text encoders that may train without weights, on the meta device,
+        by their folders.
         """
         return {
             part: on_meta(self._text_class(part), self.folder / part)
-            for part in self.text_encoders
+            for part in self.trainable_text_encoders
         }
 
 

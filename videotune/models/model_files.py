@@ -58,8 +58,10 @@ _NO_WEIGHTS = (
     "Processor",
     "ProcessorFast",
     "FeatureExtractor",
+    "Guidance",
 )
-_VOCABULARIES = (
+_VOCABULARIES: Sequence[tuple[str, tuple[str, ...]]] = (
+    ("ByT5", ()),  # its tokens are bytes
     ("T5", ("spiece.model",)),
     ("Llama", ("tokenizer.model",)),
     ("CLIP", ("vocab.json", "merges.txt")),
@@ -236,8 +238,8 @@ def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def has_weights(cls: str) -> bool:
-    """Whether a part of this class is a network; schedulers, tokenizers and processors
-    are none.
+    """Whether a part of this class is a network; schedulers, tokenizers, processors and
+    guiders are none.
     """
     # TokenizerFast, ImageProcessorPil …
     return not any(word in cls for word in _NO_WEIGHTS)
@@ -402,6 +404,9 @@ def _missing_of_part(folder: Path, class_name: str, needs_weights: bool) -> list
     if class_name.endswith("Scheduler"):
         has_config = (folder / "scheduler_config.json").is_file()
         return [] if has_config else ["scheduler_config.json"]
+    if class_name.endswith("Guidance"):
+        has_config = (folder / "guider_config.json").is_file()
+        return [] if has_config else ["guider_config.json"]
     if "Tokenizer" in class_name:
         return _missing_vocabulary(folder, class_name)
     return []

@@ -109,6 +109,7 @@ def vae_stand_in(spec: ModelSpec, latents: Tensor | None, device: torch.device) 
             self.device = device
             self.config = diffusers.configuration_utils.FrozenDict(
                 z_dim=spec.latent_channels,
+                latent_channels=spec.latent_channels,
                 latents_mean=zeros,
                 latents_std=ones,
                 scaling_factor=1.0,

@@ -37,13 +37,17 @@ def letters_tokenizer() -> Any:
 
 
 def bytes_tokenizer(
-    marks: Sequence[str], texts: Sequence[str] = (), **mark_names: Any
+    marks: Sequence[str],
+    texts: Sequence[str] = (),
+    begins: bool = True,
+    **mark_names: Any,
 ) -> Any:
     """Return a tokenizer of single bytes, built like Llama 3's.
 
     Args:
-        marks: special tokens; the first one is put before each text, none after it.
+        marks: special tokens.
         texts: strings that are single tokens.
+        begins: put the first mark before each text, as Llama does and Qwen does not.
         mark_names: names of special tokens for transformers, such as ``eos_token``.
     """
     from tokenizers import (
@@ -65,6 +69,10 @@ def bytes_tokenizer(
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in texts])
 
+    if not begins:
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, **mark_names
+        )
     first_mark = marks[0]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{first_mark} $A",

@@ -218,7 +218,7 @@ class FakeRun:
             network = self.network(depths)
             ledger = Ledger(self.piece)
             checkpoint_blocks(network.net, checkpointing)
-            with self.mode:
+            with self.mode, self.family.planning_mode():
                 prepared = self.prepared(shape, samples)
                 if not network.warm:
                     self._train(network, prepared, Ledger(self.piece))

@@ -1,5 +1,6 @@
 """The chapters that list clips, settings and files, and show how to use the files."""
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -271,16 +272,11 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
     takes_image = any("ImageToVideo" in name for name in pipelines)
     preview_values = _preview_values(run)
 
-    triggers = []
-    for dataset in items(run.setting("datasets")):
-        trigger = str(mapping(dataset)["trigger"] or "")
-        if trigger:
-            triggers.append(trigger)
     previews = run.of_kind("sample")
     folder = run.folder.resolve().name if is_shared else str(run.folder)
     chapter = {
         "absent": "",
-        "trigger": ", ".join(dict.fromkeys(triggers)),
+        "trigger": ", ".join(_triggers(run)),
         "lines": lines,
         "pipelines": pipelines,
         "takes_image": takes_image,
@@ -304,6 +300,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "is_shared": is_shared,
         "conditions": conditions(run, shlex.quote(folder)),
         **sound_use(run, pipelines, shlex.quote(folder)),
+        **_differences_of_call(pipelines),
         "given": None,
         "with_first_frame": None,
         "with_conditions": None,
@@ -324,6 +321,16 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
     return chapter
 
 
+def _triggers(run: Run) -> list[str]:
+    """Return the trigger words of the run's datasets, each once."""
+    triggers = []
+    for dataset in items(run.setting("datasets")):
+        trigger = str(mapping(dataset)["trigger"] or "")
+        if trigger:
+            triggers.append(trigger)
+    return list(dict.fromkeys(triggers))
+
+
 def _is_for_comfyui(entry: Record) -> bool:
     """Whether a file has ComfyUI's names and is not a merged model."""
     is_merged = "-merged-" in Path(str(entry["path"])).name
@@ -341,6 +348,18 @@ def _pipeline_arguments(run: Run) -> str:
         if is_plain and re.fullmatch(r"[a-z_]{1,40}", name):
             arguments.append(f"{name}={value!r}")
     return ", ".join(arguments)
+
+
+def _differences_of_call(pipelines: Sequence[str]) -> dict[str, bool]:
+    """Return how the call of a pipeline differs from that of most: whether guidance is
+    its guider's, and whether it takes its size from the image.
+    """
+    path = Path(__file__).with_name("pipeline_calls.json")
+    known_calls = json.loads(path.read_text(encoding="utf-8"))
+    differences = {"has_guider": False, "has_own_size": False}
+    for name in pipelines:
+        differences |= known_calls.get(name, {})
+    return differences
 
 
 def _pipelines_in(lines: Sequence[str]) -> list[str]:

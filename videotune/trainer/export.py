@@ -347,20 +347,22 @@ def _use_of_whole_model(family: DiffusersModel) -> str:
     return f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)"
 
 
-def _load_loras(config: Config, option: str) -> str:
+def _load_loras(family: DiffusersModel, config: Config, option: str) -> str:
     """Return the code that loads a LoRA after those that it was trained on top of."""
+    load_lora = family.load_lora
     below = [lora for lora in config.base_loras if not lora.training_only]
     if not below:
-        return f"pipe.load_lora_weights(THIS_FILE{option})"
+        return f"{load_lora}(THIS_FILE{option})"
 
     names = [f"base_{index}" for index in range(len(below))]
     lines = [
-        f"pipe.load_lora_weights({Path(lora.file).name!r}, adapter_name={name!r})"
+        f"{load_lora}({Path(lora.file).name!r}, adapter_name={name!r})"
         for name, lora in zip(names, below, strict=True)
     ]
-    lines.append(f"pipe.load_lora_weights(THIS_FILE, adapter_name='new'{option})")
+    lines.append(f"{load_lora}(THIS_FILE, adapter_name='new'{option})")
     strengths = [*(lora.strength for lora in below), 1.0]
-    lines.append(f"pipe.set_adapters({[*names, 'new']}, {strengths})")
+    owner = load_lora.rpartition(".")[0]
+    lines.append(f"{owner}.set_adapters({[*names, 'new']}, {strengths})")
     return "; ".join(lines)
 
 
@@ -390,11 +392,13 @@ def _use(
     variant = config.lora.variant
     load_base = f"pipe = {pipeline}.from_pretrained({base!r}); "
     alpha = "baked into the weights"
+    loads_format = format != "comfyui" or family.loads_comfyui_names
     if variant in ("LORA", "DORA"):
         alpha = "baked into lora_B"
+    if variant in ("LORA", "DORA") and loads_format:
         is_second = expert != family.spec.experts[0].name
         option = ", load_into_transformer_2=True" if is_second else ""
-        use = f"{load_base}{_load_loras(config, option)}"
+        use = f"{load_base}{_load_loras(family, config, option)}"
     elif format == "comfyui":
         use = "a LoRA loader of ComfyUI, for the model of this file's expert alone"
         if len(family.spec.experts) == 1:
