@@ -16,10 +16,9 @@ from videotune.config.optimizer_classes import (
     is_class,
 )
 from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
-from videotune.config.pass_checks import faults_with_text_by_length, largest_batch
+from videotune.config.pass_checks import faults_of_passes, largest_batch
 from videotune.config.schema import Config, leaves
 from videotune.config.sections import CONNECTORS
-from videotune.config.sharded_passes import faults_with_passes_apart
 from videotune.config.sound_checks import faults_with_sound
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
@@ -67,9 +66,8 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         for fault in rule(config):
             raise VideotuneError(fault)
     if spec is not None:
-        for rule_of_model in (_with_the_model, faults_with_passes_apart):
-            for fault in rule_of_model(config, spec):
-                raise VideotuneError(fault)
+        for fault in _with_the_model(config, spec):
+            raise VideotuneError(fault)
 
 
 def _unused(config: Config, spec: ModelSpec | None = None) -> Iterator[str]:
@@ -534,7 +532,7 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
     yield from _unused(config, spec)
-    yield from faults_with_text_by_length(config, spec)
+    yield from faults_of_passes(config, spec)
     targets = config.lora.targets
     yield from _of_conditions(config, spec)
     yield from faults_with_sound(config, spec)

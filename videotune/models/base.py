@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,8 +27,9 @@ from videotune.models.pipelines import (
     network_stand_in,
     replace_scheduler,
 )
+from videotune.models.sample_groups import predict_in_groups
 from videotune.models.tiny import build_pipeline
-from videotune.types import Conditioning, take_rows
+from videotune.types import Conditioning
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -296,17 +298,7 @@ class DiffusersModel(AutoencodingCheckpoint):
             "text_by_length in the spec, and states of a caption"
         )
 
-        rows_by_length: dict[int, list[int]] = {}
-        for row, length in enumerate(lengths):
-            rows_by_length.setdefault(length, []).append(row)
-        if len(rows_by_length) == 1:
-            return predict(net, x_t, t, batch)
-
-        v_by_row: dict[int, Tensor] = {}
-        for rows in rows_by_length.values():
-            v = predict(net, take_rows(x_t, rows), take_rows(t, rows), batch.take(rows))
-            v_by_row.update(zip(rows, v, strict=True))
-        return torch.stack([v_by_row[row] for row in range(len(lengths))])
+        return predict_in_groups(partial(predict, net), lengths, x_t, t, batch)
 
     def predict_with_sound(
         self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch, sound_x_t: Tensor

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from videotune.lazy import torch
+from videotune.types import take_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,21 +40,6 @@ def predict_in_groups(
     predictions: dict[int, Tensor] = {}
     for group in distinct_groups:
         rows = [row for row, other in enumerate(groups) if other == group]
-        v = predict(pick(x_t, rows), pick(t, rows), take(batch, rows))
-        predictions |= zip(rows, v.split(1), strict=True)
-    return torch.cat([predictions[row] for row in range(len(groups))])
-
-
-def take(batch: Batch, rows: Sequence[int]) -> Batch:
-    """Return the samples of a batch at these positions, in their order."""
-    return replace(
-        batch.map(partial(pick, rows=rows)),
-        captions=tuple(batch.captions[row] for row in rows),
-        window_ids=tuple(batch.window_ids[row] for row in rows),
-        prior_preservation=tuple(batch.prior_preservation[row] for row in rows),
-    )
-
-
-def pick(values: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return some rows of a tensor; the device is not asked for anything."""
-    return torch.cat([values[row : row + 1] for row in rows])
+        v = predict(take_rows(x_t, rows), take_rows(t, rows), batch.take(rows))
+        predictions |= zip(rows, v, strict=True)
+    return torch.stack([predictions[row] for row in range(len(groups))])
