@@ -378,6 +378,7 @@ def _with_the_loss(config: Config) -> Iterator[str]:
             f"video_config.temporal_consistency_weight: it weights squared errors, and loss is {config.loss}. "
             "Set it to 0"
         )
+
     if config.distilled_guidance is not None and config.training_method != "LORA":
         yield (
             f"distilled_guidance: {config.training_method} keeps no base model beside what it trains. Leave it out"

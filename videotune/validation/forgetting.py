@@ -138,6 +138,7 @@ def to_json(
         error / max(base_error, 1e-9)
         for error, base_error in zip(path_errors, base_errors, strict=True)
     ]
+
     return {
         "distance": {
             "mean": rounded(float(reading.distance.mean())),

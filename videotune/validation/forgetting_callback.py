@@ -147,6 +147,7 @@ class ForgettingCallback(SamplingCallback):
         )
         earlier = trainer.journal.history.of_kind("forgetting")
         previous = earlier[-1].get("verdict") if earlier else None
+
         trainer.journal.event(
             "forgetting",
             step=step,
@@ -318,6 +319,7 @@ class PromptReader:
         windows = self._plan.windows
         x0 = sample.video[None].float().cpu()
         states = dict(self._states(prompt))
+
         if windows:
             window = windows[number]
             states |= trainer.source.plain_with_conditions(window).extras
@@ -327,6 +329,7 @@ class PromptReader:
             fps = torch.tensor([self._plan.drawing.shape.fps])
             batch = Batch.of(x0, trainer.family.condition([states]), fps=fps)
         batch = replace(batch, conditioning=trainer.family.condition([states]))
+
         if sample.sound is not None:
             sound_x0 = sample.sound[None, :, :, None, None].float().cpu()
             sound = Sound(sound_x0, torch.zeros_like(sound_x0), torch.zeros(1))
@@ -343,6 +346,7 @@ class PromptReader:
         samples = [
             (prompt, plan.seed + number) for number, prompt in enumerate(plan.prompts)
         ]
+
         video_config = trainer.job.config.video_config
         drawn = draw_samples(
             trainer.family,

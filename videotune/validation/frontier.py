@@ -28,20 +28,20 @@ def kept_by_step(lines: Iterable[Mapping[str, Any]]) -> dict[int, Kept]:
         for line in lines
         if line["kind"] == "forgetting" and line.get("guidance") is not None
     ]
-    kept = {}
+    kept_shares = {}
     for reading in readings:
         share = reading["guidance"]["mean"]
         is_comparable = reading.get("forgetting") == readings[-1].get("forgetting")
         if is_comparable and share is not None:
             step = int(reading["step"])
-            kept[step] = Kept(min(1.0, float(share)), reading.get("verdict"))
-    return kept
+            kept_shares[step] = Kept(min(1.0, float(share)), reading.get("verdict"))
+    return kept_shares
 
 
 def weigh_kept(
     choice: int,
     held_out: Mapping[int, float],
-    kept: Mapping[int, Kept],
+    kept_shares: Mapping[int, Kept],
     saved: Collection[int],
 ) -> tuple[int, str]:
     """Return a saved step that no other one beats in both what it learnt and what is
@@ -54,27 +54,27 @@ def weigh_kept(
     Args:
         choice: the step that the held-out clips speak for.
         held_out: the validation loss by step.
-        kept: what is left by step.
+        kept_shares: what is left by step.
         saved: the steps with a checkpoint.
 
     Returns:
         The step, and why it is not the choice, or what the choice has lost; empty if
         there is nothing to say.
     """
-    of_choice = kept.get(choice)
+    of_choice = kept_shares.get(choice)
     if of_choice is None:
         return choice, ""
-    compared = [step for step in saved if step in kept and step in held_out]
+    compared = [step for step in saved if step in kept_shares and step in held_out]
     if of_choice.label is not None:
-        return _without_loss(choice, of_choice, held_out, kept, compared)
+        return _without_loss(choice, of_choice, held_out, kept_shares, compared)
 
     if choice not in held_out:
         return choice, ""
     better = []
     for step in compared:
         learnt_more = held_out[step] <= held_out[choice]
-        kept_more = kept[step].share >= of_choice.share
-        differs = (held_out[step], kept[step].share) != (
+        kept_more = kept_shares[step].share >= of_choice.share
+        differs = (held_out[step], kept_shares[step].share) != (
             held_out[choice],
             of_choice.share,
         )
@@ -82,10 +82,10 @@ def weigh_kept(
             better.append(step)
     if not better:
         return choice, ""
-    step = min(better, key=lambda step: (held_out[step], -kept[step].share))
+    step = min(better, key=lambda step: (held_out[step], -kept_shares[step].share))
     return step, (
         f"held-out clips are no worse there than at step {choice}, and more of what the "
-        f"base model does with other prompts is left ({_percent(kept[step].share)} of "
+        f"base model does with other prompts is left ({_percent(kept_shares[step].share)} of "
         f"their effect, {_percent(of_choice.share)} at step {choice})"
     )
 
@@ -94,7 +94,7 @@ def _without_loss(
     choice: int,
     of_choice: Kept,
     held_out: Mapping[int, float],
-    kept: Mapping[int, Kept],
+    kept_shares: Mapping[int, Kept],
     compared: Collection[int],
 ) -> tuple[int, str]:
     """Return the best of the steps that have lost no ability, if there is one."""
@@ -102,7 +102,7 @@ def _without_loss(
         f"{of_choice.label} at step {choice}: {_percent(of_choice.share)} of the effect "
         "of prompts that have nothing to do with the clips is left"
     )
-    intact = [step for step in compared if kept[step].label is None]
+    intact = [step for step in compared if kept_shares[step].label is None]
     if not intact:
         return choice, f"{loss}, and no saved step that was read has lost less"
     step = min(intact, key=lambda step: (held_out[step], step))
