@@ -546,7 +546,8 @@ def test_the_share_is_that_of_the_tokens(work: Work) -> None:
     printed = overhead_text(facts)
     assert f"4 validations of {windows} windows" in printed
     assert "3 × 1 preview of" in printed
-    assert found() == {"readings": None, "previews": None, "probes": None}
+    parts = ("readings", "previews", "probes", "forgetting")
+    assert found() == dict.fromkeys(parts)
     assert overhead_text(found()) == ""
     often = (*OFTEN[:-1], "sample_metrics.budget=1000")
     assert found(*often) == found(*often, processes=2)
