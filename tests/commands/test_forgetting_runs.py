@@ -18,11 +18,13 @@ from videotune.trainer.loop import train_loop
 READ = ("forgetting.budget=1000000", "forgetting.steps=1", "sample_after=0")
 
 KINDS = [(name, variant) for name in sorted(names()) for variant in find(name).variants]
-USUAL = [(name, find(name).variants[0]) for name in sorted(names())]
+QUICK = [("wan", "t2v"), ("wan_vace", "vace"), ("kandinsky5", "i2v")]
+"""A text-to-video model, one of control channels, and one that needs an image."""
+
 EVERY_KIND = pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=[] if kind in USUAL else [pytest.mark.slow])
+        pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.slow])
         for kind in KINDS
     ],
     ids=lambda kind: "-".join(kind),

@@ -290,8 +290,8 @@ def test_wrong_files_are_one_sentence(
         refused(key, path, "without running code")
     assert not Path("/tmp/harm").exists()
 
-    path = tmp_path / "kandinsky.safetensors"
-    save_file({"visual_transformer_blocks.0.to_q.weight": torch.ones(2, 2)}, path)
+    path = tmp_path / "animate.safetensors"
+    save_file({"face_adapter.0.to_q.weight": torch.ones(2, 2)}, path)
     with pytest.raises(NotTrained):
         opened(base, vae__file=path)
     wider = {

@@ -591,12 +591,7 @@ def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: BASES) -> N
     assert parts["text encoder"] == pytest.approx(
         sum(bytes_of(net) for net in encoders), rel=1e-3
     )
-    assert [len(one) for one in blocks] == [
-        1,
-        1,
-        2,
-        2,
-    ]  # the tiny T5's one block is a list of two layers itself
+    assert [len(one) for one in blocks] == [1, 1, 1, 2]
 
 
 def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
