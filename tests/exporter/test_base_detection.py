@@ -151,9 +151,9 @@ def test_tensors_decide_before_the_header_and_an_earlier_key_before_a_later_one(
     file = adapter(tmp_path / "a.safetensors", plain, header)
     assert other_model_of_adapter(file) == "Wan Animate"
 
-    visual = lora_pair("visual_transformer_blocks.0.attention.to_k", 24, 24)
-    file = adapter(tmp_path / "b.safetensors", plain | visual, header)
-    assert other_model_of_adapter(file) == "Kandinsky 5"
+    sound = lora_pair("audio_injector.0.to_k", 24, 24)
+    file = adapter(tmp_path / "b.safetensors", plain | sound, header)
+    assert other_model_of_adapter(file) == "Wan S2V"
 
 
 # candidates

@@ -160,6 +160,9 @@ class LayersFamily:
     spec: Any = SimpleNamespace(
         title="layers",
         blocks=("blocks",),
+        block_lists=("blocks",),
+        connectors=None,
+        connectors_in_step=False,
         lora_targets={"attention": (r"blocks\.\d+",)},
         is_idle=lambda _: False,
     )
