@@ -37,7 +37,7 @@ PATH_GROWTH = 1.5
 FEW_STEP_ERROR = 0.25
 """The largest error of few steps of a base model that was made for few steps."""
 
-DISTILLED_GUIDANCE = 0.7
+DISTILLED_GUIDANCE = 0.52
 """Below this, a base model's own guidance shows that it was distilled; see
 ``own_guidance``.
 """
