@@ -137,13 +137,13 @@ def make_student(experiment: Experiment) -> None:
     """Distil the toy with guidance, into a folder in diffusers layout."""
     if (experiment.student / "whole").exists():
         return
-    known = clips(
+    known_clips = clips(
         experiment, "known", concept_clips=0, reminder_clips=STUDENT_CLIPS, seed=7
     )
     trainer = open_trainer(
         "distilling",
         experiment,
-        [{"path": known}],
+        [{"path": known_clips}],
         training_method="FINE_TUNE",
         steps=1,
         validation_fraction=0,
@@ -178,7 +178,8 @@ def make_student(experiment: Experiment) -> None:
             target = empty_v + experiment.guidance * (prompt_v - empty_v)
         # Every eighth step keeps the prediction without a prompt as it is.
         if step % 8 == 7:
-            arguments, target = arguments_without, empty_v
+            arguments = arguments_without
+            target = empty_v
         error = predicted(trainer.family, net, *arguments)[0].video - target
         optimizer.zero_grad()
         loss = error.square().mean()
@@ -261,11 +262,11 @@ def share_right(trainer: Trainer, *, guided: bool) -> float:
     shape = trainer.job.shapes[0]
     settings = SampleSettings(shape=shape, steps=12, guidance=2.0 if guided else 1.0)
     samples = [(caption(*look), 900 + i) for i, look in enumerate(looks)]
-    drawn = draw(trainer.family, trainer.pool, settings, trainer.states, samples)
+    latents = draw(trainer.family, trainer.pool, settings, trainer.states, samples)
     right = 0
-    for frames, look in zip(decode(trainer.family, drawn), looks, strict=True):
-        seen = detect(frames)
-        right += (seen.colour, seen.shape, seen.direction) == look
+    for frames, look in zip(decode(trainer.family, latents), looks, strict=True):
+        detected = detect(frames)
+        right += (detected.colour, detected.shape, detected.direction) == look
     return right / len(looks)
 
 
@@ -274,6 +275,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     lines = []
     for case in dict.fromkeys(row["case"] for row in rows):
         of_case = [row for row in rows if row["case"] == case]
+
         line: dict[str, Any] = {"case": case, "runs": len(of_case)}
         for verdict in ("UNDISTILLING", "FORGETTING"):
             line[verdict] = sum(row["verdict"] == verdict for row in of_case)

@@ -409,6 +409,7 @@ class HunyuanVideo15(DiffusersModel):
         assert conditioning.text_mask is not None
         extras = conditioning.extras
         image_channels, vision = self._image_inputs(conditioning, x_t)
+
         output = net(
             hidden_states=torch.cat([x_t.to(self.dtype), image_channels], dim=1),
             timestep=t.float() * 1000,
@@ -504,6 +505,7 @@ class HunyuanVideo15(DiffusersModel):
         """
         guidance = 1.0 if unconditional is None else request.guidance
         pipe = self.pipeline(nets, request.shift, guider=self._guider(guidance))
+
         if self.spec.image_conditioning == "concat":
             shape = request.shape
             size = (shape.height, shape.width)

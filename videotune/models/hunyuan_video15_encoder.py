@@ -90,17 +90,19 @@ def _downsample(layer: Any, frames: Tensor) -> Tensor:
     begin = 0
     if layer.add_temporal_downsample:
         # The first frame has no neighbour in time, and fills its channels twice.
-        made = pack(_convolve_chunk(layer.conv, frames, 0, 1), r1=1)
+        packed = pack(_convolve_chunk(layer.conv, frames, 0, 1), r1=1)
         shortcut = pack(frames[:, :, :1], r1=1)
         shortcut = shortcut.unflatten(1, (-1, layer.group_size // 2)).mean(dim=2)
-        pieces.append(torch.cat([made, made], dim=1) + shortcut)
+        pieces.append(torch.cat([packed, packed], dim=1) + shortcut)
         begin = 1
 
     stride = 2 if layer.add_temporal_downsample else 1
     for first, end in _chunks(begin, frames.shape[2]):
-        made = pack(_convolve_chunk(layer.conv, frames, first, end), r1=stride)
+        packed = pack(_convolve_chunk(layer.conv, frames, first, end), r1=stride)
         shortcut = pack(frames[:, :, first:end], r1=stride)
-        pieces.append(made + shortcut.unflatten(1, (-1, layer.group_size)).mean(dim=2))
+        pieces.append(
+            packed + shortcut.unflatten(1, (-1, layer.group_size)).mean(dim=2)
+        )
     return torch.cat(pieces, dim=2)
 
 
@@ -137,11 +139,11 @@ def _convolve(causal: Any, frames: Tensor, prepare: Prepare | None = None) -> Te
     """
     out: Tensor | None = None
     for begin, end in _chunks(0, frames.shape[2]):
-        made = _convolve_chunk(causal, frames, begin, end, prepare)
+        chunk = _convolve_chunk(causal, frames, begin, end, prepare)
         if out is None:
-            batch, channels, _, rows, columns = made.shape
-            out = made.new_empty((batch, channels, frames.shape[2], rows, columns))
-        out[:, :, begin:end] = made
+            batch, channels, _, rows, columns = chunk.shape
+            out = chunk.new_empty((batch, channels, frames.shape[2], rows, columns))
+        out[:, :, begin:end] = chunk
     assert out is not None
     return out
 

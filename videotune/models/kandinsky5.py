@@ -237,12 +237,14 @@ class Kandinsky5(DiffusersModel):
         qwen = read_tokenizer(
             folder, self.folder / "text_encoder", transformers.PreTrainedTokenizerFast
         )
+
         in_front = qwen(TEMPLATE.partition("{}")[0], verbose=False).input_ids
         if len(in_front) != CROP:
             raise VideotuneError(
                 f"{folder} is not Kandinsky 5's tokenizer: it reads {len(in_front)} tokens in front "
                 f"of a caption, not {CROP}. Take the folder that comes with the checkpoint"
             )
+
         clip = read_tokenizer(
             self.folder / "tokenizer_2", self.folder / "text_encoder_2"
         )

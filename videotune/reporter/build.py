@@ -101,8 +101,8 @@ def collect(run: Run) -> dict[str, Any]:
 
 def _is_switched_off(chapter: Mapping[str, Any]) -> bool:
     """Whether a chapter would only say that a setting is 0."""
-    is_verdict = bool(chapter.get("kept"))
-    return str(chapter.get("absent")).startswith(SWITCHED_OFF) and not is_verdict
+    has_kept_figure = bool(chapter.get("kept"))
+    return str(chapter.get("absent")).startswith(SWITCHED_OFF) and not has_kept_figure
 
 
 def summary(run: Run) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from videotune.validation.forgetting import (
     to_json,
 )
 from videotune.validation.forgetting_plan import ForgettingPlan
-from videotune.validation.validation_loss import TOKENS_PER_PASS, covers
+from videotune.validation.validation_loss import covers, split_by_tokens
 
 FILE = "forgetting.safetensors"
 """File of the base model's predictions."""
@@ -226,8 +226,8 @@ class PromptReader:
         coarse = self._draw(plan.few_steps)
         fine = self._draw(replace(plan.few_steps, steps=plan.many_steps))
         return tuple(
-            path_error(self._learnt(*few), self._learnt(*many))
-            for few, many in zip(coarse, fine, strict=True)
+            path_error(self._learnt(*coarse_sample), self._learnt(*fine_sample))
+            for coarse_sample, fine_sample in zip(coarse, fine, strict=True)
         )
 
     def predict(
@@ -260,7 +260,8 @@ class PromptReader:
                     zip(samples, prompts, strict=True)
                 ):
                     batch = self._batch(number, sample, prompt)
-                    for group in self._groups(indices, batch):
+                    tokens = tokens_per_sample(trainer.family, batch)
+                    for group in split_by_tokens(indices, tokens):
                         outputs = self._pass(net, batch, number, levels, group)
                         for row, level in enumerate(group):
                             predictions[number, level] = outputs[0][row]
@@ -270,12 +271,6 @@ class PromptReader:
                 # Otherwise this expert would stay in memory beside the next one.
                 del net
         return _stacked(predictions, len(levels)), _stacked(velocities, len(levels))
-
-    def _groups(self, levels: Sequence[int], batch: Batch) -> list[Sequence[int]]:
-        """Split noise levels into those of one forward pass each."""
-        tokens = tokens_per_sample(self._trainer.family, batch)
-        size = max(1, TOKENS_PER_PASS // tokens)
-        return [levels[start : start + size] for start in range(0, len(levels), size)]
 
     def _pass(
         self,
@@ -348,7 +343,7 @@ class PromptReader:
         ]
 
         video_config = trainer.job.config.video_config
-        drawn = draw_samples(
+        samples_of_prompts = draw_samples(
             trainer.family,
             trainer.pool,
             settings,
@@ -357,7 +352,7 @@ class PromptReader:
             first=first,
             isolated=not video_config.use_temporal_attention,
         )
-        return [_on_cpu(sample) for sample in drawn]
+        return [_on_cpu(sample) for sample in samples_of_prompts]
 
     @staticmethod
     def _learnt(video: Tensor, sound: Tensor | None) -> Tensor:

@@ -152,7 +152,7 @@ class _WindowReader:
             batch = batch_of(window).map(lambda x: x.to(device))
             tokens = tokens_per_sample(self.family, batch)
             quantiles = [level for level in levels if level in self.quantiles]
-            for group in _split_by_tokens(quantiles, tokens):
+            for group in split_by_tokens(quantiles, tokens):
                 output = self._output(window, batch, group)
                 tables.errors[index, group] = output.mse.double().cpu()
                 if output.sound_mse is not None:
@@ -205,7 +205,7 @@ def noise_of(
     return torch.from_numpy(generator.standard_normal(shape, "float32"))
 
 
-def _split_by_tokens(quantiles: Sequence[int], tokens: int) -> list[list[int]]:
+def split_by_tokens(quantiles: Sequence[int], tokens: int) -> list[list[int]]:
     """Split quantiles into groups of one forward pass each.
 
     The group size depends only on the size of the sample, so results are reproducible.
