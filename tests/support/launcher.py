@@ -28,8 +28,6 @@ LOOKING = (
     "sample_metrics.budget=100000",
     "sample_metrics.steps=1",
     "sample_metrics.samples=2",
-    "forgetting.budget=100000",
-    "forgetting.steps=1",
 )
 
 LONGEST = 300.0
