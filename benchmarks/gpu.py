@@ -17,10 +17,16 @@ PART is one of:
 - sync: a step during which the host must not wait for the card
 - quantised: seconds and memory of a step over weights in fewer bits, over those of the same
   step in bfloat16
+- families: seconds of a step and its peak beside the plan's, for models that the other parts
+  leave out, by what is recomputed and streamed
+- kernels: the share of a step's time in products of matrices, attention, the other kernels
+  and copies, and how long the card waits for the host
 
 Weights are random and made on the card; nothing is downloaded or decoded. Each row is
 written as soon as it is known, none is begun that would not end within ``--seconds``,
-and a second call with the same ``--out`` does those that are missing. ``--tiny``
+and a second call with the same ``--out`` does those that are missing. ``--rows`` names the
+rows to do by words in their names. What a plan reads takes no card: with ``--specs FOLDER``
+several processes read it beforehand, and ``--prepare`` does no more than that. ``--tiny``
 rehearses it with a model of a few thousand parameters, two rows of each part, on a CPU
 too.
 """
@@ -33,7 +39,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +53,18 @@ os.environ.setdefault(
 )  # as the program itself sets it
 
 import torch
-from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, peaks
+from gpu_rig import (
+    GIB,
+    TINY,
+    Case,
+    Rig,
+    device,
+    dtype,
+    fresh,
+    matrix_rate,
+    peaks,
+    read_specs,
+)
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.compiling import compile_blocks
@@ -56,6 +73,18 @@ from videotune.planner.gpus import Card
 from videotune.planner.memory import Constraints, fastest, smallest
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of the table that is still to be measured."""
+
+    name: str
+    measure: Callable[[], Row]
+    cases: tuple[Case, ...]
+    """The cases whose plans it compares with."""
+
+
 TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}
 """GB of the card: samples of a step, frames, pixels of a side."""
 CONTEXT = int(0.6 * GIB)
@@ -184,28 +213,28 @@ def streaming(case: Case, steps: int) -> Row:
     }
 
 
+WEIGHTS = (
+    "auto",
+    "FLOAT_8",
+    "INT_8",
+    *(("NFLOAT_4",) if find_spec("bitsandbytes") else ()),
+)
+"""Kinds of stored weights; NFLOAT_4 where bitsandbytes is installed."""
+
+
+def with_weights(case: Case, kind: str) -> Case:
+    """The case with its weights stored in this kind."""
+    return replace(case, sets=(*case.sets, ("weight_dtype", kind)))
+
+
 def quantised(case: Case, steps: int) -> Row:
-    """A step over each kind of weights, resident and streamed; NFLOAT_4 where
-    bitsandbytes is installed.
-    """
+    """A step over each kind of weights, resident and streamed."""
     found: Row = {}
     for name in ("resident", "streamed"):
-        for kind in (
-            "auto",
-            "FLOAT_8",
-            "INT_8",
-            *(("NFLOAT_4",) if find_spec("bitsandbytes") else ()),
-        ):
-            row = timed(
-                replace(
-                    way(case, name),
-                    sets=(*way(case, name).sets, ("weight_dtype", kind)),
-                ),
-                steps,
-            )
-            row["ratio"] = round(
-                row["seconds"] / found.get(f"{name} auto", row)["seconds"], 3
-            )
+        for kind in WEIGHTS:
+            row = timed(with_weights(way(case, name), kind), steps)
+            plain = found.get(f"{name} auto", row)
+            row["ratio"] = round(row["seconds"] / plain["seconds"], 3)
             found[f"{name} {kind}"] = row
     return found
 
@@ -305,69 +334,121 @@ def _without_waiting(rig: Rig) -> str:
     return "does not wait"
 
 
-def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """(name, what makes it) of each row that was asked for."""
+def family(case: Case, steps: int) -> Row:
+    """A step of a model in each way of saving memory that its plan knows."""
+    found = {}
+    for name in WAYS:
+        found[name] = timed(way(case, name), steps)
+    return found
+
+
+def kernels(case: Case) -> Row:
+    """Where a step's time goes, eager and with compiled blocks."""
+    row: Row = {}
+    for checkpointing in (ON, OFF):
+        for compiled in (False, True):
+            fresh()
+            rig = Rig(
+                replace(
+                    case,
+                    sets=(
+                        ("micro_batch_size", case.batch),
+                        ("layer_offload_fraction", 0.0),
+                        ("gradient_checkpointing", checkpointing),
+                    ),
+                )
+            )
+            if compiled:
+                compile_blocks(rig.net, rig.family.spec.blocks)
+            took = rig.seconds(3)
+            name = f"{checkpointing} {'compiled' if compiled else 'eager'}"
+            row[name] = {"seconds": round(took, 4), **rig.kernel_times(), **peaks()}
+            del rig
+    return row
+
+
+def tasks(parts: list[str], tiny: bool) -> Iterator[Task]:
+    """Yield the rows of the parts that were asked for."""
     few = 2 if tiny else 5
     if "memory" in parts:
         for name, model in (("5b", "wan2.2-ti2v-5b"), ("a14b", "wan2.2-t2v-a14b")):
-            for gigabytes in TABLE:
-                yield (
-                    f"memory {name} {gigabytes} GB",
-                    partial(memory, model, gigabytes, tiny),
-                )
+            for gigabytes, (batch, frames, side) in TABLE.items():
+                case = sized(model, frames, side, side, tiny, batch)
+                measure = partial(memory, model, gigabytes, tiny)
+                yield Task(f"memory {name} {gigabytes} GB", measure, (case,))
     if "streaming" in parts:
-        yield (
-            "streaming 5b 5k tokens",
-            lambda: streaming(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few),
-        )
-        yield (
-            "streaming 14b 5k tokens",
-            lambda: streaming(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few),
-        )
-        yield (
-            "streaming 14b 18k tokens",
-            lambda: streaming(sized("wan2.2-t2v-a14b", 81, 352, 640, tiny), 3),
-        )
+        for name, case, steps in (
+            ("5b 5k", sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few),
+            ("14b 5k", sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few),
+            ("14b 18k", sized("wan2.2-t2v-a14b", 81, 352, 640, tiny), min(few, 3)),
+        ):
+            measure = partial(streaming, case, steps)
+            yield Task(f"streaming {name} tokens", measure, (case,))
     if "published" in parts:
         for name, model, shape in (
             ("wan 14b", "wan2.1-t2v-14b", (81, 352, 640)),
             ("wan 1.3b", "wan2.1-t2v-1.3b", (81, 352, 640)),
             ("ltx 2b", "ltx-video-2b", (49, 512, 768)),
         ):
+            case = sized(model, *shape, tiny)
             for ways in ("streamed", "resident"):
-                yield (
-                    f"published {name} {ways}",
-                    partial(timed, way(sized(model, *shape, tiny), ways), few),
-                )
+                measure = partial(timed, way(case, ways), few)
+                yield Task(f"published {name} {ways}", measure, (case,))
     if "rate" in parts:
-        for model, shape in {
-            "wan2.1-t2v-1.3b": (81, 352, 640),
-            "wan2.2-ti2v-5b": (33, 768, 768),
-            "wan2.1-t2v-14b": (49, 352, 640),
-            "cogvideox-5b": (49, 480, 720),
-            "hunyuan-video-13b": (49, 352, 640),
-            "ltx-video-2b": (49, 512, 768),
-        }.items():
-            yield f"rate {model}", partial(rate, sized(model, *shape, tiny), few)
+        for model, shape in RATES.items():
+            case = sized(model, *shape, tiny)
+            yield Task(f"rate {model}", partial(rate, case, few), (case,))
     if "equal" in parts:
-        yield (
-            "equal 1.3b",
-            lambda: equal(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2)),
-        )
+        case = sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2)
+        yield Task("equal 1.3b", partial(equal, case), ())
     if "sync" in parts:
-        yield "sync 1.3b", lambda: sync(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny))
+        case = sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny)
+        yield Task("sync 1.3b", partial(sync, case), ())
     if "quantised" in parts:
-        yield (
-            "quantised 5b",
-            lambda: quantised(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few),
-        )
-        yield (
-            "quantised 14b",
-            lambda: quantised(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few),
-        )
+        for name, model, shape in (
+            ("5b", "wan2.2-ti2v-5b", (33, 768, 768)),
+            ("14b", "wan2.2-t2v-a14b", (17, 512, 512)),
+        ):
+            case = sized(model, *shape, tiny)
+            quantised_cases = tuple(with_weights(case, kind) for kind in WEIGHTS)
+            yield Task(
+                f"quantised {name}", partial(quantised, case, few), quantised_cases
+            )
+    if "families" in parts:
+        for model, shape in FAMILIES.items():
+            case = sized(model, *shape, tiny)
+            yield Task(f"families {model}", partial(family, case, 3), (case,))
+    if "kernels" in parts:
+        for model, shape in RATES.items():
+            case = sized(model, *shape, tiny)
+            yield Task(f"kernels {model}", partial(kernels, case), ())
 
 
-PARTS = ("memory", "streaming", "published", "rate", "equal", "sync", "quantised")
+RATES = {
+    "wan2.1-t2v-1.3b": (81, 352, 640),
+    "wan2.2-ti2v-5b": (33, 768, 768),
+    "wan2.1-t2v-14b": (49, 352, 640),
+    "cogvideox-5b": (49, 480, 720),
+    "hunyuan-video-13b": (49, 352, 640),
+    "ltx-video-2b": (49, 512, 768),
+}
+FAMILIES = {
+    "hunyuan-video-1.5-480p-t2v": (33, 480, 832),
+    "kandinsky5-t2v-lite-5s": (33, 512, 768),
+    "ltx-2-19b": (49, 512, 768),
+    "hidream-i1": (1, 1024, 1024),
+}
+PARTS = (
+    "memory",
+    "streaming",
+    "published",
+    "rate",
+    "equal",
+    "sync",
+    "quantised",
+    "families",
+    "kernels",
+)
 
 
 def main() -> None:
@@ -379,10 +460,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument(
+        "--rows", nargs="+", help="words, one of which a row's name has"
+    )
+    parser.add_argument("--specs", type=Path, help="folder for what plans read")
+    parser.add_argument("--prepare", action="store_true", help="read plans, then stop")
     asked = parser.parse_args()
-    if device().type != "cuda" and not asked.tiny:
+    if device().type != "cuda" and not (asked.tiny or asked.prepare):
         sys.exit("no CUDA device is here: --tiny rehearses on a CPU")
     begun = time.perf_counter()
+    wanted = [
+        task
+        for task in tasks(asked.parts, asked.tiny)
+        if not asked.rows or any(word in task.name for word in asked.rows)
+    ]
+    if asked.specs:
+        read_specs({case for task in wanted for case in task.cases}, asked.specs)
+    if asked.prepare:
+        return
     longest = 0.0
     found: dict[str, Row] = (
         json.loads(asked.out.read_text()) if asked.out and asked.out.is_file() else {}
@@ -393,7 +488,8 @@ def main() -> None:
         "dtype": dtype(),
     }
     count: Counter[str] = Counter()
-    for name, make in rows(asked.parts, asked.tiny):
+    for task in wanted:
+        name = task.name
         count[name.split()[0]] += 1
         if name in found or (asked.tiny and count[name.split()[0]] > 2):
             continue
@@ -402,7 +498,7 @@ def main() -> None:
             break
         fresh()
         start = time.perf_counter()
-        found[name] = make()
+        found[name] = task.measure()
         took = time.perf_counter() - start
         longest = max(longest, took)
         found[name]["row_seconds"] = round(took, 1)

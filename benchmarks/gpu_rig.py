@@ -8,12 +8,18 @@ batches come from is not.
 from __future__ import annotations
 
 import math
+import os
+import pickle
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +91,12 @@ class Case:
         """What its step would hold, read without a device; settings of memory change
         none of it.
         """
-        return facts_of(
-            replace(
-                self, sets=tuple(pair for pair in self.sets if pair[0] not in MEMORY)
-            )
-        )
+        return facts_of(self.without_memory())
+
+    def without_memory(self) -> Case:
+        """The case without its settings of memory."""
+        kept = tuple(pair for pair in self.sets if pair[0] not in MEMORY)
+        return replace(self, sets=kept)
 
     def chosen(self, choice: Choice, blocks: int) -> Case:
         """The same with settings of memory."""
@@ -101,10 +108,33 @@ class Case:
         return replace(self, sets=tuple({**dict(self.sets), **new}.items()))
 
 
-@cache
+_specs: dict[Case, StepSpec] = {}
+"""What plans have read, by case."""
+
+
 def facts_of(case: Case) -> StepSpec:
     """Read once for each case; the step alone, without what encoders hold before it."""
-    return replace(read_step_spec(case.wanted()), other_phases={})
+    if case not in _specs:
+        _specs[case] = replace(read_step_spec(case.wanted()), other_phases={})
+    return _specs[case]
+
+
+def read_specs(cases: Iterable[Case], folder: Path) -> None:
+    """Read what plans need by several processes, and keep it in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settled = {case.without_memory() for case in cases}
+    files = {
+        case: folder / f"{sha256(repr(case).encode()).hexdigest()}.pickle"
+        for case in settled
+    }
+    missing = [case for case, file in files.items() if not file.is_file()]
+
+    workers = max(1, min(len(missing), (os.cpu_count() or 1) // 2))
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for case, spec in zip(missing, pool.map(facts_of, missing), strict=True):
+            files[case].write_bytes(pickle.dumps(spec))
+    for case, file in files.items():
+        _specs[case] = pickle.loads(file.read_bytes())
 
 
 @cache
@@ -228,6 +258,30 @@ class Rig:
             )
         return sum(one.name.startswith("aten::") for one in seen.events())
 
+    def kernel_times(self) -> dict[str, Any]:
+        """Milliseconds of a step's kernels by kind, launches, and the card's idle time."""
+        if device().type != "cuda":
+            return {"launches": self.launches()}
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            self.step().read()
+            wait()
+        events = [
+            event for event in seen.events() if event.device_type == DeviceType.CUDA
+        ]
+        times: Counter[str] = Counter()
+        for event in events:
+            times[kind_of(event.name)] += event.time_range.elapsed_us() / 1e3
+        begun = min(event.time_range.start for event in events)
+        ended = max(event.time_range.end for event in events)
+        busy = busy_time(
+            [(event.time_range.start, event.time_range.end) for event in events]
+        )
+        return {
+            "kernel_ms": {kind: round(value, 2) for kind, value in times.most_common()},
+            "idle_ms": round((ended - begun - busy) / 1e3, 2),
+            "launches": sum(not event.name.startswith("Mem") for event in events),
+        }
+
     def seconds(self, steps: int) -> float:
         """Seconds a step, the middle one of so many, after one that is not counted."""
         self.step().read()
@@ -239,6 +293,36 @@ class Rig:
             wait()
             found.append(time.perf_counter() - begun)
         return statistics.median(found)
+
+
+KINDS = {
+    "copies between host and card": ("Memcpy HtoD", "Memcpy DtoH"),
+    "attention": ("flash", "fmha", "attention", "cudnn_generated", "sdpa"),
+    "matrix products": ("gemm", "cutlass", "nvjet", "cublas", "splitK"),
+    "compiled by Inductor": ("triton_",),
+    "copies and casts": ("copy", "Memcpy DtoD", "CatArray"),
+    "reductions and norms": ("reduce", "norm"),
+    "optimizer and foreach": ("multi_tensor", "foreach"),
+}
+"""Words in the names of kernels."""
+
+
+def kind_of(kernel: str) -> str:
+    """Return what kind of work a kernel does, by its name."""
+    for kind, words in KINDS.items():
+        if any(word in kernel for word in words):
+            return kind
+    return "other elementwise"
+
+
+def busy_time(spans: list[tuple[float, float]]) -> float:
+    """Return how long at least one of the spans lasts."""
+    total = 0.0
+    covered = -math.inf
+    for begun, ended in sorted(spans):
+        total += max(0.0, ended - max(begun, covered))
+        covered = max(covered, ended)
+    return total
 
 
 def _random(prepared: StepBatch, seed: int) -> StepBatch:
