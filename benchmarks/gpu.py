@@ -42,6 +42,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ from videotune.memory.compiling import compile_blocks
 from videotune.planner.fit import config_constraints
 from videotune.planner.gpus import Card
 from videotune.planner.memory import Constraints, fastest, smallest
+from videotune.trainer.captured_passes import CapturedPasses
 
 Row = dict[str, Any]
 
@@ -262,7 +264,7 @@ def rate(case: Case, steps: int) -> Row:
         fresh()
         rig = Rig(case)
         if compiled:
-            compile_blocks(rig.net, rig.family.spec.blocks)
+            compile_blocks(rig.net, rig.family.spec.block_lists)
         begun = time.perf_counter()
         took = rig.seconds(steps)
         row["compiled" if compiled else "plain"] = {
@@ -334,36 +336,27 @@ def _without_waiting(rig: Rig) -> str:
     return "does not wait"
 
 
-def family(case: Case, steps: int) -> Row:
-    """A step of a model in each way of saving memory that its plan knows."""
-    found = {}
-    for name in WAYS:
-        found[name] = timed(way(case, name), steps)
-    return found
+def kernels(case: Case, checkpointing: str, *, compiled: bool, captured: bool) -> Row:
+    """Losses, seconds and kernels of a step with all weights on the card."""
+    fresh()
+    memory = (
+        ("micro_batch_size", case.batch),
+        ("layer_offload_fraction", 0.0),
+        ("gradient_checkpointing", checkpointing),
+    )
+    rig = Rig(replace(case, sets=(*case.sets, *memory)))
+    if compiled:
+        compile_blocks(rig.net, rig.family.spec.block_lists)
+    if captured and device().type == "cuda":
+        rig.settings = replace(rig.settings, captured=CapturedPasses())
 
-
-def kernels(case: Case) -> Row:
-    """Where a step's time goes, eager and with compiled blocks."""
-    row: Row = {}
-    for checkpointing in (ON, OFF):
-        for compiled in (False, True):
-            fresh()
-            rig = Rig(
-                replace(
-                    case,
-                    sets=(
-                        ("micro_batch_size", case.batch),
-                        ("layer_offload_fraction", 0.0),
-                        ("gradient_checkpointing", checkpointing),
-                    ),
-                )
-            )
-            if compiled:
-                compile_blocks(rig.net, rig.family.spec.blocks)
-            took = rig.seconds(3)
-            name = f"{checkpointing} {'compiled' if compiled else 'eager'}"
-            row[name] = {"seconds": round(took, 4), **rig.kernel_times(), **peaks()}
-            del rig
+    begun = time.perf_counter()
+    losses = rig.losses(3)
+    first_steps = time.perf_counter() - begun
+    row = {"losses": losses, "seconds": round(rig.seconds(3), 4)}
+    row |= {"first_steps": round(first_steps, 1), **peaks(), **rig.kernel_times()}
+    if rig.settings.captured is not None:
+        row["not captured"] = rig.settings.captured.failure
     return row
 
 
@@ -417,12 +410,24 @@ def tasks(parts: list[str], tiny: bool) -> Iterator[Task]:
     if "families" in parts:
         for model, shape in FAMILIES.items():
             case = sized(model, *shape, tiny)
-            yield Task(f"families {model}", partial(family, case, 3), (case,))
+            for name in reversed(WAYS):
+                measure = partial(timed, way(case, name), 3)
+                yield Task(f"families {model} {name}", measure, (case,))
     if "kernels" in parts:
         for model, shape in RATES.items():
             case = sized(model, *shape, tiny)
-            yield Task(f"kernels {model}", partial(kernels, case), ())
+            for checkpointing, compiled, captured in KERNEL_WAYS:
+                name = f"kernels {model} {checkpointing}"
+                name += " compiled" if compiled else " eager"
+                name += " graph" if captured else ""
+                measure = partial(
+                    kernels, case, checkpointing, compiled=compiled, captured=captured
+                )
+                yield Task(name, measure, ())
 
+
+KERNEL_WAYS = tuple(product((ON, OFF), (False, True), (False, True)))
+"""What is kept of the blocks, whether they are compiled, whether passes are graphs."""
 
 RATES = {
     "wan2.1-t2v-1.3b": (81, 352, 640),

@@ -271,6 +271,10 @@ class Config(Section):
     """compile each kind of block (auto: on a GPU, where the planned run saves more time
     than that takes)
     """
+    cuda_graphs: bool | Literal["auto"] = safe("auto")
+    """start a pass's kernels all at once, as a CUDA graph (auto: on a CUDA GPU, with
+    settings that allow it)
+    """
     sharding: Annotated[Literal["OFF", "FULL"], BeforeValidator(word)] = safe("OFF")
     """of several processes: FULL: each keeps a part of the denoiser's weights, and of
     what trains of them

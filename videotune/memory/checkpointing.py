@@ -1,6 +1,9 @@
 """Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174)."""
 
+from functools import partial
 from typing import Any
+
+from torch.utils.checkpoint import checkpoint
 
 OFF = "OFF"
 """Save all activations."""
@@ -12,11 +15,20 @@ CPU_OFFLOADED = "CPU_OFFLOADED"
 """Save the input of each block on the host, see ``activation_offload``."""
 
 
-def checkpoint_blocks(net: Any, mode: str) -> None:
-    """Set a diffusers model to OFF or ON; the computed values do not change."""
+def checkpoint_blocks(net: Any, mode: str, *, draws: bool = True) -> None:
+    """Set a diffusers model to OFF or ON; the computed values do not change.
+
+    Args:
+        net: the model.
+        mode: OFF or ON.
+        draws: whether blocks draw random numbers, which must be the same when a block is
+            computed again. A CUDA graph cannot ask a generator for its state.
+    """
     assert mode in (OFF, ON), mode
     if mode == ON:
-        net.enable_gradient_checkpointing()
+        net.enable_gradient_checkpointing(
+            partial(checkpoint, use_reentrant=False, preserve_rng_state=draws)
+        )
     else:
         net.disable_gradient_checkpointing()
 

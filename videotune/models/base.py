@@ -104,6 +104,9 @@ class DiffusersModel(AutoencodingCheckpoint):
     config_defaults: ClassVar[Mapping[str, Any]] = {}
     """Keys that pipelines read and that older configs of the transformer lack."""
 
+    no_cuda_graphs: ClassVar[str | None] = None
+    """Why a pass of the network cannot be a CUDA graph. None: it can."""
+
     tokens_in_front: ClassVar[int] = 0
     """Tokens that ``clean`` adds before the caption."""
 

@@ -145,6 +145,8 @@ class HunyuanVideo15(DiffusersModel):
     comfyui_names = COMFYUI_NAMES
     original_names: ClassVar[KeyRules | None] = BLOCK_NAMES
     file_names = (AUTHORS_FILE_NAMES, COMFYUI_FILE_NAMES)
+    no_cuda_graphs = "the host waits for the card to learn which tokens are text"
+
     tiny_parts = hunyuan_video15_tiny.PARTS
     tiny_variants = hunyuan_video15_tiny.VARIANTS
 

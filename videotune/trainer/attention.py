@@ -32,6 +32,7 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
     """
     if not _can_measure(trainer):
         return
+    assert settings.captured is None, "a graph would keep the first backend"
 
     net = trainer.net
     trainable = trainer.pool.trainable

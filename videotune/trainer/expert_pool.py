@@ -28,6 +28,7 @@ from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
+from videotune.trainer.captured_passes import CapturedPasses
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import attach_text
 from videotune.trainer.trainable import attach, make_trainable
@@ -75,6 +76,8 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         self.shards: dict[str, Shards] = {}
         """This process's rows of sharded denoisers, by expert."""
         self.loaded: tuple[str, nn.Module] | None = None
+        self.captured: CapturedPasses | None = None
+        """CUDA graphs of the denoiser in memory. None: the run has none."""
 
     def __getitem__(self, name: str) -> nn.Module:
         self.load(name)
@@ -116,9 +119,15 @@ class ExpertPool(Mapping[str, "nn.Module"]):
 
     def drop(self) -> None:
         """Free the denoiser. What trains stays."""
+        self.free_graphs()
         self.loaded = None
         self.streams = None
         empty_cache()
+
+    def free_graphs(self) -> None:
+        """Free the memory of CUDA graphs; a later step captures them again."""
+        if self.captured is not None:
+            self.captured.clear()
 
     def activate(self, step: int) -> ActiveExpert:
         """Load the expert that runs at ``step``, counted from 1, with what trains of it."""
@@ -368,7 +377,7 @@ def arrange_blocks(
     mode = config.gradient_checkpointing or ON
     fraction = config.layer_offload_fraction or 0.0
     if not fraction and mode != CPU_OFFLOADED:
-        checkpoint_blocks(net, mode)
+        checkpoint_blocks(net, mode, draws=bool(config.lora.dropout))
         return None
 
     device = local_device()

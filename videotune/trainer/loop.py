@@ -4,10 +4,12 @@ due.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 
 import torch
 
+from videotune.config.validators import cannot_capture
 from videotune.console import Bar, bar
 from videotune.diffusion.loss import BaseGuidance
 from videotune.errors import VideotuneError
@@ -16,6 +18,7 @@ from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
+from videotune.trainer.captured_passes import CapturedPasses, no_cuda_graphs
 from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.saving import finish_pending_save, save
 from videotune.trainer.step import OutOfMemory, StepSettings, train_step
@@ -194,6 +197,8 @@ def run_callbacks(
         if not should_run:
             continue
 
+        if not callback.saves:
+            trainer.pool.free_graphs()  # previews and validation need their memory
         begun = perf_counter()
         if trainer.participates or callback.saves:
             callback.run(trainer, step)
@@ -213,6 +218,8 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
     pool = trainer.pool
     settings = step_settings(trainer)
     choose_attention(trainer, settings)
+    trainer.pool.captured = passes_to_capture(trainer)
+    settings = replace(settings, captured=trainer.pool.captured)
     device = next(trainer.net.parameters()).device
     previous_expert = None
 
@@ -273,6 +280,25 @@ def step_settings(trainer: Trainer) -> StepSettings:
         gradient_norms=trainer.gradient_norms,
         base_guidance=_base_guidance(trainer),
     )
+
+
+def passes_to_capture(trainer: Trainer) -> CapturedPasses | None:
+    """Return an empty set of CUDA graphs if the run's passes are to be captured.
+
+    Raises:
+        VideotuneError: if the config asks for graphs, and the model or the device has
+            none.
+    """
+    config = trainer.job.config
+    if config.cuda_graphs is False:
+        return None
+    device = next(trainer.net.parameters()).device
+    reason = no_cuda_graphs(device) or trainer.family.no_cuda_graphs
+    if config.cuda_graphs is True and reason:
+        raise VideotuneError(f"cuda_graphs: {reason}. Set it to false.")
+    if reason or cannot_capture(config):
+        return None
+    return CapturedPasses()
 
 
 def _base_guidance(trainer: Trainer) -> BaseGuidance | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import (
     BaseGuidance,
     Objective,
-    denoising_loss,
     guided_target,
     prior_target,
 )
@@ -27,6 +27,7 @@ from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.memory.sharding import Shards
 from videotune.models.base import DiffusersModel
 from videotune.rng import seed32
+from videotune.trainer.captured_passes import CapturedPasses
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.gradient_norms import GradientNorms
 from videotune.trainer.low_precision import (
@@ -36,6 +37,7 @@ from videotune.trainer.low_precision import (
 )
 from videotune.trainer.lr_schedule import LRSchedule, lr_at
 from videotune.trainer.micro_batches import MicroBatch, micro_batches, pad_for_sharding
+from videotune.trainer.network_pass import PassInputs, PassOutput, forward_pass
 from videotune.trainer.optimizers import (
     AnyOptimizer,
     clip_grad_norm,
@@ -50,7 +52,7 @@ from videotune.trainer.step_record import (
     Clock,
     StepRecord,
 )
-from videotune.types import Batch, StepOutput, Velocity
+from videotune.types import Batch, Velocity
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class StepSettings:
     """Keeps the norms of gradients of steps that are asked for."""
     base_guidance: BaseGuidance | None = None
     """The guidance of the base model that the target keeps."""
+    captured: CapturedPasses | None = None
+    """Replays passes as CUDA graphs. None: each pass starts its own kernels."""
 
     def size(self, samples: int) -> int:
         """Return the samples of a micro-batch for a step of ``samples`` samples."""
@@ -328,23 +332,40 @@ def accumulate_gradients(
         if is_sharded and trainable.text is not None:
             batch = _with_graph_from_text(batch)
 
-        output = denoising_loss(
-            settings.family, net, settings.objective, batch, t, noise, target
-        )
-        clock.mark("forward")
-
-        # Each micro-batch adds its sum over the size of the whole step, so any split
-        # gives the same gradient (apart from dropout, which is drawn by pass).
         weight = 0.0 if micro_batch.is_padding else len(batch) / samples_in_step
-        scaled_loss = output.loss * weight
-        if trainable.backward_optimizer is not None:
-            trainable.backward_optimizer.loss(scaled_loss)
-        if scaled_loss.requires_grad:  # False if no caption has a new token
-            scaled_loss.backward()
-        clock.mark("backward")
+        inputs = PassInputs(batch, t, noise, target, weight)
+        if settings.captured is None:
+            output = _run_pass(settings, net, trainable, inputs, clock)
+        else:
+            clock.mark("forward")
+            output = settings.captured.run(
+                net, inputs, partial(_run_pass, settings, net, trainable)
+            )
+            clock.mark("backward")
 
         if not micro_batch.is_padding:
-            _write_values(values, micro_batch, scaled_loss, output, samples_in_step)
+            _write_values(values, micro_batch, output, samples_in_step)
+
+
+def _run_pass(
+    settings: StepSettings,
+    net: nn.Module,
+    trainable: TrainableState,
+    inputs: PassInputs,
+    clock: Clock | None = None,
+) -> PassOutput:
+    """Run a micro-batch forward and backward, and return its output without a graph."""
+    output = forward_pass(settings.family, net, settings.objective, inputs)
+    if clock is not None:
+        clock.mark("forward")
+
+    if trainable.backward_optimizer is not None:
+        trainable.backward_optimizer.loss(output.scaled_loss)
+    if output.scaled_loss.requires_grad:  # False if no caption has a new token
+        output.scaled_loss.backward()
+    if clock is not None:
+        clock.mark("backward")
+    return replace(output, scaled_loss=output.scaled_loss.detach())
 
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
@@ -354,12 +375,11 @@ def _to_device(x: Tensor, device: torch.device) -> Tensor:
 def _write_values(
     values: Tensor,
     micro_batch: MicroBatch,
-    scaled_loss: Tensor,
-    output: StepOutput,
+    output: PassOutput,
     samples_in_step: int,
 ) -> None:
     """Add a micro-batch to the values of a step."""
-    values[LOSS] += scaled_loss.detach()
+    values[LOSS] += output.scaled_loss
     first = FIRST_MSE + micro_batch.first_sample
     values[first : first + len(output.mse)] = output.mse
     if output.sound_mse is not None:

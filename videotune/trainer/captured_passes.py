@@ -1,0 +1,226 @@
+"""Replay passes of the denoiser as CUDA graphs (``cuda_graphs``).
+
+A pass starts thousands of kernels. For small models the host takes longer to start them
+than the card to run them. A CUDA graph starts all of them at once: it is captured from
+one pass, and replayed with other inputs, which are copied into the captured pass's own.
+What the host computes in a pass is not repeated, so a graph holds only for inputs of the
+same shapes and for the same parameters in the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from videotune.console import echo
+from videotune.memory.accelerator import empty_cache
+from videotune.trainer.network_pass import PassInputs, PassOutput
+
+MAX_GRAPHS = 24
+"""Graphs that are kept at most; passes of further shapes run without one."""
+
+
+def no_cuda_graphs(device: torch.device) -> str | None:
+    """Return why a device has no CUDA graphs, or None."""
+    if device.type != "cuda":
+        return "only a CUDA GPU has CUDA graphs"
+    if not (torch.version.cuda or torch.version.hip):
+        return "this build of torch has no CUDA graphs"
+    return None
+
+
+RunPass = Callable[[PassInputs], PassOutput]
+"""Runs a pass forward and backward, and returns its detached output."""
+
+
+class CudaGraph:
+    """A captured sequence of kernels, whose memory is shared with other graphs.
+
+    Graphs may share memory, because each pass's results are read before the next one
+    begins.
+    """
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, run: Callable[[], None], pool: Any) -> None:
+        """Record the kernels that ``run`` starts; they do not run."""
+        # Threads that read batches and write checkpoints may use the card meanwhile.
+        with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):
+            run()
+
+    def replay(self) -> None:
+        """Run the kernels."""
+        self._graph.replay()
+
+    @staticmethod
+    def new_pool() -> Any:
+        """Return a handle of memory that graphs share."""
+        return torch.cuda.graph_pool_handle()
+
+
+@dataclass(frozen=True)
+class CapturedPass:
+    """A graph with the memory that it reads and writes."""
+
+    graph: CudaGraph
+    inputs: tuple[Tensor, ...]
+    output: PassOutput
+    gradients: tuple[tuple[nn.Parameter, Tensor], ...]
+    """What trains, and the gradient that the graph writes of it."""
+    fixed: tuple[Tensor, ...]
+    """Parameters and buffers of the network."""
+    addresses: tuple[int, ...]
+    """Where these were."""
+
+
+class CapturedPasses:
+    """The graphs of a denoiser's passes, by the shapes of their inputs.
+
+    The first pass of each shape runs as usual, because libraries set themselves up in
+    it. The second one is captured.
+    """
+
+    def __init__(self, graph_class: type[CudaGraph] = CudaGraph) -> None:
+        self._graph_class = graph_class
+        self._graphs: dict[str, CapturedPass] = {}
+        self._seen: set[str] = set()
+        self._pool: Any = None
+        self.failure: str | None = None
+        """Why capturing has failed; then all passes run without graphs."""
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def clear(self) -> None:
+        """Free the graphs and their memory; they are captured again when needed."""
+        if self._graphs:
+            self._graphs.clear()
+            self._pool = None
+            empty_cache()
+
+    def run(self, net: nn.Module, inputs: PassInputs, run_pass: RunPass) -> PassOutput:
+        """Run a pass, by its graph if it has one; gradients grow by the pass's own."""
+        if self.failure is not None:
+            return run_pass(inputs)
+
+        key = _key(inputs)
+        captured = self._graphs.get(key)
+        if captured is not None and _addresses(captured.fixed) != captured.addresses:
+            self.clear()
+            captured = None
+        if captured is None:
+            is_full = len(self._graphs) >= MAX_GRAPHS
+            if key not in self._seen or is_full:
+                self._seen.add(key)
+                return run_pass(inputs)
+            captured = self._capture(net, inputs, run_pass)
+            if captured is None:
+                return run_pass(inputs)
+            self._graphs[key] = captured
+
+        _copy_into(captured.inputs, inputs)
+        _keep_gradients(captured)
+        captured.graph.replay()
+        _add_gradients(captured)
+        return captured.output
+
+    def _capture(
+        self, net: nn.Module, inputs: PassInputs, run_pass: RunPass
+    ) -> CapturedPass | None:
+        """Capture a pass, or switch capturing off and say why it failed."""
+        own_inputs = inputs.map(torch.clone)
+        trained = [
+            parameter for parameter in net.parameters() if parameter.requires_grad
+        ]
+        gradients = [parameter.grad for parameter in trained]
+        for parameter in trained:
+            parameter.grad = None
+
+        outputs: list[PassOutput] = []
+        graph = self._graph_class()
+        if self._pool is None:
+            self._pool = self._graph_class.new_pool()
+        try:
+            graph.capture(lambda: outputs.append(run_pass(own_inputs)), self._pool)
+            written = tuple(
+                (parameter, parameter.grad)
+                for parameter in trained
+                if parameter.grad is not None
+            )
+        except RuntimeError as error:
+            self.failure = str(error).strip().splitlines()[0][:150]
+            self.clear()
+            echo(f"cuda_graphs: off: the pass cannot be captured: {self.failure}")
+            return None
+        finally:
+            for parameter, gradient in zip(trained, gradients, strict=True):
+                parameter.grad = gradient
+
+        fixed = tuple(chain(net.parameters(), net.buffers()))
+        return CapturedPass(
+            graph=graph,
+            inputs=_tensors(own_inputs),
+            output=outputs[0],
+            gradients=written,
+            fixed=fixed,
+            addresses=_addresses(fixed),
+        )
+
+
+def _key(inputs: PassInputs) -> str:
+    """Return all that a pass depends on but the numbers of its tensors."""
+
+    def describe(x: Tensor) -> Tensor:
+        return x.to("meta")
+
+    batch = replace(inputs.batch, captions=(), window_ids=())
+    return repr(replace(inputs, batch=batch).map(describe))
+
+
+def _tensors(inputs: PassInputs) -> tuple[Tensor, ...]:
+    """Return the tensors of a pass's inputs, in the order of ``map``."""
+    tensors: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        tensors.append(x)
+        return x
+
+    inputs.map(keep)
+    return tuple(tensors)
+
+
+def _addresses(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in tensors)
+
+
+def _copy_into(targets: tuple[Tensor, ...], inputs: PassInputs) -> None:
+    """Copy a pass's inputs into those of a captured one."""
+    for target, value in zip(targets, _tensors(inputs), strict=True):
+        target.copy_(value, non_blocking=True)
+
+
+def _keep_gradients(captured: CapturedPass) -> None:
+    """Copy gradients of an earlier pass that the graph is about to write over."""
+    for parameter, gradient in captured.gradients:
+        if parameter.grad is gradient:
+            parameter.grad = gradient.clone()
+
+
+def _add_gradients(captured: CapturedPass) -> None:
+    """Add the gradients that the graph has written to those of earlier passes."""
+    sums: list[Tensor] = []
+    summands: list[Tensor] = []
+    for parameter, gradient in captured.gradients:
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            sums.append(parameter.grad)
+            summands.append(gradient)
+    if sums:
+        torch._foreach_add_(sums, summands)

@@ -1,0 +1,69 @@
+"""A forward and backward pass of the denoiser over one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from videotune.diffusion.loss import Objective, denoising_loss
+from videotune.models.base import DiffusersModel
+from videotune.types import Batch, Velocity
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class PassInputs:
+    """What a pass reads, on the device."""
+
+    batch: Batch
+    t: Tensor
+    """Noise levels (b,)."""
+    noise: Tensor
+    """(b,C,F,H,W)."""
+    target: Velocity | None
+    """Replaces the data's v."""
+    weight: float
+    """Share of the step's samples; 0 for padding."""
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> PassInputs:
+        """Return the same inputs with ``fn`` applied to each tensor, always in one order."""
+        target = self.target
+        if target is not None:
+            sound = None if target.sound is None else fn(target.sound)
+            target = Velocity(fn(target.video), sound)
+        return replace(
+            self,
+            batch=self.batch.map(fn),
+            t=fn(self.t),
+            noise=fn(self.noise),
+            target=target,
+        )
+
+
+@dataclass(frozen=True)
+class PassOutput:
+    """What a pass returns beside the gradients."""
+
+    scaled_loss: Tensor
+    """The loss times the weight of the pass ()."""
+    mse: Tensor
+    """Of each sample (b,), detached."""
+    sound_mse: Tensor | None
+    """That of the sound (b,), if both are learnt."""
+
+
+def forward_pass(
+    family: DiffusersModel, net: nn.Module, objective: Objective, inputs: PassInputs
+) -> PassOutput:
+    """Return the loss of a micro-batch, with its graph.
+
+    Each micro-batch adds its sum over the size of the whole step, so any split gives the
+    same gradient (apart from dropout, which is drawn by pass).
+    """
+    output = denoising_loss(
+        family, net, objective, inputs.batch, inputs.t, inputs.noise, inputs.target
+    )
+    return PassOutput(output.loss * inputs.weight, output.mse, output.sound_mse)
