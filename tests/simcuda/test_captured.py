@@ -4,8 +4,7 @@ It shows that a pass does nothing in which the host takes part, and that all tha
 from pass to pass is among its inputs.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,13 +12,13 @@ from unittest.mock import patch
 import pytest
 
 from tests.simcuda.child import on_card
-from tests.simcuda.lab import Lab
+from tests.simcuda.lab import STEPS, Lab
 from tests.simcuda.test_families import OWN
-from tests.support.taped_graph import TapedGraph
+from tests.support.command_line import train
+from tests.support.run_results import facts_of
+from tests.support.taped_graph import taped
+from videotune.errors import DONE
 from videotune.models.registry import find, names
-from videotune.trainer import loop
-from videotune.trainer.captured_passes import CapturedPasses
-from videotune.trainer.trainer import Trainer
 
 NO_GRAPH = {name for name in names() if find(name).no_cuda_graphs}
 WAYS = {
@@ -28,29 +27,17 @@ WAYS = {
 }
 
 
-@contextmanager
-def taped() -> Iterator[list[CapturedPasses]]:
-    """Runs within capture their passes on tapes, where the config allows graphs."""
-    made: list[CapturedPasses] = []
-
-    def passes(trainer: Trainer) -> CapturedPasses:
-        made.append(CapturedPasses(TapedGraph))
-        return made[-1]
-
-    with patch.object(loop, "passes_to_capture", passes):
-        yield made
-
-
-def compared(family: str, folder: str, *sets: str) -> dict[str, Any]:
+def compared(family: str, folder: str) -> dict[str, Any]:
     """Losses of each kind's steps, as usual and with graphs."""
     lab = Lab(Path(folder))
     found = {}
     for kind in find(family).variants:
         for way, memory in WAYS.items():
             own = OWN.get(f"{family} {kind}", ())
-            words = lab.words(family, *own, *memory, *sets, variant=kind)
+            words = lab.words(family, *own, *memory, variant=kind)
             usual = lab.steps(f"{kind}-{way}", words)
-            with taped() as made:
+            has_graphs = patch.object(find(family), "no_cuda_graphs", None)
+            with taped() as made, has_graphs:
                 graphs = lab.steps(f"{kind}-{way}-graph", words)
             found[f"{kind} {way}"] = {
                 "usual": usual["losses"],
@@ -63,7 +50,13 @@ def compared(family: str, folder: str, *sets: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("family", sorted(set(names()) - NO_GRAPH))
+FAMILIES = sorted(set(names()) - NO_GRAPH - {"wan"})
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["wan", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)],
+)
 def test_a_graph_gives_the_same_losses_to_the_bit(family: str, tmp_path: Path) -> None:
     for kind, seen in on_card(compared, family, tmp_path).items():
         assert seen["failure"] is None, kind
@@ -72,6 +65,7 @@ def test_a_graph_gives_the_same_losses_to_the_bit(family: str, tmp_path: Path) -
         assert seen["graphs"] == seen["usual"], kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(NO_GRAPH))
 def test_a_model_that_makes_the_host_wait_has_no_graph(
     family: str, tmp_path: Path
@@ -80,3 +74,25 @@ def test_a_model_that_makes_the_host_wait_has_no_graph(
     for kind, seen in on_card(compared, family, tmp_path).items():
         assert seen["failure"], kind
         assert seen["graphs"] == seen["usual"], kind
+
+
+def with_other_callbacks(folder: str) -> dict[str, Any]:
+    """Losses of whole runs with validation, previews and an expert's change between."""
+    lab = Lab(Path(folder))
+    sets = (f"validate_every={STEPS // 2}", f"sample_after={STEPS // 2}")
+    sets += ("sample.steps=2", "sample_metrics.budget=0", "experts=both")
+    words = lab.words("wan", *sets, variant="t2v-a14b")
+    found = {}
+    for name in ("usual", "graphs"):
+        run = Path(folder) / name
+        with taped() if name == "graphs" else nullcontext([]) as made:
+            assert train(words, run) == DONE
+        found[name] = [[line[1], line[5]] for line in facts_of(run)]
+        found[f"{name} failures"] = [passes.failure for passes in made]
+    return found
+
+
+def test_what_runs_between_steps_leaves_no_stale_graph(tmp_path: Path) -> None:
+    found = on_card(with_other_callbacks, tmp_path)
+    assert found["graphs"] == found["usual"]
+    assert found["graphs failures"] == [None]

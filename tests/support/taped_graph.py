@@ -1,13 +1,18 @@
 """A CUDA graph's stand-in on any device: a tape of the operations of a pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+from videotune.trainer import loop
+from videotune.trainer.captured_passes import CapturedPasses
 
 aten = torch.ops.aten
 NOT_IN_A_GRAPH = {
@@ -91,3 +96,19 @@ def _write(kept: Any, new: Any) -> None:
     for target, value in zip(tree_flatten(kept)[0], tree_flatten(new)[0], strict=True):
         if isinstance(target, Tensor) and target.data_ptr() != value.data_ptr():
             target.detach().copy_(value)
+
+
+@contextmanager
+def taped() -> Iterator[list[CapturedPasses]]:
+    """Runs within capture their passes on tapes, on a device that is said to have graphs."""
+    made: list[CapturedPasses] = []
+
+    def on_tapes() -> CapturedPasses:
+        made.append(CapturedPasses(TapedGraph))
+        return made[-1]
+
+    with (
+        patch.object(loop, "no_cuda_graphs", lambda device: None),
+        patch.object(loop, "CapturedPasses", on_tapes),
+    ):
+        yield made

@@ -107,6 +107,7 @@ def test_passes_as_graphs_are_the_same_passes(
             f"gradient_checkpointing={checkpointing}",
             *("steps=8", "batch_size=4", "micro_batch_size=2"),
             *("validate_every=4", "ema.decay=0.9", "train_dtype=FLOAT_32"),
+            "deterministic=true",  # or sums of the backward pass differ from run to run
         )
         said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *sets)
         assert train(said, tmp_path / graphs) == DONE
@@ -127,4 +128,4 @@ def test_a_pass_that_no_graph_can_hold_runs_without_one(
     said = words(small_clips, base, tmp_path / "cache", "steps=5")
     assert train(said, tmp_path / "run") == DONE
     assert len(steps_of(tmp_path / "run")) == 5
-    assert "cuda_graphs: off" in capsys.readouterr().out
+    assert "cuda_graphs: off" in "".join(capsys.readouterr())

@@ -1,0 +1,70 @@
+"""What ``cuda_graphs`` does, with tapes of operations in the place of CUDA graphs."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tests.support.taped_graph import taped
+from tests.support.trainers import Lab, run_steps, trainer_of, weights
+from videotune.errors import VideotuneError
+from videotune.models.wan import Wan
+
+STEPS = 4
+SEVERAL_PASSES: dict[str, Any] = {
+    "batch_size": 3,
+    "micro_batch_size": 1,
+    "learning_rate": 0.01,
+    "ema": 0.9,
+}
+
+
+@pytest.mark.effect("cuda_graphs")
+def test_the_host_makes_a_captured_pass_once(lab: Lab) -> None:
+    """Python runs the first pass and the captured one, the graph all others; losses and
+    weights are the same to the bit, with gradients summed over three passes a step.
+    """
+    calls: dict[Any, int] = {}
+    losses = {}
+    after = {}
+    for value in (True, False, "auto"):
+        trainer = trainer_of(lab, {**SEVERAL_PASSES, "cuda_graphs": value})
+        own = Wan.predict
+        calls[value] = 0
+
+        def predict(*arguments: Any, own: Any = own, value: Any = value) -> Any:
+            calls[value] += 1
+            return own(*arguments)
+
+        with taped() as made, patch.object(Wan, "predict", predict):
+            lines = run_steps(trainer, STEPS)
+        losses[value] = [line["loss"] for line in lines]
+        after[value] = weights(trainer)
+        assert [passes.failure for passes in made] == ([] if value is False else [None])
+
+    assert calls == {True: 2, "auto": 2, False: 3 * STEPS}
+    assert losses[True] == losses["auto"] == losses[False]
+    for name, weight in after[False].items():
+        assert torch.equal(after[True][name], weight)
+
+
+def test_a_cpu_has_no_graphs(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"cuda_graphs": True})
+    with pytest.raises(VideotuneError):
+        run_steps(trainer, 1)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        {"layer_offload_fraction": 0.5},
+        {"gradient_checkpointing": "CPU_OFFLOADED"},
+        {"lora": {"dropout": 0.1}},
+        {"training_method": "FINE_TUNE"},
+        {"optimizer": {"name": "ADAMW", "step_in_backward": True}},
+    ],
+)
+def test_what_the_host_takes_part_in_is_refused(lab: Lab, sets: dict[str, Any]) -> None:
+    with pytest.raises(VideotuneError, match="cuda_graphs"):
+        trainer_of(lab, {**sets, "cuda_graphs": True})
