@@ -8,6 +8,7 @@ from videotune.config.applies import Facts, unused
 from videotune.config.connector_checks import faults_with_connectors
 from videotune.config.data_schema import Dataset
 from videotune.config.fields import ROUNDED
+from videotune.config.graph_checks import faults_of_graphs
 from videotune.config.optimizer_classes import (
     NEEDED_FOR_ALL,
     argument_faults,
@@ -54,7 +55,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
     rules = (
         _unused,
         _compiled,
-        _captured,
+        faults_of_graphs,
         _with_sharding,
         _with_the_optimizer,
         _with_the_method,
@@ -98,33 +99,6 @@ def cannot_compile(config: Config) -> str | None:
         return "with sharding FULL the weights of a block are gathered within it"
     if weight_dtype in ROUNDED:
         return f"weights in {weight_dtype} are dequantized by functions that torch cannot compile"
-    return None
-
-
-def _captured(config: Config) -> Iterator[str]:
-    reason = cannot_capture(config)
-    if config.cuda_graphs is True and reason:
-        yield f"cuda_graphs: {reason}. Set it to false"
-
-
-def cannot_capture(config: Config) -> str | None:
-    """Return why the config's passes cannot be CUDA graphs, or None."""
-    if config.training_method == "FINE_TUNE":
-        return "with FINE_TUNE a graph would keep a second gradient of every weight"
-    if config.layer_offload_fraction:
-        return "streamed weights change their place in every pass"
-    if config.gradient_checkpointing == "CPU_OFFLOADED":
-        return "with CPU_OFFLOADED the host decides in a pass what is copied"
-    if config.sharding == "FULL":
-        return "with sharding FULL the weights of a block are gathered within it"
-    if config.optimizer.step_in_backward:
-        return "with optimizer.step_in_backward a pass holds updates, which change in every step"
-    if config.lora.dropout:
-        return "lora.dropout draws anew in every pass"
-    if config.text_in_step:
-        return "captions that are encoded in the step differ in their tokens"
-    if "NFLOAT_4" in (config.weight_dtype, config.transformer.weight_dtype):
-        return "NFLOAT_4 was not tried in a graph"
     return None
 
 

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from videotune.config.validators import cannot_capture
+from videotune.config.graph_checks import cannot_capture
 from videotune.console import Bar, bar
 from videotune.diffusion.loss import BaseGuidance
 from videotune.errors import VideotuneError
@@ -294,6 +294,8 @@ def passes_to_capture(trainer: Trainer) -> CapturedPasses | None:
         return None
     device = next(trainer.net.parameters()).device
     reason = no_cuda_graphs(device) or trainer.family.no_cuda_graphs
+    if trainer.dist.size > 1:
+        reason = reason or "they were not tried with several processes"
     if config.cuda_graphs is True and reason:
         raise VideotuneError(f"cuda_graphs: {reason}. Set it to false.")
     if reason or cannot_capture(config):
