@@ -179,7 +179,8 @@ def _key(inputs: PassInputs) -> str:
     def describe(x: Tensor) -> Tensor:
         return x.to("meta")
 
-    batch = replace(inputs.batch, captions=(), window_ids=())
+    # Names of samples, and which of them the base model teaches, make no other kernels.
+    batch = replace(inputs.batch, captions=(), window_ids=(), prior_preservation=())
     return repr(replace(inputs, batch=batch).map(describe))
 
 
