@@ -7,6 +7,7 @@ from typing import Any
 from videotune.config.applies import Facts, unused
 from videotune.config.connector_checks import faults_with_connectors
 from videotune.config.data_schema import Dataset
+from videotune.config.eight_bit_checks import faults_with_eight_bits
 from videotune.config.fields import ROUNDED
 from videotune.config.optimizer_classes import (
     NEEDED_FOR_ALL,
@@ -58,6 +59,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         _with_sharding,
         _with_the_optimizer,
         _with_the_method,
+        faults_with_eight_bits,
         _with_masks,
         _with_the_loss,
         _with_the_adapter,
