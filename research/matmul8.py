@@ -149,7 +149,9 @@ def layer_rows(told: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
 def training_row(told: argparse.Namespace, dtype: str, seed: int) -> dict[str, Any]:
     """Held-out errors before and after a run with products in this dtype."""
     sets = [f"transformer.matmul_dtype={dtype}"]
-    trainer = open_trainer(argparse.Namespace(**{**vars(told), "set": sets}), "auto", seed)
+    trainer = open_trainer(
+        argparse.Namespace(**{**vars(told), "set": sets}), "auto", seed
+    )
     base = error(trainer)
     losses = [record.read()["loss"] for record in train_steps(trainer)]
     row = {

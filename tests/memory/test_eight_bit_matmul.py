@@ -89,9 +89,7 @@ def test_products_are_those_of_the_rounded_numbers(kind: str, rows: int) -> None
     packed, scales = round_rows(x.detach().flatten(0, 1), kind)
     weight = layer.packed.double() * layer.scales.double()
     truth = packed.double() * scales.double() @ weight.T + layer.bias.double()
-    torch.testing.assert_close(
-        out.flatten(0, 1).double(), truth, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(out.flatten(0, 1).double(), truth, rtol=1e-5, atol=1e-5)
 
     # the weight's scales go to the gradient before it is rounded
     scaled = gradient.flatten(0, 1) * layer.scales.T
