@@ -42,7 +42,7 @@ def rows(tiny: bool, steps: int) -> Iterator[tuple[str, Callable[[], Row]]]:
     for name, sizes in SIZES.items():
         model, frames, side = MODELS[name]
         case = Case(model, frames, side, side)
-        tokens_of_rows = (5120, 18432)
+        tokens_of_rows: tuple[int, ...] = (5120, 18432)
         if tiny:
             case = Case(TOY, 5, 64, 64)
             sizes = dict.fromkeys(sizes, (48, 32))
@@ -129,12 +129,13 @@ def layer_of(kind: str, exact: nn.Linear) -> nn.Module:
     wanted = DTYPES[dtype()]
     weight = exact.weight.detach()
     if kind == "auto":
-        layer = nn.Linear(*reversed(weight.shape), bias=False, device=device())
+        outputs, inputs = weight.shape
+        layer = nn.Linear(inputs, outputs, bias=False, device=device())
         layer.weight.data = weight.to(wanted)
         return layer.requires_grad_(False)
 
     if kind.startswith("stored"):
-        packed = QuantizedLinear(exact, kind.split()[1], wanted)
+        packed: QuantizedLinear = QuantizedLinear(exact, kind.split()[1], wanted)
     else:
         packed = EightBitLinear(exact, kind, wanted)
     packed.set_weight(weight, device())
