@@ -21,6 +21,8 @@ PART is one of:
   leave out, by what is recomputed and streamed
 - kernels: the share of a step's time in products of matrices, attention, the other kernels
   and copies, and how long the card waits for the host
+- matmul8: seconds and errors of products in eight bits at the layers' sizes, and a step with
+  them, plain and compiled, beside bfloat16 and weights that are only stored in eight bits
 
 Weights are random and made on the card; nothing is downloaded or decoded. Each row is
 written as soon as it is known, none is begun that would not end within ``--seconds``,
@@ -53,6 +55,7 @@ os.environ.setdefault(
     "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 )  # as the program itself sets it
 
+import gpu_matmul8
 import torch
 from gpu_rig import (
     GIB,
@@ -413,6 +416,9 @@ def tasks(parts: list[str], tiny: bool) -> Iterator[Task]:
             for name in reversed(WAYS):
                 measure = partial(timed, way(case, name), 3)
                 yield Task(f"families {model} {name}", measure, (case,))
+    if "matmul8" in parts:
+        for name, measure_products in gpu_matmul8.rows(tiny, few):
+            yield Task(name, measure_products, ())
     if "kernels" in parts:
         for model, shape in RATES.items():
             case = sized(model, *shape, tiny)
@@ -453,6 +459,7 @@ PARTS = (
     "quantised",
     "families",
     "kernels",
+    "matmul8",
 )
 
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from videotune.config.load import unflatten
 from videotune.config.resolve import resolve
 from videotune.job.experts import trained
 from videotune.latent_cache.step_batch import StepBatch
@@ -39,7 +40,7 @@ from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Choice
 from videotune.planner.step_spec import PlanInputs, StepSpec, read_step_spec
-from videotune.trainer.build import DTYPES
+from videotune.trainer.build import DTYPES, weights_of
 from videotune.trainer.expert_pool import arrange_blocks
 from videotune.trainer.step import StepSettings, train_step
 from videotune.trainer.step_record import Clock
@@ -50,6 +51,8 @@ ROOT = Path(__file__).parents[1]
 GIB = 2**30
 TINY = "tiny"
 """A model of a few thousand parameters, for a rehearsal on a CPU."""
+TOY = "toy"
+"""The toy base model, for a rehearsal with layers that multiply in eight bits."""
 
 
 MEMORY = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
@@ -83,7 +86,7 @@ class Case:
         base = BasePlace(self.model, layout(self.model))
         spec = spec_for(None, base)
         words = {"batch_size": self.batch, "train_dtype": dtype(), **dict(self.sets)}
-        config = resolve(words, {}, spec).config
+        config = resolve(unflatten(words), {}, spec).config
         shape = ClipShape(self.frames, self.height, self.width, spec.rules.fps)
         return PlanInputs(spec, base.folder, config, dtype(), (shape,), None)
 
@@ -141,6 +144,8 @@ def read_specs(cases: Iterable[Case], folder: Path) -> None:
 def layout(model: str) -> Path:
     """A model's published configs in diffusers layout."""
     folder = Path(tempfile.mkdtemp()) / model
+    if model == TOY:
+        return ROOT / "videotune" / "assets" / "toy"
     if model == TINY:
         diffusers.utils.logging.disable_progress_bar()
         return find("wan").tiny(folder)
@@ -194,7 +199,10 @@ class Rig:
         self.config = wanted.config
         self.shape = wanted.shapes[0]
         self.family: DiffusersModel = find(wanted.spec.name)(
-            wanted.folder, device(), DTYPES[dtype()]
+            wanted.folder,
+            device(),
+            DTYPES[dtype()],
+            weights_of(self.config, dtype()),
         )
         streamed = bool(self.config.layer_offload_fraction)
         several = len(wanted.spec.experts) > 1

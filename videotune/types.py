@@ -437,6 +437,9 @@ class WeightDtypes:
     transformer: str | None = None
     text_encoder: str | None = None
 
+    matmul: str | None = None
+    """Dtype of the products of the transformer's blocks (``memory/eight_bit_matmul.py``)."""
+
     def of_text(self, dtype: torch.dtype) -> str:
         """Return a name for what a text encoder computes with; its states differ by it."""
         if not self.text_encoder:

@@ -46,7 +46,14 @@ def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(
 ) -> None:
     out = tmp_path / "gpu.json"
     found = rehearsed(
-        out, "memory", "streaming", "published", "equal", "sync", "quantised"
+        out,
+        "memory",
+        "streaming",
+        "published",
+        "equal",
+        "sync",
+        "quantised",
+        "matmul8",
     )
     assert len(found["memory 5b 16 GB"]["losses"]) == 3
     assert all(math.isfinite(loss) for loss in found["memory 5b 16 GB"]["losses"])
@@ -69,6 +76,14 @@ def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(
             packed[f"resident {kind}"]["planned_allocated_gib"]
             < packed["resident auto"]["planned_allocated_gib"]
         )
+    products = found["matmul8 5b step"]
+    assert set(products) == {"row_seconds", "auto", "stored", "FLOAT_8", "INT_8"}
+    assert (
+        len({tuple(products[kind]["losses"]) for kind in ("auto", "FLOAT_8", "INT_8")})
+        == 3
+    )
+    layer = found["matmul8 5b layers, 64 tokens"]["in"]
+    assert 0 < layer["INT_8"]["gradient_error"] < layer["FLOAT_8"]["gradient_error"]
     for kind in ("as usual", "deterministic"):
         losses = found["equal 1.3b"][kind]
         assert len(set(losses["losses"])) == 5, "it learns"

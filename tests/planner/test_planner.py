@@ -494,6 +494,8 @@ def held_by_a_real_step(
 
 
 GIB = 2**30
+TOY_BASE = Path(__file__).parents[2] / "videotune" / "assets" / "toy"
+
 BASES = Callable[..., Path]
 
 
@@ -580,6 +582,23 @@ def test_a_real_step_holds_what_was_read(
         held = held_by_a_real_step(real, run.config, shape, 2, checkpointing)
         planned = peak(run.deep_step(shape, 2, checkpointing))
         assert planned == pytest.approx(held, rel=tolerance), checkpointing
+
+
+@pytest.mark.parametrize("kind", ["FLOAT_8", "INT_8"])
+def test_a_real_step_of_products_in_eight_bits_holds_what_was_read(kind: str) -> None:
+    """Within 2 %; rounded inputs and the turned weight are held for a moment only."""
+    shape = ClipShape(17, 64, 64, 16.0)
+    matmul = {"matmul_dtype": kind}
+    run = fake_run(TOY_BASE, "wan", torch.float32, transformer=matmul)
+    run.piece = 1
+    real = find("wan")(TOY_BASE, torch.device("cpu"), torch.float32, run.family.weights)
+    held = held_by_a_real_step(real, run.config, shape, 2, ON)
+    reading = run.deep_step(shape, 2, ON)
+    assert peak(reading) == pytest.approx(held, rel=0.02)
+
+    plain = fake_run(TOY_BASE, "wan", torch.float32)
+    plain_flops = plain.deep_step(shape, 2, ON).flops
+    assert reading.flops == pytest.approx(plain_flops, rel=1e-3), "all products count"
 
 
 def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: BASES) -> None:
@@ -714,6 +733,7 @@ OTHER_PLANS = (
     "lora.variant=DORA",
     "weight_dtype=INT_8",
     "transformer.weight_dtype=INT_8",
+    "transformer.matmul_dtype=INT_8",
     "text_encoder.weight_dtype=INT_8",
     "optimizer.name=LION",
     "training_method=FINE_TUNE",

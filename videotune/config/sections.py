@@ -29,6 +29,12 @@ WeightDtype = Annotated[
 ]
 
 
+MatmulDtype = Annotated[
+    Literal["auto", "FLOAT_8", "INT_8"],
+    BeforeValidator(weights),
+]
+
+
 CONNECTORS = "connectors"
 """Target of an adapter on the networks between text encoder and denoiser."""
 
@@ -199,6 +205,10 @@ class Transformer(Section):
     """
     weight_dtype: WeightDtype = fatal("auto")
     """dtype of its frozen weights (auto: as weight_dtype says)"""
+    matmul_dtype: MatmulDtype = fatal("auto")
+    """dtype of weights and inputs in its blocks' matrix products (auto: train_dtype);
+    FLOAT_8, INT_8: rounded, so another base
+    """
     file: str | list[str | None] | None = fatal(None)
     """a .safetensors file whose weights replace the base model's; for two experts a
     list, null: the base's

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any
 
 from videotune.config.applies import Facts, unused
 from videotune.config.connector_checks import faults_with_connectors
@@ -18,6 +17,10 @@ from videotune.config.optimizer_classes import (
 )
 from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
 from videotune.config.pass_checks import faults_of_passes, largest_batch
+from videotune.config.precision_checks import (
+    faults_with_eight_bits,
+    faults_with_trained_weights,
+)
 from videotune.config.schema import Config, leaves
 from videotune.config.sections import CONNECTORS
 from videotune.config.sound_checks import faults_with_sound
@@ -59,6 +62,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         _with_sharding,
         _with_the_optimizer,
         _with_the_method,
+        faults_with_eight_bits,
         _with_masks,
         _with_the_loss,
         _with_the_adapter,
@@ -308,7 +312,7 @@ def _with_the_method(config: Config) -> Iterator[str]:
             "the pipelines of video models read no adapter of a text encoder"
         )
     if method == "FINE_TUNE":
-        yield from _rounded(config)
+        yield from faults_with_trained_weights(config)
         if any(lora.training_only for lora in config.base_loras):
             yield (
                 "base_loras.training_only: FINE_TUNE changes the merged weights themselves, so"
@@ -343,31 +347,6 @@ def _with_oft(config: Config) -> Iterator[str]:
         yield "lora.dropout: PEFT's OFT has no dropout. Leave it at 0"
     if config.lora.rank < 2:
         yield "lora.rank: must be at least 2 for OFT (it is the block size)"
-
-
-def _rounded(config: Config) -> Iterator[str]:
-    """Yield faults of weights that train and would be stored in another dtype, whose
-    steps are larger than updates.
-    """
-    parts: dict[str, Any] = {
-        "transformer": config.transformer,
-        "text_encoder": config.text_encoder,
-    }
-    for name, part in parts.items():
-        is_own_key = part.weight_dtype != "auto"
-        weight_dtype = part.weight_dtype if is_own_key else config.weight_dtype
-        if not part.train or weight_dtype in ("auto", config.train_dtype):
-            continue
-
-        key = f"{name}.weight_dtype" if is_own_key else "weight_dtype"
-        remedy = "Leave it out."
-        if not is_own_key:
-            frozen_part = "text_encoder" if name == "transformer" else "transformer"
-            remedy = f"Leave it out, or set only {frozen_part}.weight_dtype."
-        yield (
-            f"{key}: FINE_TUNE trains the {name.replace('_', ' ')}, and {weight_dtype} is for frozen weights: "
-            f"weights that train are in train_dtype. {remedy}"
-        )
 
 
 def _with_the_loss(config: Config) -> Iterator[str]:

@@ -217,6 +217,7 @@ class Checkpoint:
             self.dtype,
             self.device,
             packed=self.weights.transformer,
+            matmul=self.weights.matmul,
             blocks=self.spec.blocks,
             stay=device,
             fill=fill,

@@ -153,6 +153,7 @@ def load_model(
     packed: str | None = None,
     blocks: Sequence[str] = (),
     *,
+    matmul: str | None = None,
     stay: torch.device | None = None,
     fill: FillFn = None,
     stream: LogFn | None = None,
@@ -173,6 +174,8 @@ def load_model(
         packed: quantization of the Linears in ``blocks`` (``memory/quantization.py``),
             applied as each is read. None: no quantization.
         blocks: module paths of lists of blocks. Empty: the largest list.
+        matmul: eight-bit dtype in which the Linears in ``blocks`` multiply
+            (``memory/eight_bit_matmul.py``). None: as they compute.
         stay: device for the weights of a diffusers network that the caller streams to
             ``device``.
         fill: puts tensors in the place of the parameters, which are on the meta device,
@@ -187,12 +190,18 @@ def load_model(
     """
     if fill is not None:
         net = as_loaded(cls, folder, dtype)
-        if packed is not None:
-            _pack(cls, net, blocks, packed, dtype)
+        _replace_linears(cls, net, blocks, packed, matmul, dtype)
         fill(net)
     elif hasattr(cls, "load_config"):
         net = _load_network(
-            cls, folder, dtype, device, packed, blocks, stay or device, changes
+            cls,
+            folder,
+            dtype,
+            device,
+            (packed, matmul),
+            blocks,
+            stay or device,
+            changes,
         )
     else:
         net = _load_text_encoder(cls, folder, dtype, device, packed, stream)
@@ -225,17 +234,18 @@ def _load_network(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
-    packed: str | None,
+    kinds: tuple[str | None, str | None],
     blocks: Sequence[str],
     stay: torch.device,
     changes: WeightChanges | None,
 ) -> nn.Module:
+    """Load file by file; ``kinds``: ``packed`` and ``matmul`` of ``load_model``."""
     net = to_fill(cls, folder, dtype)
     loaded = dict[str, "Tensor"]()
     states: Iterable[dict[str, Tensor]] = read_states(cls, folder, net, echo=note)
     if changes is not None:
         states = changes.apply(states, device)
-    layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
+    layers = _replace_linears(cls, net, blocks, *kinds, dtype)
     for state in states:
         paths = [path for path in layers if f"{path}.weight" in state]
         for path in paths:
@@ -252,16 +262,28 @@ def _load_network(
     return net
 
 
-def _pack(
-    cls: Any, net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype
+def _replace_linears(
+    cls: Any,
+    net: nn.Module,
+    blocks: Sequence[str],
+    packed: str | None,
+    matmul: str | None,
+    dtype: torch.dtype,
 ) -> dict[str, QuantizedLinear]:
-    """Replace Linears with empty packed layers; for ``blocks`` see ``load_model``."""
+    """Replace Linears with empty layers in fewer bits; see ``load_model``."""
     # imports torch
+    from videotune.memory.eight_bit_matmul import multiply_linears
     from videotune.memory.quantization import largest_list, pack_linears
 
-    return pack_linears(
-        net, blocks or [largest_list(net)], kind, dtype, kept_in_float32(cls, dtype)
-    )
+    excluded = kept_in_float32(cls, dtype)
+    layers: dict[str, QuantizedLinear] = {}
+    if matmul is not None:
+        layers |= multiply_linears(net, blocks, matmul, dtype, excluded)
+    if packed is not None:
+        # the rest of the Linears
+        paths = blocks or [largest_list(net)]
+        layers |= pack_linears(net, paths, packed, dtype, excluded)
+    return layers
 
 
 def _streamed(net: nn.Module, device: torch.device, echo: LogFn) -> nn.Module:
@@ -337,7 +359,8 @@ def _load_packed(
 
     net = _load_by_transformers(cls, folder, read_dtype, torch.device("cpu"))
     linears = dict(net.named_modules())
-    for path, layer in _pack(cls, net, (), packed, dtype).items():
+    layers = _replace_linears(cls, net, (), packed, None, dtype)
+    for path, layer in layers.items():
         # The last reference, so each weight is freed as soon as it is packed.
         linear = linears.pop(path)
         layer.set_weight(linear.weight.detach().to(device), torch.device("cpu"))

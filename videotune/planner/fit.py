@@ -363,7 +363,8 @@ def _rounding_remedies(job: Job, dtype: str, too_large: set[str]) -> list[str]:
     lines = []
     is_full = config.training_method == "FINE_TUNE"
     denoiser_matters = bool(too_large & {"training", "preview"})
-    if weights.transformer is None and not is_full and denoiser_matters:
+    is_rounded = weights.transformer is not None or weights.matmul is not None
+    if not is_rounded and not is_full and denoiser_matters:
         numbers = linear_sizes(job).block_weights
         saved = {}
         for kind in ("FLOAT_8", "NFLOAT_4"):

@@ -148,7 +148,7 @@ def _flop_counts() -> dict[Any, Callable[..., float]]:
     operation.
 
     FlopCounterMode itself keeps activations alive. The registry lacks the CPU's
-    attention.
+    attention and integers.
     """
     counts: dict[Any, Callable[..., float]] = dict(flop_registry)
     attention = "_scaled_dot_product_flash_attention"
@@ -157,6 +157,8 @@ def _flop_counts() -> dict[Any, Callable[..., float]]:
         counts[on_cpu] = flop_registry[
             getattr(torch.ops.aten, f"{attention}{direction}")
         ]
+    # products of integers, as others
+    counts[torch.ops.aten._int_mm] = flop_registry[torch.ops.aten.mm]
     return counts
 
 

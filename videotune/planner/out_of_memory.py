@@ -91,7 +91,10 @@ def rounding_saves_nothing(config: schema.Config) -> bool:
     weight_dtype = config.transformer.weight_dtype
     if weight_dtype == "auto":
         weight_dtype = config.weight_dtype
-    return weight_dtype in fields.ROUNDED or (config.layer_offload_fraction or 0.0) == 1
+    is_rounded = (
+        weight_dtype in fields.ROUNDED or config.transformer.matmul_dtype != "auto"
+    )
+    return is_rounded or (config.layer_offload_fraction or 0.0) == 1
 
 
 def remedies(config: schema.Config, gpu: bool = True) -> list[str]:

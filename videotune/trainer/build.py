@@ -27,6 +27,7 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.mask_reading import read_loss_mask
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
+from videotune.memory import eight_bit_matmul
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
@@ -60,9 +61,11 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
         weight_dtype = config.weight_dtype if part_dtype == "auto" else part_dtype
         return None if weight_dtype in ("auto", dtype) else weight_dtype
 
+    matmul_dtype = config.transformer.matmul_dtype
     return WeightDtypes(
         transformer=stored_dtype(config.transformer.weight_dtype),
         text_encoder=stored_dtype(config.text_encoder.weight_dtype),
+        matmul=None if matmul_dtype == "auto" else matmul_dtype,
     )
 
 
@@ -91,6 +94,11 @@ def open_models(
         raise VideotuneError(
             "weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4. Set INT_8"
         )
+    if weights.matmul is not None:
+        reason = eight_bit_matmul.refusal(weights.matmul, device)
+        if reason is not None:
+            raise VideotuneError(reason)
+
     family = find(spec.name)(folder, device, DTYPES[dtype], weights)
     if config.text_encoder.convention == "authors":
         family.spec = family.with_authors_text(family.spec)

@@ -23,6 +23,7 @@ from videotune.memory.attention import set_attention
 from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.compiling import compile_blocks
+from videotune.memory.eight_bit_matmul import matmul_note
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
@@ -257,12 +258,20 @@ class ExpertLoader:
             name, device=torch.device("cpu") if from_host else None
         )
 
-        quantized_to = self._family.weights.transformer
-        if is_first and quantized_to is not None:
-            echo(packed_note(net, "the denoiser", quantized_to))
+        if is_first:
+            self._echo_dtypes(net)
         uses_temporal_attention = self._config.video_config.use_temporal_attention
         self._family.isolate_frames(net, not uses_temporal_attention)
         return net
+
+    def _echo_dtypes(self, net: nn.Module) -> None:
+        """Print how much of the denoiser is stored, or multiplies, in fewer bits."""
+        weights = self._family.weights
+        stored_dtype = weights.transformer or weights.matmul
+        if stored_dtype is not None:
+            echo(packed_note(net, "the denoiser", stored_dtype))
+        if weights.matmul is not None:
+            echo(matmul_note(net, "the denoiser", weights.matmul))
 
     def _bind(
         self, pool: ExpertPool, name: str, net: nn.Module, parameters: Parameters
