@@ -32,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 from videotune.config.resolve import resolve
 from videotune.job.experts import trained
 from videotune.latent_cache.step_batch import StepBatch
+from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base import DiffusersModel
 from videotune.models.base_model import published, spec_for
@@ -39,7 +40,7 @@ from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Choice
 from videotune.planner.step_spec import PlanInputs, StepSpec, read_step_spec
-from videotune.trainer.build import DTYPES
+from videotune.trainer.build import DTYPES, weights_of
 from videotune.trainer.expert_pool import arrange_blocks
 from videotune.trainer.step import StepSettings, train_step
 from videotune.trainer.step_record import Clock
@@ -194,7 +195,10 @@ class Rig:
         self.config = wanted.config
         self.shape = wanted.shapes[0]
         self.family: DiffusersModel = find(wanted.spec.name)(
-            wanted.folder, device(), DTYPES[dtype()]
+            wanted.folder,
+            device(),
+            DTYPES[dtype()],
+            weights_of(self.config, dtype()),
         )
         streamed = bool(self.config.layer_offload_fraction)
         several = len(wanted.spec.experts) > 1
@@ -202,8 +206,15 @@ class Rig:
         fill = filled(torch.device("cpu") if streamed else device())
         self.net = self.family.denoiser(expert if several else None, fill=fill)
         held = attach(self.net, wanted.spec, self.config)
+        self.compiled = CompiledBlocks() if self.config.compile is True else None
         self.streams = arrange_blocks(
-            self.net, wanted.spec, self.config, held, None, report=False
+            self.net,
+            wanted.spec,
+            self.config,
+            held,
+            None,
+            report=False,
+            compiled=self.compiled,
         )
         if self.streams is not None:
             held = self.streams.parameters(held)
@@ -222,6 +233,7 @@ class Rig:
             self.config.max_grad_norm,
             self.config.seed,
             size,
+            compiled=self.compiled,
         )
         self.done = 0
 

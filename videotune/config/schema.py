@@ -79,7 +79,9 @@ Timesteps = Annotated[
     ],
     BeforeValidator(word),
 ]
-Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
+Checkpointing = Annotated[
+    Literal["OFF", "ON", "ATTENTION_SAVED", "CPU_OFFLOADED"], BeforeValidator(word)
+]
 
 
 # diffusers' back ends with gradients that are installed packages: none of sage's has

@@ -7,7 +7,6 @@ from typing import Any
 from videotune.config.applies import Facts, unused
 from videotune.config.connector_checks import faults_with_connectors
 from videotune.config.data_schema import Dataset
-from videotune.config.fields import ROUNDED
 from videotune.config.optimizer_classes import (
     NEEDED_FOR_ALL,
     argument_faults,
@@ -89,15 +88,8 @@ def _compiled(config: Config) -> Iterator[str]:
 
 def cannot_compile(config: Config) -> str | None:
     """Return why the config cannot be compiled, or None."""
-    weight_dtype = config.transformer.weight_dtype
-    if weight_dtype == "auto":
-        weight_dtype = config.weight_dtype
     if config.deterministic:
         return "compiled kernels cannot promise the same bits, which deterministic asks for"
-    if config.sharding == "FULL":
-        return "with sharding FULL the weights of a block are gathered within it"
-    if weight_dtype in ROUNDED:
-        return f"weights in {weight_dtype} are dequantized by functions that torch cannot compile"
     return None
 
 

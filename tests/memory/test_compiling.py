@@ -1,0 +1,77 @@
+"""Compiled blocks beside uncompiled ones: losses, gradients, saved attention, failures."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import families
+from tests.support.families import KINDS, Open
+from videotune.memory.checkpointing import ATTENTION_SAVED, OFF, ON, checkpoint_blocks
+from videotune.memory.compiling import compile_blocks
+from videotune.models.registry import find
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def inductor(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Patch) -> None:
+    """Compiled code of this session is kept in a folder of its own."""
+    folder = tmp_path_factory.getbasetemp() / "inductor"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+def losses_and_gradients(
+    family: Any, checkpointing: str, compiled: bool
+) -> dict[str, torch.Tensor]:
+    """The prediction of a network with a LoRA, and the gradients of it, by name."""
+    net = families.first_of(family)
+    trained = families.noisy_lora(family, net)
+    net.train()
+    checkpoint_blocks(net, checkpointing)
+    if compiled:
+        compile_blocks(net, family.spec.block_lists, checkpointing)
+
+    batch = families.batch_of(family, ["a red circle", "a blue one"])
+    v = family.predict(net, batch.x0, torch.tensor([0.3, 0.8]), batch)
+    v.square().mean().backward()
+    found = {"prediction": v.detach()}
+    for name, parameter in trained.items():
+        if parameter.grad is not None:
+            found[name] = parameter.grad
+    return found
+
+
+@KINDS
+def test_saved_attention_gives_the_gradients_of_recomputed_attention(
+    name: str, variant: str, tiny_family: Open
+) -> None:
+    """To the bit, without compiling."""
+    family = tiny_family(name, variant=variant)
+    expected = losses_and_gradients(family, ON, compiled=False)
+    found = losses_and_gradients(family, ATTENTION_SAVED, compiled=False)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def assert_close(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
+) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = float(value.abs().max())
+        assert torch.allclose(found[name], value, rtol=1e-4, atol=1e-4 * scale), name
+
+
+@pytest.mark.slow
+@KINDS
+def test_compiled_blocks_equal_uncompiled_ones(
+    name: str, variant: str, tiny_family: Open, inductor: None
+) -> None:
+    family = tiny_family(name, variant=variant)
+    plain = losses_and_gradients(family, ON, compiled=False)
+    is_first = variant == find(name).variants[0]
+    for checkpointing in (OFF, ON, ATTENTION_SAVED) if is_first else (ATTENTION_SAVED,):
+        torch.compiler.reset()
+        compiled = losses_and_gradients(family, checkpointing, compiled=True)
+        assert_close(compiled, plain)
