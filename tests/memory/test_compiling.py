@@ -1,15 +1,15 @@
 """Compiled blocks beside uncompiled ones: losses, gradients, saved attention, failures."""
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support import families
-from tests.support.families import KINDS, Open
+from tests.support.families import FAMILIES, KINDS, Open
 from videotune.memory.checkpointing import ATTENTION_SAVED, OFF, ON, checkpoint_blocks
 from videotune.memory.compiling import compile_blocks
-from videotune.models.registry import find
 
 Patch = pytest.MonkeyPatch
 
@@ -57,7 +57,8 @@ def test_saved_attention_gives_the_gradients_of_recomputed_attention(
 def assert_close(
     found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 ) -> None:
-    assert found.keys() == expected.keys()
+    """A compiled block gives zeros where an output that no loss reads gives nothing."""
+    assert all(not bool(found[name].any()) for name in found.keys() - expected.keys())
     for name, value in expected.items():
         scale = float(value.abs().max())
         assert torch.allclose(found[name], value, rtol=1e-4, atol=1e-4 * scale), name
@@ -65,13 +66,29 @@ def assert_close(
 
 @pytest.mark.slow
 @KINDS
-def test_compiled_blocks_equal_uncompiled_ones(
-    name: str, variant: str, tiny_family: Open, inductor: None
+def test_traced_blocks_equal_untraced_ones(
+    name: str, variant: str, tiny_family: Open, monkeypatch: Patch
 ) -> None:
+    """Every kind of checkpoint, with the compiler's graphs and without its kernels,
+    which take a minute a graph to build.
+    """
+    partitioned = functools.partial(torch.compile, backend="aot_eager_decomp_partition")
+    monkeypatch.setattr(torch, "compile", partitioned)
     family = tiny_family(name, variant=variant)
     plain = losses_and_gradients(family, ON, compiled=False)
-    is_first = variant == find(name).variants[0]
-    for checkpointing in (OFF, ON, ATTENTION_SAVED) if is_first else (ATTENTION_SAVED,):
+    for checkpointing in (OFF, ON, ATTENTION_SAVED):
         torch.compiler.reset()
-        compiled = losses_and_gradients(family, checkpointing, compiled=True)
-        assert_close(compiled, plain)
+        traced = losses_and_gradients(family, checkpointing, compiled=True)
+        assert_close(traced, plain)
+
+
+@pytest.mark.slow
+@FAMILIES
+def test_compiled_blocks_equal_uncompiled_ones(
+    name: str, tiny_family: Open, inductor: None
+) -> None:
+    torch.compiler.reset()
+    family = tiny_family(name)
+    plain = losses_and_gradients(family, ON, compiled=False)
+    compiled = losses_and_gradients(family, ATTENTION_SAVED, compiled=True)
+    assert_close(compiled, plain)

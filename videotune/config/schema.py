@@ -258,8 +258,8 @@ class Config(Section):
     NFLOAT_4: rounded, so another base
     """
     gradient_checkpointing: Checkpointing | None = safe(None)
-    """ON: recompute blocks in backward; CPU_OFFLOADED: their inputs wait on the host
-    too (default: fastest that fits)
+    """ON: recompute blocks in backward; ATTENTION_SAVED: but not attention;
+    CPU_OFFLOADED: their inputs wait on the host too (default: fastest that fits)
     """
     layer_offload_fraction: Share | None = safe(None)
     """share of the blocks whose weights are streamed from the host (default: the

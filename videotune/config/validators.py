@@ -54,6 +54,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         _unused,
         _compiled,
         _captured,
+        _saving_attention,
         _with_sharding,
         _with_the_optimizer,
         _with_the_method,
@@ -118,6 +119,14 @@ def cannot_capture(config: Config) -> str | None:
     if "NFLOAT_4" in (config.weight_dtype, config.transformer.weight_dtype):
         return "NFLOAT_4 was not tried in a graph"
     return None
+def _saving_attention(config: Config) -> Iterator[str]:
+    """Yield a fault of a block that is streamed and saves what attention returns."""
+    saves = config.gradient_checkpointing == "ATTENTION_SAVED"
+    if saves and config.layer_offload_fraction:
+        yield (
+            "gradient_checkpointing: ATTENTION_SAVED keeps attention's outputs on the device, while streamed blocks "
+            "keep only their inputs. Set it to ON, or layer_offload_fraction to 0"
+        )
 
 
 def _with_sharding(config: Config) -> Iterator[str]:

@@ -64,14 +64,15 @@ def _save_attention(_: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def checkpoint_text(encoder: Any, mode: str) -> None:
-    """Set a transformers model to OFF or ON.
+    """Set a transformers model to OFF, or to ON (also for ATTENTION_SAVED).
 
     Its layers recompute only in training mode. Only the layers themselves are set to
     it; the modules inside them stay in evaluation mode, so that dropout stays off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    if mode == ON:
+    recomputes = mode in (ON, ATTENTION_SAVED)
+    if recomputes:
         encoder.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
@@ -80,4 +81,4 @@ def checkpoint_text(encoder: Any, mode: str) -> None:
 
     for layer in encoder.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            layer.training = mode == ON
+            layer.training = recomputes

@@ -195,7 +195,10 @@ def compile_blocks(
 def describe_failure(error: Exception) -> str:
     """Return an error of the compiler in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join([f"{type(error).__name__}:", *lines[:2]])[:MOST_CHARACTERS]
+    words = [f"{type(error).__name__}:", *lines[:1]]
+    if words[-1].endswith(":"):
+        words += lines[1:2]
+    return " ".join(words)[:MOST_CHARACTERS]
 
 
 def _prepare_compiler() -> None:
