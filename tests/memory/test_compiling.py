@@ -1,6 +1,11 @@
 """Compiled blocks beside uncompiled ones: losses, gradients, saved attention, failures."""
 
 import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +97,64 @@ def test_compiled_blocks_equal_uncompiled_ones(
     plain = losses_and_gradients(family, ON, compiled=False)
     compiled = losses_and_gradients(family, ATTENTION_SAVED, compiled=True)
     assert_close(compiled, plain)
+
+
+PROGRAM = """
+import json, sys, torch
+from torch import nn
+from torch._dynamo.utils import counters
+from videotune.errors import VideotuneError
+from videotune.memory.compiling import CompiledBlocks, describe_failure
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        heads = self.linear(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        attended = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return x + torch.tanh(attended.transpose(1, 2).flatten(2))
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def enable_gradient_checkpointing(self, function):
+        self.function = function
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.function(block, x)
+        return x
+
+torch.manual_seed(0)
+net, compiled = Network(), CompiledBlocks()
+compiled.add(net, ["blocks"], sys.argv[1])
+with compiled.clock.running():
+    net(torch.randn(1, 16, 8, requires_grad=True)).sum().backward()
+found = {**counters["inductor"], "seconds": compiled.clock.seconds}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [ON, ATTENTION_SAVED])
+def test_the_next_process_finds_the_compiled_code(
+    checkpointing: str, tmp_path: Path
+) -> None:
+    """In the folder that the user names: what is looked up there is counted."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    found = []
+    for _ in range(2):
+        words = [sys.executable, "-c", PROGRAM, checkpointing]
+        ended = subprocess.run(
+            words, env=environment, capture_output=True, text=True, check=True
+        )
+        found.append(json.loads(ended.stdout.splitlines()[-1]))
+    print(found)
+    assert found[0]["fxgraph_cache_miss"] == found[1]["fxgraph_cache_hit"] >= 2
+    assert "fxgraph_cache_hit" not in found[0]
+    assert "fxgraph_cache_miss" not in found[1]
+    assert all(one["seconds"] > 0 for one in found)
