@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.clips import noise, write_dataset
 from tests.support.command_line import Patch, train
-from tests.support.out_of_memory import fail_forward
+from tests.support.launcher import processes
+from tests.support.out_of_memory import OUT_OF_MEMORY, fail_forward
 from tests.support.run_results import of_kind
 from tests.support.trainers import (
     Lab,
@@ -49,6 +50,7 @@ from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer import attention, loop
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.saving import save
+from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
 
 Weights = dict[str, torch.Tensor]
@@ -772,6 +774,49 @@ def test_what_cannot_be_compiled_is_refused(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(VideotuneError, match=r"no C\+\+ compiler"):
         trainer_of(lab, {"compile": True})
+
+
+@pytest.mark.slow
+@pytest.mark.effect("compile")
+def test_a_compiler_that_fails_ends_no_run(
+    lab: Lab, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The C++ compiler of a process of its own always fails."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    settings = overrides_of(lab, {"gradient_checkpointing": "ON", "steps": 2}).sets
+    losses = {}
+    for run, compiled in (("plain", "false"), ("failing", "true")):
+        words = [w for s in (*settings, f"compile={compiled}") for w in ("--set", s)]
+        words = ["train", "--out", str(tmp_path / run), *words]
+        ended = processes(1, tmp_path / f"logs-{run}", words, "no compiler")
+        assert ended.codes == (DONE,), ended.said
+        losses[run] = [line["loss"] for line in of_kind(tmp_path / run, "step")]
+    assert losses["failing"] == losses["plain"]
+    (warning,) = of_kind(tmp_path / "failing", "warning")
+    assert "compile: blocks cannot be compiled, and the run goes on" in warning["text"]
+    assert "InvalidCxxCompiler" in warning["text"]
+    (end,) = of_kind(tmp_path / "failing", "end")
+    assert end["compile_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(RuntimeError("shapes"), RuntimeError), (OUT_OF_MEMORY, OutOfMemory)],
+)
+def test_an_error_of_the_model_is_not_one_of_the_compiler(
+    error: Exception, raised: type[Exception], lab: Lab
+) -> None:
+    """Nor is memory that runs out."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    trainer = trainer_of(lab, {"compile": True})
+    trainer.net.blocks[0].register_forward_pre_hook(fail)
+    with pytest.raises(raised):
+        run_steps(trainer, 1)
+    assert trainer.pool.compiled is not None
+    assert trainer.pool.compiled.failure is None
 
 
 @pytest.mark.effect("attention")

@@ -6,7 +6,6 @@ What a launcher does is done here: its variables, and that all end when one has 
 
 import errno
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -213,7 +212,9 @@ def without_room_once(rank: int) -> None:
 
 def without_a_compiler(rank: int) -> None:
     """Every call of the C++ compiler fails, and nothing is compiled already."""
-    os.environ["CXX"] = str(shutil.which("false"))
+    from torch._inductor import config
+
+    config.cpp.cxx = (None, "false")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] += "-empty"
 
 

@@ -459,7 +459,10 @@ def test_blocks_of_a_sharded_network_are_compiled(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     settings = (f"training_method={method}", *QUIET)
     assert several(2, tmp_path / "plain", words, *settings).codes == (DONE, DONE)
-    for run, fault in (("compiled", "no kernels"), ("failing", "no compiler")):
+    faults = {"compiled": "no kernels"}
+    if method == "LORA":
+        faults["failing"] = "no compiler"
+    for run, fault in faults.items():
         chosen = (*settings, "compile=true")
         ended = several(2, tmp_path / run, words, *chosen, fault=fault)
         assert ended.codes == (DONE, DONE), ended.said
