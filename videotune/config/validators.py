@@ -119,6 +119,8 @@ def cannot_capture(config: Config) -> str | None:
     if "NFLOAT_4" in (config.weight_dtype, config.transformer.weight_dtype):
         return "NFLOAT_4 was not tried in a graph"
     return None
+
+
 def _saving_attention(config: Config) -> Iterator[str]:
     """Yield a fault of a block that is streamed and saves what attention returns."""
     saves = config.gradient_checkpointing == "ATTENTION_SAVED"
