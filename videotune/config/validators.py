@@ -16,6 +16,7 @@ from videotune.config.optimizer_classes import (
 )
 from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
 from videotune.config.pass_checks import faults_of_passes, largest_batch
+from videotune.config.pass_settings import capture_faults, saved_attention_faults
 from videotune.config.schema import Config, leaves
 from videotune.config.sections import CONNECTORS
 from videotune.config.sound_checks import faults_with_sound
@@ -53,8 +54,8 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
     rules = (
         _unused,
         _compiled,
-        _captured,
-        _saving_attention,
+        capture_faults,
+        saved_attention_faults,
         _with_sharding,
         _with_the_optimizer,
         _with_the_method,
@@ -92,43 +93,6 @@ def cannot_compile(config: Config) -> str | None:
     if config.deterministic:
         return "compiled kernels cannot promise the same bits, which deterministic asks for"
     return None
-
-
-def _captured(config: Config) -> Iterator[str]:
-    reason = cannot_capture(config)
-    if config.cuda_graphs is True and reason:
-        yield f"cuda_graphs: {reason}. Set it to false"
-
-
-def cannot_capture(config: Config) -> str | None:
-    """Return why the config's passes cannot be CUDA graphs, or None."""
-    if config.training_method == "FINE_TUNE":
-        return "with FINE_TUNE a graph would keep a second gradient of every weight"
-    if config.layer_offload_fraction:
-        return "streamed weights change their place in every pass"
-    if config.gradient_checkpointing == "CPU_OFFLOADED":
-        return "with CPU_OFFLOADED the host decides in a pass what is copied"
-    if config.sharding == "FULL":
-        return "with sharding FULL the weights of a block are gathered within it"
-    if config.optimizer.step_in_backward:
-        return "with optimizer.step_in_backward a pass holds updates, which change in every step"
-    if config.lora.dropout:
-        return "lora.dropout draws anew in every pass"
-    if config.text_in_step:
-        return "captions that are encoded in the step differ in their tokens"
-    if "NFLOAT_4" in (config.weight_dtype, config.transformer.weight_dtype):
-        return "NFLOAT_4 was not tried in a graph"
-    return None
-
-
-def _saving_attention(config: Config) -> Iterator[str]:
-    """Yield a fault of a block that is streamed and saves what attention returns."""
-    saves = config.gradient_checkpointing == "ATTENTION_SAVED"
-    if saves and config.layer_offload_fraction:
-        yield (
-            "gradient_checkpointing: ATTENTION_SAVED keeps attention's outputs on the device, while streamed blocks "
-            "keep only their inputs. Set it to ON, or layer_offload_fraction to 0"
-        )
 
 
 def _with_sharding(config: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from videotune.config.validators import cannot_capture
+from videotune.config.pass_settings import cannot_capture
 from videotune.console import Bar, bar
 from videotune.diffusion.loss import BaseGuidance
 from videotune.errors import VideotuneError
