@@ -267,7 +267,7 @@ def rate(case: Case, steps: int) -> Row:
         fresh()
         rig = Rig(case)
         if compiled:
-            compile_blocks(rig.net, rig.family.spec.block_lists)
+            compile_blocks(rig.net, rig.family.spec.block_lists, ON)
         begun = time.perf_counter()
         took = rig.seconds(steps)
         row["compiled" if compiled else "plain"] = {

@@ -33,6 +33,7 @@ from videotune.config.load import unflatten
 from videotune.config.resolve import resolve
 from videotune.job.experts import trained
 from videotune.latent_cache.step_batch import StepBatch
+from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base import DiffusersModel
 from videotune.models.base_model import published, spec_for
@@ -210,8 +211,15 @@ class Rig:
         fill = filled(torch.device("cpu") if streamed else device())
         self.net = self.family.denoiser(expert if several else None, fill=fill)
         held = attach(self.net, wanted.spec, self.config)
+        self.compiled = CompiledBlocks() if self.config.compile is True else None
         self.streams = arrange_blocks(
-            self.net, wanted.spec, self.config, held, None, report=False
+            self.net,
+            wanted.spec,
+            self.config,
+            held,
+            None,
+            report=False,
+            compiled=self.compiled,
         )
         if self.streams is not None:
             held = self.streams.parameters(held)
@@ -230,6 +238,7 @@ class Rig:
             self.config.max_grad_norm,
             self.config.seed,
             size,
+            compiled=self.compiled,
         )
         self.done = 0
 

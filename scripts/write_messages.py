@@ -86,8 +86,9 @@ def messages() -> Iterator[str]:
                 and node.args
             ):
                 text = node.args[0]
-            elif (
-                isinstance(node, ast.Yield) and path.name == "validators.py"
+            elif isinstance(node, ast.Yield) and path.name in (
+                "validators.py",
+                "pass_settings.py",
             ):  # the faults of a config
                 text = node.value
             if text is not None:

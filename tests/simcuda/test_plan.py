@@ -69,6 +69,7 @@ WAYS = {
         for mode in ("OFF", "ON", "CPU_OFFLOADED")
         for part in (0, 0.5, 1)
     },
+    "ATTENTION_SAVED": sets("ATTENTION_SAVED", 0),
     "OFF, a few streamed": sets("OFF", 0.2),
     "OFF, 1 streamed": sets("OFF", 0.1),
     **{

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -209,7 +210,24 @@ def without_room_once(rank: int) -> None:
     pieces._write_own = full  # type: ignore[assignment]
 
 
+def without_a_compiler(rank: int) -> None:
+    """Every call of the C++ compiler fails, and nothing is compiled already."""
+    from torch._inductor import config
+
+    config.cpp.cxx = (None, "false")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] += "-empty"
+
+
+def without_kernels(rank: int) -> None:
+    """Blocks are traced into the compiler's graphs, which run without its kernels: they
+    take minutes to build on a CPU.
+    """
+    torch.compile = partial(torch.compile, backend="aot_eager_decomp_partition")
+
+
 FAULTS = {
+    "no kernels": without_kernels,
+    "no compiler": without_a_compiler,
     "killed in the second save": killed_in_the_second_save,
     "killed in the third save": killed_in_the_third_save,
     "no room once": without_room_once,

@@ -446,3 +446,28 @@ def test_shared_out_it_is_the_run_of_one_process(
     for part in ("weights", "ema", "optimizer"):
         ours, theirs = (pick(run, LENGTH).load(part) for run in (again, two))
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+def test_blocks_of_a_sharded_network_are_compiled(
+    method: str, words: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP gathers a block outside of its graph; a compiler that fails on all processes
+    ends none.
+    """
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    settings = (f"training_method={method}", *QUIET)
+    assert several(2, tmp_path / "plain", words, *settings).codes == (DONE, DONE)
+    faults = {"compiled": "no kernels"}
+    if method == "LORA":
+        faults["failing"] = "no compiler"
+    for run, fault in faults.items():
+        chosen = (*settings, "compile=true")
+        ended = several(2, tmp_path / run, words, *chosen, fault=fault)
+        assert ended.codes == (DONE, DONE), ended.said
+        assert_runs_close(tmp_path / run, tmp_path / "plain")
+        warnings = [line["text"] for line in of_kind(tmp_path / run, "warning")]
+        assert ["compile: " in text for text in warnings] == [True] * (run == "failing")
+    (end,) = of_kind(tmp_path / "compiled", "end")
+    assert end["compiled"] >= 1

@@ -378,8 +378,10 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     details: dict[str, Any] = {}
     if memory:
         details["memory"] = memory
-    if job.config.compile is True:
+    compiled = trainer.pool.compiled
+    if compiled is not None:
         details["compiled"] = compiling.compiled_graphs()
+        details["compile_seconds"] = round(compiled.clock.seconds, 3)
     trainer.journal.event(
         "end", step=step, why=why, take=recommendation, seconds=seconds, **details
     )

@@ -1,4 +1,4 @@
-"""What rules CUDA graphs out (``cuda_graphs``)."""
+"""What rules out CUDA graphs (``cuda_graphs``) and saved outputs of attention."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def cannot_capture(config: Config) -> str | None:
     if "NFLOAT_4" in (config.weight_dtype, config.transformer.weight_dtype):
         return "NFLOAT_4 was not tried in a graph"
     return None
+
+
+def saved_attention_faults(config: Config) -> Iterator[str]:
+    """Yield a fault of a block that is streamed and saves what attention returns."""
+    saves = config.gradient_checkpointing == "ATTENTION_SAVED"
+    if saves and config.layer_offload_fraction:
+        yield (
+            "gradient_checkpointing: ATTENTION_SAVED keeps attention's outputs on the device, while streamed blocks "
+            "keep only their inputs. Set it to ON, or layer_offload_fraction to 0"
+        )

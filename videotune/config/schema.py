@@ -79,7 +79,9 @@ Timesteps = Annotated[
     ],
     BeforeValidator(word),
 ]
-Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
+Checkpointing = Annotated[
+    Literal["OFF", "ON", "ATTENTION_SAVED", "CPU_OFFLOADED"], BeforeValidator(word)
+]
 
 
 # diffusers' back ends with gradients that are installed packages: none of sage's has
@@ -256,8 +258,8 @@ class Config(Section):
     NFLOAT_4: rounded, so another base
     """
     gradient_checkpointing: Checkpointing | None = safe(None)
-    """ON: recompute blocks in backward; CPU_OFFLOADED: their inputs wait on the host
-    too (default: fastest that fits)
+    """ON: recompute blocks in backward; ATTENTION_SAVED: but not attention;
+    CPU_OFFLOADED: their inputs wait on the host too (default: fastest that fits)
     """
     layer_offload_fraction: Share | None = safe(None)
     """share of the blocks whose weights are streamed from the host (default: the

@@ -6,8 +6,7 @@ from operator import attrgetter
 from videotune.config.applies import Facts, unused
 from videotune.config.connector_checks import faults_with_connectors
 from videotune.config.data_schema import Dataset
-from videotune.config.fields import ROUNDED
-from videotune.config.graph_checks import faults_of_graphs
+from videotune.config.graph_checks import faults_of_graphs, saved_attention_faults
 from videotune.config.optimizer_classes import (
     NEEDED_FOR_ALL,
     argument_faults,
@@ -59,6 +58,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         _unused,
         _compiled,
         faults_of_graphs,
+        saved_attention_faults,
         _with_sharding,
         _with_the_optimizer,
         _with_the_method,
@@ -94,15 +94,8 @@ def _compiled(config: Config) -> Iterator[str]:
 
 def cannot_compile(config: Config) -> str | None:
     """Return why the config cannot be compiled, or None."""
-    weight_dtype = config.transformer.weight_dtype
-    if weight_dtype == "auto":
-        weight_dtype = config.weight_dtype
     if config.deterministic:
         return "compiled kernels cannot promise the same bits, which deterministic asks for"
-    if config.sharding == "FULL":
-        return "with sharding FULL the weights of a block are gathered within it"
-    if weight_dtype in ROUNDED:
-        return f"weights in {weight_dtype} are dequantized by functions that torch cannot compile"
     return None
 
 

@@ -3,7 +3,11 @@
 from functools import partial
 from typing import Any
 
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 OFF = "OFF"
 """Save all activations."""
@@ -11,37 +15,64 @@ OFF = "OFF"
 ON = "ON"
 """Save only the input of each block."""
 
+ATTENTION_SAVED = "ATTENTION_SAVED"
+"""Save the input of each block and what attention returns, which is not computed again."""
+
 CPU_OFFLOADED = "CPU_OFFLOADED"
 """Save the input of each block on the host, see ``activation_offload``."""
 
 
 def checkpoint_blocks(net: Any, mode: str, *, draws: bool = True) -> None:
-    """Set a diffusers model to OFF or ON; the computed values do not change.
+    """Set a diffusers model to OFF, ON or ATTENTION_SAVED; the computed values do not
+    change.
 
     Args:
         net: the model.
-        mode: OFF or ON.
+        mode: OFF, ON or ATTENTION_SAVED.
         draws: whether blocks draw random numbers, which must be the same when a block is
             computed again. A CUDA graph cannot ask a generator for its state.
     """
-    assert mode in (OFF, ON), mode
-    if mode == ON:
-        net.enable_gradient_checkpointing(
-            partial(checkpoint, use_reentrant=False, preserve_rng_state=draws)
-        )
-    else:
+    assert mode in (OFF, ON, ATTENTION_SAVED), mode
+    if mode == OFF:
         net.disable_gradient_checkpointing()
+        return
+    arguments = checkpoint_arguments(mode, draws=draws)
+    net.enable_gradient_checkpointing(partial(checkpoint, **arguments))
+
+
+def checkpoint_arguments(mode: str, *, draws: bool = True) -> dict[str, Any]:
+    """Return the keyword arguments of torch's checkpoint for ON or ATTENTION_SAVED."""
+    arguments: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws}
+    if mode == ATTENTION_SAVED:
+        arguments["context_fn"] = partial(
+            create_selective_checkpoint_contexts, _save_attention
+        )
+    return arguments
+
+
+def _save_attention(_: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return torch's policy for an operation of a block: attention is saved.
+
+    The kernels of all back ends are one operation each, such as
+    aten::_scaled_dot_product_flash_attention or flash_attn::_flash_attn_forward.
+    """
+    name = operation.name()
+    is_attention = "attention" in name or "attn" in name
+    if is_attention and "backward" not in name:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def checkpoint_text(encoder: Any, mode: str) -> None:
-    """Set a transformers model to OFF or ON.
+    """Set a transformers model to OFF, or to ON (also for ATTENTION_SAVED).
 
     Its layers recompute only in training mode. Only the layers themselves are set to
     it; the modules inside them stay in evaluation mode, so that dropout stays off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    if mode == ON:
+    recomputes = mode in (ON, ATTENTION_SAVED)
+    if recomputes:
         encoder.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
@@ -50,4 +81,4 @@ def checkpoint_text(encoder: Any, mode: str) -> None:
 
     for layer in encoder.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            layer.training = mode == ON
+            layer.training = recomputes

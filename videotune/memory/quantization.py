@@ -219,6 +219,89 @@ class _QuantizedMatmul(torch.autograd.Function):
         return (x_gradient, bias_gradient, None, None, *[None] * len(ctx.names))
 
 
+@torch.library.custom_op("videotune::quantized_linear", mutates_args=())
+def _quantized_linear(
+    x: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    shape: list[int],
+    dtype: torch.dtype,
+    tensors: list[Tensor],
+) -> Tensor:
+    """Compute x·Wᵀ + bias in compiled blocks.
+
+    The compiler does not look into an operation of its own, so it can neither keep the
+    dequantized weight for the backward pass nor stop at functions that it cannot trace.
+    """
+    weight = _unpack_all(tensors, kind, shape, dtype)
+    return nn.functional.linear(x, weight, bias)
+
+
+@_quantized_linear.register_fake
+def _(
+    x: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    shape: list[int],
+    dtype: torch.dtype,
+    tensors: list[Tensor],
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], shape[0]), dtype=dtype)
+
+
+@torch.library.custom_op("videotune::quantized_linear_backward", mutates_args=())
+def _quantized_linear_backward(
+    gradient: Tensor,
+    kind: str,
+    shape: list[int],
+    dtype: torch.dtype,
+    tensors: list[Tensor],
+) -> Tensor:
+    """Compute the gradient of x."""
+    return gradient @ _unpack_all(tensors, kind, shape, dtype)
+
+
+@_quantized_linear_backward.register_fake
+def _(
+    gradient: Tensor,
+    kind: str,
+    shape: list[int],
+    dtype: torch.dtype,
+    tensors: list[Tensor],
+) -> Tensor:
+    return gradient.new_empty((*gradient.shape[:-1], shape[1]), dtype=dtype)
+
+
+def _unpack_all(
+    tensors: Sequence[Tensor], kind: str, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Do what ``unpack`` does, with the tensors in the order of ``form``."""
+    rows, columns = shape
+    names = form(kind, (rows, columns))
+    return unpack(dict(zip(names, tensors, strict=True)), kind, (rows, columns), dtype)
+
+
+def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, _, kind, shape, dtype, tensors = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.layer = (kind, shape, dtype)
+
+
+def _backward_of_packed(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x_gradient = None
+    if ctx.needs_input_grad[0]:
+        x_gradient = _quantized_linear_backward(
+            gradient, *ctx.layer, list(ctx.saved_tensors)
+        )
+    bias_gradient = None
+    if ctx.needs_input_grad[1]:
+        bias_gradient = gradient.flatten(0, -2).sum(0)
+    return x_gradient, bias_gradient, None, None, None, [None] * len(ctx.saved_tensors)
+
+
+_quantized_linear.register_autograd(_backward_of_packed, setup_context=_save_packed)
+
+
 class QuantizedLinear(nn.Linear):
     """A frozen Linear with a packed weight that computes in ``dtype``.
 
@@ -291,6 +374,11 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x·Wᵀ + bias."""
+        if torch.compiler.is_compiling():
+            tensors = [getattr(self, name) for name in self.names]
+            return _quantized_linear(
+                input, self.bias, self.kind, list(self.shape), self.dtype, tensors
+            )
         layer = (self.kind, self.shape, self.dtype)
         return _QuantizedMatmul.apply(
             input, self.bias, layer, self.names, *self.packed_tensors.values()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from videotune.memory.block_offload import spread
-from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
+from videotune.memory.checkpointing import ATTENTION_SAVED, CPU_OFFLOADED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.host_weights import PIECE
 from videotune.planner.gpus import Card
@@ -35,6 +35,12 @@ HOST_BYTES = 8.0
 They are the float32 master, the gradient, and two moments.
 """
 
+SAVING_SECONDS = 0.003
+"""Seconds for each block of a pass in which torch chooses what ATTENTION_SAVED keeps.
+
+Measured on one slow CPU core: 0.009. It counts in full, as if the device waited for it.
+"""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -47,6 +53,11 @@ class Choice:
     """Number of streamed blocks."""
     accumulates: bool = False
     """A step has several passes: the gradients of one exist during the next."""
+
+    @property
+    def recomputing(self) -> str:
+        """The mode of MODES in which blocks that are computed again were read."""
+        return ATTENTION_SAVED if self.checkpointing == ATTENTION_SAVED else ON
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,8 @@ class Need:
     """Operations of a micro-batch."""
     moved: float
     """Bytes of a micro-batch over the link between host and device."""
+    blocks: int = 0
+    """Number of blocks."""
 
     @property
     def worst(self) -> str:
@@ -109,13 +122,14 @@ def need(spec: StepSpec, choice: Choice) -> Need:
     device = dict(moments)  # of each phase its largest moment
 
     off = spec.at(OFF, choice.micro_batch).flops
-    on = spec.at(ON, choice.micro_batch).flops
+    on = spec.at(choice.recomputing, choice.micro_batch).flops
     return Need(
         choice=choice,
         device=device,
         host=_on_host(spec, choice, streamed),
         flops=off + len(recomputed) / count * (on - off),
         moved=_moved_bytes(spec, choice, streamed),
+        blocks=count,
     )
 
 
@@ -194,7 +208,9 @@ def step_moments(
     Yields:
         (phase, bytes by part)
     """
-    modes = [ON if i in recomputed else OFF for i in range(len(spec.blocks))]
+    modes = [
+        choice.recomputing if i in recomputed else OFF for i in range(len(spec.blocks))
+    ]
     readings = {mode: spec.at(mode, choice.micro_batch).phases for mode in MODES}
     last = readings[modes[-1]]
     passes = [phase for phase in PASSES if phase in last]
@@ -279,7 +295,10 @@ def seconds(
     passes = -(-batch // min(training.choice.micro_batch, batch))
     computing = relative_work * training.flops / (card.reached * card.flops)
     moving = training.moved / card.link
-    return passes * max(computing, moving)
+    saving = 0.0
+    if training.choice.checkpointing == ATTENTION_SAVED:
+        saving = SAVING_SECONDS * training.blocks
+    return passes * (max(computing, moving) + saving)
 
 
 def relative_work(spec: StepSpec, tokens: int) -> float:
@@ -321,9 +340,9 @@ def choices(spec: StepSpec, batch: int, constraints: Constraints) -> list[Choice
     if constraints.checkpointing:
         modes = [constraints.checkpointing]
     elif constraints.allows_cpu_offload:
-        modes = [OFF, ON, CPU_OFFLOADED]
+        modes = [OFF, ON, ATTENTION_SAVED, CPU_OFFLOADED]
     else:
-        modes = [OFF, ON]
+        modes = [OFF, ON, ATTENTION_SAVED]
 
     counts = list(range(len(spec.blocks) + 1))
     if constraints.streamed is not None:
@@ -332,6 +351,9 @@ def choices(spec: StepSpec, batch: int, constraints: Constraints) -> list[Choice
     result = []
     for streamed in counts:
         for mode in modes:
+            # streamed blocks have no attention to save: refused in a config
+            if streamed and mode == ATTENTION_SAVED:
+                continue
             for size in sizes:
                 accumulates = constraints.accumulates or size < batch
                 result.append(Choice(min(size, batch), mode, streamed, accumulates))

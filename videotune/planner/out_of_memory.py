@@ -74,12 +74,17 @@ def same_result_settings(config: schema.Config, gpu: bool) -> list[tuple[str, st
     if config.gradient_checkpointing == "OFF":
         effect = "blocks are computed twice, activations of one block at a time"
         settings.append(("gradient_checkpointing=ON", effect))
+    elif config.gradient_checkpointing == "ATTENTION_SAVED":
+        effect = "attention is computed twice, too"
+        settings.append(("gradient_checkpointing=ON", effect))
     elif config.gradient_checkpointing == "ON" and can_offload:
         effect = "the inputs of blocks wait in host memory"
         settings.append(("gradient_checkpointing=CPU_OFFLOADED", effect))
 
     fraction = config.layer_offload_fraction or 0.0
-    if fraction < 1 and can_offload and not validators.cannot_wait(config):
+    saves_attention = config.gradient_checkpointing == "ATTENTION_SAVED"
+    can_stream = can_offload and not saves_attention
+    if fraction < 1 and can_stream and not validators.cannot_wait(config):
         effect = "the weights of that share of the blocks wait in host memory"
         new_fraction = min(1.0, fraction + 0.5)
         settings.append((f"layer_offload_fraction={new_fraction:g}", effect))

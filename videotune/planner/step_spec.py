@@ -21,6 +21,7 @@ from videotune.files import Count, Number, checked, digest, write_json
 from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.latent_cache.clip_ends import appended_sizes
+from videotune.memory.checkpointing import ATTENTION_SAVED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
@@ -34,7 +35,7 @@ from videotune.trainer.text_encoders import text_size
 from videotune.types import ClipShape
 from videotune.validation.selection import preview_settings
 
-MODES = ("OFF", "ON")
+MODES = (OFF, ATTENTION_SAVED, ON)
 """Gradient checkpointing that is read; CPU_OFFLOADED is ON with the kept inputs on the
 host.
 """
@@ -57,7 +58,7 @@ class StepSpec:
 
     one_sample: Mapping[str, Reading]
     two_samples: Mapping[str, Reading]
-    """Readings of a step with one and with two samples, for OFF and ON."""
+    """Readings of a step with one and with two samples, for each of MODES."""
 
     blocks: tuple[Count, ...]
     """Bytes of each block's weights."""
@@ -66,8 +67,8 @@ class StepSpec:
     """Bytes of the trained weights of each block, and then of everything else."""
 
     kept: Mapping[str, tuple[Count, ...]]
-    """Bytes that each block keeps of one sample from forward to backward, for OFF and
-    ON.
+    """Bytes that each block keeps of one sample from forward to backward, for each of
+    MODES.
     """
 
     encoding_flops_per_pixel: Number = field(kw_only=True)

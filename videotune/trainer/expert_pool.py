@@ -21,8 +21,8 @@ from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.memory.accelerator import empty_cache, local_device
 from videotune.memory.attention import set_attention
 from videotune.memory.block_offload import BlockOffload, stream_blocks
-from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
-from videotune.memory.compiling import compile_blocks
+from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_blocks
+from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.eight_bit_matmul import matmul_note
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
@@ -76,6 +76,8 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         """diffusers' name of the attention backend."""
         self.shards: dict[str, Shards] = {}
         """This process's rows of sharded denoisers, by expert."""
+        self.compiled: CompiledBlocks | None = None
+        """The compiled blocks of all experts. None: none are."""
         self.loaded: tuple[str, nn.Module] | None = None
         self.captured: CapturedPasses | None = None
         """CUDA graphs of the denoiser in memory. None: the run has none."""
@@ -172,6 +174,8 @@ def open_pool(
     pool = ExpertPool(expert_schedule, names, lambda name: loader.load(pool, name))
     if config.attention != "auto":
         pool.attention = config.attention
+    if config.compile is True:
+        pool.compiled = CompiledBlocks()
 
     text_groups = attach_text(family, config)
     pool.text_params = frozenset(chain.from_iterable(text_groups.values()))
@@ -304,7 +308,10 @@ class ExpertLoader:
         """
         if pool.attention != "native":
             set_attention(net, pool.attention)
-        checkpoint_blocks(net, self._config.gradient_checkpointing or ON)
+        mode = self._config.gradient_checkpointing or ON
+        checkpoint_blocks(net, mode)
+        if pool.compiled is not None:
+            pool.compiled.add(net, self._family.spec.block_lists, mode)
         shards = pool.shards.setdefault(name, Shards())
         adapter = (
             ()
@@ -335,9 +342,6 @@ class ExpertLoader:
         """
         if pool.attention != "native":
             set_attention(net, pool.attention)
-        if self._config.compile is True:
-            compile_blocks(net, self._family.spec.block_lists)
-
         pool.streams = arrange_blocks(
             net,
             self._family.spec,
@@ -345,6 +349,7 @@ class ExpertLoader:
             parameters,
             self._host_weights.get(name),
             report=is_first,
+            compiled=pool.compiled,
         )
         if pool.streams is None:
             return parameters
@@ -368,6 +373,7 @@ def arrange_blocks(
     host_weights: HostWeights | None,
     *,
     report: bool,
+    compiled: CompiledBlocks | None = None,
 ) -> BlockOffload | None:
     """Set up what the blocks keep on the device: everything, only their inputs, or not
     even their weights.
@@ -379,6 +385,7 @@ def arrange_blocks(
         parameters: what trains of it.
         host_weights: its streamed weights from an earlier load, if they train.
         report: print what streaming means.
+        compiled: compiles the blocks. None: they stay uncompiled.
 
     Returns:
         What moves the blocks, or None if nothing waits on the host.
@@ -386,8 +393,15 @@ def arrange_blocks(
     mode = config.gradient_checkpointing or ON
     fraction = config.layer_offload_fraction or 0.0
     if not fraction and mode != CPU_OFFLOADED:
-        checkpoint_blocks(net, mode, draws=bool(config.lora.dropout))
+        draws = bool(config.lora.dropout)
+        checkpoint_blocks(net, mode, draws=draws)
+        if compiled is not None:
+            compiled.add(net, spec.block_lists, mode, draws=draws)
         return None
+
+    # Inputs and weights are fetched outside of the graphs.
+    if compiled is not None:
+        compiled.add(net, spec.block_lists, OFF)
 
     device = local_device()
     resident = (

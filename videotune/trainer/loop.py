@@ -3,7 +3,7 @@ due.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 
@@ -19,7 +19,7 @@ from videotune.memory.accelerator import OVERLAPPING
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
 from videotune.trainer.captured_passes import CapturedPasses, no_cuda_graphs
-from videotune.trainer.progress import STATUS, write_step
+from videotune.trainer.progress import CompileReport, doing, write_step
 from videotune.trainer.saving import finish_pending_save, save
 from videotune.trainer.step import OutOfMemory, StepSettings, train_step
 from videotune.trainer.step_record import Clock, StepRecord
@@ -76,15 +76,19 @@ def train_loop(trainer: Trainer) -> str:
     if trainer.dist.any_process(trainer.signals.stop)[0]:
         return "interrupted"
 
-    with bar("training", lambda: STATUS.get(trainer.heartbeat.state, "")) as progress:
+    compiled = trainer.pool.compiled
+    counting = nullcontext() if compiled is None else compiled.clock.running()
+    with bar("training", lambda: doing(trainer)) as progress, counting:
         trainer.heartbeat.set("training", trainer.first - 1)
         return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
 
 
 def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
     """Run the remaining steps and return why they ended, as ``train_loop`` does."""
+    compile_report = CompileReport(trainer)
     for record in _records_until_failure(trainer, journal):
         journal.add(record)
+        compile_report.after(record.step)
         step = record.step
         is_last = step == trainer.job.steps
         trainer.heartbeat.set("training", step)
@@ -279,6 +283,7 @@ def step_settings(trainer: Trainer) -> StepSettings:
         dist=trainer.dist,
         gradient_norms=trainer.gradient_norms,
         base_guidance=_base_guidance(trainer),
+        compiled=trainer.pool.compiled,
     )
 
 

@@ -183,6 +183,8 @@ class BackwardOptimizer:
     _norms: list[Tensor] = field(default_factory=list)
     _loss_finite: Tensor | None = None
     _step: int = 0
+    _updated: set[str] = field(default_factory=set)
+    _skipped: frozenset[str] = frozenset()
 
     def attach(
         self, module_params: Parameters, optimizer: AnyOptimizer
@@ -206,6 +208,14 @@ class BackwardOptimizer:
         self._norms = []
         self._loss_finite = None
         self._step = step
+        self._updated = set()
+        self._skipped = frozenset()
+
+    def repeat(self) -> None:
+        """Begin the pass of a step again, which failed. What has been updated already
+        is not updated again.
+        """
+        self._skipped = frozenset(self._updated)
 
     def loss(self, loss: Tensor) -> None:
         """Take the loss () whose backward pass comes next."""
@@ -227,6 +237,10 @@ class BackwardOptimizer:
         gradient.
         """
         assert self._loss_finite is not None, "a gradient came outside of a step"
+        if name in self._skipped:
+            parameter.grad = None
+            return
+        self._updated.add(name)
         if master is not parameter:
             assert parameter.grad is not None
             master.grad = parameter.grad.float()

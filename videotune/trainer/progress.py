@@ -12,6 +12,7 @@ from videotune.data.dataset import totals
 from videotune.files import digest
 from videotune.job.job import Job
 from videotune.latent_cache.sampler import bucket_of, steps_per_bucket
+from videotune.memory.compiling import compiled_graphs
 from videotune.runs.run_dir import read_run_config, versions
 from videotune.runs.trackers import TrackedRun, Trackers, without_paths
 from videotune.text import counted, counted_are
@@ -32,6 +33,46 @@ STATUS = {
     "paused": "waiting for room on the disk",
 }
 """What the bar shows in place of the time left, by state of the heartbeat."""
+
+
+def doing(trainer: Trainer) -> str:
+    """Return what the bar shows in place of the time left, or ""."""
+    compiled = trainer.pool.compiled
+    if compiled is not None and compiled.clock.is_compiling:
+        kinds = counted(len(compiled.kinds), "kind")
+        return f"compiling {kinds} of blocks, {compiled.clock.seconds:.0f} s so far"
+    return STATUS.get(trainer.heartbeat.state, "")
+
+
+class CompileReport:
+    """Reports after a step what was compiled in it, and a failure of the compiler once."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._reported_graphs = compiled_graphs()
+        self._has_warned = False
+
+    def after(self, step: int) -> None:
+        """Report what a step has compiled."""
+        compiled = self._trainer.pool.compiled
+        if compiled is None:
+            return
+        if compiled.failure is not None and not self._has_warned:
+            self._has_warned = True
+            self._trainer.journal.warn(
+                step,
+                f"compile: blocks cannot be compiled, and the run goes on without it: "
+                f"{compiled.failure}",
+            )
+
+        graphs = compiled_graphs()
+        if graphs > self._reported_graphs:
+            kinds = ", ".join(sorted(compiled.kinds))
+            echo(
+                f"compiled {kinds}: {counted(graphs, 'graph')} by step {step}, "
+                f"in {compiled.clock.seconds:.0f} s"
+            )
+        self._reported_graphs = graphs
 
 
 def announce(trainer: Trainer, changes: list[str] | None) -> None:

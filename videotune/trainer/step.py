@@ -20,8 +20,10 @@ from videotune.diffusion.loss import (
     prior_target,
 )
 from videotune.distributed import DistributedContext
+from videotune.errors import VideotuneError
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
+from videotune.memory.compiling import CompiledBlocks, describe_failure
 from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.memory.sharding import Shards
@@ -81,6 +83,8 @@ class StepSettings:
     """The guidance of the base model that the target keeps."""
     captured: CapturedPasses | None = None
     """Replays passes as CUDA graphs. None: each pass starts its own kernels."""
+    compiled: CompiledBlocks | None = None
+    """The compiled blocks of the denoisers. None: none are."""
 
     def size(self, samples: int) -> int:
         """Return the samples of a micro-batch for a step of ``samples`` samples."""
@@ -188,7 +192,7 @@ def train_step(
             assert is_one_pass, "updates during backward allow no second micro-batch"
             backward_optimizer.begin(update_number)
 
-        accumulate_gradients(settings, net, trainable, step_batch, clock, values)
+        _accumulate_compiled(settings, net, trainable, step_batch, clock, values)
 
         if backward_optimizer is None:
             grad_norm = _finish_gradients(trainable, settings, values)
@@ -282,6 +286,43 @@ def _set_learning_rates(
         learning_rates[name] = lr_at(trainable.lr_schedules[name], update_number)
         group["lr"] = learning_rates[name]
     return learning_rates
+
+
+def _accumulate_compiled(
+    settings: StepSettings,
+    net: nn.Module,
+    trainable: TrainableState,
+    step_batch: StepBatch,
+    clock: Clock,
+    values: Tensor,
+) -> None:
+    """Do what ``accumulate_gradients`` does; if compiled blocks fail, do it again
+    without compiling.
+
+    Backward graphs are compiled within the backward pass, so an error of the compiler
+    may come from anywhere. What fails without compiling too is the model's own error.
+    """
+    arguments = (settings, net, trainable, step_batch, clock, values)
+    compiled = settings.compiled
+    if compiled is None or compiled.failure is not None:
+        accumulate_gradients(*arguments)
+        return
+
+    try:
+        accumulate_gradients(*arguments)
+        return
+    except Exception as error:
+        if isinstance(error, VideotuneError) or is_out_of_memory(error):
+            raise
+        reason = describe_failure(error)
+
+    # Outside of the handler, nothing holds the tensors of the failed pass.
+    trainable.optimizer.zero_grad(set_to_none=True)
+    values.zero_()
+    if trainable.backward_optimizer is not None:
+        trainable.backward_optimizer.repeat()
+    with compiled.given_up(reason):
+        accumulate_gradients(*arguments)
 
 
 def accumulate_gradients(
