@@ -5,6 +5,8 @@ from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 
+from videotune.memory.input_checkpoint import InputCheckpoint
+
 OFF = "OFF"
 """Save all activations."""
 
@@ -15,7 +17,9 @@ CPU_OFFLOADED = "CPU_OFFLOADED"
 """Save the input of each block on the host, see ``activation_offload``."""
 
 
-def checkpoint_blocks(net: Any, mode: str, *, draws: bool = True) -> None:
+def checkpoint_blocks(
+    net: Any, mode: str, *, draws: bool = True, whole_graph: bool = False
+) -> None:
     """Set a diffusers model to OFF or ON; the computed values do not change.
 
     Args:
@@ -23,14 +27,19 @@ def checkpoint_blocks(net: Any, mode: str, *, draws: bool = True) -> None:
         mode: OFF or ON.
         draws: whether blocks draw random numbers, which must be the same when a block is
             computed again. A CUDA graph cannot ask a generator for its state.
+        whole_graph: record the graph of each block, as ``torch.utils.checkpoint`` does,
+            which is slower. Compiled blocks need it: without gradients they would run
+            uncompiled. So do sharded blocks, whose weights are gathered by the graph.
     """
     assert mode in (OFF, ON), mode
-    if mode == ON:
+    if mode == OFF:
+        net.disable_gradient_checkpointing()
+    elif whole_graph:
         net.enable_gradient_checkpointing(
             partial(checkpoint, use_reentrant=False, preserve_rng_state=draws)
         )
     else:
-        net.disable_gradient_checkpointing()
+        net.enable_gradient_checkpointing(InputCheckpoint(draws=draws))
 
 
 def checkpoint_text(encoder: Any, mode: str) -> None:

@@ -304,7 +304,8 @@ class ExpertLoader:
         """
         if pool.attention != "native":
             set_attention(net, pool.attention)
-        checkpoint_blocks(net, self._config.gradient_checkpointing or ON)
+        mode = self._config.gradient_checkpointing or ON
+        checkpoint_blocks(net, mode, whole_graph=True)
         shards = pool.shards.setdefault(name, Shards())
         adapter = (
             ()
@@ -386,7 +387,9 @@ def arrange_blocks(
     mode = config.gradient_checkpointing or ON
     fraction = config.layer_offload_fraction or 0.0
     if not fraction and mode != CPU_OFFLOADED:
-        checkpoint_blocks(net, mode, draws=bool(config.lora.dropout))
+        draws = bool(config.lora.dropout)
+        whole_graph = config.compile is True
+        checkpoint_blocks(net, mode, draws=draws, whole_graph=whole_graph)
         return None
 
     device = local_device()
