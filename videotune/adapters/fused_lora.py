@@ -65,9 +65,9 @@ class FusedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
         factor_b = self.lora_B[adapter].weight
         rounded = self.rounded
         if factor_a.dtype == x.dtype:
-            rounded = (factor_a, factor_b)
+            rounded = (factor_a.detach(), factor_b.detach())
         elif rounded is None or rounded[0].dtype != x.dtype:
-            rounded = (factor_a.to(x.dtype), factor_b.to(x.dtype))
+            rounded = (factor_a.detach().to(x.dtype), factor_b.detach().to(x.dtype))
 
         base: nn.Linear = self.base_layer
         packing, stored = _stored_weight(base)
@@ -76,8 +76,7 @@ class FusedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
             base.bias,
             factor_a,
             factor_b,
-            rounded[0].detach(),
-            rounded[1].detach(),
+            *rounded,
             self.scaling[adapter],
             packing,
             *stored,
