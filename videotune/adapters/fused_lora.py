@@ -1,6 +1,6 @@
 """LoRA's linear layer as one function of autograd, with factors rounded once a pass.
 
-PEFT computes it as nine operations: both factors rounded, three products, a scale and a
+PEFT computes it as seven operations: both factors rounded, three products, a scale and a
 sum. Here the sum is part of a matrix product, forward and backward. Registered with
 PEFT as a module of its own for linear layers.
 """
