@@ -210,6 +210,13 @@ def test_all_but_the_plain_case_is_pefts() -> None:
     layer.base_layer.weight.requires_grad_()
     assert layer._plain_adapter(x) is None
 
+    class OwnProduct(nn.Linear):
+        """A layer that may compute otherwise."""
+
+    other = adapted().blocks[0]
+    other.base_layer.__class__ = OwnProduct
+    assert other._plain_adapter(x) is None
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_compiles_into_one_graph(dtype: torch.dtype) -> None:

@@ -45,7 +45,8 @@ class FusedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
     """PEFT's layer, which computes the plain case by one function.
 
     The plain case is one active adapter without dropout over a frozen layer. PEFT's own
-    path computes all others: dropout, merged weights, several adapters.
+    path computes all others: dropout, merged weights, several adapters, products in eight
+    bits.
     """
 
     rounded: tuple[Tensor, Tensor] | None = None
@@ -92,7 +93,7 @@ class FusedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
 
         dropout = self.lora_dropout[adapter]
         drops_out = dropout.training and not isinstance(dropout, nn.Identity)
-        if drops_out or self.lora_bias[adapter] or not _is_frozen(self.base_layer):
+        if drops_out or self.lora_bias[adapter] or not _is_plain(self.base_layer):
             return None
         computes_in = _dtype_of(self.base_layer)
         autocasts = torch.is_autocast_enabled(x.device.type)
@@ -146,7 +147,13 @@ def _dtype_of(base: nn.Linear) -> torch.dtype:
     return base.dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
 
 
-def _is_frozen(base: nn.Linear) -> bool:
+def _is_plain(base: nn.Linear) -> bool:
+    """Return whether a layer is frozen and multiplies by its weight as it is.
+
+    Not by subclasses: a layer may have a product of its own, as in eight bits.
+    """
+    if type(base) not in (nn.Linear, QuantizedLinear):
+        return False
     if base.bias is not None and base.bias.requires_grad:
         return False
     return isinstance(base, QuantizedLinear) or not base.weight.requires_grad
