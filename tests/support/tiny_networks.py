@@ -171,10 +171,11 @@ def rig(
     method: str = "LORA",
     dropout: float = 0.0,
     isolate: bool = False,
+    layers: list[str] | None = None,
     **how: Any,
 ) -> Rig:
     """A network of the family with an adapter that already does something, or all of it
-    training.
+    training, or some of its ``layers``.
 
     ``settings``: what fraction of its blocks is streamed and how it is checkpointed;
     ``how``: more for ``stream_blocks``.
@@ -190,7 +191,7 @@ def rig(
             if "lora_B" in name:
                 parameter.data.normal_(std=0.1, generator=generator)
     else:
-        held = add_full(net, family.spec)
+        held = add_full(net, family.spec, layers)
     streams = None
     if settings is not None:
         resident = held.values() if method == "LORA" else ()

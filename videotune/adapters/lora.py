@@ -139,9 +139,20 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
 
     if spec.connectors_in_step:
         config.exclude_modules = _connectors_without_adapter(net, spec, paths)
+    if settings.variant != "LORA":
+        net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+        return lora_parameters(net)
+
+    # PEFT takes a second to import.
+    from videotune.adapters.fused_lora import (
+        round_factors_before_passes,
+        use_fused_layers,
+    )
+
+    use_fused_layers(config)
     net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
-    if settings.variant == "LORA":
-        multiply_in_input_dtype(net, paths)
+    multiply_in_input_dtype(net, paths)
+    round_factors_before_passes(net, spec.block_lists, ADAPTER)
     return lora_parameters(net)
 
 

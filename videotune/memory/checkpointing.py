@@ -9,6 +9,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from videotune.memory.input_checkpoint import InputCheckpoint
+
 OFF = "OFF"
 """Save all activations."""
 
@@ -22,7 +24,9 @@ CPU_OFFLOADED = "CPU_OFFLOADED"
 """Save the input of each block on the host, see ``activation_offload``."""
 
 
-def checkpoint_blocks(net: Any, mode: str, *, draws: bool = True) -> None:
+def checkpoint_blocks(
+    net: Any, mode: str, *, draws: bool = True, whole_graph: bool = False
+) -> None:
     """Set a diffusers model to OFF, ON or ATTENTION_SAVED; the computed values do not
     change.
 
@@ -31,10 +35,16 @@ def checkpoint_blocks(net: Any, mode: str, *, draws: bool = True) -> None:
         mode: OFF, ON or ATTENTION_SAVED.
         draws: whether blocks draw random numbers, which must be the same when a block is
             computed again. A CUDA graph cannot ask a generator for its state.
+        whole_graph: with ON, record the graph of each block, as ``torch.utils.checkpoint`` does,
+            which is slower. Compiled blocks need it: without gradients they would run
+            uncompiled. So do sharded blocks, whose weights are gathered by the graph.
     """
     assert mode in (OFF, ON, ATTENTION_SAVED), mode
     if mode == OFF:
         net.disable_gradient_checkpointing()
+        return
+    if mode == ON and not whole_graph:
+        net.enable_gradient_checkpointing(InputCheckpoint(draws=draws))
         return
     arguments = checkpoint_arguments(mode, draws=draws)
     net.enable_gradient_checkpointing(partial(checkpoint, **arguments))

@@ -217,7 +217,8 @@ class FakeRun:
         if key not in self._readings:
             network = self.network(depths)
             ledger = Ledger(self.piece)
-            checkpoint_blocks(network.net, checkpointing)
+            whole_graph = self.config.compile is True
+            checkpoint_blocks(network.net, checkpointing, whole_graph=whole_graph)
             with self.mode, self.family.planning_mode():
                 prepared = self.prepared(shape, samples)
                 if not network.warm:

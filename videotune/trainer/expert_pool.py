@@ -309,7 +309,7 @@ class ExpertLoader:
         if pool.attention != "native":
             set_attention(net, pool.attention)
         mode = self._config.gradient_checkpointing or ON
-        checkpoint_blocks(net, mode)
+        checkpoint_blocks(net, mode, whole_graph=True)
         if pool.compiled is not None:
             pool.compiled.add(net, self._family.spec.block_lists, mode)
         shards = pool.shards.setdefault(name, Shards())
@@ -394,7 +394,7 @@ def arrange_blocks(
     fraction = config.layer_offload_fraction or 0.0
     if not fraction and mode != CPU_OFFLOADED:
         draws = bool(config.lora.dropout)
-        checkpoint_blocks(net, mode, draws=draws)
+        checkpoint_blocks(net, mode, draws=draws, whole_graph=compiled is not None)
         if compiled is not None:
             compiled.add(net, spec.block_lists, mode, draws=draws)
         return None
