@@ -90,6 +90,11 @@ class FusedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
         adapter = self.active_adapters[0]
         if adapter not in self.lora_A or adapter in self.lora_variant:
             return None
+        # In compiled blocks a packed weight is unpacked by an operation of its own.
+        if torch.compiler.is_compiling() and isinstance(
+            self.base_layer, QuantizedLinear
+        ):
+            return None
 
         dropout = self.lora_dropout[adapter]
         drops_out = dropout.training and not isinstance(dropout, nn.Identity)
