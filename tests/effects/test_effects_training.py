@@ -777,7 +777,6 @@ def test_what_cannot_be_compiled_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.effect("compile")
 def test_a_compiler_that_fails_ends_no_run(
     lab: Lab, tmp_path: Path, monkeypatch: Patch
 ) -> None:
