@@ -100,6 +100,8 @@ METHODS["text connectors of LTX-2"] = (
     'lora.targets=["attention", "connectors"]',
 )
 """Their captions are cached before them, and they run in the step."""
+METHODS["float16"] = ("lora.rank=4", "train_dtype=FLOAT_16")
+HALF = [("mid-accumulation", "float16", "EMA", 2)]
 OTHER_BASES = {
     "text connectors of LTX-2": ("ltx2", "2.3"),
     "sound of LTX-2": ("ltx2", "2.3"),
@@ -266,7 +268,7 @@ CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP, *FREE, *CONDITIONS]
 REST = [pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in CHOSEN]
 
 
-SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in CONDITIONS_OF_OTHERS]
+SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in [*CONDITIONS_OF_OTHERS, *HALF]]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.planner.out_of_memory import remedies
 from videotune.trainer import loop
 from videotune.trainer import step as step_module
+from videotune.trainer import trainable as trainable_module
+from videotune.trainer.loss_scale import LossScale
 from videotune.trainer.trainer import Trainer
 from videotune.types import LatentDistribution
 
@@ -219,6 +221,39 @@ def test_four_before_a_resume_and_one_after_it_are_five(
     with pytest.raises(VideotuneError, match="5 steps in a row"):
         resume(run, "steps=9")
     assert steps_of(run)[-1]["step"] == 6
+
+
+def test_float16_looks_for_its_scale_without_ending_the_run(
+    work: Work, monkeypatch: Patch
+) -> None:
+    """Eight steps in a row and more are not applied; the scale then grows and falls
+    again, and a resume amid both is the same run.
+    """
+
+    def make(config: Any, family: Any) -> LossScale:
+        return LossScale(family.device, first=2.0**40, growth_interval=4)
+
+    monkeypatch.setattr(trainable_module, "_make_loss_scale", make)
+    run = work.train(
+        "steps=32", "save_every=4", "train_dtype=FLOAT_16", "learning_rate=0.001"
+    )
+    lines = steps_of(run)
+    skipped = [line["step"] for line in lines if line.get("skipped")]
+    searched = [step for step in skipped if step <= len(skipped)]
+    first_applied = len(searched) + 1
+    assert first_applied > 8
+    assert all(isinstance(line["loss"], float) for line in lines)
+    expected = [2.0 ** (40 - step) for step in range(first_applied)]
+    assert [line["loss_scale"] for line in lines[:first_applied]] == expected
+    grown = lines[first_applied - 1 + 4]
+    assert grown["loss_scale"] == 2 * expected[-1]
+    for line in of_kind(run, "warning"):
+        assert "left float16's range" in line["text"]
+
+    whole = shutil.copytree(run, work.tmp / "whole")
+    for step in (4, 4 * (first_applied // 4 + 1)):
+        assert resume(run, step=step) == DONE
+        assert_same_run(run, whole, 32)
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "ema"])

@@ -12,7 +12,7 @@ from videotune._version import __version__
 from videotune.config.load import preset_card, preset_names
 from videotune.console import size
 from videotune.files import read_json
-from videotune.memory.accelerator import has_bf16, local_device, overlaps
+from videotune.memory.accelerator import has_bf16, local_device, needs_float16, overlaps
 from videotune.text import memory_size
 
 
@@ -69,7 +69,10 @@ def _devices() -> list[list[str]]:
         if overlaps(device):
             _, total = torch.accelerator.get_memory_info(device)
             memory = f"{module.get_device_name(device)}, {memory_size(total)}"
-        note = "bf16" if has_bf16(device) else "no bf16: use train_dtype FLOAT_32"
+        note = "bf16"
+        if not has_bf16(device):
+            dtype = "FLOAT_16" if needs_float16(device) else "FLOAT_32"
+            note = f"no bf16: train_dtype is {dtype}"
         rows.append([str(device), memory, note])
     return rows
 

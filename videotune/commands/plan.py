@@ -111,7 +111,7 @@ def plan(
 
     limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
     spare = spare_memory(limit or 0, is_free=memory_from == "machine")
-    dtype = planned_dtype(job.config, limit is not None)
+    dtype = planned_dtype(job.config, limit is not None, known_gpu)
     if not known or known_step_spec(job, dtype) is not None:
         with bar("measuring without memory"):
             result = fit(job, dtype, limit, known_gpu, spare=spare)

@@ -6,6 +6,22 @@ from typing import Any
 from videotune.config.schema import Config
 
 
+def faults_with_float16(config: Config) -> Iterator[str]:
+    """Yield what does not go together with train_dtype FLOAT_16."""
+    reason = cannot_train_in_float16(config)
+    if config.train_dtype == "FLOAT_16" and reason:
+        yield f"train_dtype: {reason}. Set it to BFLOAT_16 or FLOAT_32"
+
+
+def cannot_train_in_float16(config: Config) -> str | None:
+    """Return why a config cannot train in float16, or None."""
+    if config.training_method == "FINE_TUNE":
+        return "FLOAT_16 is for an adapter or new tokens; weights of FINE_TUNE would train in float16 themselves"
+    if config.optimizer.step_in_backward:
+        return "in FLOAT_16 gradients are used once all are known to be finite, not within backward (optimizer.step_in_backward)"
+    return None
+
+
 def faults_with_eight_bits(config: Config) -> Iterator[str]:
     """Yield what does not go together with ``transformer.matmul_dtype``."""
     matmul_dtype = config.transformer.matmul_dtype

@@ -51,7 +51,7 @@ ExportFormat = Literal["diffusers", "comfyui", "peft"]
 ExportDtype = Annotated[
     Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)
 ]
-Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(word)]
+Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)]
 Decay = Annotated[
     Literal[
         "CONSTANT",
@@ -250,8 +250,8 @@ class Config(Section):
     remedy that changes no result
     """
     train_dtype: Dtype | None = fatal(None)
-    """dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32
-    on a CPU)
+    """dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_16
+    on a CUDA card without bfloat16, FLOAT_32 on a CPU)
     """
     weight_dtype: WeightDtype = fatal("auto")
     """dtype of the blocks' frozen weights (auto: train_dtype); FLOAT_8, INT_8,

@@ -18,6 +18,7 @@ from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
 from videotune.config.pass_checks import faults_of_passes, largest_batch
 from videotune.config.precision_checks import (
     faults_with_eight_bits,
+    faults_with_float16,
     faults_with_trained_weights,
 )
 from videotune.config.schema import Config, leaves
@@ -63,6 +64,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         _with_the_optimizer,
         _with_the_method,
         faults_with_eight_bits,
+        faults_with_float16,
         _with_masks,
         _with_the_loss,
         _with_the_adapter,

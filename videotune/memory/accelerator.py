@@ -45,6 +45,13 @@ def has_bf16(device: torch.device) -> bool:
         return bool(device_module.is_bf16_supported(including_emulation=False))
 
 
+def needs_float16(device: torch.device) -> bool:
+    """Return whether float16 is the only fast half precision of a device: CUDA cards
+    before Ampere (T4, V100, RTX 20).
+    """
+    return device.type == "cuda" and not has_bf16(device)
+
+
 def empty_cache() -> None:
     """Free cached memory of the device and cached pinned memory of the host.
 

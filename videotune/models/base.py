@@ -258,7 +258,7 @@ class DiffusersModel(AutoencodingCheckpoint):
         length.
         """
         size = (self.spec.text_tokens, self.spec.text_width)
-        text = {"text": torch.zeros(size, dtype=self.dtype)}
+        text = {"text": torch.zeros(size, dtype=self.text_dtype)}
         return text | self.blank_channels(shape)
 
     def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:

@@ -113,6 +113,14 @@ class Checkpoint:
         The function gets a line if that fails.
         """
 
+    @property
+    def text_dtype(self) -> torch.dtype:
+        """The dtype in which text encoders compute.
+
+        Their activations leave float16's range, so beside it they have float32.
+        """
+        return torch.float32 if self.dtype == torch.float16 else self.dtype
+
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
         """Read the spec of the checkpoint in a folder from its configs, without torch.
@@ -244,7 +252,7 @@ class Checkpoint:
         for part in self.text_encoders:
             text_prints.append(fingerprint(self.folder / part))
             text_prints.append(fingerprint(self.folder / tokenizer_of(part)))
-        text_prints.append(self.weights.of_text(self.dtype))
+        text_prints.append(self.weights.of_text(self.text_dtype))
 
         prints = {"text_encoder": "-".join(text_prints)}
         prints["vae"] = fingerprint(self.folder / "vae")
@@ -278,7 +286,7 @@ class Checkpoint:
         return load_model(
             self._text_class(part),
             self.folder / part,
-            self.dtype,
+            self.text_dtype,
             self.device,
             packed=self.weights.text_encoder,
             fill=fill,

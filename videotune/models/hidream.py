@@ -342,8 +342,8 @@ class HiDream(DiffusersModel):
         """Return zeros in the form of a clip's states, with Llama's and CLIP's."""
         layers = max(self.config["llama_layers"]) + 1
         width = self.config["caption_channels"][1]
-        llama = torch.zeros(layers, self.spec.text_tokens, width, dtype=self.dtype)
-        pooled = torch.zeros(self.config["text_emb_dim"], dtype=self.dtype)
+        llama = torch.zeros(layers, self.spec.text_tokens, width, dtype=self.text_dtype)
+        pooled = torch.zeros(self.config["text_emb_dim"], dtype=self.text_dtype)
         return super().blank_states(shape) | {"llama": llama, "pooled": pooled}
 
     def part(self, name: str, fill: FillFn = None) -> nn.Module:

@@ -501,7 +501,9 @@ class HunyuanVideo(DiffusersModel):
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of a clip's states, with CLIP's pooled state."""
-        pooled = torch.zeros(self.config["pooled_projection_dim"], dtype=self.dtype)
+        pooled = torch.zeros(
+            self.config["pooled_projection_dim"], dtype=self.text_dtype
+        )
         return super().blank_states(shape) | {"pooled": pooled}
 
     def part(self, name: str, fill: FillFn = None) -> nn.Module:

@@ -293,7 +293,7 @@ class HunyuanVideo15(DiffusersModel):
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of a clip's states, with ByT5's."""
         glyph_width = self.config["text_embed_2_dim"]
-        glyph = torch.zeros(GLYPH_TOKENS, glyph_width, dtype=self.dtype)
+        glyph = torch.zeros(GLYPH_TOKENS, glyph_width, dtype=self.text_dtype)
         glyph_mask = torch.ones(GLYPH_TOKENS, dtype=torch.bool)
         states = {"glyph": glyph, "glyph_mask": glyph_mask}
         return super().blank_states(shape) | states

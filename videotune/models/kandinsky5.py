@@ -264,7 +264,7 @@ class Kandinsky5(DiffusersModel):
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of a clip's states, with CLIP's pooled state."""
-        pooled = torch.zeros(self.spec.text_numbers, dtype=self.dtype)
+        pooled = torch.zeros(self.spec.text_numbers, dtype=self.text_dtype)
         return super().blank_states(shape) | {"pooled": pooled}
 
     # the networks

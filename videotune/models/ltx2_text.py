@@ -62,7 +62,7 @@ class LTX2Text(DiffusersModel):
         connectors = load_model(
             class_of_part(CONNECTORS_CLASS),
             self.folder / CONNECTORS,
-            self.dtype,
+            self.text_dtype,
             self.device,
             stay=torch.device("cpu") if is_before else None,
             fill=fill,
@@ -139,7 +139,7 @@ class LTX2Text(DiffusersModel):
         width = self.spec.text_numbers // self.spec.text_tokens
         if width:
             size = (self.spec.text_tokens, width)
-            states["audio_text"] = torch.zeros(size, dtype=self.dtype)
+            states["audio_text"] = torch.zeros(size, dtype=self.text_dtype)
         return states
 
     # connectors in the step

@@ -39,7 +39,12 @@ from videotune.planner.step_spec import (
     step_spec_with_tiles,
 )
 from videotune.text import memory_size
-from videotune.trainer.build import DTYPES, dtype_name, weights_of
+from videotune.trainer.build import (
+    DTYPES,
+    dtype_name,
+    half_precision,
+    weights_of,
+)
 from videotune.validation.overhead import overhead, total_share
 
 MEMORY_KEYS = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
@@ -140,13 +145,21 @@ def spare_memory(vram: int, *, is_free: bool) -> int:
     return share if is_free else max(share, DESKTOP)
 
 
-def planned_dtype(config: Config, on_card: bool) -> str:
-    """Return the dtype of the plan: BFLOAT_16 on a card, unless the config names
-    another.
+def planned_dtype(config: Config, on_card: bool, card: Card | None = None) -> str:
+    """Return the dtype of the plan: BFLOAT_16 on a card that has it, unless the config
+    names another.
+
+    Args:
+        config: The config.
+        on_card: Whether the plan is for a card.
+        card: The card, if it is known.
     """
     if config.train_dtype:
         return config.train_dtype
-    return "BFLOAT_16" if on_card else dtype_name(config)
+    if not on_card:
+        return dtype_name(config)
+    has_bf16 = card is None or card.has_bf16
+    return half_precision(config, has_bf16=has_bf16, has_float16=True)
 
 
 def implied_constraints(config: Config, batch: int) -> Constraints:
@@ -378,7 +391,7 @@ def _rounding_remedies(job: Job, dtype: str, too_large: set[str]) -> list[str]:
 
     encoder_matters = config.text_in_step or "encoding text" in too_large
     if (
-        weights.text_encoder is None
+        weights.text_encoder in (None, "BFLOAT_16")
         and not config.text_encoder.train
         and encoder_matters
     ):

@@ -38,6 +38,11 @@ class Card:
     measured: str = ""
     """Day on which this GPU was measured; empty if it was not."""
 
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it computes in bfloat16; the table has no rate of one that does not."""
+        return self.timed
+
 
 USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
 """The card for which settings are compared if none is named; no time is printed then.

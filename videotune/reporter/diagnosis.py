@@ -127,7 +127,10 @@ def _out_of_memory(run: Run) -> Iterator[Finding]:
 
 
 def _not_finite(run: Run) -> Iterator[Finding]:
-    skipped = run.steps.skipped
+    skipped = {}
+    for step, window_ids in run.steps.skipped.items():
+        if step not in run.steps.scale_searches:
+            skipped[step] = window_ids
     if not skipped:
         return
     common = list(set.intersection(*map(set, skipped.values())))

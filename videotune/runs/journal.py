@@ -110,11 +110,15 @@ class History:
 
     @property
     def skipped_at_the_end(self) -> int:
-        """How many of the last steps were not applied."""
+        """How many of the last steps were not applied, without those that only looked
+        for float16's loss scale.
+        """
         step = self.last
+        count = 0
         while step in self.steps.skipped:
+            count += step not in self.steps.scale_searches
             step -= 1
-        return self.last - step
+        return count
 
     def read_steps(self, until: int) -> Iterator[Mapping[str, Any]]:
         """Read the lines of the steps until ``until`` from the file again."""

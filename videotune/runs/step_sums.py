@@ -4,7 +4,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 Curve = tuple["array[int]", "array[float]"]
@@ -80,6 +80,8 @@ class Steps:
         """The norm of the gradient, where it was finite."""
         self.skipped: dict[int, tuple[str, ...]] = {}
         """Windows of each step that was not applied."""
+        self.scale_searches: set[int] = set()
+        """Those of them in which float16's loss scale was too large."""
         self.windows: Counter[str] = Counter()
         """How often each window was shown."""
         self.seconds: dict[str, float] = {}
@@ -126,6 +128,8 @@ class Steps:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         if line.get("skipped"):
             self.skipped[step] = tuple(window_ids)
+        if is_scale_search(line):
+            self.scale_searches.add(step)
 
         _append(self.norms, step, line["grad_norm"])
         if self._shows_only_regularization(window_ids):
@@ -143,6 +147,18 @@ class Steps:
         if not self.aside or not window_ids:
             return False
         return all(clip_of(window_id) in self.aside for window_id in window_ids)
+
+
+def is_scale_search(line: Mapping[str, Any]) -> bool:
+    """Return whether a step was skipped only because float16's loss scale was too large.
+
+    Its loss was finite, and the scale can still fall. Such a step says nothing against
+    the run.
+    """
+    loss = line["loss"]
+    if not line.get("skipped") or loss is None or not isfinite(loss):
+        return False
+    return line.get("loss_scale", 0.0) > 1
 
 
 def _new_curve() -> Curve:

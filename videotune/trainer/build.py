@@ -11,6 +11,7 @@ from torch import nn
 
 from videotune.adapters.layers import add_full
 from videotune.adapters.lora import inject
+from videotune.config.precision_checks import cannot_train_in_float16
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective, objective
 from videotune.diffusion.timesteps import TimestepSampler
@@ -28,7 +29,12 @@ from videotune.latent_cache.mask_reading import read_loss_mask
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
 from videotune.memory import eight_bit_matmul
-from videotune.memory.accelerator import has_bf16, local_device, overlaps
+from videotune.memory.accelerator import (
+    has_bf16,
+    local_device,
+    needs_float16,
+    overlaps,
+)
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.models.base_model import own_files, place
@@ -49,7 +55,21 @@ def dtype_name(config: Config) -> str:
     """Return the train dtype that the config names, or the one that suits the device."""
     if config.train_dtype:
         return config.train_dtype
-    return "BFLOAT_16" if has_bf16(local_device()) else "FLOAT_32"
+    device = local_device()
+    return half_precision(
+        config, has_bf16=has_bf16(device), has_float16=needs_float16(device)
+    )
+
+
+def half_precision(config: Config, *, has_bf16: bool, has_float16: bool) -> str:
+    """Return the train dtype that suits a device, FLOAT_32 if it has no fast one that
+    the config can train in.
+    """
+    if has_bf16:
+        return "BFLOAT_16"
+    if has_float16 and cannot_train_in_float16(config) is None:
+        return "FLOAT_16"
+    return "FLOAT_32"
 
 
 def weights_of(config: Config, dtype: str) -> WeightDtypes:
@@ -61,10 +81,16 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
         weight_dtype = config.weight_dtype if part_dtype == "auto" else part_dtype
         return None if weight_dtype in ("auto", dtype) else weight_dtype
 
+    text_dtype = stored_dtype(config.text_encoder.weight_dtype)
+    if dtype == "FLOAT_16" and text_dtype is None:
+        # Text encoders then compute in float32, from weights that take half of it.
+        asked = (config.text_encoder.weight_dtype, config.weight_dtype)
+        text_dtype = "FLOAT_16" if "FLOAT_16" in asked else "BFLOAT_16"
+
     matmul_dtype = config.transformer.matmul_dtype
     return WeightDtypes(
         transformer=stored_dtype(config.transformer.weight_dtype),
-        text_encoder=stored_dtype(config.text_encoder.weight_dtype),
+        text_encoder=text_dtype,
         matmul=None if matmul_dtype == "auto" else matmul_dtype,
     )
 
@@ -87,6 +113,8 @@ def open_models(
     device = local_device()
     dtype = dtype_name(config)
     weights = weights_of(config, dtype)
+    if device.type == "mps" and dtype == "FLOAT_16":
+        raise VideotuneError("train_dtype: FLOAT_16 is for CUDA. Set FLOAT_32")
     if device.type == "mps" and NOT_ON_MPS & {
         weights.transformer,
         weights.text_encoder,

@@ -14,9 +14,11 @@ from videotune.job.job import Job
 from videotune.latent_cache.sampler import bucket_of, steps_per_bucket
 from videotune.memory.compiling import compiled_graphs
 from videotune.runs.run_dir import read_run_config, versions
+from videotune.runs.step_sums import is_scale_search
 from videotune.runs.trackers import TrackedRun, Trackers, without_paths
 from videotune.text import counted, counted_are
 from videotune.trainer.expert_pool import shares
+from videotune.trainer.loss_scale import GROWTH
 from videotune.trainer.saving import flush_or_wait
 from videotune.trainer.step_record import LOSS, StepRecord
 from videotune.trainer.throughput import time_left
@@ -217,7 +219,9 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     """
     line = record.read() | {"captions": caption_numbers(trainer, record)}
     trainer.journal.write(line)
-    if line.get("skipped"):
+    if is_scale_search(line):
+        _warn_of_loss_scale(trainer, line)
+    elif line.get("skipped"):
         trainer.skipped_in_a_row += 1
         _warn_of_skipped_step(trainer, record)
     else:
@@ -237,6 +241,15 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         fields = progress_parts(trainer, record.step, line)
         remaining = seconds_left(trainer, record.step)
         progress.update(record.step, trainer.job.steps, fields, remaining)
+
+
+def _warn_of_loss_scale(trainer: Trainer, line: Mapping[str, Any]) -> None:
+    factor = line["loss_scale"]
+    trainer.journal.event(
+        "warning",
+        step=line["step"],
+        text=f"the gradient left float16's range, step not applied: loss scale {factor:g} -> {factor / GROWTH:g}",
+    )
 
 
 def _warn_of_skipped_step(trainer: Trainer, record: StepRecord) -> None:

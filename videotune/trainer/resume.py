@@ -47,6 +47,7 @@ from videotune.runs.rollback import (
 from videotune.runs.schemas import read_record
 from videotune.runs.step_sums import regularization
 from videotune.trainer.data_change import describe_change
+from videotune.trainer.loss_scale import without_loss_scale
 from videotune.trainer.optimizer_contract import refuse_what_fails
 from videotune.trainer.optimizer_state import load_optimizer_state
 from videotune.trainer.saving import rescue_message, write_saved
@@ -434,10 +435,13 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
             without = [
                 key for key in trainable.parameters if f"{prefix}{key}" in without_state
             ]
+            optimizer_tensors_of_expert = of_expert(optimizer_tensors, prefix)
+            if trainable.loss_scale is not None:
+                trainable.loss_scale.load(optimizer_tensors_of_expert)
             load_optimizer_state(
                 trainable.optimizer,
                 trainable.parameters,
-                of_expert(optimizer_tensors, prefix),
+                without_loss_scale(optimizer_tensors_of_expert),
                 without,
             )
             if trainable.ema:

@@ -105,6 +105,9 @@ def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
             prefix + key: parameter for key, parameter in trainable.parameters.items()
         }
         optimizer_tensors |= optimizer_state(trainable.optimizer, named)
+        if trainable.loss_scale is not None:
+            for key, tensor in trainable.loss_scale.state().items():
+                optimizer_tensors[prefix + key] = tensor
 
     parts: dict[str, Mapping[str, Tensor]] = {
         "weights": trainer.parameters,

@@ -33,6 +33,8 @@ from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window
 
+FLOAT_16_NOTE = "trains in FLOAT_16 with a loss scale; text encoders and VAE compute in float32"
+
 CACHE_BYTES_IN_MEMORY = 256 << 20
 """How much of the cache stays in host memory while a run trains."""
 
@@ -204,6 +206,8 @@ def _print_notes(job: Job, dist: DistributedContext) -> None:
         )
     if dist.is_main:
         remember(job.cache, new_notes)
+    if dtype_name(job.config) == "FLOAT_16":
+        echo(f"note: {FLOAT_16_NOTE}")
     if job.config.sharding == "FULL" and dist.size == 1:
         echo(
             "note: sharding FULL has no effect in a single process, which holds all weights"

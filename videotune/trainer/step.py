@@ -32,6 +32,7 @@ from videotune.rng import seed32
 from videotune.trainer.captured_passes import CapturedPasses
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.gradient_norms import GradientNorms
+from videotune.trainer.loss_scale import LossScale
 from videotune.trainer.low_precision import (
     BackwardOptimizer,
     MasterWeights,
@@ -51,6 +52,7 @@ from videotune.trainer.step_record import (
     FIRST_MSE,
     GRAD_NORM,
     LOSS,
+    LOSS_SCALE,
     Clock,
     StepRecord,
 )
@@ -130,6 +132,8 @@ class TrainableState:
 
     None: every process has the whole network.
     """
+    loss_scale: LossScale | None = None
+    """The factor of the loss in float16. None: gradients are those of the loss itself."""
 
 
 class OutOfMemory(RuntimeError):
@@ -211,7 +215,7 @@ def train_step(
 
     with _raising_out_of_memory(settings, trainable, step_batch, weights_intact=False):
         if backward_optimizer is None:
-            _update(trainable, grads_finite, update_number)
+            _update(trainable, grads_finite, update_number, values)
         if trainable.ema is not None:
             trainable.ema.update(update_number, grads_finite)
 
@@ -341,8 +345,7 @@ def accumulate_gradients(
         trainable: what trains of it; its gradients grow.
         step_batch: the samples of the step.
         clock: measures the phases of the step.
-        values: [loss, gradient norm, mse of each sample] of the step; loss and mse are
-            filled in. With two parts, the sound's mse of each sample follows.
+        values: of the step (``step_record``); loss and mse are filled in.
     """
     samples_in_step = len(step_batch.window_ids)
     is_sharded = trainable.shards is not None and settings.dist.size > 1
@@ -403,7 +406,10 @@ def _run_pass(
     if trainable.backward_optimizer is not None:
         trainable.backward_optimizer.loss(output.scaled_loss)
     if output.scaled_loss.requires_grad:  # False if no caption has a new token
-        output.scaled_loss.backward()
+        loss = output.scaled_loss
+        if trainable.loss_scale is not None:
+            loss = trainable.loss_scale.scaled(loss)
+        loss.backward()
     if clock is not None:
         clock.mark("backward")
     return replace(output, scaled_loss=output.scaled_loss.detach())
@@ -507,6 +513,8 @@ def _finish_gradients(
             parameter.grad = torch.zeros_like(parameter)
 
     if settings.dist.size == 1:
+        if trainable.loss_scale is not None:
+            trainable.loss_scale.unscale(parameters)
         return clip_grad_norm(parameters, settings.max_grad_norm)
     return _finish_gradients_across_processes(trainable, settings, values)
 
@@ -530,6 +538,8 @@ def _finish_gradients_across_processes(
     # gradient. It must stay missing, or the optimizer would move them.
     dist.all_reduce_gradients(replicated, keep_missing=settings.family.spec.reads_sound)
     dist.all_reduce(values)
+    if trainable.loss_scale is not None:
+        trainable.loss_scale.unscale(parameters)
     # An adapter is never sharded: then a process has no rows.
     if shards is None or not shards.rows:
         return clip_grad_norm(parameters, settings.max_grad_norm)
@@ -542,9 +552,19 @@ def _finish_gradients_across_processes(
 
 
 def _update(
-    trainable: TrainableState, grads_finite: Tensor, update_number: int
+    trainable: TrainableState,
+    grads_finite: Tensor,
+    update_number: int,
+    values: Tensor,
 ) -> None:
-    """Take the optimizer's step if ``grads_finite`` () is true."""
+    """Take the optimizer's step if ``grads_finite`` () is true.
+
+    In float16 the factor of the loss joins the ``values`` of the step and moves on.
+    """
+    if trainable.loss_scale is not None:
+        values[LOSS_SCALE].copy_(trainable.loss_scale.factor)
+        trainable.loss_scale.update(grads_finite)
+
     if trainable.rounding_seed is None:
         step_if_finite(trainable.optimizer, grads_finite)
         if trainable.masters is not None:

@@ -20,9 +20,10 @@ NOISE_LEVEL_BINS = 9
 
 LOSS = 0
 GRAD_NORM = 1
-FIRST_MSE = 2
-"""Positions in the values of a step: [loss, gradient norm, mse of each sample]; if video
-and sound are learnt, the sound's mse of each sample follows.
+LOSS_SCALE = 2
+FIRST_MSE = 3
+"""Positions in the values of a step: [loss, gradient norm, factor of the loss (0: none),
+mse of each sample]; if video and sound are learnt, the sound's mse of each sample follows.
 """
 
 
@@ -53,7 +54,7 @@ class StepRecord:
         """Return the step's line of the journal, with plain numbers."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, grad_norm, *errors = self.values.tolist()
+        loss, grad_norm, loss_scale, *errors = self.values.tolist()
         samples = len(self.window_ids)
         mse = errors[:samples]
 
@@ -76,6 +77,8 @@ class StepRecord:
                 "mse": sum(sound_mse) / len(sound_mse),
                 "by_t": loss_by_noise_level(self.sound_t.tolist(), sound_mse),
             }
+        if loss_scale:
+            line["loss_scale"] = loss_scale
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             line["skipped"] = True
         return line

@@ -19,6 +19,7 @@ from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.trainer.build import dtype_name
 from videotune.trainer.ema import EmaWeights
+from videotune.trainer.loss_scale import LossScale
 from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
 from videotune.trainer.lr_schedule import LRSchedule
 from videotune.trainer.optimizers import (
@@ -72,11 +73,8 @@ def make_trainable(
     # The optimizer updates float32 masters, unless updates of bf16 weights are rounded
     # stochastically.
     rounds_stochastically = settings.masters == "STOCHASTIC_ROUNDING"
-    if rounds_stochastically and dtype_name(config) != "BFLOAT_16":
-        raise VideotuneError(
-            f"optimizer.masters: STOCHASTIC_ROUNDING needs train_dtype BFLOAT_16, and here it is {dtype_name(config)}. "
-            "Set train_dtype or another value of optimizer.masters"
-        )
+    if rounds_stochastically:
+        _refuse_rounding(dtype_name(config))
     masters = MasterWeights({} if rounds_stochastically else module_params)
     updated: Parameters = module_params if rounds_stochastically else masters.parameters
 
@@ -111,7 +109,24 @@ def make_trainable(
         text=live_text(config),
         rounding_seed=rounding_seed,
         backward_optimizer=backward_optimizer,
+        loss_scale=_make_loss_scale(config, family),
     )
+
+
+def _refuse_rounding(dtype: str) -> None:
+    """Raise VideotuneError unless updates of weights of this dtype can be rounded."""
+    if dtype != "BFLOAT_16":
+        raise VideotuneError(
+            f"optimizer.masters: STOCHASTIC_ROUNDING needs train_dtype BFLOAT_16, and here it is {dtype}. "
+            "Set train_dtype or another value of optimizer.masters"
+        )
+
+
+def _make_loss_scale(config: Config, family: DiffusersModel) -> LossScale | None:
+    """Return the factor of the loss of a run in float16."""
+    if dtype_name(config) != "FLOAT_16":
+        return None
+    return LossScale(family.device)
 
 
 def _make_average(
