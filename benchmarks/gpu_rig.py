@@ -89,7 +89,8 @@ class Case:
         words = {"batch_size": self.batch, "train_dtype": dtype(), **dict(self.sets)}
         config = resolve(unflatten(words), {}, spec).config
         shape = ClipShape(self.frames, self.height, self.width, spec.rules.fps)
-        return PlanInputs(spec, base.folder, config, dtype(), (shape,), None)
+        train_dtype = config.train_dtype or dtype()
+        return PlanInputs(spec, base.folder, config, train_dtype, (shape,), None)
 
     def facts(self) -> StepSpec:
         """What its step would hold, read without a device; settings of memory change
@@ -202,8 +203,8 @@ class Rig:
         self.family: DiffusersModel = find(wanted.spec.name)(
             wanted.folder,
             device(),
-            DTYPES[dtype()],
-            weights_of(self.config, dtype()),
+            DTYPES[wanted.dtype],
+            weights_of(self.config, wanted.dtype),
         )
         streamed = bool(self.config.layer_offload_fraction)
         several = len(wanted.spec.experts) > 1

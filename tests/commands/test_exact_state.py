@@ -25,7 +25,7 @@ from videotune.runs.journal import read_journal
 
 STEPS = 6
 MOMENTS = {
-    "mid-accumulation": ("trainer.step:denoising_loss", 10),
+    "mid-accumulation": ("trainer.network_pass:denoising_loss", 10),
     "save": ("runs.checkpoint_writer:write_tensors", 4),
     "validation": ("validation.validation_loss:denoising_loss", 17),
     "preview": ("validation.decoding:render_samples", 3),
@@ -268,7 +268,9 @@ CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP, *FREE, *CONDITIONS]
 REST = [pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in CHOSEN]
 
 
-SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in [*CONDITIONS_OF_OTHERS, *HALF]]
+SLOW = [
+    pytest.param(*one, marks=pytest.mark.slow) for one in [*CONDITIONS_OF_OTHERS, *HALF]
+]
 
 
 @pytest.mark.parametrize(

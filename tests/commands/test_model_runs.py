@@ -130,7 +130,10 @@ def test_killed_in_any_expert_and_resumed_is_one_run(server: None, work: Work) -
     )
     settings = ("steps=8", *often, "ema=0.5", "learning_rate_scheduler=LINEAR", *HALVES)
     cut = work.tmp / "cut"
-    kill = {"first": interruptions.kill_at, "given": ("trainer.step:denoising_loss", 7)}
+    kill = {
+        "first": interruptions.kill_at,
+        "given": ("trainer.network_pass:denoising_loss", 7),
+    }
     assert start(work.overrides(*settings, base=BASE), cut, **kill).ended() == KILLED
     assert 0 < len(steps_of(cut)) < 8
     assert resume(cut) == DONE

@@ -10,8 +10,8 @@ from tests.support.trainers import Lab, run_steps, take_steps, trainer_of, weigh
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import make_step_batch
 from videotune.runs.step_sums import is_scale_search
-from videotune.trainer.loss_scale import FIRST_SCALE, LossScale
 from videotune.trainer.loop import train_steps
+from videotune.trainer.loss_scale import FIRST_SCALE, LossScale
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.trainer import Trainer
 

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.support.tiny_networks import deepen, resident_bytes
 from videotune.adapters.lora import add_lora
-from videotune.config.resolve import resolve
+from videotune.config.resolve import parse, resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
@@ -29,7 +29,7 @@ from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_bl
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
-from videotune.planner.fit import unstreamed_bytes
+from videotune.planner.fit import planned_dtype, unstreamed_bytes
 from videotune.planner.gpus import (
     USUAL,
     cards,
@@ -351,6 +351,11 @@ def test_every_card_of_the_table_is_found_by_its_own_name() -> None:
     assert [find_card(one.name) for one in cards()] == list(cards())
     assert all(10e12 < one.flops < 1e16 and one.link > 1e9 for one in cards())
     assert not find_card("T4").timed, "without bfloat16 units no time is calculated"
+    config = parse({})
+    assert planned_dtype(config, True, find_card("T4")) == "FLOAT_16"
+    assert planned_dtype(config, True, find_card("RTX 3090")) == "BFLOAT_16"
+    full = parse({"training_method": "FINE_TUNE"})
+    assert planned_dtype(full, True, find_card("V100 16GB")) == "FLOAT_32"
 
 
 @pytest.mark.long

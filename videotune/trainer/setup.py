@@ -33,7 +33,9 @@ from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window
 
-FLOAT_16_NOTE = "trains in FLOAT_16 with a loss scale; text encoders and VAE compute in float32"
+FLOAT_16_NOTE = (
+    "trains in FLOAT_16 with a loss scale; text encoders and VAE compute in float32"
+)
 
 CACHE_BYTES_IN_MEMORY = 256 << 20
 """How much of the cache stays in host memory while a run trains."""
