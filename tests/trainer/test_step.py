@@ -44,7 +44,12 @@ from videotune.trainer.lr_schedule import LRSchedule, lr_at
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
 from videotune.trainer.step import StepSettings, TrainableState, train_step
-from videotune.trainer.step_record import Clock, StepRecord, loss_by_noise_level
+from videotune.trainer.step_record import (
+    FIRST_MSE,
+    Clock,
+    StepRecord,
+    loss_by_noise_level,
+)
 from videotune.types import Batch, Conditioning
 
 Open = Callable[..., Any]
@@ -219,7 +224,7 @@ def test_before_the_first_step_a_prior_sample_costs_nothing(tiny_family: Open) -
     assert line["loss"] == line["mse"] == line["grad_norm"] == 0
     setup = Setup(tiny_family("wan"), fresh=True)
     record = setup.step(setup.prepared(1, prior=(1, 2)))
-    mse = record.values[2:]
+    mse = record.values[FIRST_MSE:]
     assert (mse[[1, 2]] < 1e-10).all()
     assert (mse[[0, 3]] > 0.1).all()
 

@@ -557,14 +557,10 @@ def _update(
     update_number: int,
     values: Tensor,
 ) -> None:
-    """Take the optimizer's step if ``grads_finite`` () is true.
-
-    In float16 the factor of the loss joins the ``values`` of the step and moves on.
-    """
+    """Update the loss scale, and the weights if ``grads_finite`` () is true."""
     if trainable.loss_scale is not None:
         values[LOSS_SCALE].copy_(trainable.loss_scale.factor)
         trainable.loss_scale.update(grads_finite)
-
     if trainable.rounding_seed is None:
         step_if_finite(trainable.optimizer, grads_finite)
         if trainable.masters is not None:
