@@ -25,7 +25,7 @@ def bytes_of(trainer: Trainer) -> int:
     return sum(parameter.nbytes for parameter in trainer.net.parameters())
 
 
-@pytest.mark.effect(KEY)
+@pytest.mark.effect("transformer.matmul_dtype")
 def test_the_dtype_of_products_decides_layers_bytes_and_losses(lab: Lab) -> None:
     """All linear layers of six blocks; losses and gradients stay near."""
     layers, sizes, lines = {}, {}, {}
