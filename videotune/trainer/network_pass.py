@@ -47,7 +47,7 @@ class PassInputs:
 class PassOutput:
     """What a pass returns beside the gradients."""
 
-    scaled_loss: Tensor
+    weighted_loss: Tensor
     """The loss times the weight of the pass ()."""
     mse: Tensor
     """Of each sample (b,), detached."""

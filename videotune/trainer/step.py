@@ -404,15 +404,15 @@ def _run_pass(
         clock.mark("forward")
 
     if trainable.backward_optimizer is not None:
-        trainable.backward_optimizer.loss(output.scaled_loss)
-    if output.scaled_loss.requires_grad:  # False if no caption has a new token
-        loss = output.scaled_loss
+        trainable.backward_optimizer.loss(output.weighted_loss)
+    if output.weighted_loss.requires_grad:  # False if no caption has a new token
+        loss = output.weighted_loss
         if trainable.loss_scale is not None:
             loss = trainable.loss_scale.scaled(loss)
         loss.backward()
     if clock is not None:
         clock.mark("backward")
-    return replace(output, scaled_loss=output.scaled_loss.detach())
+    return replace(output, weighted_loss=output.weighted_loss.detach())
 
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
@@ -426,7 +426,7 @@ def _write_values(
     samples_in_step: int,
 ) -> None:
     """Add a micro-batch to the values of a step."""
-    values[LOSS] += output.scaled_loss
+    values[LOSS] += output.weighted_loss
     first = FIRST_MSE + micro_batch.first_sample
     values[first : first + len(output.mse)] = output.mse
     if output.sound_mse is not None:
