@@ -14,7 +14,16 @@ from tests.simcuda import card
 from tests.simcuda.child import on_card
 from videotune.cli.main import app
 from videotune.commands import self_test
-from videotune.commands.self_test import SLOWER, UNDER_LOAD, WAYS, WITHIN, Sizes, wrong
+from videotune.commands.self_test import (
+    GRAPHS,
+    OTHER_LOSS,
+    SLOWER,
+    UNDER_LOAD,
+    WAYS,
+    WITHIN,
+    Sizes,
+    wrong,
+)
 from videotune.errors import FAILED, SKIPPED
 from videotune.planner.fit import requested_card
 from videotune.planner.gpus import measured_file
@@ -30,7 +39,7 @@ SMALL = Sizes(
     copied=1 << 16,
     seconds=0.1,
 )
-BOUNDS = ("plan", "slow", "cooling", "deterministic")
+BOUNDS = ("plan", "slow", "graphs", "cooling", "deterministic")
 """A word of the sentence on each bound."""
 
 
@@ -76,7 +85,12 @@ def test_self_test(tmp_path: Path) -> None:
 def report(**other: Any) -> dict[str, Any]:
     """A report in which nothing is wrong, but for ``other``."""
     rows = {
-        way: {"planned_bytes": 100, "allocated_bytes": 100, "seconds": 1.0}
+        way: {
+            "planned_bytes": 100,
+            "allocated_bytes": 100,
+            "seconds": 1.0,
+            "losses": [2.0, 1.0],
+        }
         for way in WAYS
     }
     return {
@@ -93,6 +107,7 @@ def test_bounds(over: int) -> None:
     rows = report()["trainings"]
     rows["resident"]["planned_bytes"] = 100 * (1 + WITHIN + off)
     rows["weights streamed"]["seconds"] = SLOWER + off
+    rows[GRAPHS]["losses"] = [2.0, 1.0 + OTHER_LOSS + off * OTHER_LOSS]
     made = report(
         trainings=rows,
         matrix_flops={"first": 1.0, "under load": UNDER_LOAD - off},
