@@ -1,12 +1,13 @@
 """What ``cuda_graphs`` does, with tapes of operations in the place of CUDA graphs."""
 
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 
-from tests.support.taped_graph import taped
+from tests.support.out_of_memory import OUT_OF_MEMORY
+from tests.support.taped_graph import TapedGraph, taped
 from tests.support.trainers import Lab, run_steps, trainer_of, weights
 from videotune.errors import VideotuneError
 from videotune.models.wan import Wan
@@ -47,6 +48,23 @@ def test_the_host_makes_a_captured_pass_once(lab: Lab) -> None:
     assert losses[True] == losses["auto"] == losses[False]
     for name, weight in after[False].items():
         assert torch.equal(after[True][name], weight)
+
+
+def test_graphs_that_leave_no_room_are_freed_and_the_step_is_repeated(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = {}
+    for value in (True, False):
+        trainer = trainer_of(lab, {**SEVERAL_PASSES, "cuda_graphs": value})
+        replay = Mock(side_effect=[None, OUT_OF_MEMORY])
+        with taped() as made, patch.object(TapedGraph, "replay", replay):
+            lines = run_steps(trainer, STEPS)
+        losses[value] = [line["loss"] for line in lines]
+        if value:
+            assert [len(passes) for passes in made] == [0]
+            assert made[0].failure
+    assert losses[True] == losses[False]
+    assert "cuda_graphs: off" in "".join(capsys.readouterr())
 
 
 def test_a_cpu_has_no_graphs(lab: Lab) -> None:

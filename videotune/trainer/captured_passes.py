@@ -104,6 +104,12 @@ class CapturedPasses:
             self._pool = None
             empty_cache()
 
+    def give_up(self, reason: str) -> None:
+        """Free the graphs for good, and print why."""
+        self.failure = reason
+        self.clear()
+        echo(f"cuda_graphs: off: {reason}")
+
     def run(self, net: nn.Module, inputs: PassInputs, run_pass: RunPass) -> PassOutput:
         """Run a pass, by its graph if it has one; gradients grow by the pass's own."""
         if self.failure is not None:
@@ -154,9 +160,8 @@ class CapturedPasses:
                 if parameter.grad is not None
             )
         except RuntimeError as error:
-            self.failure = str(error).strip().splitlines()[0][:150]
-            self.clear()
-            echo(f"cuda_graphs: off: the pass cannot be captured: {self.failure}")
+            reason = str(error).strip().splitlines()[0][:150]
+            self.give_up(f"the pass cannot be captured: {reason}")
             return None
         finally:
             for parameter, gradient in zip(trained, gradients, strict=True):

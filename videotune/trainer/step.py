@@ -20,10 +20,9 @@ from videotune.diffusion.loss import (
     prior_target,
 )
 from videotune.distributed import DistributedContext
-from videotune.errors import VideotuneError
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
-from videotune.memory.compiling import CompiledBlocks, describe_failure
+from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.memory.sharding import Shards
@@ -47,6 +46,7 @@ from videotune.trainer.optimizers import (
     norm_of,
     step_if_finite,
 )
+from videotune.trainer.repeated_passes import run_passes
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step_record import (
     FIRST_MSE,
@@ -196,7 +196,7 @@ def train_step(
             assert is_one_pass, "updates during backward allow no second micro-batch"
             backward_optimizer.begin(update_number)
 
-        _accumulate_compiled(settings, net, trainable, step_batch, clock, values)
+        _run_passes(settings, net, trainable, step_batch, clock, values)
 
         if backward_optimizer is None:
             grad_norm = _finish_gradients(trainable, settings, values)
@@ -292,7 +292,7 @@ def _set_learning_rates(
     return learning_rates
 
 
-def _accumulate_compiled(
+def _run_passes(
     settings: StepSettings,
     net: nn.Module,
     trainable: TrainableState,
@@ -300,33 +300,22 @@ def _accumulate_compiled(
     clock: Clock,
     values: Tensor,
 ) -> None:
-    """Do what ``accumulate_gradients`` does; if compiled blocks fail, do it again
-    without compiling.
-
-    Backward graphs are compiled within the backward pass, so an error of the compiler
-    may come from anywhere. What fails without compiling too is the model's own error.
+    """Do what ``accumulate_gradients`` does, again if compiled blocks or CUDA graphs
+    fail.
     """
-    arguments = (settings, net, trainable, step_batch, clock, values)
-    compiled = settings.compiled
-    if compiled is None or compiled.failure is not None:
-        accumulate_gradients(*arguments)
-        return
+    passes = partial(
+        accumulate_gradients, settings, net, trainable, step_batch, clock, values
+    )
+    start_again = partial(_start_again, trainable, values)
+    run_passes(passes, start_again, settings.compiled, settings.captured)
 
-    try:
-        accumulate_gradients(*arguments)
-        return
-    except Exception as error:
-        if isinstance(error, VideotuneError) or is_out_of_memory(error):
-            raise
-        reason = describe_failure(error)
 
-    # Outside of the handler, nothing holds the tensors of the failed pass.
+def _start_again(trainable: TrainableState, values: Tensor) -> None:
+    """Forget the passes of a step that failed, so that they can be repeated."""
     trainable.optimizer.zero_grad(set_to_none=True)
     values.zero_()
     if trainable.backward_optimizer is not None:
         trainable.backward_optimizer.repeat()
-    with compiled.given_up(reason):
-        accumulate_gradients(*arguments)
 
 
 def accumulate_gradients(
