@@ -27,6 +27,10 @@ INTERNAL = {
         "torch._foreach_mul_",
         "torch._foreach_add_",
         "torch._foreach_norm",
+        "torch._amp_foreach_non_finite_check_and_unscale_",  # the loss scale of float16
+        "torch._amp_update_scale_",
+        "torch._scaled_mm",  # products in eight bits
+        "torch._int_mm",
         "_execution_engine",  # the end of a backward pass over streamed blocks
         "tensor._version",  # whether a block has changed its own weights
     },

@@ -159,6 +159,7 @@ def _flop_counts() -> dict[Any, Callable[..., float]]:
         ]
     # products of integers, as others
     counts[torch.ops.aten._int_mm] = flop_registry[torch.ops.aten.mm]
+    counts[torch.ops.aten.addmm_] = flop_registry[torch.ops.aten.addmm]
     return counts
 
 

@@ -19,7 +19,7 @@ from videotune.memory.host_weights import PIECE
 from videotune.planner.gpus import Card
 from videotune.planner.ledger import CountsByPart, plus
 from videotune.planner.measure import FIRST, KEPT, PASSES
-from videotune.planner.step_spec import MODES, UNCHANGED, StepSpec
+from videotune.planner.step_spec import UNCHANGED, StepSpec
 
 SPARE = 1.3
 """Factor on activations: shapes do not show the allocator's fragments or libraries'
@@ -211,7 +211,7 @@ def step_moments(
     modes = [
         choice.recomputing if i in recomputed else OFF for i in range(len(spec.blocks))
     ]
-    readings = {mode: spec.at(mode, choice.micro_batch).phases for mode in MODES}
+    readings = {mode: spec.at(mode, choice.micro_batch).phases for mode in spec.kept}
     last = readings[modes[-1]]
     passes = [phase for phase in PASSES if phase in last]
     all_gradients = max(last[phase].get("gradients", 0) for phase in passes)
@@ -219,7 +219,7 @@ def step_moments(
     gradients_per_block = later_gradients / max(1, len(modes) - 1)
 
     kept = {}
-    for mode in MODES:
+    for mode in spec.kept:
         kept[mode] = [choice.micro_batch * size for size in spec.kept[mode]]
     # number of blocks before the computing one whose inputs are on the device
     inputs_ahead = 1 if choice.checkpointing == CPU_OFFLOADED else len(modes)
@@ -351,8 +351,9 @@ def choices(spec: StepSpec, batch: int, constraints: Constraints) -> list[Choice
     result = []
     for streamed in counts:
         for mode in modes:
-            # streamed blocks have no attention to save: refused in a config
-            if streamed and mode == ATTENTION_SAVED:
+            # Streamed blocks have no attention to save: refused in a config.
+            is_read = mode in spec.kept
+            if mode == ATTENTION_SAVED and (streamed or not is_read):
                 continue
             for size in sizes:
                 accumulates = constraints.accumulates or size < batch
