@@ -20,7 +20,7 @@ from videotune.models.base import DiffusersModel
 from videotune.models.registry import find, names
 from videotune.planner import out_of_memory
 from videotune.toy.dataset import write_dataset
-from videotune.trainer import step
+from videotune.trainer import network_pass
 
 EVERYTHING = (
     "steps=4",
@@ -102,7 +102,7 @@ def test_a_failed_step_has_let_go_before_the_state_is_saved(
     device.
     """
     held: list[ref[torch.Tensor]] = []
-    loss, save = step.denoising_loss, out_of_memory.save_what_is_good
+    loss, save = network_pass.denoising_loss, out_of_memory.save_what_is_good
 
     def greedy(*given: Any) -> Any:
         large = torch.ones(4, 4)
@@ -117,7 +117,7 @@ def test_a_failed_step_has_let_go_before_the_state_is_saved(
         assert [known() for known in held] == [None] * 3
         return save(*given)
 
-    monkeypatch.setattr(step, "denoising_loss", greedy)
+    monkeypatch.setattr(network_pass, "denoising_loss", greedy)
     monkeypatch.setattr(out_of_memory, "save_what_is_good", saving)
     with pytest.raises(DoesNotFit, match="out of memory in step 3"):
         train(work.overrides("steps=4"), work.run)

@@ -32,8 +32,7 @@ from videotune.files import read_json
 from videotune.latent_cache.batches import BatchSource
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.planner.out_of_memory import remedies
-from videotune.trainer import loop
-from videotune.trainer import step as step_module
+from videotune.trainer import loop, network_pass
 from videotune.trainer import trainable as trainable_module
 from videotune.trainer.loss_scale import LossScale
 from videotune.trainer.trainer import Trainer
@@ -410,7 +409,7 @@ def narrow(step: int) -> None:
     """From this step on the process has 64 MB more than it holds, and the step wants
     256.
     """
-    loss, passes = step_module.denoising_loss, []
+    loss, passes = network_pass.denoising_loss, []
 
     def greedy(*given: Any) -> Any:
         passes.append(1)
@@ -425,7 +424,7 @@ def narrow(step: int) -> None:
             torch.empty(256 << 20, dtype=torch.uint8).fill_(1)
         return loss(*given)
 
-    step_module.denoising_loss = greedy  # type: ignore[attr-defined]
+    network_pass.denoising_loss = greedy  # type: ignore[attr-defined]
 
 
 ON_THE_HOST = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"

@@ -32,7 +32,7 @@ from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find, names
 from videotune.planner import step_spec
 from videotune.planner.ledger import Reading
-from videotune.planner.step_spec import StepSpec
+from videotune.planner.step_spec import MODES, StepSpec
 from videotune.types import ClipShape, Window
 
 
@@ -341,14 +341,14 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
 ) -> None:
     reading = {
         mode: Reading({"forward": {"weights": 4}, "backward": {}}, 1.0)
-        for mode in ("OFF", "ON")
+        for mode in MODES
     }
     facts = StepSpec(
         reading,
         reading,
         (4,),
         (0, 0),
-        {"OFF": (1,), "ON": (1,)},
+        dict.fromkeys(MODES, (1,)),
         ((3, 2.0),),
         encoding_flops_per_pixel=5.0,
     )

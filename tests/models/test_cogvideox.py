@@ -90,6 +90,7 @@ def test_the_frame_in_front_is_a_copy_with_noise_of_its_own(
     net.register_forward_pre_hook(
         lambda _, words, named: calls.append(named["hidden_states"]), with_kwargs=True
     )
+    torch.manual_seed(0)
     noise, t = torch.randn_like(batch.x0), torch.tensor([0.3])
     path = objective(
         "v", family.spec.prediction_constants, TimestepSampler()

@@ -15,7 +15,7 @@ from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import Lab, faults
 from videotune.memory.activation_offload import ActivationOffload
-from videotune.trainer import step
+from videotune.trainer import network_pass
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -24,14 +24,14 @@ def given_t(
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> AbstractContextManager[Any]:
     """The step computes its loss with what ``change`` makes of t."""
-    own = step.denoising_loss
+    own = network_pass.denoising_loss
 
     def loss(
         family: Any, net: Any, objective: Any, batch: Any, t: torch.Tensor, *more: Any
     ) -> Any:
         return own(family, net, objective, batch, change(t), *more)
 
-    return patch.object(step, "denoising_loss", loss)
+    return patch.object(network_pass, "denoising_loss", loss)
 
 
 def recorded(stream: int | None) -> AbstractContextManager[Any]:
