@@ -33,6 +33,7 @@ from videotune.latent_cache.batches import BatchSource
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.planner.out_of_memory import remedies
 from videotune.trainer import loop, network_pass
+from videotune.trainer import step as step_module
 from videotune.trainer import trainable as trainable_module
 from videotune.trainer.loss_scale import LossScale
 from videotune.trainer.trainer import Trainer
