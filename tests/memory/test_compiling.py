@@ -69,17 +69,12 @@ def assert_close(
         assert torch.allclose(found[name], value, rtol=1e-4, atol=1e-4 * scale), name
 
 
-@pytest.mark.slow
-@KINDS
-def test_traced_blocks_equal_untraced_ones(
-    name: str, variant: str, tiny_family: Open, monkeypatch: Patch
-) -> None:
-    """Every kind of checkpoint, with the compiler's graphs and without its kernels,
-    which take a minute a graph to build.
+def assert_traced_is_untraced(family: Any, monkeypatch: Patch) -> None:
+    """With the compiler's graphs and without its kernels, which take a minute a graph to
+    build.
     """
     partitioned = functools.partial(torch.compile, backend="aot_eager_decomp_partition")
     monkeypatch.setattr(torch, "compile", partitioned)
-    family = tiny_family(name, variant=variant)
     plain = losses_and_gradients(family, ON, compiled=False)
     for checkpointing in (OFF, ON, ATTENTION_SAVED):
         torch.compiler.reset()
@@ -87,16 +82,36 @@ def test_traced_blocks_equal_untraced_ones(
         assert_close(traced, plain)
 
 
-@pytest.mark.slow
+def assert_compiled_is_uncompiled(family: Any) -> None:
+    torch.compiler.reset()
+    plain = losses_and_gradients(family, ON, compiled=False)
+    compiled = losses_and_gradients(family, ATTENTION_SAVED, compiled=True)
+    assert_close(compiled, plain)
+
+
+@pytest.mark.long
+@KINDS
+def test_traced_blocks_equal_untraced_ones(
+    name: str, variant: str, tiny_family: Open, monkeypatch: Patch
+) -> None:
+    assert_traced_is_untraced(tiny_family(name, variant=variant), monkeypatch)
+
+
+@pytest.mark.long
 @FAMILIES
 def test_compiled_blocks_equal_uncompiled_ones(
     name: str, tiny_family: Open, inductor: None
 ) -> None:
-    torch.compiler.reset()
-    family = tiny_family(name)
-    plain = losses_and_gradients(family, ON, compiled=False)
-    compiled = losses_and_gradients(family, ATTENTION_SAVED, compiled=True)
-    assert_close(compiled, plain)
+    assert_compiled_is_uncompiled(tiny_family(name))
+
+
+@pytest.mark.slow
+def test_blocks_of_wan_traced_and_compiled(
+    tiny_family: Open, inductor: None, monkeypatch: Patch
+) -> None:
+    """What the two above do for every family."""
+    assert_compiled_is_uncompiled(tiny_family("wan"))
+    assert_traced_is_untraced(tiny_family("wan"), monkeypatch)
 
 
 PROGRAM = """
