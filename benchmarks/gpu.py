@@ -71,7 +71,6 @@ from gpu_rig import (
 )
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
-from videotune.memory.compiling import compile_blocks
 from videotune.planner.fit import config_constraints
 from videotune.planner.gpus import Card
 from videotune.planner.memory import Constraints, fastest, smallest
@@ -265,9 +264,7 @@ def rate(case: Case, steps: int) -> Row:
     }
     for compiled in (False, True):
         fresh()
-        rig = Rig(case)
-        if compiled:
-            compile_blocks(rig.net, rig.family.spec.block_lists, ON)
+        rig = Rig(replace(case, sets=(*case.sets, ("compile", compiled))))
         begun = time.perf_counter()
         took = rig.seconds(steps)
         row["compiled" if compiled else "plain"] = {
@@ -346,10 +343,9 @@ def kernels(case: Case, checkpointing: str, *, compiled: bool, captured: bool) -
         ("micro_batch_size", case.batch),
         ("layer_offload_fraction", 0.0),
         ("gradient_checkpointing", checkpointing),
+        ("compile", compiled),
     )
     rig = Rig(replace(case, sets=(*case.sets, *memory)))
-    if compiled:
-        compile_blocks(rig.net, rig.family.spec.block_lists)
     if captured and device().type == "cuda":
         rig.settings = replace(rig.settings, captured=CapturedPasses())
 

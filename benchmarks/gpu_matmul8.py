@@ -14,7 +14,7 @@ from gpu_rig import TOY, Case, Rig, device, dtype, fresh, peaks, wait
 from torch import Tensor, nn
 
 from videotune.memory.checkpointing import ON
-from videotune.memory.compiling import compile_blocks, no_compiler
+from videotune.memory.compiling import no_compiler
 from videotune.memory.eight_bit_matmul import EightBitLinear, refusal
 from videotune.memory.quantization import QuantizedLinear
 from videotune.trainer.build import DTYPES
@@ -77,9 +77,7 @@ def step_row(case: Case, steps: int) -> Row:
             if compiled and (name == "stored" or not compiles()):
                 continue
             fresh()
-            rig = Rig(replace(case, sets=(*RESIDENT, pair)))
-            if compiled:
-                compile_blocks(rig.net, rig.family.spec.blocks)
+            rig = Rig(replace(case, sets=(*RESIDENT, pair, ("compile", compiled))))
             losses = rig.losses(2)
             found[f"{name} compiled" if compiled else name] = {
                 "losses": losses,

@@ -18,12 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
-from videotune.memory.quantization import QuantizedLinear
-
-LARGEST = {"FLOAT_8": 448.0, "INT_8": 127.0}
-"""The largest number of each kind."""
-
-DTYPES = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
+from videotune.memory.quantization import EIGHT_BIT, LARGEST, QuantizedLinear
 
 CAPABILITIES = {"FLOAT_8": (8, 9), "INT_8": (7, 5)}
 """The compute capability from which NVIDIA's cards multiply each kind."""
@@ -77,7 +72,7 @@ def round_rows(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     scaled = x / scales
     if kind == "INT_8":
         scaled = scaled.round()
-    return scaled.to(DTYPES[kind]), scales
+    return scaled.to(EIGHT_BIT[kind]), scales
 
 
 def multiply(
@@ -211,7 +206,7 @@ class EightBitLinear(QuantizedLinear):
         self.names = ("packed", "scales")
 
         empty = {
-            "packed": torch.empty(self.shape, dtype=DTYPES[kind], device="meta"),
+            "packed": torch.empty(self.shape, dtype=EIGHT_BIT[kind], device="meta"),
             "scales": torch.empty((self.out_features, 1), device="meta"),
         }
         for name, tensor in empty.items():

@@ -34,8 +34,8 @@ _PLAIN = {
     "BFLOAT_16": torch.bfloat16,
     "FLOAT_16": torch.float16,
 }
-_LARGEST = {"FLOAT_8": 448.0, "INT_8": 127.0}
-_EIGHT_BIT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
+LARGEST = {"FLOAT_8": 448.0, "INT_8": 127.0}
+EIGHT_BIT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
 
 Codes = dict[torch.device, Tensor]
 """The 256 values that NFLOAT_4's scales are rounded to, by their first device.
@@ -56,10 +56,10 @@ def form(kind: str, shape: tuple[int, int]) -> QuantizedLayout:
         return {"packed": (shape, _PLAIN[kind])}
 
     count = shape[0] * shape[1]
-    if kind in _EIGHT_BIT:
+    if kind in EIGHT_BIT:
         blocks = -(-count // BLOCK)
         return {
-            "packed": ((blocks, BLOCK), _EIGHT_BIT[kind]),
+            "packed": ((blocks, BLOCK), EIGHT_BIT[kind]),
             "scales": ((blocks, 1), torch.float32),
         }
 
@@ -79,7 +79,7 @@ def pack(weight: Tensor, kind: str) -> dict[str, Tensor]:
         return {"packed": weight.to(_PLAIN[kind])}
 
     flat = weight.detach().float().flatten()
-    if kind in _EIGHT_BIT:
+    if kind in EIGHT_BIT:
         return _pack_eight_bit(_rows(flat, BLOCK), kind)
     return _pack_nf4(_rows(flat, NF4_BLOCK))
 
@@ -92,11 +92,11 @@ def _rows(flat: Tensor, block_size: int) -> Tensor:
 
 
 def _pack_eight_bit(rows: Tensor, kind: str) -> dict[str, Tensor]:
-    scales = rows.abs().amax(1, keepdim=True) / _LARGEST[kind]
+    scales = rows.abs().amax(1, keepdim=True) / LARGEST[kind]
     scaled = rows / torch.where(scales > 0, scales, 1.0)
     if kind == "INT_8":
         scaled = scaled.round()
-    return {"packed": scaled.to(_EIGHT_BIT[kind]), "scales": scales}
+    return {"packed": scaled.to(EIGHT_BIT[kind]), "scales": scales}
 
 
 def _pack_nf4(rows: Tensor) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def unpack(
     """
     if kind in _PLAIN:
         return tensors["packed"].to(dtype)
-    if kind in _EIGHT_BIT:
+    if kind in EIGHT_BIT:
         rows = _unpack_eight_bit(tensors, kind, dtype)
     else:
         rows = _unpack_nf4(tensors, dtype)
