@@ -298,6 +298,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   // the videos that belong to the clip play in step with it
   const MOST_DRIFT = 0.08;  // seconds that a video may be ahead or behind while it plays
+  const MOST_DRIFT_HALTED = 0.004;  // and while it stands: less than a frame, more than a browser rounds
   function follow(film, companions) {
     const align = (most) => {
       for (const video of companions) {
@@ -311,9 +312,16 @@ document.addEventListener("DOMContentLoaded", () => {
     film.addEventListener("play", play); film.addEventListener("playing", play);
     film.addEventListener("pause", halt); film.addEventListener("waiting", halt);
     film.addEventListener("seeking", () => align(0)); film.addEventListener("seeked", () => align(0));
-    film.addEventListener("timeupdate", () => align(film.paused ? 0 : MOST_DRIFT));
+    film.addEventListener("timeupdate", () => { if (!film.paused) align(MOST_DRIFT); });
     film.addEventListener("ratechange", () => { for (const video of companions) video.playbackRate = film.playbackRate; });
     for (const video of companions) video.addEventListener("loadedmetadata", () => align(0));
+    // A browser may correct the time of a film after it has said that the film stands, and says nothing then.
+    const watch = setInterval(() => {
+      if (!film.isConnected) return clearInterval(watch);
+      if (!film.paused) return;
+      for (const video of companions) if (!video.paused) video.pause();
+      if (![...companions].some((video) => video.seeking)) align(MOST_DRIFT_HALTED);
+    }, 200);
   }
   // what the player says about the clip that it shows: after a change of the caption, and after a check
   async function renewState() {
