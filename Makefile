@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^. torch==/torch==/p' $(LOCK))
 # The empty variable lets child processes keep what they compile.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-core test-slow test-long lint docs golden bench mutants wheel-demo clean
+.PHONY: demo test test-core test-slow test-long lint docs golden bench ledgers mutants wheel-demo clean
 
 demo: $(VENV)/.base
 	$(BIN)/videotune demo --out demo
@@ -50,6 +50,10 @@ docs: $(VENV)/.dev
 
 golden: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/trainer/test_golden.py --bit-for-bit
+
+# the tables from which presets are planned in a second; NEW=--new reads only what is missing
+ledgers: $(VENV)/.base
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/write_ledgers.py $(NEW)
 
 # lines made wrong, one at a time, and which of them no test notices: FILES="videotune/…", or what the last commit changed
 mutants: $(VENV)/.dev

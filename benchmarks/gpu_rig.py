@@ -40,7 +40,9 @@ from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Choice
-from videotune.planner.step_spec import PlanInputs, StepSpec, read_step_spec
+from videotune.planner.plan_inputs import PlanInputs
+from videotune.planner.read_step import read_step_spec
+from videotune.planner.step_spec import StepSpec
 from videotune.trainer.build import DTYPES, weights_of
 from videotune.trainer.expert_pool import arrange_blocks
 from videotune.trainer.step import StepSettings, train_step

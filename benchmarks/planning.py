@@ -26,7 +26,9 @@ from videotune.planner.memory import (
     room,
     smallest,
 )
-from videotune.planner.step_spec import TILED, UNCHANGED, PlanInputs, read_step_spec
+from videotune.planner.plan_inputs import PlanInputs
+from videotune.planner.read_step import fake_run, read_step_spec
+from videotune.planner.step_spec import TILED, UNCHANGED
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}
@@ -69,7 +71,7 @@ def row(
     choice = training.choice
     away = fit_other_phases(facts, training, vram)
     if inputs.preview is not None and room(away["preview"][1]) > vram:
-        tiles = {TILED: inputs.fake_run().decode(inputs.preview, tiled=True)}
+        tiles = {TILED: fake_run(inputs).decode(inputs.preview, tiled=True)}
         preview = {**facts.other_phases["preview"], **tiles}
         away = fit_other_phases(
             replace(facts, other_phases={**facts.other_phases, "preview": preview}),

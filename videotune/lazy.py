@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import safetensors.torch as safetensors_torch
     import scipy.special as scipy_special
     import torch as torch
+    import torch.distributed.fsdp as fsdp
     import transformers as transformers
 else:
 
@@ -83,4 +84,5 @@ else:
     safetensors_torch = _LazyModule("safetensors.torch")
     scipy_special = _LazyModule("scipy.special")
     torch = _LazyModule("torch")
+    fsdp = _LazyModule("torch.distributed.fsdp")
     transformers = _LazyModule("transformers")

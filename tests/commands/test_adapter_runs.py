@@ -48,7 +48,7 @@ from videotune.exporter.lora_tools import convert
 from videotune.files import read_json
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.planner import step_spec
+from videotune.planner import read_step
 from videotune.planner.plan import bytes_a_parameter
 from videotune.runs.checkpoint import last_checkpoint
 from videotune.runs.checkpoint_writer import entry_of
@@ -405,8 +405,8 @@ def test_merging_what_has_no_adapter_is_refused(of_variant: Bases, work: Work) -
 def _plain_step(overrides: Make, monkeypatch: Patch) -> None:
     """The memory of a step, which takes seconds to read, is that of the plain adapter."""
     job = open_job(*resolve_config(overrides("steps=4")))
-    step = step_spec.step_spec(job, "FLOAT_32")
-    monkeypatch.setattr(step_spec, "_read_cached", lambda file: step)
+    step = read_step.step_spec(job, "FLOAT_32")
+    monkeypatch.setattr(read_step, "_read_cached", lambda file: step)
 
 
 @pytest.mark.usefixtures("_plain_step")

@@ -19,7 +19,8 @@ from videotune.files import read_json
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.planner.memory import Choice, need
-from videotune.planner.step_spec import PlanInputs, read_step_spec
+from videotune.planner.plan_inputs import PlanInputs
+from videotune.planner.read_step import read_step_spec
 from videotune.trainer.build import open_models
 from videotune.trainer.resume import Resume
 

@@ -42,8 +42,9 @@ from videotune.planner.fit import (
 from videotune.planner.gpus import find_card
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Constraints
+from videotune.planner.read_step import step_spec
 from videotune.planner.settings import fit_settings
-from videotune.planner.step_spec import TILED, UNCHANGED, StepSpec, step_spec
+from videotune.planner.step_spec import TILED, UNCHANGED, StepSpec
 from videotune.runs.run_dir import read_run_config
 from videotune.sampling.pipeline import RenderedSample, SampleLatents
 from videotune.text import memory_size

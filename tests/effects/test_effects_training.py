@@ -44,8 +44,8 @@ from videotune.memory import compiling
 from videotune.memory.compiling import compiled_graphs
 from videotune.planner import settings
 from videotune.planner.gpus import Card
-from videotune.planner.measure import KEPT
-from videotune.planner.step_spec import step_spec
+from videotune.planner.ledger import KEPT
+from videotune.planner.read_step import step_spec
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer import attention, loop
 from videotune.trainer.optimizer_state import optimizer_state

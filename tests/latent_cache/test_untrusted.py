@@ -30,7 +30,7 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find, names
-from videotune.planner import step_spec
+from videotune.planner import read_step
 from videotune.planner.ledger import Reading
 from videotune.planner.step_spec import MODES, StepSpec
 from videotune.types import ClipShape, Window
@@ -355,11 +355,11 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
     good = asdict(facts)
     place = tmp_path / "plan.json"
     write_json(place, good)
-    assert step_spec._read_cached(place) == facts
+    assert read_step._read_cached(place) == facts
     for name in good:
         for odd in (None, -1, 1e999, True, "x", ["x"], "9" * 4000):
             place.write_text(json.dumps(good | {name: odd}))
-            assert step_spec._read_cached(place) is None
+            assert read_step._read_cached(place) is None
     shorter = {
         "trained": [0],
         "kept": {"OFF": [], "ON": []},
@@ -367,9 +367,9 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
     }
     for name, odd in shorter.items():
         write_json(place, good | {name: odd})
-        assert step_spec._read_cached(place) is None
+        assert read_step._read_cached(place) is None
     place.write_text("[" * 100_000)
-    assert step_spec._read_cached(place) is None
+    assert read_step._read_cached(place) is None
 
 
 def test_entries_that_were_exchanged_are_missing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from videotune.memory.checkpointing import OFF, ON
 from videotune.models.registry import find
 from videotune.planner.measure import FakeRun, weight_bytes
 from videotune.planner.plan import make_plan
+from videotune.planner.read_step import fake_run
 from videotune.types import ClipShape
 
 Bases = Callable[..., Path]
@@ -95,7 +96,7 @@ def test_plans_with_connectors_have_a_key_of_their_own(tiny_bases: Bases) -> Non
     assert len(keys) == 3
     inputs = plan_inputs(base, "lora.targets=connectors")
     assert inputs.key != replace(inputs, spec=plan_inputs(base, "").spec).key
-    assert inputs.fake_run().family.spec.connectors_in_step
+    assert fake_run(inputs).family.spec.connectors_in_step
 
 
 @pytest.mark.parametrize("version", find("ltx2").variants)

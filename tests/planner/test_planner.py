@@ -41,14 +41,15 @@ from videotune.planner.gpus import (
 from videotune.planner.ledger import Ledger, Reading
 from videotune.planner.measure import FakeRun, fake_mode, to_fake
 from videotune.planner.memory import Choice, Constraints, need
+from videotune.planner.plan_inputs import PlanInputs
+from videotune.planner.read_step import fake_run as run_of
+from videotune.planner.read_step import read_step_spec
 from videotune.planner.step_spec import (
     ASIDE,
     STREAMED,
     TILED,
     UNCHANGED,
-    PlanInputs,
     StepSpec,
-    read_step_spec,
     sharded,
     with_text_encoder,
 )
@@ -786,8 +787,8 @@ def test_a_text_encoder_of_which_one_layer_trains_needs_room_for_that_layer(
     trains = "training_method=FINE_TUNE text_encoder.train=true"
     whole = read_step_spec(plan_inputs(base, trains))
     layer = plan_inputs(base, f'{trains} text_encoder.layers=["shared"]')
-    part = with_text_encoder(facts(), layer.fake_run())
-    run = plan_inputs(base, trains).fake_run()
+    part = with_text_encoder(facts(), run_of(layer), layer.config)
+    run = run_of(plan_inputs(base, trains))
     encoders = run.family.text_skeletons().values()
     numbers = sum(p.numel() for net in encoders for p in net.parameters())
     table = sum(net.get_input_embeddings().weight.numel() for net in encoders)

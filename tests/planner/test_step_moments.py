@@ -6,8 +6,7 @@ import pytest
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.planner import memory
-from videotune.planner.ledger import Reading
-from videotune.planner.measure import FIRST
+from videotune.planner.ledger import FIRST, Reading
 from videotune.planner.memory import Choice
 from videotune.planner.step_spec import StepSpec, read_work
 from videotune.types import ClipShape

@@ -18,8 +18,8 @@ from tests.support.run_parts import build_trainer, open_run
 from tests.support.run_results import of_kind
 from videotune.errors import DONE
 from videotune.models.registry import find
+from videotune.planner.read_step import step_spec
 from videotune.planner.settings import planned_need
-from videotune.planner.step_spec import step_spec
 from videotune.trainer import loop
 from videotune.trainer.build import dtype_name
 from videotune.validation.selection import preview_settings

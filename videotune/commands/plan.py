@@ -38,7 +38,7 @@ from videotune.planner.fit import (
 )
 from videotune.planner.gpus import Card, memory_and_name
 from videotune.planner.plan import make_plan
-from videotune.planner.step_spec import known_step_spec, step_spec
+from videotune.planner.read_step import known_step_spec, step_spec
 from videotune.trainer import build
 from videotune.validation.overhead import plan_overhead
 

@@ -32,7 +32,7 @@ from videotune.memory.host_weights import pinned
 from videotune.models import base_model, loading, registry
 from videotune.planner.gpus import Card, measured_file
 from videotune.planner.memory import Choice, need
-from videotune.planner.step_spec import step_spec
+from videotune.planner.read_step import step_spec
 from videotune.rng import generator_for
 from videotune.runs.journal import History
 from videotune.toy.shapes import KNOWN, caption, draw_clip

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from videotune.lazy import fsdp
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,11 @@ def _move_unsharded(
 def _shard_modules(
     modules: Sequence[nn.Module], mesh: DeviceMesh, ignored: set[nn.Parameter]
 ) -> None:
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    policy = fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for module in modules:
         # The root frees its weights too: a forward pass between two updates must not
         # see old ones.
-        sharded = fully_shard(
+        sharded = fsdp.fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=True,

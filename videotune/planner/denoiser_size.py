@@ -1,50 +1,16 @@
-"""Sizes of a run's denoiser, and bounds on its memory that need no reading of a step."""
+"""Bounds on a run's memory that need no reading of a step."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import psutil
-import torch
-from torch import nn
 
 from videotune.job.job import Job
 from videotune.memory.checkpointing import OFF, ON
-from videotune.models.registry import find
+from videotune.planner.network_facts import linear_sizes
 
 FULL_BYTES = 24
 LORA_BYTES = 4
 """Bytes a parameter, at most, of weights with what trains them: all, or an adapter."""
-
-
-class LinearSizes(NamedTuple):
-    """Sizes of a denoiser."""
-
-    parameters: int
-    in_and_out: int
-    """Numbers into and out of all linear layers for one token."""
-    block_weights: int
-    """Weights of the linear layers in blocks."""
-
-
-def linear_sizes(job: Job) -> LinearSizes:
-    """Return the sizes of the denoiser of a job that names a base model."""
-    assert job.base is not None
-    family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
-    family.spec = job.spec
-    net = family.skeleton()
-    block_prefixes = tuple(f"{path}." for path in job.spec.block_lists)
-
-    in_and_out = 0
-    block_weights = 0
-    for path, module in net.named_modules():
-        if not isinstance(module, nn.Linear):
-            continue
-        in_and_out += module.in_features + module.out_features
-        if path.startswith(block_prefixes):
-            block_weights += module.in_features * module.out_features
-    parameters = sum(parameter.numel() for parameter in net.parameters())
-    return LinearSizes(parameters, in_and_out, block_weights)
 
 
 def activations_at_most(job: Job, bytes_a_number: int) -> int:

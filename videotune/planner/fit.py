@@ -21,7 +21,7 @@ from videotune.memory.checkpointing import ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.planner import memory
 from videotune.planner.cache_size import cache_size, encoding_seconds
-from videotune.planner.denoiser_size import host_checkpointing, linear_sizes
+from videotune.planner.denoiser_size import host_checkpointing
 from videotune.planner.gpus import (
     USUAL,
     Card,
@@ -31,13 +31,9 @@ from videotune.planner.gpus import (
 )
 from videotune.planner.ledger import CountsByPart
 from videotune.planner.memory import Constraints, Need
-from videotune.planner.step_spec import (
-    UNCHANGED,
-    StepSpec,
-    sharded,
-    step_spec,
-    step_spec_with_tiles,
-)
+from videotune.planner.network_facts import linear_sizes
+from videotune.planner.read_step import step_spec, step_spec_with_tiles
+from videotune.planner.step_spec import UNCHANGED, StepSpec, sharded
 from videotune.text import memory_size
 from videotune.trainer.build import (
     DTYPES,

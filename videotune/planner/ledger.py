@@ -25,6 +25,17 @@ PIECE = 512
 CountsByPart = Mapping[str, Count]
 """Bytes by part."""
 
+KEPT = "kept"
+"""The moment of a step between its forward and its backward pass."""
+
+FIRST = "first block"
+PASSES = ("forward", "backward", FIRST)
+"""Phases of a micro-batch.
+
+"backward" is that of everything after the blocks and of the last block, FIRST that of
+the first block and everything before it. The blocks between them are interpolated.
+"""
+
 
 @dataclass(frozen=True)
 class Reading:

@@ -30,10 +30,11 @@ from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.quantization import largest_list
 from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
-from videotune.planner.ledger import PIECE, CountsByPart, Ledger, Reading
+from videotune.planner.ledger import FIRST, KEPT, PIECE, CountsByPart, Ledger, Reading
 from videotune.trainer import build, optimizers
 from videotune.trainer.step import StepSettings, TrainableState, train_step
 from videotune.trainer.step_record import Clock
+from videotune.trainer.text_encoders import text_size
 from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import Batch, ClipShape, Sound
 
@@ -47,22 +48,13 @@ MORE = 4
 One block would be both the first and the last.
 """
 
-KEPT = "kept"
 PHASES = {
     "start": ["forward"],
     "forward": [KEPT, "backward"],
     "backward": ["optimizer"],
     "optimizer": ["end"],
 }
-"""The phases after each mark of a step's clock; KEPT is the moment between two."""
-
-FIRST = "first block"
-PASSES = ("forward", "backward", FIRST)
-"""Phases of a micro-batch.
-
-"backward" is that of everything after the blocks and of the last block, FIRST that of
-the first block and everything before it. The blocks between them are interpolated.
-"""
+"""The phases after each mark of a step's clock."""
 
 
 def read_deep(read: Callable[[Depths], Reading], blocks: Mapping[str, int]) -> Reading:
@@ -169,6 +161,12 @@ class FakeRun:
             sizes[path] = [weight_bytes(block) for block in blocks]
         return sizes
 
+    @cached_property
+    def other_weights(self) -> int:
+        """Bytes of the denoiser's weights outside of blocks."""
+        in_blocks = sum(chain.from_iterable(self.blocks.values()))
+        return weight_bytes(self.denoiser()) - in_blocks
+
     @property
     def depths(self) -> dict[str, int]:
         """The number of blocks of each list of the whole network."""
@@ -233,6 +231,23 @@ class FakeRun:
         return read_deep(
             lambda depths: self.step(shape, samples, checkpointing, depths), self.depths
         )
+
+    def kept_by_block(self, shape: ClipShape, checkpointing: str) -> dict[str, int]:
+        """Return the bytes of activations that a block of each list keeps of one sample
+        until the backward pass.
+        """
+        shallow = {path: min(FEW, count) for path, count in self.depths.items()}
+        kept = {}
+        for path, count in self.depths.items():
+            depths = (shallow[path], min(MORE, count))
+            activations = []
+            for depth in depths:
+                network = tuple({**shallow, path: depth}.items())
+                reading = self.step(shape, 1, checkpointing, network)
+                activations.append(reading.phases[KEPT].get("activations", 0))
+            grown = max(0, activations[1] - activations[0])
+            kept[path] = grown // max(1, depths[1] - depths[0])
+        return kept
 
     def _train(self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
         """Do a training step, and count what it holds."""
@@ -412,6 +427,10 @@ class FakeRun:
             latent = torch.zeros(1, self.family.spec.latent_channels, *latent_size)
             net.decode(latent)  # type: ignore[operator]
         return ledger.phases["vae"]
+
+    def text_size(self) -> tuple[int, int]:
+        """Return how many modules and numbers of the text encoders train."""
+        return text_size(self.family, self.config)
 
     @contextmanager
     def _part(self, name: str, label: str) -> Iterator[tuple[nn.Module, Ledger]]:

@@ -17,8 +17,7 @@ from videotune.memory.checkpointing import ATTENTION_SAVED, CPU_OFFLOADED, OFF, 
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.host_weights import PIECE
 from videotune.planner.gpus import Card
-from videotune.planner.ledger import CountsByPart, plus
-from videotune.planner.measure import FIRST, KEPT, PASSES
+from videotune.planner.ledger import FIRST, KEPT, PASSES, CountsByPart, plus
 from videotune.planner.step_spec import UNCHANGED, StepSpec
 
 SPARE = 1.3

@@ -7,10 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from videotune.adapters import adapter_types, layers
-from videotune.adapters.lora import idle_targets
 from videotune.config import schema
 from videotune.config.sections import Condition
 from videotune.data.dataset import totals
@@ -19,18 +15,14 @@ from videotune.exporter.formats import check_formats
 from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.latent_cache import exposure, sampler
-from videotune.model_spec import ModelSpec
-from videotune.models.base import DiffusersModel
-from videotune.models.registry import find
 from videotune.planner.cache_size import cache_size
+from videotune.planner.network_facts import network_facts, skeleton_family
 from videotune.planner.step_spec import state_bytes_per_number
-from videotune.trainer.build import make_objective, what_trains
+from videotune.trainer.build import make_objective
 from videotune.trainer.expert_pool import make_expert_schedule
 from videotune.trainer.optimizer_contract import refuse_what_fails
-from videotune.trainer.text_encoders import text_size
 from videotune.types import ClipShape
 from videotune.validation.overhead import overhead
-from videotune.validation.part_movement import part_of
 
 
 def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, Any]:
@@ -156,67 +148,19 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     """
     if job.base is None:
         return None
-    family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
-    family.spec = job.spec
+    family = skeleton_family(job)
     check_formats(job.config, family)
 
-    parameters: Mapping[str, torch.Tensor] = {}
-    if job.config.transformer.train:
-        parameters = what_trains(family.skeleton(), job.spec, job.config)
-    paths = list(adapter_types.by_module(parameters))
-    if not paths:
-        module_names = [name.rpartition(".")[0] for name in parameters]
-        paths = list(dict.fromkeys(module_names))
-
+    facts = network_facts(job)
     experts = len(trained(job.spec, job.config))
-    count = experts * sum(value.numel() for value in parameters.values())
-    modules = experts * len(paths)
-    if job.config.text_in_step:
-        text_modules, text_numbers = text_size(family, job.config)
-        modules += text_modules
-        count += text_numbers
+    text_modules, text_numbers = facts.text
     return {
-        "modules": modules,
-        "parameters": count,
-        "groups": layers.grouped(paths),
-        "parts": _numbers_by_part(parameters, job.spec),
-        "idle": layers.grouped(named_and_idle(family, job.config)),
+        "modules": experts * facts.modules + text_modules,
+        "parameters": experts * facts.parameters + text_numbers,
+        "groups": facts.groups,
+        "parts": facts.parts,
+        "idle": facts.idle,
     }
-
-
-def _numbers_by_part(
-    parameters: Mapping[str, torch.Tensor], spec: ModelSpec
-) -> dict[str, int]:
-    """Return how many numbers train in each part, the most first."""
-    numbers: Counter[str] = Counter()
-    for name, value in parameters.items():
-        numbers[part_of(name, spec)] += value.numel()
-    return dict(numbers.most_common())
-
-
-def named_and_idle(family: DiffusersModel, config: schema.Config) -> list[str]:
-    """Return the modules of the denoiser that the config names and that do not train,
-    because they have no effect in a training step.
-
-    A parameter that is neither a weight nor a bias is returned under its own path.
-    """
-    spec = family.spec
-    if not spec.idle_paths or not config.transformer.train:
-        return []
-
-    net = family.skeleton()
-    if config.training_method != "FINE_TUNE":
-        return idle_targets(net, spec, config.lora.targets)
-    if config.transformer.layers is None:
-        return []
-
-    names = [name for name, _ in net.named_parameters()]
-    chosen = layers.layers_of(names, config.transformer.layers)
-    modules = []
-    for name in chosen:
-        if spec.is_idle(name):
-            modules.append(name.removesuffix(".weight").removesuffix(".bias"))
-    return list(dict.fromkeys(modules))
 
 
 def pipeline_arguments(job: Job) -> dict[str, Any]:
@@ -283,8 +227,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     }
     if adapter is not None:
         assert job.base is not None
-        family = find(spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
-        family.spec = spec
+        family = skeleton_family(job)
         state = state_bytes_per_number(family, spec, job.config)
         checkpoint = round(bytes_a_parameter(job.config, state) * adapter["parameters"])
         checkpoints = checkpoints_at_most(job.config, job.steps)

@@ -31,7 +31,8 @@ from videotune.planner.fit import (
     step_seconds,
 )
 from videotune.planner.memory import Need
-from videotune.planner.step_spec import StepSpec, known_step_spec
+from videotune.planner.read_step import known_step_spec
+from videotune.planner.step_spec import StepSpec
 from videotune.text import memory_size
 from videotune.trainer.build import dtype_name
 from videotune.validation.overhead import plan_overhead

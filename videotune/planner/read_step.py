@@ -1,0 +1,122 @@
+"""Find the spec of a run's most expensive step: in the cache, in the tables that come
+with videotune, or by a run on fake tensors, which takes seconds to minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from videotune.files import checked, write_json
+from videotune.job.job import Job
+from videotune.models.base import DiffusersModel
+from videotune.models.registry import find
+from videotune.planner.plan_inputs import PlanInputs
+from videotune.planner.shipped_readings import shipped_readings
+from videotune.planner.step_spec import (
+    TILED,
+    StepReadings,
+    StepSpec,
+    assemble,
+    is_consistent,
+)
+from videotune.trainer.build import DTYPES, weights_of
+
+if TYPE_CHECKING:
+    from videotune.planner.measure import FakeRun
+
+
+def step_spec(job: Job, dtype: str) -> StepSpec:
+    """Return the spec of a run's most expensive step.
+
+    One that was read before comes first, since it is exact: the tables' is interpolated.
+    """
+    spec = known_step_spec(job, dtype)
+    if spec is None:
+        inputs = PlanInputs.of(job, dtype)
+        spec = read_step_spec(inputs)
+        write_json(_cache_file(job, inputs), asdict(spec))
+    return spec
+
+
+def step_spec_with_tiles(job: Job, dtype: str) -> StepSpec:
+    """Return ``step_spec`` with a preview that is decoded in tiles, which is only needed
+    if a preview does not fit otherwise.
+    """
+    inputs = PlanInputs.of(job, dtype)
+    spec = step_spec(job, dtype)
+    if inputs.preview is None or TILED in spec.other_phases["preview"]:
+        return spec
+
+    readings = shipped_readings(inputs)
+    if readings is not None:
+        return _with_tiles(spec, readings, inputs)
+    spec = _with_tiles(spec, fake_run(inputs), inputs)
+    write_json(_cache_file(job, inputs), asdict(spec))
+    return spec
+
+
+def _with_tiles(spec: StepSpec, readings: StepReadings, inputs: PlanInputs) -> StepSpec:
+    assert inputs.preview is not None
+    tiled = readings.decode(inputs.preview, tiled=True)
+    preview = {**spec.other_phases["preview"], TILED: tiled}
+    return replace(spec, other_phases={**spec.other_phases, "preview": preview})
+
+
+def known_step_spec(job: Job, dtype: str) -> StepSpec | None:
+    """Return ``step_spec`` if nothing has to be run for it."""
+    if job.base is None:
+        return None
+    inputs = PlanInputs.of(job, dtype)
+    spec = _read_cached(_cache_file(job, inputs))
+    if spec is not None:
+        return spec
+    readings = shipped_readings(inputs)
+    return None if readings is None else assemble(readings, inputs, open_family(inputs))
+
+
+def _cache_file(job: Job, inputs: PlanInputs) -> Path:
+    return job.cache / "plans" / f"{inputs.key}.json"
+
+
+def _read_cached(path: Path) -> StepSpec | None:
+    """Return the spec of a cache file; None without one, or with impossible values.
+
+    A dataset may bring its cache, so the file is not trusted.
+    """
+    try:
+        spec: StepSpec = checked(StepSpec, path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return spec if is_consistent(spec) else None
+
+
+def read_step_spec(inputs: PlanInputs) -> StepSpec:
+    """Read what a run's most expensive step and its encoders hold, on fake tensors."""
+    run = fake_run(inputs)
+    return assemble(run, inputs, run.family)
+
+
+def fake_run(inputs: PlanInputs) -> FakeRun:
+    """Return the run on fake tensors."""
+    from videotune.planner.measure import FakeRun  # imports what trains, for a second
+
+    return FakeRun(open_family(inputs), inputs.config)
+
+
+def open_family(inputs: PlanInputs) -> DiffusersModel:
+    """Return the base model's family as the run uses it, on the CPU, without weights."""
+    dtype = DTYPES[inputs.dtype]
+    weights = weights_of(inputs.config, inputs.dtype)
+    spec = inputs.spec
+    family = find(spec.name)(inputs.folder, torch.device("cpu"), dtype, weights)
+    if spec.authors_text:
+        family.spec = family.with_authors_text(family.spec)
+    if spec.reads_sound:
+        family.spec = family.spec.with_sound(spec.generates)
+    if spec.connectors_in_step:
+        family.spec = family.spec.with_connectors()
+    return family
