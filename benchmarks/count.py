@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 from gpu_rig import TINY, Case, layout
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from videotune.memory.checkpointing import OFF, ON, checkpoint_blocks
 from videotune.models.registry import find
@@ -31,53 +29,18 @@ CASES = {
     "wan2.1-t2v-1.3b": Case("wan2.1-t2v-1.3b", 45, 480, 832),
     TINY: Case(TINY, 17, 64, 64),
 }
-FREE = {
-    "_record_function_enter_new",
-    "_record_function_exit",
-    "_unsafe_view",
-    "alias",
-    "detach",
-    "device",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "lift_fresh",
-    "new_empty",
-    "new_empty_strided",
-}
-"""What starts no kernel, beside views."""
-
-MATRICES = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "convolution"}
 
 
 class Counts(Ledger):
-    """Counts operations, and the bytes that those other than products move."""
+    """Counts the names of operations too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: Counter[str] = Counter()
-        """By the phase of the step."""
         self.names: Counter[str] = Counter()
-        self.moved = 0
-        """Bytes outside of matrix products and attention."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Run and count an operation."""
-        output = super().__torch_dispatch__(func, types, args, kwargs)
-        name = func._overloadpacket.__name__
-        if func.is_view or name in FREE:
-            return output
-
-        self.operations[self._phase] += 1
+    def _count(self, func: Any, name: str, *others: Any) -> None:
+        super()._count(func, name, *others)
         self.names[name] += 1
-        is_product = name.removesuffix("_backward") in MATRICES
-        if not is_product and "scaled_dot_product" not in name:
-            leaves = tree_leaves((args, kwargs, output))
-            tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
-            self.moved += sum(tensor.nbytes for tensor in tensors.values())
-        return output
 
 
 def counted(case: Case, checkpointing: str) -> Counts:

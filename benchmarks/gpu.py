@@ -201,7 +201,7 @@ def timed(case: Case, steps: int) -> Row:
     }
     return row | {
         "planned_allocated_gib": round(planned.allocated / GIB, 6),
-        "tflop": planned.flops / 1e12,
+        "tflop": planned.work.flops / 1e12,
     }
 
 
@@ -250,17 +250,18 @@ def rate(case: Case, steps: int) -> Row:
     card = matrix_rate()
     case = way(case, "resident")
     facts = case.facts()
-    work = fastest(
+    training = fastest(
         facts,
         case.batch,
         config_constraints(case.wanted().config, len(facts.blocks), 1),
         1 << 60,
         this_card(),
     )
-    assert work is not None
+    assert training is not None
+    flops = training.work.flops
     row: Row = {
         "matrix_tflops": round(card / 1e12, 2),
-        "tflop": round(work.flops / 1e12, 3),
+        "tflop": round(flops / 1e12, 3),
     }
     for compiled in (False, True):
         fresh()
@@ -269,7 +270,7 @@ def rate(case: Case, steps: int) -> Row:
         took = rig.seconds(steps)
         row["compiled" if compiled else "plain"] = {
             "seconds": round(took, 4),
-            "reached": round(work.flops / took / card, 3),
+            "reached": round(flops / took / card, 3),
             "seconds_before": round(
                 time.perf_counter() - begun - took * (steps + 1), 2
             ),

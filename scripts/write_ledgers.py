@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from itertools import product
 from typing import Any
@@ -155,7 +155,7 @@ def step_point(run: FakeRun, shape: ClipShape) -> dict[str, Any]:
             reading = run.deep_step(shape, samples, mode)
             readings[mode][str(samples)] = {
                 "phases": reading.phases,
-                "flops": reading.flops,
+                "work": asdict(reading.work),
             }
         kept[mode] = run.kept_by_block(shape, mode)
     return {"readings": readings, "kept": kept}

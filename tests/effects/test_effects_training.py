@@ -332,7 +332,7 @@ def test_saved_attention_is_computed_once_and_kept(lab: Lab) -> None:
     # and a number for each token and head, which take 512.
     assert kept["ATTENTION_SAVED"] - kept["ON"] == 2 * 2 * (1536 + 512)
     assert kept["ON"] < kept["ATTENTION_SAVED"] < kept["OFF"]
-    work = {mode: spec.at(mode, 1).flops for mode in spec.kept}
+    work = {mode: spec.at(mode, 1).work.flops for mode in spec.kept}
     assert work["OFF"] < work["ATTENTION_SAVED"] < work["ON"]
 
 

@@ -31,7 +31,7 @@ from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find, names
 from videotune.planner import read_step
-from videotune.planner.ledger import Reading
+from videotune.planner.ledger import Reading, Work
 from videotune.planner.step_spec import MODES, StepSpec
 from videotune.types import ClipShape, Window
 
@@ -340,7 +340,7 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
     tmp_path: Path,
 ) -> None:
     reading = {
-        mode: Reading({"forward": {"weights": 4}, "backward": {}}, 1.0)
+        mode: Reading({"forward": {"weights": 4}, "backward": {}}, Work(1.0))
         for mode in MODES
     }
     facts = StepSpec(

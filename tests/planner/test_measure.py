@@ -12,7 +12,7 @@ from torch import nn
 
 from videotune.config.schema import Config
 from videotune.models.registry import find
-from videotune.planner.ledger import Reading
+from videotune.planner.ledger import Reading, Work
 from videotune.planner.measure import (
     FakeRun,
     _block_bytes,
@@ -202,7 +202,7 @@ def test_a_reference_is_a_part_of_the_batch(tiny_bases: Bases) -> None:
     }
     assert added["batch"] == LATENT_BYTES
     assert added["activations"] > 0
-    assert reading.flops > 1.5 * plain.flops
+    assert reading.work.flops > 1.5 * plain.work.flops
 
 
 def test_frames_that_are_given_are_looked_for_where_they_are_in_the_clip(
@@ -337,11 +337,11 @@ def test_a_deep_network_is_a_line_through_two_shallow_ones() -> None:
         depths.append(dict(blocks))
         prices = {"a": 100, "b": 10, "c": 7, "d": 3}
         total = 1000 + sum(prices[path] * count for path, count in blocks)
-        return Reading({"forward": {"activations": total}}, float(total))
+        return Reading({"forward": {"activations": total}}, Work(float(total)))
 
     reading = read_deep(read, {"a": 1, "b": 2, "c": 3, "d": 40})
     assert reading.phases["forward"]["activations"] == 1000 + 100 + 20 + 21 + 120
-    assert reading.flops == 1000 + 100 + 20 + 21 + 120
+    assert reading.work.flops == 1000 + 100 + 20 + 21 + 120
     few = {"a": 1, "b": 2, "c": 2, "d": 2}
     assert depths == [few, few | {"c": 3}, few | {"d": 4}]
 

@@ -25,20 +25,27 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.memory.block_offload import stream_blocks
-from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_blocks
+from videotune.memory.checkpointing import (
+    ATTENTION_SAVED,
+    CPU_OFFLOADED,
+    OFF,
+    ON,
+    checkpoint_blocks,
+)
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
 from videotune.planner.fit import planned_dtype, unstreamed_bytes
 from videotune.planner.gpus import (
     USUAL,
+    Card,
     cards,
     cards_with_memory,
     find_card,
     memory_and_name,
     memory_or_card,
 )
-from videotune.planner.ledger import Ledger, Reading
+from videotune.planner.ledger import Ledger, Reading, Work
 from videotune.planner.measure import FakeRun, fake_mode, to_fake
 from videotune.planner.memory import Choice, Constraints, need
 from videotune.planner.plan_inputs import PlanInputs
@@ -74,7 +81,7 @@ def reading(weights: int, activations: int, flops: float) -> Reading:
             },
             "end": still,
         },
-        flops,
+        Work(flops),
     )
 
 
@@ -150,10 +157,10 @@ def test_all_streamed_and_off_is_on() -> None:
         memory.need(facts(), Choice(1, ON, 10)),
     )
     assert off.device == on.device
-    assert off.flops == on.flops
+    assert off.work == on.work
     some = memory.need(facts(), Choice(1, OFF, 5))
     assert some.device["forward"]["activations"] == 100 * MB + 5 * 75 * MB
-    assert some.flops == pytest.approx(3.5e12)
+    assert some.work.flops == pytest.approx(3.5e12)
 
 
 def test_gradients_of_one_pass_are_there_in_the_next() -> None:
@@ -233,6 +240,57 @@ def test_more_memory_is_never_slower() -> None:
     ]
     assert len(took) > 20
     assert took == sorted(took, reverse=True)
+
+
+def test_a_step_takes_as_long_as_the_slowest_of_card_host_and_link() -> None:
+    card = Card("a card", 24 * GB, flops=1e12, link=1e9, bandwidth=1e11)
+    choice = Choice(1, OFF, 0)
+    work = Work(flops=3e12, attention=1e12, moved=1e10, operations=10_000)
+    training = memory.Need(choice, {}, {}, work, moved=0.0, blocks=10)
+
+    on_card = 2 / memory.PRODUCTS_REACH + 1 / memory.ATTENTION_REACHES
+    on_card += 0.1 / memory.MEMORY_REACHES
+    assert memory.seconds(training, 1, card) == pytest.approx(on_card)
+    assert memory.seconds(training, 3, card, 0.5) == pytest.approx(1.5 * on_card)
+    slower = replace(card, pace=1.5)
+    assert memory.seconds(training, 1, slower) == pytest.approx(1.5 * on_card)
+
+    over_the_link = replace(training, moved=2e10)
+    assert memory.seconds(over_the_link, 1, card) == pytest.approx(20)
+    many = replace(training, work=replace(work, operations=10**6))
+    assert memory.seconds(many, 1, card) == pytest.approx(10**6 * memory.LAUNCH_SECONDS)
+    captured = replace(many, is_captured=True)
+    assert memory.seconds(captured, 1, card) == pytest.approx(on_card)
+    saving = replace(many, choice=Choice(1, ATTENTION_SAVED, 0))
+    assert memory.seconds(saving, 1, card) == pytest.approx(
+        10**6 * memory.LAUNCH_SECONDS + 10 * memory.SAVING_SECONDS
+    )
+
+    unknown = replace(card, bandwidth=None, reached=0.5)
+    assert memory.seconds(many, 1, unknown) == pytest.approx(6)
+
+
+def test_compiled_blocks_move_less_and_start_less() -> None:
+    """How much they save depends on the step: nothing of its products and attention."""
+    card = Card("a card", 24 * GB, flops=1e12, link=1e9, bandwidth=1e11)
+    choice = Choice(1, OFF, 0)
+    for work, share in (
+        (Work(flops=3e12), 1),
+        (Work(flops=3e9, moved=1e12), memory.COMPILED_MOVES),
+        (Work(flops=3e9, operations=10**6), memory.COMPILED_STARTS),
+    ):
+        training = memory.Need(choice, {}, {}, work, moved=0.0)
+        plain = memory.seconds(training, 1, card)
+        faster = memory.seconds(memory.compiled(training), 1, card)
+        assert faster / plain == pytest.approx(share, abs=0.01)
+
+
+def test_only_passes_without_streamed_blocks_are_captured() -> None:
+    can = replace(facts(), captures=True)
+    assert memory.need(can, Choice(1, OFF, 0)).is_captured
+    assert not memory.need(can, Choice(1, OFF, 1)).is_captured
+    assert not memory.need(can, Choice(1, CPU_OFFLOADED, 0)).is_captured
+    assert not memory.need(facts(), Choice(1, OFF, 0)).is_captured
 
 
 def test_other_times_take_the_plainest_way_that_fits() -> None:
@@ -603,8 +661,10 @@ def test_a_real_step_of_products_in_eight_bits_holds_what_was_read(kind: str) ->
     assert peak(reading) == pytest.approx(held, rel=0.02)
 
     plain = fake_run(TOY_BASE, "wan", torch.float32)
-    plain_flops = plain.deep_step(shape, 2, ON).flops
-    assert reading.flops == pytest.approx(plain_flops, rel=1e-3), "all products count"
+    plain_flops = plain.deep_step(shape, 2, ON).work.flops
+    assert reading.work.flops == pytest.approx(plain_flops, rel=1e-3), (
+        "all products count"
+    )
 
 
 def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: BASES) -> None:
@@ -675,7 +735,7 @@ def test_a_deep_network_is_read_from_shallow_ones(
     assert [count for _, count in depths] == [6]
     shallow, really = seen.deep_step(shape, 1, "ON"), seen.step(shape, 1, "ON", depths)
     assert peak(shallow) == pytest.approx(peak(really), rel=0.005)
-    assert shallow.flops == pytest.approx(really.flops, rel=1e-6)
+    assert shallow.work.flops == pytest.approx(really.work.flops, rel=1e-6)
     for phase, parts in really.phases.items():
         assert sum(shallow.phases[phase].values()) == pytest.approx(
             sum(parts.values()), rel=0.005

@@ -86,7 +86,10 @@ def compare(inputs: PlanInputs, most: float) -> None:
 
 
 def compare_readings(shipped: Reading, fresh: Reading, most: float) -> None:
-    assert shipped.flops == pytest.approx(fresh.flops, rel=1e-6)
+    assert shipped.work.flops == pytest.approx(fresh.work.flops, rel=1e-6)
+    assert shipped.work.attention == pytest.approx(fresh.work.attention, rel=1e-6)
+    assert shipped.work.operations == pytest.approx(fresh.work.operations, rel=0.01)
+    assert shipped.work.moved == pytest.approx(fresh.work.moved, rel=0.01)
     assert shipped.phases.keys() == fresh.phases.keys()
     for phase, parts in fresh.phases.items():
         total = sum(parts.values())

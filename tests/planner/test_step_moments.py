@@ -6,7 +6,7 @@ import pytest
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.planner import memory
-from videotune.planner.ledger import FIRST, Reading
+from videotune.planner.ledger import FIRST, Reading, Work
 from videotune.planner.memory import Choice
 from videotune.planner.step_spec import StepSpec, read_work
 from videotune.types import ClipShape
@@ -29,7 +29,7 @@ def reading(forward: int, backward: int, first: int, samples: int = 1) -> Readin
             "end": {"weights": 200},
             "kept": {"weights": 200},
         },
-        1.0,
+        Work(1.0),
     )
 
 
@@ -177,7 +177,9 @@ def test_work_is_read_of_the_cheapest_a_middle_and_the_dearest_shape(
     class Run:
         def deep_step(self, shape: ClipShape, samples: int, mode: str) -> Reading:
             assert (samples, mode) == (1, ON)
-            return Reading({}, float(shape.height * shape.width + (shape == shapes[0])))
+            return Reading(
+                {}, Work(float(shape.height * shape.width + (shape == shapes[0])))
+            )
 
     inputs = SimpleNamespace(
         spec=SimpleNamespace(tokens=lambda shape: shape.height * shape.width // 256),

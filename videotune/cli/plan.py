@@ -103,7 +103,7 @@ def plan(
     if card is not None:
         find_card(card, vram)  # raises for an unknown card
     refuse_missing_captions(overrides, allow_skips)
-    doing("measuring memory")
+    doing("calculating memory and time")
     from videotune.commands.plan import plan as plan_run
 
     result = plan_run(

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from io import StringIO
@@ -30,7 +30,8 @@ from videotune.job.overrides import Overrides
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.host_weights import pinned
 from videotune.models import base_model, loading, registry
-from videotune.planner.gpus import Card, measured_file
+from videotune.planner import memory
+from videotune.planner.gpus import Card, card_of_table, measured_file
 from videotune.planner.memory import Choice, need
 from videotune.planner.read_step import step_spec
 from videotune.rng import generator_for
@@ -118,15 +119,20 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         spec = step_spec(job, dtype_name(job.config))
 
     properties = torch.get_device_module(device).get_device_properties(device)
-    step_flops = need(spec, Choice(1, ON, 0)).flops
+    step = need(spec, Choice(1, ON, 0))
+    step_seconds = trainings["resident"]["seconds"]
+    in_table = card_of_table(properties.name, properties.total_memory)
     card = Card(
         properties.name,
         properties.total_memory,
         loaded_rate,
         min(to_gpu, to_host),
-        reached=step_flops / trainings["resident"]["seconds"] / loaded_rate,
+        bandwidth=None if in_table is None else in_table.bandwidth,
+        reached=step.work.flops / step_seconds / loaded_rate,
         measured=date.today().isoformat(),
     )
+    if card.bandwidth is not None:
+        card = replace(card, pace=step_seconds / memory.seconds(step, 1, card))
     report: dict[str, Any] = {
         "videotune": __version__,
         "torch": torch.__version__,

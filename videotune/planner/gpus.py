@@ -33,8 +33,14 @@ class Card:
     """Bytes a second between host and device."""
     timed: bool = True
     """Whether the rate is the GPU's own, so that a time can be calculated from it."""
+    bandwidth: float | None = None
+    """Bytes a second of its own memory, as its maker states; None: unknown."""
     reached: float = REACHED
-    """Share of the rate that a training step reaches."""
+    """Share of the rate that a training step reaches, where its bandwidth is unknown, and
+    an autoencoder.
+    """
+    pace: float = 1.0
+    """Measured seconds of a step as a share of the counted ones."""
     measured: str = ""
     """Day on which this GPU was measured; empty if it was not."""
 
@@ -44,7 +50,7 @@ class Card:
         return self.timed
 
 
-USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
+USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9, bandwidth=900e9)
 """The card for which settings are compared if none is named; no time is printed then.
 """
 
@@ -60,7 +66,7 @@ def cards() -> tuple[Card, ...]:
     names = [row[0] for row in rows]
 
     table = []
-    for name, gigabytes, rate, link in rows:
+    for name, gigabytes, rate, link, bandwidth in rows:
         title = f"{name} {gigabytes}GB" if names.count(name) > 1 else name
         table.append(
             Card(
@@ -69,6 +75,7 @@ def cards() -> tuple[Card, ...]:
                 flops=USUAL.flops if rate is None else rate * 1e12,
                 link=link * 1e9,
                 timed=rate is not None,
+                bandwidth=bandwidth * 1e9,
             )
         )
     return tuple(table)
@@ -282,6 +289,11 @@ def known_card(name: str, memory: int) -> Card | None:
         if min(report.card.flops, report.card.link, report.card.reached) > 0:
             return report.card
 
+    return card_of_table(name, memory)
+
+
+def card_of_table(name: str, memory: int) -> Card | None:
+    """Return the table's card of a driver's name and bytes of memory, or None."""
     # the driver's name of some cards lacks the memory
     for candidate in (name, f"{name} {round(memory / 2**30)}GB"):
         with suppress(VideotuneError):

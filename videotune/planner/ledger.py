@@ -37,14 +37,71 @@ the first block and everything before it. The blocks between them are interpolat
 """
 
 
+AFTER_PASSES = ("optimizer", "end")
+"""Phases after all micro-batches."""
+
+FREE = {
+    "_record_function_enter_new",
+    "_record_function_exit",
+    "_unsafe_view",
+    "alias",
+    "detach",
+    "device",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "lift_fresh",
+    "new_empty",
+    "new_empty_strided",
+}
+"""Operations that start no kernel, beside views."""
+
+MATRICES = {
+    "mm",
+    "addmm",
+    "addmm_",
+    "bmm",
+    "baddbmm",
+    "_int_mm",
+    "_scaled_mm",
+    "convolution",
+}
+"""Products of matrices, forward; the names of those backward end in "_backward"."""
+
+ATTENTION = "scaled_dot_product"
+"""A part of the names of attention."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What some code computed and moved."""
+
+    flops: Number
+    """Floating-point operations of matrix products, convolutions and attention."""
+    attention: Number = 0
+    """Those of attention."""
+    moved: Number = 0
+    """Bytes of the inputs and outputs of all other operations."""
+    operations: Number = 0
+    """Kernels that the host started in forward and backward passes."""
+
+    def plus(self, added: Work, times: float = 1) -> Work:
+        """Return this work plus ``times`` another."""
+        return Work(
+            flops=self.flops + times * added.flops,
+            attention=self.attention + times * added.attention,
+            moved=self.moved + times * added.moved,
+            operations=self.operations + times * added.operations,
+        )
+
+
 @dataclass(frozen=True)
 class Reading:
     """What some code held and computed."""
 
     phases: Mapping[str, CountsByPart]
     """Bytes by part at the largest moment of each phase."""
-    flops: Number
-    """Floating-point operations."""
+    work: Work
 
     def extrapolated(self, first: Reading, second: Reading, times: float) -> Reading:
         """Return this reading plus ``times`` the difference from ``first`` to
@@ -57,7 +114,8 @@ class Reading:
         for phase, parts in self.phases.items():
             difference = plus(second.phases[phase], first.phases[phase], -1)
             phases[phase] = plus(parts, difference, times)
-        return Reading(phases, self.flops + (second.flops - first.flops) * times)
+        difference_of_work = second.work.plus(first.work, -1)
+        return Reading(phases, self.work.plus(difference_of_work, times))
 
 
 def plus(parts: CountsByPart, added: CountsByPart, times: float = 1) -> dict[str, int]:
@@ -83,6 +141,10 @@ class Ledger(TorchDispatchMode):
         """Bytes at this moment, by part."""
         self.phases: dict[str, dict[str, int]] = {}
         self.flops = 0.0
+        self.attention = 0.0
+        self.moved = 0
+        self.operations: Counter[str] = Counter()
+        """Kernels, by phase."""
         self._piece = piece
         self._phase = ""
         self._most = -1
@@ -114,7 +176,10 @@ class Ledger(TorchDispatchMode):
     def reading(self) -> Reading:
         """Return what was counted so far."""
         phases = {name: dict(parts) for name, parts in self.phases.items()}
-        return Reading(phases, self.flops)
+        after = sum(self.operations[phase] for phase in AFTER_PASSES)
+        in_passes = self.operations.total() - after
+        work = Work(self.flops, self.attention, self.moved, in_passes)
+        return Reading(phases, work)
 
     def _entry(self, storage: Any, part: str) -> list[Any]:
         """Return the entry of a storage; a new one belongs to ``part``."""
@@ -146,12 +211,27 @@ class Ledger(TorchDispatchMode):
                 self._entry(leaf.untyped_storage(), "activations")
         self._record_largest()
 
-        count = _FLOPS.get(func._overloadpacket)
         # Attention whose output no loss reads gets no gradient, and computes nothing.
         is_without_gradient = bool(args) and args[0] is None
-        if count is not None and not is_without_gradient:
-            self.flops += count(*args, **kwargs, out_val=out)
+        name = func._overloadpacket.__name__
+        if not (func.is_view or name in FREE or is_without_gradient):
+            self._count(func, name, args, kwargs, out)
         return out
+
+    def _count(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        """Count an operation that starts a kernel, its products or its bytes."""
+        self.operations[self._phase] += 1
+        is_attention = ATTENTION in name
+        count = _FLOPS.get(func._overloadpacket)
+        if count is not None:
+            flops = count(*args, **kwargs, out_val=out)
+            self.flops += flops
+            self.attention += flops if is_attention else 0
+
+        if not is_attention and name.removesuffix("_backward") not in MATRICES:
+            leaves = tree_leaves((args, kwargs, out))
+            tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
+            self.moved += sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _flop_counts() -> dict[Any, Callable[..., float]]:

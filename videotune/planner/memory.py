@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from videotune.memory.checkpointing import ATTENTION_SAVED, CPU_OFFLOADED, OFF, 
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.host_weights import PIECE
 from videotune.planner.gpus import Card
-from videotune.planner.ledger import FIRST, KEPT, PASSES, CountsByPart, plus
+from videotune.planner.ledger import FIRST, KEPT, PASSES, CountsByPart, Work, plus
 from videotune.planner.step_spec import UNCHANGED, StepSpec
 
 SPARE = 1.3
@@ -35,9 +35,29 @@ They are the float32 master, the gradient, and two moments.
 """
 
 SAVING_SECONDS = 0.003
-"""Seconds for each block of a pass in which torch chooses what ATTENTION_SAVED keeps.
+"""Seconds of the host for each block of a pass in which torch chooses what
+ATTENTION_SAVED keeps.
 
-Measured on one slow CPU core: 0.009. It counts in full, as if the device waited for it.
+Measured on one slow CPU core: 0.009.
+"""
+
+PRODUCTS_REACH = 0.69
+ATTENTION_REACHES = 0.55
+MEMORY_REACHES = 0.78
+"""Shares of a card's rate that matrix products and attention reach, and of its
+memory's bandwidth that all other operations reach; fitted to an H100.
+"""
+
+COMPILED_MOVES = 0.31
+COMPILED_STARTS = 0.57
+"""Shares of the bytes outside of products and attention that compiled blocks move, and of
+the operations that the host starts; measured on an H200, for LTX-Video 2B.
+"""
+
+LAUNCH_SECONDS = 40e-6
+"""Seconds in which the host starts an operation.
+
+Measured beside an H100 and an H200: 36e-6 to 70e-6, with more work in Python than today.
 """
 
 
@@ -67,12 +87,14 @@ class Need:
     device: Mapping[str, CountsByPart]
     """Bytes on the device, by phase and part."""
     host: CountsByPart
-    flops: float
-    """Operations of a micro-batch."""
+    work: Work
+    """What a micro-batch computes and moves on the device."""
     moved: float
     """Bytes of a micro-batch over the link between host and device."""
     blocks: int = 0
     """Number of blocks."""
+    is_captured: bool = False
+    """Whether passes are CUDA graphs, which the host starts at once."""
 
     @property
     def worst(self) -> str:
@@ -120,15 +142,19 @@ def need(spec: StepSpec, choice: Choice) -> Need:
     moments.sort(key=lambda moment: sum(moment[1].values()))
     device = dict(moments)  # of each phase its largest moment
 
-    off = spec.at(OFF, choice.micro_batch).flops
-    on = spec.at(choice.recomputing, choice.micro_batch).flops
+    off = spec.at(OFF, choice.micro_batch).work
+    on = spec.at(choice.recomputing, choice.micro_batch).work
+    again = on.plus(off, -1)
     return Need(
         choice=choice,
         device=device,
         host=_on_host(spec, choice, streamed),
-        flops=off + len(recomputed) / count * (on - off),
+        work=off.plus(again, len(recomputed) / count),
         moved=_moved_bytes(spec, choice, streamed),
         blocks=count,
+        is_captured=spec.captures
+        and not streamed
+        and choice.checkpointing != CPU_OFFLOADED,
     )
 
 
@@ -282,22 +308,52 @@ def fit_other_phases(
 def seconds(
     training: Need, batch: int, card: Card, relative_work: float = 1.0
 ) -> float:
-    """Return the calculated seconds of a step.
+    """Return the calculated seconds of a step: of the slowest of the card's operations,
+    the host that starts them, and the link between them.
 
     Args:
         training: What the step needs.
         batch: Samples of the step.
-        card: The card; a step is bound by its operations or by its link.
+        card: The card.
         relative_work: Operations of this bucket's samples as a share of the most
             expensive.
     """
     passes = -(-batch // min(training.choice.micro_batch, batch))
-    computing = relative_work * training.flops / (card.reached * card.flops)
+    computing = relative_work * card_seconds(training.work, card)
     moving = training.moved / card.link
-    saving = 0.0
+    return passes * max(computing, moving, _host_seconds(training, card))
+
+
+def compiled(training: Need) -> Need:
+    """Return what a step of compiled blocks needs."""
+    work = replace(
+        training.work,
+        moved=COMPILED_MOVES * training.work.moved,
+        operations=COMPILED_STARTS * training.work.operations,
+    )
+    return replace(training, work=work)
+
+
+def card_seconds(work: Work, card: Card) -> float:
+    """Return the seconds in which a card does some work."""
+    if card.bandwidth is None:
+        return work.flops / (card.reached * card.flops)
+    products = (work.flops - work.attention) / (PRODUCTS_REACH * card.flops)
+    attention = work.attention / (ATTENTION_REACHES * card.flops)
+    others = work.moved / (MEMORY_REACHES * card.bandwidth)
+    return card.pace * (products + attention + others)
+
+
+def _host_seconds(training: Need, card: Card) -> float:
+    """Return the seconds in which the host starts the operations of a pass; those of an
+    unknown card are counted with its operations.
+    """
+    if card.bandwidth is None or training.is_captured:
+        return 0.0
+    starting = LAUNCH_SECONDS * training.work.operations
     if training.choice.checkpointing == ATTENTION_SAVED:
-        saving = SAVING_SECONDS * training.blocks
-    return passes * (max(computing, moving) + saving)
+        starting += SAVING_SECONDS * training.blocks
+    return starting
 
 
 def relative_work(spec: StepSpec, tokens: int) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from videotune.config.graph_checks import cannot_capture
 from videotune.files import checked, write_json
 from videotune.job.job import Job
 from videotune.models.base import DiffusersModel
@@ -35,11 +36,20 @@ def step_spec(job: Job, dtype: str) -> StepSpec:
     One that was read before comes first, since it is exact: the tables' is interpolated.
     """
     spec = known_step_spec(job, dtype)
-    if spec is None:
-        inputs = PlanInputs.of(job, dtype)
-        spec = read_step_spec(inputs)
-        write_json(_cache_file(job, inputs), asdict(spec))
-    return spec
+    if spec is not None:
+        return spec
+    inputs = PlanInputs.of(job, dtype)
+    spec = read_step_spec(inputs)
+    write_json(_cache_file(job, inputs), asdict(spec))
+    return _of_run(spec, job)
+
+
+def _of_run(spec: StepSpec, job: Job) -> StepSpec:
+    """Return the spec with what depends on the run alone, and is not stored."""
+    config = job.config
+    reason = find(job.spec.name).no_cuda_graphs or cannot_capture(config)
+    captures = config.cuda_graphs is not False and job.processes == 1 and not reason
+    return replace(spec, captures=captures)
 
 
 def step_spec_with_tiles(job: Job, dtype: str) -> StepSpec:
@@ -73,9 +83,11 @@ def known_step_spec(job: Job, dtype: str) -> StepSpec | None:
     inputs = PlanInputs.of(job, dtype)
     spec = _read_cached(_cache_file(job, inputs))
     if spec is not None:
-        return spec
+        return _of_run(spec, job)
     readings = shipped_readings(inputs)
-    return None if readings is None else assemble(readings, inputs, open_family(inputs))
+    if readings is None:
+        return None
+    return _of_run(assemble(readings, inputs, open_family(inputs)), job)
 
 
 def _cache_file(job: Job, inputs: PlanInputs) -> Path:

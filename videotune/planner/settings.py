@@ -37,12 +37,6 @@ from videotune.text import memory_size
 from videotune.trainer.build import dtype_name
 from videotune.validation.overhead import plan_overhead
 
-COMPILE_GAIN = 1 - 1 / 1.34
-"""Share of a step's time that compiled blocks save.
-
-Measured on one H100, where steps are × 1.34 to × 1.51 faster.
-"""
-
 COMPILE_SECONDS = 36.0
 """Seconds for the graph of a kind of block.
 
@@ -142,11 +136,14 @@ def decide_compile(job: Job) -> Job:
     reason = cannot_compile(job.config) or no_compiler()
     known = planned_need(job, dtype_name(job.config))
     _, card = requested_card(None, None)
-    if known is None or card is None or not card.timed:
+    is_counted = card is not None and card.timed and card.bandwidth is not None
+    if known is None or card is None or not is_counted:
         reason = reason or "how long a step takes is unknown"
     elif reason is None:
         spec, training = known
-        saved = COMPILE_GAIN * job.steps * step_seconds(job, spec, training, card)
+        plain = step_seconds(job, spec, training, card)
+        faster = step_seconds(job, spec, memory.compiled(training), card)
+        saved = job.steps * (plain - faster)
         cost = COMPILE_SECONDS * len(job.spec.blocks) * min(2, len(job.buckets))
         compiles = saved > cost
         reason = f"it would save about {saved:.0f} s of this run, and take up to {cost:.0f} s"

@@ -22,7 +22,7 @@ from videotune.config.schema import Config
 from videotune.files import digest, read_json
 from videotune.model_spec import ModelSpec
 from videotune.models.registry import find
-from videotune.planner.ledger import CountsByPart, Reading
+from videotune.planner.ledger import CountsByPart, Reading, Work
 from videotune.planner.plan_inputs import PlanInputs, configs_of
 from videotune.trainer.build import weights_of
 from videotune.types import ClipShape
@@ -220,7 +220,8 @@ class ShippedReadings:
         tokens = self.spec.tokens(shape)
         phases = self._bytes_at(tokens, table["phases"])
         between = quadratic_weights(self.step["tokens"], tokens)
-        return Reading(phases, self._of_ranks(between, table["flops"]))
+        work = Work(**self._of_ranks(between, table["work"]))
+        return Reading(phases, work)
 
     def kept_by_block(self, shape: ClipShape, checkpointing: str) -> Mapping[str, int]:
         """Return the bytes of activations that a block of each list keeps of one sample

@@ -21,7 +21,7 @@ from videotune.memory.device_buffers import SLOTS
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.planner.cache_size import pixels_of
-from videotune.planner.ledger import PASSES, CountsByPart, Reading, plus
+from videotune.planner.ledger import PASSES, CountsByPart, Reading, Work, plus
 from videotune.planner.plan_inputs import PlanInputs
 from videotune.trainer.build import what_trains
 from videotune.trainer.optimizer_bytes import state_bytes
@@ -83,6 +83,9 @@ class StepSpec:
     What trains of each stays in memory, with its state and average.
     """
 
+    captures: bool = False
+    """Whether passes are CUDA graphs where no block is streamed."""
+
     def at(self, mode: str, samples: int) -> Reading:
         """Return the reading with a number of samples: every number is affine in it."""
         one = self.one_sample[mode]
@@ -122,7 +125,7 @@ def sharded(spec: StepSpec, processes: int, full: bool) -> StepSpec:
             for part, size in parts.items():
                 sizes[part] = -(-size // processes) if part in split else size
             phases[phase] = plus(sizes, gathered) if phase in PASSES else sizes
-        return Reading(phases, reading.flops)
+        return Reading(phases, reading.work)
 
     return spec.changed(shard)
 
@@ -257,7 +260,7 @@ def with_text_encoder(
         for phase, parts in reading.phases.items():
             added = resident | waiting if phase in PASSES else resident
             phases[phase] = plus(parts, added)
-        return Reading(phases, reading.flops + flops * samples)
+        return Reading(phases, reading.work.plus(Work(flops), samples))
 
     return spec.changed(add_encoder)
 
@@ -273,7 +276,7 @@ def read_work(
     shapes[counts[-1]] = inputs.shapes[0]
     chosen = sorted({counts[0], counts[len(counts) // 2], counts[-1]})
     return tuple(
-        (count, readings.deep_step(shapes[count], 1, ON).flops) for count in chosen
+        (count, readings.deep_step(shapes[count], 1, ON).work.flops) for count in chosen
     )
 
 
