@@ -145,7 +145,9 @@ def _usable(
 
     if part == "vae":
         return _vae(cls, folder / part, path, target, key, echo)
-    _refuse_other_kind(stored, path, key, "a text encoder", single_file.TEXT_ENCODER_KINDS)
+    _refuse_other_kind(
+        stored, path, key, "a text encoder", single_file.TEXT_ENCODER_KINDS
+    )
     net = on_meta(cls, folder / part)
     with _named(key):
         sources = check_part(cls, folder / part, net, echo, files=[path])
