@@ -20,6 +20,7 @@ from videotune.latent_cache.conditions import (
     LATENTS,
     SOUND,
     ConditionSample,
+    appended_latents,
     as_mask,
     condition_key,
     put_start_images,
@@ -173,7 +174,7 @@ class BatchSource:
         sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
         entries = reader.entries(sample)
         states = reader.channel_states(sample, latents.extras)
-        latents = replace(latents, extras=states | reader.appended(entries))
+        latents = replace(latents, extras=states | appended_latents(entries, self.spec))
         if set(filter(self.spec.is_in_place, reader.usual)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
@@ -522,7 +523,7 @@ def assemble(
         known.append(source.conditions.put_in_place(x0[index], sample, entries))
         states_of_clip = latents[index].extras
         states = source.conditions.channel_states(sample, states_of_clip)
-        extras.append(states | source.conditions.appended(entries))
+        extras.append(states | appended_latents(entries, source.spec))
     conditioning_mask = as_mask(known)
 
     loss_mask = picture_mask(windows, source.sizes, x0)
