@@ -23,17 +23,17 @@ class StepBatch:
     """Noise levels (B,) of all samples of the step: of the video, or of the sound if the
     video is given.
     """
-    first: int
+    first_sample: int
     """Number of this process's first sample among those of the step."""
     batch: Batch | None
     """This process's samples. None: it has none."""
     noise: Tensor
     """Noise (b,C,F,H,W) of this process's samples."""
-    prior: tuple[int, ...] = ()
+    prior_samples: tuple[int, ...] = ()
     """Numbers of the step's samples whose target is the base model's own prediction."""
     sound_t: Tensor | None = None
     """Noise levels (B,) of the sound, if both are learnt."""
-    spare: bool = False
+    is_spare: bool = False
     """Whether ``batch`` is another process's sample that adds nothing, because all must
     run the network together.
     """
@@ -83,12 +83,16 @@ def uniforms(
     return ((order + u) / count).clamp(max=1 - 2**-53)
 
 
-def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
-    """Return the samples, begin and end, that the i-th of n processes takes of a step:
-    nearly equal parts, in order.
+def share_of(rank_and_size: tuple[int, int], samples: int) -> tuple[int, int]:
+    """Return the samples, begin and end, that a process takes of a step: nearly equal
+    parts, in the order of the processes.
+
+    Args:
+        rank_and_size: the process, counted from 0, and the number of processes.
+        samples: of the step.
     """
-    index, processes = part
-    return index * samples // processes, (index + 1) * samples // processes
+    rank, size = rank_and_size
+    return rank * samples // size, (rank + 1) * samples // size
 
 
 def draw_noise(

@@ -220,7 +220,8 @@ class Checkpoint:
 
     def image_encoder(self) -> tuple[Any, Any]:
         """Return the processor of conditioning images, and the network in float32."""
-        return self._load_once(IMAGE_ENCODER, self._load_image_encoder)  # type: ignore[no-any-return]
+        processor, encoder = self._load_once(IMAGE_ENCODER, self._load_image_encoder)
+        return processor, encoder
 
     def _load_image_encoder(self) -> tuple[Any, Any]:
         parts = self.image_encoder_parts
