@@ -379,7 +379,7 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
 
 
 def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[str]:
-    """Draw the conditions of a sample, each by itself."""
+    """Draw the conditions of a sample, each independently of the others."""
     seed = source.keys.seed
     probability = source.config.first_frame_probability or 0.0
     condition_types = set()

@@ -83,7 +83,7 @@ class OpenedRun:
     changes: tuple[str, ...] = ()
     """What differs from before, in words."""
     history: History | None = None
-    """What the journal says so far."""
+    """The journal so far."""
 
 
 def open_run(

@@ -167,7 +167,7 @@ def _encode(
         reads_of(job, _prompts(callbacks), windows),
         dist,
         keep_bytes=CACHE_BYTES_IN_MEMORY,
-        tell=heartbeat.progress,
+        on_progress=heartbeat.progress,
     )
     if _takes_part(job.config, dist):
         for callback in callbacks:
