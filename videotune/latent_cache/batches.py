@@ -35,7 +35,13 @@ from videotune.latent_cache.sampler import (
     sample_indices,
 )
 from videotune.latent_cache.sound_batch import attach_sound, noise_sound
-from videotune.latent_cache.step_batch import StepBatch, draw_noise, share_of, uniforms
+from videotune.latent_cache.step_batch import (
+    StepBatch,
+    StepDraws,
+    draw_noise,
+    share_of,
+    uniforms,
+)
 from videotune.latent_cache.store import LatentCache
 from videotune.model_spec import ModelSpec
 from videotune.rng import generator_for
@@ -53,23 +59,6 @@ DRAWN_TOGETHER = 64
 
 BLOCKS_IN_MEMORY = 3
 """Blocks of ``DRAWN_TOGETHER`` steps whose draws are kept."""
-
-
-@dataclass(frozen=True)
-class StepDraws:
-    """Everything that is drawn for a step but noise."""
-
-    samples: tuple[tuple[Window, int], ...]
-    """Window and variant of each sample."""
-    captions: tuple[str, ...]
-    condition_types: tuple[frozenset[str], ...]
-    """Types of the conditions of each sample."""
-    boxes: tuple[int, ...]
-    """Number of the box that each sample hides, if it hides a drawn one."""
-    t: Tensor
-    """Noise levels (B,) of the video, or of the sound if the video is given."""
-    sound_t: Tensor | None = None
-    """Noise levels (B,) of the sound, if both are learnt."""
 
 
 @dataclass(frozen=True)

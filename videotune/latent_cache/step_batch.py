@@ -1,4 +1,4 @@
-"""The samples of a step, and the uniform numbers of its noise levels."""
+"""The samples of a step, what is drawn for them, and the numbers of their noise levels."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,24 @@ from torch import Tensor
 
 from videotune.memory.host_weights import pinned
 from videotune.rng import generator_for
-from videotune.types import Batch
+from videotune.types import Batch, Window
+
+
+@dataclass(frozen=True)
+class StepDraws:
+    """Everything that is drawn for a step but noise."""
+
+    samples: tuple[tuple[Window, int], ...]
+    """Window and variant of each sample."""
+    captions: tuple[str, ...]
+    condition_types: tuple[frozenset[str], ...]
+    """Types of the conditions of each sample."""
+    boxes: tuple[int, ...]
+    """Number of the box that each sample hides, if it hides a drawn one."""
+    t: Tensor
+    """Noise levels (B,) of the video, or of the sound if the video is given."""
+    sound_t: Tensor | None = None
+    """Noise levels (B,) of the sound, if both are learnt."""
 
 
 @dataclass(frozen=True)
