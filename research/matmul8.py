@@ -31,8 +31,8 @@ from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.eight_bit_matmul import EightBitLinear
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import remaining_batches, step_settings, train_steps
-from videotune.trainer.step import accumulate_gradients, empty_values
-from videotune.trainer.step_record import Clock
+from videotune.trainer.step import accumulate_gradients
+from videotune.trainer.step_record import Clock, empty_values
 from videotune.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")

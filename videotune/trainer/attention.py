@@ -8,8 +8,8 @@ from videotune.console import echo
 from videotune.latent_cache.batches import make_step_batch
 from videotune.memory.accelerator import local_device, overlaps
 from videotune.memory.attention import set_attention, switchable
-from videotune.trainer.step import StepSettings, accumulate_gradients, empty_values
-from videotune.trainer.step_record import Clock
+from videotune.trainer.step import StepSettings, accumulate_gradients
+from videotune.trainer.step_record import Clock, empty_values
 from videotune.trainer.trainer import Trainer
 
 CANDIDATES = ("native", "_native_cudnn", "_native_flash", "flash", "_flash_3")

@@ -51,10 +51,11 @@ from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step_record import (
     FIRST_MSE,
     GRAD_NORM,
-    LOSS,
     LOSS_SCALE,
     Clock,
     StepRecord,
+    empty_values,
+    write_values,
 )
 from videotune.types import Batch, Velocity
 
@@ -219,12 +220,6 @@ def train_step(
     return _record(step_batch, trainable, values, learning_rates, clock)
 
 
-def empty_values(step_batch: StepBatch, device: torch.device) -> Tensor:
-    """Return zeros for the values of a step."""
-    errors = step_batch.errors_per_sample * len(step_batch.window_ids)
-    return torch.zeros(FIRST_MSE + errors, device=device)
-
-
 def _record(
     step_batch: StepBatch,
     trainable: TrainableState,
@@ -366,7 +361,7 @@ def accumulate_gradients(
             clock.mark("backward")
 
         if not micro_batch.is_padding:
-            _write_values(values, micro_batch, output, samples_in_step)
+            write_values(values, micro_batch, output, samples_in_step)
 
 
 def _pass_inputs(
@@ -418,21 +413,6 @@ def _forward_and_backward(
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=device.type in OVERLAPPING)
-
-
-def _write_values(
-    values: Tensor,
-    micro_batch: MicroBatch,
-    output: PassOutput,
-    samples_in_step: int,
-) -> None:
-    """Add a micro-batch to the values of a step."""
-    values[LOSS] += output.weighted_loss
-    first = FIRST_MSE + micro_batch.first_sample
-    values[first : first + len(output.mse)] = output.mse
-    if output.sound_mse is not None:
-        first += samples_in_step
-        values[first : first + len(output.mse)] = output.sound_mse
 
 
 def _base_target(
