@@ -363,7 +363,7 @@ def sample_touching(
         sampler.settings,
         states.__getitem__,
         pairs,
-        first=conditions,
+        conditions=conditions,
     )
     return decode(family, latents_of_all)
 

@@ -39,7 +39,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -145,11 +145,11 @@ def memory(model: str, gigabytes: int, tiny: bool) -> Row:
     facts = case.facts()
     limit = int(gigabytes * 1e9)
     own = Constraints(streamed=2, checkpointing=ON) if tiny else Constraints()
-    found = fastest(facts, case.batch, own, limit, this_card())
-    planned = found or smallest(facts, case.batch, own)
+    fitting = fastest(facts, case.batch, own, limit, this_card())
+    planned = fitting or smallest(facts, case.batch, own)
     case = case.chosen(planned.choice, len(facts.blocks))
     row: Row = {
-        "planned_fits": found is not None,
+        "planned_fits": fitting is not None,
         **{
             key: round(value, 3) if isinstance(value, float) else value
             for key, value in case.sets
@@ -207,13 +207,13 @@ def timed(case: Case, steps: int) -> Row:
 
 def streaming(case: Case, steps: int) -> Row:
     """Seconds streamed over seconds resident, at equal tokens and equal work."""
-    found = {}
+    row_by_way = {}
     for name in ("resident", "half streamed", "streamed"):
-        found[name] = timed(way(case, name), steps)
-    first = found["resident"]["seconds"]
+        row_by_way[name] = timed(way(case, name), steps)
+    resident_seconds = row_by_way["resident"]["seconds"]
     return {
-        name: {**row, "ratio": round(row["seconds"] / first, 3)}
-        for name, row in found.items()
+        name: {**row, "ratio": round(row["seconds"] / resident_seconds, 3)}
+        for name, row in row_by_way.items()
     }
 
 
@@ -233,14 +233,14 @@ def with_weights(case: Case, kind: str) -> Case:
 
 def quantised(case: Case, steps: int) -> Row:
     """A step over each kind of weights, resident and streamed."""
-    found: Row = {}
+    rows: Row = {}
     for name in ("resident", "streamed"):
         for kind in WEIGHTS:
             row = timed(with_weights(way(case, name), kind), steps)
-            plain = found.get(f"{name} auto", row)
+            plain = rows.get(f"{name} auto", row)
             row["ratio"] = round(row["seconds"] / plain["seconds"], 3)
-            found[f"{name} {kind}"] = row
-    return found
+            rows[f"{name} {kind}"] = row
+    return rows
 
 
 def rate(case: Case, steps: int) -> Row:
@@ -288,20 +288,20 @@ def equal(case: Case) -> Row:
     row: Row = {}
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)
-        found = {}
+        losses_by_way = {}
         took = {}
         for name in ("resident", "again", *WAYS):
             fresh()
             rig = Rig(way(case, "resident" if name == "again" else name))
-            found[name] = rig.losses(5)
+            losses_by_way[name] = rig.losses(5)
             took[name] = rig.seconds(3) if name == "again" else 0.0
             del rig
-        plain = found.pop("resident")
+        plain = losses_by_way.pop("resident")
         row["deterministic" if deterministic else "as usual"] = {
             "losses": plain,
             "largest_difference": {
                 name: max(abs(a - b) for a, b in zip(plain, losses, strict=True))
-                for name, losses in found.items()
+                for name, losses in losses_by_way.items()
             },
             "seconds": round(took["again"], 4),
         }
@@ -360,75 +360,6 @@ def kernels(case: Case, checkpointing: str, *, compiled: bool, captured: bool) -
     return row
 
 
-def tasks(parts: list[str], tiny: bool) -> Iterator[Task]:
-    """Yield the rows of the parts that were asked for."""
-    few = 2 if tiny else 5
-    if "memory" in parts:
-        for name, model in (("5b", "wan2.2-ti2v-5b"), ("a14b", "wan2.2-t2v-a14b")):
-            for gigabytes, (batch, frames, side) in TABLE.items():
-                case = sized(model, frames, side, side, tiny, batch)
-                measure = partial(memory, model, gigabytes, tiny)
-                yield Task(f"memory {name} {gigabytes} GB", measure, (case,))
-    if "streaming" in parts:
-        for name, case, steps in (
-            ("5b 5k", sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few),
-            ("14b 5k", sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few),
-            ("14b 18k", sized("wan2.2-t2v-a14b", 81, 352, 640, tiny), min(few, 3)),
-        ):
-            measure = partial(streaming, case, steps)
-            yield Task(f"streaming {name} tokens", measure, (case,))
-    if "published" in parts:
-        for name, model, shape in (
-            ("wan 14b", "wan2.1-t2v-14b", (81, 352, 640)),
-            ("wan 1.3b", "wan2.1-t2v-1.3b", (81, 352, 640)),
-            ("ltx 2b", "ltx-video-2b", (49, 512, 768)),
-        ):
-            case = sized(model, *shape, tiny)
-            for ways in ("streamed", "resident"):
-                measure = partial(timed, way(case, ways), few)
-                yield Task(f"published {name} {ways}", measure, (case,))
-    if "rate" in parts:
-        for model, shape in RATES.items():
-            case = sized(model, *shape, tiny)
-            yield Task(f"rate {model}", partial(rate, case, few), (case,))
-    if "equal" in parts:
-        case = sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2)
-        yield Task("equal 1.3b", partial(equal, case), ())
-    if "sync" in parts:
-        case = sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny)
-        yield Task("sync 1.3b", partial(sync, case), ())
-    if "quantised" in parts:
-        for name, model, shape in (
-            ("5b", "wan2.2-ti2v-5b", (33, 768, 768)),
-            ("14b", "wan2.2-t2v-a14b", (17, 512, 512)),
-        ):
-            case = sized(model, *shape, tiny)
-            quantised_cases = tuple(with_weights(case, kind) for kind in WEIGHTS)
-            yield Task(
-                f"quantised {name}", partial(quantised, case, few), quantised_cases
-            )
-    if "families" in parts:
-        for model, shape in FAMILIES.items():
-            case = sized(model, *shape, tiny)
-            for name in reversed(WAYS):
-                measure = partial(timed, way(case, name), 3)
-                yield Task(f"families {model} {name}", measure, (case,))
-    if "matmul8" in parts:
-        for name, measure_products in gpu_matmul8.rows(tiny, few):
-            yield Task(name, measure_products, ())
-    if "kernels" in parts:
-        for model, shape in RATES.items():
-            case = sized(model, *shape, tiny)
-            for checkpointing, compiled, captured in KERNEL_WAYS:
-                name = f"kernels {model} {checkpointing}"
-                name += " compiled" if compiled else " eager"
-                name += " graph" if captured else ""
-                measure = partial(
-                    kernels, case, checkpointing, compiled=compiled, captured=captured
-                )
-                yield Task(name, measure, ())
-
-
 KERNEL_WAYS = tuple(product((ON, OFF), (False, True), (False, True)))
 """What is kept of the blocks, whether they are compiled, whether passes are graphs."""
 
@@ -446,18 +377,123 @@ FAMILIES = {
     "ltx-2-19b": (49, 512, 768),
     "hidream-i1": (1, 1024, 1024),
 }
-PARTS = (
-    "memory",
-    "streaming",
-    "published",
-    "rate",
-    "equal",
-    "sync",
-    "quantised",
-    "families",
-    "kernels",
-    "matmul8",
-)
+
+
+def memory_tasks(tiny: bool, _: int) -> Iterator[Task]:
+    """Yield the guide's rows of memory."""
+    for name, model in (("5b", "wan2.2-ti2v-5b"), ("a14b", "wan2.2-t2v-a14b")):
+        for gigabytes, (batch, frames, side) in TABLE.items():
+            case = sized(model, frames, side, side, tiny, batch)
+            measure = partial(memory, model, gigabytes, tiny)
+            yield Task(f"memory {name} {gigabytes} GB", measure, (case,))
+
+
+def streaming_tasks(tiny: bool, steps: int) -> Iterator[Task]:
+    """Yield rows of steps with streamed weights."""
+    for name, case, most_steps in (
+        ("5b 5k", sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), 5),
+        ("14b 5k", sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), 5),
+        ("14b 18k", sized("wan2.2-t2v-a14b", 81, 352, 640, tiny), 3),
+    ):
+        measure = partial(streaming, case, min(steps, most_steps))
+        yield Task(f"streaming {name} tokens", measure, (case,))
+
+
+def published_tasks(tiny: bool, steps: int) -> Iterator[Task]:
+    """Yield the rows that others have published."""
+    for name, model, shape in (
+        ("wan 14b", "wan2.1-t2v-14b", (81, 352, 640)),
+        ("wan 1.3b", "wan2.1-t2v-1.3b", (81, 352, 640)),
+        ("ltx 2b", "ltx-video-2b", (49, 512, 768)),
+    ):
+        case = sized(model, *shape, tiny)
+        for ways in ("streamed", "resident"):
+            measure = partial(timed, way(case, ways), steps)
+            yield Task(f"published {name} {ways}", measure, (case,))
+
+
+def rate_tasks(tiny: bool, steps: int) -> Iterator[Task]:
+    """Yield rows of operations a second."""
+    for model, shape in RATES.items():
+        case = sized(model, *shape, tiny)
+        yield Task(f"rate {model}", partial(rate, case, steps), (case,))
+
+
+def equal_tasks(tiny: bool, _: int) -> Iterator[Task]:
+    """Yield the row of losses, by every way of doing a step."""
+    case = sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2)
+    yield Task("equal 1.3b", partial(equal, case), ())
+
+
+def sync_tasks(tiny: bool, _: int) -> Iterator[Task]:
+    """Yield the row on whether the host waits for the card."""
+    case = sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny)
+    yield Task("sync 1.3b", partial(sync, case), ())
+
+
+def quantised_tasks(tiny: bool, steps: int) -> Iterator[Task]:
+    """Yield rows of steps over weights in fewer bits."""
+    for name, model, shape in (
+        ("5b", "wan2.2-ti2v-5b", (33, 768, 768)),
+        ("14b", "wan2.2-t2v-a14b", (17, 512, 512)),
+    ):
+        case = sized(model, *shape, tiny)
+        quantised_cases = tuple(with_weights(case, kind) for kind in WEIGHTS)
+        yield Task(
+            f"quantised {name}", partial(quantised, case, steps), quantised_cases
+        )
+
+
+def families_tasks(tiny: bool, _: int) -> Iterator[Task]:
+    """Yield rows of models that the other parts leave out."""
+    for model, shape in FAMILIES.items():
+        case = sized(model, *shape, tiny)
+        for name in reversed(WAYS):
+            measure = partial(timed, way(case, name), 3)
+            yield Task(f"families {model} {name}", measure, (case,))
+
+
+def matmul8_tasks(tiny: bool, steps: int) -> Iterator[Task]:
+    """Yield rows of products in eight bits."""
+    for name, measure_products in gpu_matmul8.rows(tiny, steps):
+        yield Task(name, measure_products, ())
+
+
+def kernels_tasks(tiny: bool, _: int) -> Iterator[Task]:
+    """Yield rows of a step's kernels."""
+    for model, shape in RATES.items():
+        case = sized(model, *shape, tiny)
+        for checkpointing, compiled, captured in KERNEL_WAYS:
+            name = f"kernels {model} {checkpointing}"
+            name += " compiled" if compiled else " eager"
+            name += " graph" if captured else ""
+            measure = partial(
+                kernels, case, checkpointing, compiled=compiled, captured=captured
+            )
+            yield Task(name, measure, ())
+
+
+TASKS_BY_PART: dict[str, Callable[[bool, int], Iterator[Task]]] = {
+    "memory": memory_tasks,
+    "streaming": streaming_tasks,
+    "published": published_tasks,
+    "rate": rate_tasks,
+    "equal": equal_tasks,
+    "sync": sync_tasks,
+    "quantised": quantised_tasks,
+    "families": families_tasks,
+    "kernels": kernels_tasks,
+    "matmul8": matmul8_tasks,
+}
+"""The rows of each part, for a rehearsal or not, with so many measured steps each."""
+
+
+def tasks(parts: Sequence[str], tiny: bool) -> Iterator[Task]:
+    """Yield the rows of parts, in the order of the table."""
+    steps = 2 if tiny else 5
+    for part, tasks_of_part in TASKS_BY_PART.items():
+        if part in parts:
+            yield from tasks_of_part(tiny, steps)
 
 
 def main() -> None:
@@ -465,7 +501,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("parts", nargs="+", choices=tuple(TASKS_BY_PART))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--tiny", action="store_true")
@@ -488,10 +524,10 @@ def main() -> None:
     if asked.prepare:
         return
     longest = 0.0
-    found: dict[str, Row] = (
+    rows_by_name: dict[str, Row] = (
         json.loads(asked.out.read_text()) if asked.out and asked.out.is_file() else {}
     )
-    found["machine"] = {
+    rows_by_name["machine"] = {
         "device": torch.cuda.get_device_name(0) if device().type == "cuda" else "CPU",
         "torch": torch.__version__,
         "dtype": dtype(),
@@ -500,20 +536,22 @@ def main() -> None:
     for task in wanted:
         name = task.name
         count[name.split()[0]] += 1
-        if name in found or (asked.tiny and count[name.split()[0]] > 2):
+        if name in rows_by_name or (asked.tiny and count[name.split()[0]] > 2):
             continue
         if time.perf_counter() - begun + longest > asked.seconds:
             print(f"left for another call: {name} and what comes after it", flush=True)
             break
         fresh()
         start = time.perf_counter()
-        found[name] = task.measure()
+        rows_by_name[name] = task.measure()
         took = time.perf_counter() - start
         longest = max(longest, took)
-        found[name]["row_seconds"] = round(took, 1)
-        print(json.dumps({name: found[name]}), flush=True)
+        rows_by_name[name]["row_seconds"] = round(took, 1)
+        print(json.dumps({name: rows_by_name[name]}), flush=True)
         if asked.out:
-            asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            asked.out.write_text(
+                json.dumps(rows_by_name, indent=1) + "\n", encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

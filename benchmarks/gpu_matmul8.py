@@ -71,7 +71,7 @@ def step_row(case: Case, steps: int) -> Row:
     kinds = {"auto": ("weight_dtype", "auto"), "stored": ("weight_dtype", "FLOAT_8")}
     kinds |= {kind: ("transformer.matmul_dtype", kind) for kind in available()}
 
-    found: Row = {}
+    figures: Row = {}
     for name, pair in kinds.items():
         for compiled in (False, True):
             if compiled and (name == "stored" or not compiles()):
@@ -79,25 +79,25 @@ def step_row(case: Case, steps: int) -> Row:
             fresh()
             rig = Rig(replace(case, sets=(*RESIDENT, pair, ("compile", compiled))))
             losses = rig.losses(2)
-            found[f"{name} compiled" if compiled else name] = {
+            figures[f"{name} compiled" if compiled else name] = {
                 "losses": losses,
                 "seconds": round(rig.seconds(steps), 4),
                 **peaks(),
             }
             del rig
-    return found
+    return figures
 
 
 def layers_row(sizes: dict[str, tuple[int, int]], tokens: int) -> Row:
     """Milliseconds of layers forward and backward, and their relative errors."""
     kinds = ("auto", "stored FLOAT_8", "stored INT_8", *available())
-    found: Row = {}
+    figures: Row = {}
     for name, (outputs, inputs) in sizes.items():
-        found[name] = {
+        figures[name] = {
             "size": [outputs, inputs],
             **{kind: layer_row(kind, outputs, inputs, tokens) for kind in kinds},
         }
-    return found
+    return figures
 
 
 def layer_row(kind: str, outputs: int, inputs: int, tokens: int) -> Row:

@@ -153,11 +153,11 @@ def contenders(words: argparse.Namespace, sets: Sequence[str]) -> dict[str, str]
     own = [word for text in sets for word in ("--set", text)]
     ours = f"{python} -m videotune train --data {{clips}} --out {{out}} {shlex.join(own)} --set steps={{steps}}"
     tiny = " --tiny" * words.tiny
-    found = {
+    commands = {
         "bare": f"{python} {shlex.quote(__file__)} --bare {{base}} --steps {{steps}}{tiny}",
         "videotune": ours,
     }
-    return found | dict(one.split("=", 1) for one in words.peer)
+    return commands | dict(one.split("=", 1) for one in words.peer)
 
 
 def main() -> None:
@@ -198,10 +198,10 @@ def main() -> None:
                     measured(command, places, steps, folder)
                 )
                 print(json.dumps({who: rows[who][-1]}), flush=True)
-    counted = {who: found[not words.tiny :] for who, found in rows.items()}
+    counted = {who: all_rows[not words.tiny :] for who, all_rows in rows.items()}
     middle = {
-        who: statistics.median(row["seconds"] for row in found)
-        for who, found in counted.items()
+        who: statistics.median(row["seconds"] for row in counted_rows)
+        for who, counted_rows in counted.items()
     }
     figures = {
         "machine": {

@@ -153,9 +153,9 @@ def layout(model: str) -> Path:
     if model == TINY:
         diffusers.utils.logging.disable_progress_bar()
         return find("wan").tiny(folder)
-    found = published(model)
-    assert found is not None, model
-    return found
+    folder_of_configs = published(model)
+    assert folder_of_configs is not None, model
+    return folder_of_configs
 
 
 def filled(there: torch.device) -> Callable[[nn.Module], object]:
@@ -305,14 +305,14 @@ class Rig:
     def seconds(self, steps: int) -> float:
         """Seconds a step, the middle one of so many, after one that is not counted."""
         self.step().read()
-        found = []
+        step_seconds = []
         for _ in range(steps):
             wait()
             begun = time.perf_counter()
             self.step()
             wait()
-            found.append(time.perf_counter() - begun)
-        return statistics.median(found)
+            step_seconds.append(time.perf_counter() - begun)
+        return statistics.median(step_seconds)
 
 
 KINDS = {

@@ -184,7 +184,7 @@ def main() -> None:
         }
         rows.append(row)
         print(row, flush=True)
-    found = {
+    figures = {
         "model": words.model,
         "tokens": tokens,
         "device": str(device),
@@ -192,7 +192,7 @@ def main() -> None:
         "rows": rows,
     }
     if words.json:
-        words.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        words.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

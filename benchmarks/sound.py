@@ -208,24 +208,15 @@ def train(family: Any, net: nn.Module, settings: Settings, seed: int) -> list[fl
     losses = []
     for step in range(settings.steps):
         scenes = draw_scenes(settings.batch, seed, "train", step)
-
-        numbers = torch.rand(2, settings.batch, generator=random, dtype=torch.float64)
-        x0 = scenes.sound[..., None, None]
-        noise = torch.randn(x0.shape, generator=random)
-        batch = Batch.of(
-            scenes.video,
-            no_text(family, settings.batch),
-            fps=torch.full((settings.batch,), SHAPE.fps),
-            has_clean_frames=False,
-            sound=Sound(x0, noise, law_of_sound.draw(numbers[1])),
-        )
-
+        uniforms = torch.rand(2, settings.batch, generator=random, dtype=torch.float64)
+        sound_t = law_of_sound.draw(uniforms[1])
+        batch = noised_batch(family, scenes, sound_t, random)
         output = denoising_loss(
             family,
             net,
             objective,
             batch,
-            objective.timesteps.draw(numbers[0]),
+            objective.timesteps.draw(uniforms[0]),
             torch.randn(scenes.video.shape, generator=random),
         )
 
@@ -236,6 +227,22 @@ def train(family: Any, net: nn.Module, settings: Settings, seed: int) -> list[fl
         optimizer.zero_grad()
         losses.append(output.loss.item())
     return losses
+
+
+def noised_batch(
+    family: Any, scenes: Scenes, sound_t: torch.Tensor, random: torch.Generator
+) -> Batch:
+    """Return scenes as a batch, with noise drawn for their sound."""
+    x0 = scenes.sound[..., None, None]
+    noise = torch.randn(x0.shape, generator=random)
+    count = len(scenes.video)
+    return Batch.of(
+        scenes.video,
+        no_text(family, count),
+        fps=torch.full((count,), SHAPE.fps),
+        has_clean_frames=False,
+        sound=Sound(x0, noise, sound_t),
+    )
 
 
 def score(family: Any, net: nn.Module, scenes: Scenes) -> dict[str, float]:

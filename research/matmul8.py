@@ -30,9 +30,9 @@ from videotune.files import read_json, write_json
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.eight_bit_matmul import EightBitLinear
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.loop import batches, step_settings, train_steps
-from videotune.trainer.step import accumulate_gradients, empty_values
-from videotune.trainer.step_record import Clock
+from videotune.trainer.loop import remaining_batches, step_settings, train_steps
+from videotune.trainer.step import accumulate_gradients
+from videotune.trainer.step_record import Clock, empty_values
 from videotune.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -122,7 +122,7 @@ def layer_rows(told: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
     trainer = open_trainer(told, "auto", seed)
     for record in itertools.islice(train_steps(trainer), STEPS_BEFORE):
         record.read()
-    prepared = list(itertools.islice(batches(trainer), told.batches))
+    prepared = list(itertools.islice(remaining_batches(trainer), told.batches))
     loss, gradient = loss_and_gradient(trainer, prepared)
 
     rows = []

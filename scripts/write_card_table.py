@@ -8,13 +8,12 @@ clip is one of six seconds in 1280x720 at 24 frames a second.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
+from plan_tables import print_rows, write_example_clip
 
 from videotune.commands.plan import plan
 from videotune.planner.gpus import find_card
-from videotune.toy.dataset import encode_clip
 
 SECONDS = 6
 FPS = 24
@@ -51,13 +50,12 @@ ROWS = (
 )
 
 
-def write_example_clip(folder: Path) -> None:
+def write_clip(folder: Path) -> None:
     """Write one clip with its caption: a bar that crosses the picture."""
     frames = np.zeros((SECONDS * FPS, 720, 1280, 3), np.uint8)
     for index, frame in enumerate(frames):
         frame[:, 8 * index : 8 * index + 60] = 200
-    encode_clip(folder / "bar.mp4", frames, FPS)
-    (folder / "bar.txt").write_text("a bar crosses the picture\n", encoding="utf-8")
+    write_example_clip(folder, frames, FPS)
 
 
 def line_of(row: Row, clips: Path) -> str:
@@ -88,15 +86,5 @@ def rounded_hours(hours: float) -> str:
     return f"{round(2 * hours) / 2:g}"
 
 
-def main(numbers: list[str]) -> None:
-    """Print the rows."""
-    rows = [ROWS[int(number)] for number in numbers] or list(ROWS)
-    with TemporaryDirectory() as folder:
-        clips = Path(folder)
-        write_example_clip(clips)
-        for row in rows:
-            print(line_of(row, clips), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print_rows(ROWS, sys.argv[1:], write_clip, line_of)

@@ -8,12 +8,11 @@ clip is one of six seconds in 720x480 at 24 frames a second.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
+from plan_tables import print_rows, write_example_clip
 
 from videotune.commands.plan import plan
-from videotune.toy.dataset import encode_clip
 
 PHASES = ("training", "encoding text", "encoding clips", "preview")
 
@@ -52,11 +51,9 @@ ROWS = (
 )
 
 
-def write_example_clip(folder: Path) -> None:
+def write_clip(folder: Path) -> None:
     """Write one clip with its caption."""
-    frames = np.zeros((144, 480, 720, 3), np.uint8)
-    encode_clip(folder / "clip.mp4", frames, 24)
-    (folder / "clip.txt").write_text("a bar crosses the picture\n", encoding="utf-8")
+    write_example_clip(folder, np.zeros((144, 480, 720, 3), np.uint8), 24)
 
 
 def line_of(row: Row, clips: Path) -> str:
@@ -80,15 +77,5 @@ def gibibytes(size: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def main(numbers: list[str]) -> None:
-    """Print the rows."""
-    rows = [ROWS[int(number)] for number in numbers] or list(ROWS)
-    with TemporaryDirectory() as folder:
-        clips = Path(folder)
-        write_example_clip(clips)
-        for row in rows:
-            print(line_of(row, clips), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print_rows(ROWS, sys.argv[1:], write_clip, line_of)

@@ -257,7 +257,9 @@ class ModelSpec:
     them.
     """
     generates: tuple[str, ...] = ("video",)
-    """What a run learns: "video", "sound" or both."""
+    """What a run learns, the config's ``generate``: "video", "sound" or both. In a run with
+    sound, the other one is given.
+    """
     reads_sound: bool = False
     """Whether the samples of a run have sound."""
     schedulers: tuple[str, ...] = ()

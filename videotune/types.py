@@ -5,6 +5,11 @@ columns, **T** pixel frames, **L** text tokens or latents of sound, **D** text w
 (T, H, W, 3) on the data side and float (B, 3, T, H, W) in [-1, 1] on the model side.
 Latents are always normalised, (B, C, F, H, W), and float32 where losses are taken.
 
+A run learns video, sound or both (the config's ``generate``). *Learnt* is what is noised
+and has a loss; *given* is what the network is fed clean and without a loss: a video or a
+sound that is not learnt, or cells of a video that is (a first frame, what a mask leaves).
+*Shown* is what it reads beside its latents, on channels of its own.
+
 ``t`` lies in [0, 1]: 0 is data, 1 is noise. For v-prediction t is k / (K - 1) with an
 integer timestep k; for flow matching it is the noise level itself. The timestep input
 of the network (k, 1000 t, …) is the family's business, inside ``predict``.
@@ -374,15 +379,17 @@ class StepOutput:
     loss: Tensor
     """Mean of ``per_sample_loss`` (), with its graph."""
     mse: Tensor
-    """Plain mean squared error of v (B,), detached: of the video, or of the sound if the
-    video is given.
+    """Squared error between the predicted v and its target, averaged over the cells of
+    each sample that count (B,), detached. Unlike the loss it has no weights of noise
+    levels and samples, so that runs with other settings compare. Of the video; if only
+    sound is learnt, of the sound.
     """
     per_sample_loss: Tensor
     """(B,), detached."""
     t: Tensor
-    """Noise levels (B,) of ``mse``."""
+    """Noise levels (B,) at which ``mse`` was taken."""
     sound_mse: Tensor | None = None
-    """That of the sound (B,), if both are learnt."""
+    """The same error of the sound (B,), if video and sound are learnt; else None."""
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,17 @@ def test_epochs_may_be_given_instead_of_steps(begun: Begun) -> None:
     assert read_run_config(run)["settings"]["steps"] == 6
 
 
+def test_steps_may_be_given_instead_of_epochs(begun: Begun) -> None:
+    """And intervals in passes, beside those in steps that they were begun with."""
+    run = begun("epochs=0.5")
+    assert len(steps_of(run)) == 3
+    assert resume(run, "steps=6", "save_every=2", "save_every_epochs=0.5") == DONE
+    assert len(steps_of(run)) == 6
+    settings = read_run_config(run)["settings"]
+    assert settings["epochs"] is None
+    assert settings["save_every"] == 3, "half a pass, not the steps beside it"
+
+
 def test_another_split_of_a_step_agrees_to_rounding(work: Work) -> None:
     settings = ("save_every=3", "batch_size=4")
     run, straight = (

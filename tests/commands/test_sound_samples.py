@@ -168,5 +168,5 @@ def test_measured_samples_are_given_the_sound_of_a_clip_that_has_one(
     job = open_run(words, tmp_path / "run").job
     plan = sample_metrics_plan(job)
     assert plan is not None
-    assert all(window.shape.sound for window in plan.first)
-    assert bool(plan.first) == (mode == "to video")
+    assert all(window.shape.sound for window in plan.condition_windows)
+    assert bool(plan.condition_windows) == (mode == "to video")

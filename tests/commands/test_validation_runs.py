@@ -441,12 +441,15 @@ def test_first_frames_of_samples_are_those_of_clips(overrides: Make) -> None:
     )
     plan = sample_metrics_plan(job)
     assert plan is not None
-    assert len(plan.first) == len(plan.prompts) == 2
-    assert all(str(window.shape) == str(plan.settings.shape) for window in plan.first)
+    assert len(plan.condition_windows) == len(plan.prompts) == 2
+    assert all(
+        str(window.shape) == str(plan.settings.shape)
+        for window in plan.condition_windows
+    )
     captions = {clip.id: clip.captions for clip in job.library.clips}
     assert all(
         prompt in captions[window.clip_id]
-        for prompt, window in zip(plan.prompts, plan.first, strict=True)
+        for prompt, window in zip(plan.prompts, plan.condition_windows, strict=True)
     )
 
 

@@ -15,6 +15,7 @@ from videotune.data.companion_files import CompanionSettings
 from videotune.data.dataset import scan
 from videotune.data.layouts import read_folder
 from videotune.data.locations import open_location
+from videotune.data.remarks import code_of
 from videotune.errors import VideotuneError
 from videotune.models.wan import Wan
 
@@ -294,6 +295,40 @@ def test_named_files_lead_nowhere_outside(
     with pytest.raises(VideotuneError, match=rf"{name}:1") as caught:
         open_location(str(location), tmp_path / "cache")
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("column", ["mask", "loss_mask", "reference", "control"])
+def test_a_column_that_means_something_else_is_named(
+    tmp_path: Path, column: str
+) -> None:
+    """Values that are no files give no advice on masks, but the column's name."""
+    for name in ("a", "b"):
+        write_clip(tmp_path / f"{name}.mp4", noise(9, seed=ord(name)), fps=16)
+    rows = [{"file_name": f"{name}.mp4", "text": "x", column: "yes"} for name in "ab"]
+    write_rows(tmp_path, "metadata.csv", rows)
+    settings = {"resolution": "32x48"}
+
+    library = scan(config_of(tmp_path, **settings), RULES)
+    (note,) = [note for note in library.notes if code_of(note).startswith("unused")]
+    assert f"column {column} of metadata.csv" in note
+    assert "2 clips" in note
+    assert "--set" not in note
+
+    if "mask" in column:
+        masked = config_of(tmp_path, loss_mask={"outside": 0.0}, **settings)
+        for _, reason, detail in scan(masked, RULES).skipped:
+            assert reason == "bad_mask"
+            assert f"column {column}" in detail
+
+    # A file that is there is still a mask that may be used.
+    if "mask" in column:
+        write_clip(tmp_path / "m.mp4", noise(9, seed=2), fps=16)
+        rows[0][column] = "m.mp4"
+        write_rows(tmp_path, "metadata.csv", rows)
+        notes = scan(config_of(tmp_path, **settings), RULES).notes
+        unused = [note for note in notes if code_of(note) == "unused_masks"]
+        assert len(unused) == 2
+        assert any("1 clip with a mask" in note and "--set" in note for note in unused)
 
 
 def test_a_root_of_videos_names_files_beside_it(tmp_path: Path) -> None:

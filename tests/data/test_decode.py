@@ -20,7 +20,7 @@ from tests.support.datasets import filmed, silence
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_reader import Reader
+from videotune.data.frame_reader import FrameReader
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 
@@ -262,7 +262,7 @@ def test_damage_inside_is_an_error_that_names_the_frame(tmp_path: Path) -> None:
 def test_frames_that_are_not_there_are_an_error(tmp_path: Path) -> None:
     info = filmed(tmp_path / "a.mp4", numbered(30), options={"g": "10"})
     write_clip(tmp_path / "a.mp4", numbered(20), options={"g": "10"})
-    with closing(Reader(info)) as reader:
+    with closing(FrameReader(info)) as reader:
         with pytest.raises(ClipProblem, match="frame 20 of 30 is not there"):
             list(reader.frames(range(10, 30)))
         assert [index for index, _ in reader.frames(range(5, 15))] == list(
@@ -365,19 +365,19 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames, self.starts = 0, []
-        from_here, start = Reader._decode_stream, Reader._start
+        from_here, start = FrameReader._decode_stream, FrameReader._start
 
-        def counted(reader: Reader, stream: Any) -> Any:
+        def counted(reader: FrameReader, stream: Any) -> Any:
             for one in from_here(reader, stream):
                 self.frames += 1
                 yield one
 
-        def started(reader: Reader, key: int) -> None:
+        def started(reader: FrameReader, key: int) -> None:
             self.starts.append(key)
             start(reader, key)
 
-        monkeypatch.setattr(Reader, "_decode_stream", counted)
-        monkeypatch.setattr(Reader, "_start", started)
+        monkeypatch.setattr(FrameReader, "_decode_stream", counted)
+        monkeypatch.setattr(FrameReader, "_start", started)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.mov", "vp9.webm", "a.avi"])
@@ -413,7 +413,7 @@ def test_a_reader_goes_on_from_the_last_window(
     """
     info = filmed(tmp_path / name, numbered(90, 32, 48), options={"g": "90"})
     count = Counting(monkeypatch)
-    reader = Reader(info, threads=1)
+    reader = FrameReader(info, threads=1)
     for first, last in [(0, 20), (20, 40), (39, 60), (62, 90)]:
         assert [index for index, _ in reader.frames(range(first, last))] == list(
             range(first, last)
@@ -498,14 +498,14 @@ def test_a_frame_that_the_decoder_calls_corrupt_is_not_used(
         def __getattr__(self, name: str) -> Any:
             return getattr(self._frame, name)
 
-    from_here = Reader._decode_stream
+    from_here = FrameReader._decode_stream
 
-    def damaged(reader: Reader, stream: Any) -> Any:
+    def damaged(reader: FrameReader, stream: Any) -> Any:
         for position, frame in from_here(reader, stream):
             is_flagged = position == info.ticks[8]
             yield position, Flagged(frame) if is_flagged else frame
 
-    monkeypatch.setattr(Reader, "_decode_stream", damaged)
+    monkeypatch.setattr(FrameReader, "_decode_stream", damaged)
     with pytest.raises(ClipProblem, match="frame 8 of 12 is damaged") as caught:
         decode(info, info.timestamps, 64, 96)
     assert caught.value.reason == "decode_error"

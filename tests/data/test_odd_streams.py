@@ -17,7 +17,7 @@ from tests.support.clips import noise, numbered, read_numbers, write_clip
 from tests.support.datasets import filmed, problem_of, scanned, silence
 from videotune.data import probe as probe_module
 from videotune.data import side_data
-from videotune.data.clock import Clock
+from videotune.data.clock import StreamClock
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
@@ -128,7 +128,7 @@ class Packets:
         self.stream = type("Stream", (), {"time_base": Fraction(1, 1000)})
 
     def restarted(self, seconds: Sequence[float]) -> list[float]:
-        clock = Clock(self.container, self.stream)
+        clock = StreamClock(self.container, self.stream)
         moved = []
         for second in seconds:
             packet = av.Packet(1)

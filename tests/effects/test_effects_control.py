@@ -181,7 +181,7 @@ def test_sampling_shows_the_files(
         SampleSettings(SHAPE, 2, 3.0),
         states.__getitem__,
         [("a", 1)] * 3,
-        first=conditions,
+        conditions=conditions,
     )
     for number, video in enumerate(videos):
         for other in videos[number + 1 :]:

@@ -306,7 +306,7 @@ def test_samples_follow_files(ltx: Lab) -> None:
         settings,
         states.__getitem__,
         [("a", 1)] * len(given),
-        first=[None, *conditions[1:]],
+        conditions=[None, *conditions[1:]],
     )
     for number, video in enumerate(videos):
         assert video.shape[1:] == job.spec.rules.latent_size(SHAPE)

@@ -174,7 +174,7 @@ def test_sampling_follows_the_file(
             SampleSettings(shape, 2, 3.0),
             states.__getitem__,
             [("a", 1)],
-            first=conditions,
+            conditions=conditions,
         )
         assert video.shape[1:] == job.spec.rules.latent_size(shape)
         videos.append(video)

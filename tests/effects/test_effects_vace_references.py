@@ -185,7 +185,9 @@ def test_samples_follow_the_image(vace: Lab, folder: Path) -> None:
     )
     settings = SampleSettings(SHAPE, 2, 3.0)
     prompts = [("a", 1)] * 2
-    videos = draw(family, nets, settings, states.__getitem__, prompts, first=conditions)
+    videos = draw(
+        family, nets, settings, states.__getitem__, prompts, conditions=conditions
+    )
     for video in videos:
         assert video.shape[1:] == job.spec.rules.latent_size(SHAPE)
     assert (videos[0] - videos[1]).abs().max() > 1e-5

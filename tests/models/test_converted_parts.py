@@ -2,6 +2,7 @@
 base model's own folder gives, or a sentence.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.support.families import FAMILIES
 from tests.support.part_files import authors_umt5, scaled_fp8, stored
 from videotune.errors import VideotuneError
 from videotune.files import user_cache
@@ -138,10 +140,8 @@ def test_each_of_several_encoders(
         files[index] = str(tmp_path / f"{part}.safetensors")
         save_file(state, files[index])
     assert any(files)
-    from json import dumps
-
     assert torch.equal(
-        text_states(opened(base, text_encoder__file=dumps(files))), wanted
+        text_states(opened(base, text_encoder__file=json.dumps(files))), wanted
     )
     with pytest.raises(VideotuneError, match=rf"{len(parts)} text"):
         opened(base, text_encoder__file=files[0] or files[1])
@@ -300,3 +300,69 @@ def test_wrong_files_are_one_sentence(
     }
     save_file({name: value.clone() for name, value in wider.items()}, path)
     refused("text_encoder.file", path, "does not fit")
+
+
+def lora_of(transformer: State) -> State:
+    """A LoRA over a few matrices of a transformer."""
+    matrices = [name for name, value in transformer.items() if value.ndim == 2]
+    lora: State = {}
+    for name in matrices[:4]:
+        module = f"transformer.{name.removesuffix('.weight')}"
+        lora[f"{module}.lora_A.weight"] = torch.zeros(2, transformer[name].shape[1])
+        lora[f"{module}.lora_B.weight"] = torch.zeros(transformer[name].shape[0], 2)
+    return lora
+
+
+@FAMILIES
+def test_a_file_of_another_kind_is_refused_before_it_is_read(
+    name: str, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    """By its file and key, and with the key that takes it; a library would report its own
+    missing weights, or tensors without data.
+    """
+    base = tiny_bases(name)
+    family = opened(base)
+    text_encoder, *other_encoders = family.text_encoders
+    transformer = stored(base / "transformer")
+    contents = {
+        "transformer": transformer,
+        "vae": stored(base / "vae"),
+        "text_encoder": stored(base / text_encoder),
+        "lora": lora_of(transformer),
+    }
+    no_files = {
+        "text_encoder": [None] * len(other_encoders),
+        "transformer": [None] * (len(family.spec.experts) - 1),
+    }
+    for kind, state in contents.items():
+        file = tmp_path / f"{kind}.safetensors"
+        save_file(state, file)
+        right_key = {"lora": "base_loras"}.get(kind, f"{kind}.file")
+        for part in ("vae", "text_encoder", "transformer"):
+            if part == kind:
+                continue
+            key = f"{part}.file"
+            value = file
+            if no_files.get(part):
+                value = json.dumps([str(file), *no_files[part]])
+            with pytest.raises(VideotuneError) as error:
+                opened(base, **{f"{part}__file": value})
+            message = str(error.value)
+            assert message.startswith(f"{key}: {file} is a"), message
+            assert f"Set {key} to the file of" in message
+            if kind != "transformer":
+                assert f"given as {right_key}" in message
+
+
+def test_a_vae_in_a_checkpoint_of_several_parts_is_no_transformer(
+    tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Most keys of such a file are the transformer's; the library takes the VAE's."""
+    base = tiny_bases("ltx_video")
+    transformer = stored(base / "transformer")
+    vae = {f"vae.{name}": value for name, value in stored(base / "vae").items()}
+    file = tmp_path / "all.safetensors"
+    save_file({**transformer, **vae}, file)
+    with pytest.raises(VideotuneError) as error:
+        opened(base, vae__file=file)
+    assert "is not read by" in str(error.value), "a tiny VAE is in no author's layout"

@@ -236,7 +236,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "more blocks": (config(num_layers=3), ["does not fit", "missing in the file"]),
     "quantized": (config(quantization_config={"quant_method": "bitsandbytes"}), ["take the checkpoint in float32"]),
     "8 bits": (weights(lambda all: {k: v.to(torch.int8) for k, v in all.items()}), ["the dtype I8"]),
-    "a LoRA": (weights(lambda _: LORA), ["is a LoRA, not a transformer"]),
+    "a LoRA": (weights(lambda _: LORA), ["is a LoRA: it has no tensor"]),
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-100]), ["is damaged", "Fetch it again"]),
     "a pointer": (lambda path: path.write_text(POINTER), ["pointer of git-lfs", "git lfs pull"]),
     "a pickle": (lambda path: path.rename(path.with_name("diffusion_pytorch_model.bin")), ["no weights", "can run code"]),

@@ -107,6 +107,39 @@ def test_runs_in_folders_of_one_name_keep_their_order_and_are_told_apart(
     assert sources[1].startswith("../../../ant/runs/run/samples/")
 
 
+@pytest.mark.parametrize("best", ["zebra", "ant"])
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_the_better_of_two_runs_of_one_name_comes_first_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: str, is_relative: bool
+) -> None:
+    """In the table, the chart and the previews, also if a path is relative."""
+    folders = [full_run(tmp_path / name / "run") for name in ("zebra", "ant")]
+    for folder in folders:
+        if folder.parent.name == best:
+            divide_held_out_errors(folder)
+    if is_relative:
+        monkeypatch.chdir(tmp_path)
+        folders[1] = folders[1].relative_to(tmp_path)
+    page_path = write_comparison(folders, tmp_path / "comparison.html")
+
+    page = page_path.read_text(encoding="utf-8")
+    other = {"zebra": "ant", "ant": "zebra"}[best]
+    names = [f"{best}/run", f"{other}/run"]
+    assert re.findall(r'data-label="run">([^<]+)<', page) == names
+    assert re.findall(r"<figcaption>([^,]+),", page)[:2] == names
+    sources = attributes(page, "src", "video")
+    assert [source.partition("/")[0] for source in sources[:2]] == [best, other]
+
+
+def divide_held_out_errors(folder: Path) -> None:
+    journal = folder / "journal.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    for record in records:
+        if record["kind"] == "validation" and record["held_out"] is not None:
+            record["held_out"]["normalised"] /= 2
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
 def remove_validations(folder: Path) -> None:
     journal = folder / "journal.jsonl"
     records = [json.loads(line) for line in journal.read_text().splitlines()]

@@ -44,10 +44,10 @@ def deepen(base: Path, folder: Path, blocks: int = BLOCKS, **wider: int) -> Path
 
     shutil.copytree(base, folder)
     for part in sorted(path for path in folder.glob("transformer*") if path.is_dir()):
-        config = json.loads((part / "config.json").read_text()) | {
-            "num_layers": blocks,
-            **wider,
-        }
+        config = json.loads((part / "config.json").read_text())
+        is_kandinsky = "num_visual_blocks" in config
+        config["num_visual_blocks" if is_kandinsky else "num_layers"] = blocks
+        config |= wider
         if "llama_layers" in config:  # one for each block
             config["llama_layers"] = [0] * (blocks + config["num_single_layers"])
         cls = getattr(diffusers, config["_class_name"])

@@ -381,6 +381,6 @@ def render_with_sound(
             states.__getitem__,
             list(zip(prompts, seeds, strict=True)),
             on_done=report,
-            first=conditions,
+            conditions=conditions,
         )
     return render_samples(family, latents)

@@ -419,6 +419,20 @@ def without_rivals(
     return other_keys
 
 
+def in_one_unit(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a layer without the lengths and intervals in steps that it also gives in
+    passes over the data, which decide.
+
+    A run records in steps what it was given in passes. On top of a run, the number of
+    steps that does not count would look like a change.
+    """
+    return {
+        name: value
+        for name, value in layer.items()
+        if layer.get(EPOCH_KEYS.get(name, "")) is None
+    }
+
+
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Turn dotted names into nested dicts.
 

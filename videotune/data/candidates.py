@@ -69,7 +69,7 @@ class Candidate:
     problem: ClipProblem | None = None
 
     companions: dict[Role, Companion] = field(default_factory=dict)
-    """Its mask and start image, if the config uses them."""
+    """The files that belong to it and that the config uses, by their role."""
 
     captions: tuple[str, ...] = ()
     """Variants of the caption, without the trigger."""
@@ -103,7 +103,7 @@ class Candidate:
         return PurePosixPath(self.file.path.relative_to(self.location.root).as_posix())
 
     @property
-    def repeats(self) -> tuple[str, int]:
+    def folder_repeats(self) -> tuple[str, int]:
         """Folder whose name sets the repeats, and the number (see ``repeats_of``)."""
         if self.dataset.kind == "validation":
             return "", 1
@@ -116,8 +116,8 @@ class Candidate:
         return self.info
 
     @property
-    def lacks_sound(self) -> str:
-        """Why a run that reads sound has none of it; "" if it has."""
+    def sound_problem(self) -> str:
+        """Why a run that reads sound cannot use this clip's; "" if it can."""
         if self.media.still:
             return "an image has no sound"
         if self.media.sound is None:
@@ -156,7 +156,7 @@ class Candidate:
             captions=captions,
             held_out=self.held_out,
             kind=dataset.kind,
-            repeats=dataset.repeats * self.repeats[1],
+            repeats=dataset.repeats * self.folder_repeats[1],
             loss_weight=dataset.loss_weight,
             caption_weights=caption_weights,
             caption_dropout=dataset.caption_dropout,
@@ -174,8 +174,8 @@ class Candidate:
         """Choose the size and the windows; nothing is random for a held-out clip.
 
         Raises:
-            ClipProblem: "too_short" if no window fits; "no_sound" or "sound_speed" for
-                want of sound.
+            ClipProblem: "too_short" if no window fits; "no_sound" or "sound_speed" if
+                the run needs a sound that the clip does not have.
         """
         video = self.video
         resize = config.resize
@@ -199,7 +199,7 @@ class Candidate:
         cuts = self.scan.cuts if samples_scenes and self.scan else ()
         sampling = sample_frames(self.media, video, rules, cuts)
         if config.reads_sound:
-            sampling = mark_sound(sampling, config, self.lacks_sound)
+            sampling = mark_sound(sampling, config, self.sound_problem)
 
         height, width = self.size
         companions = sorted(
@@ -271,8 +271,8 @@ def _originals_first(
 ) -> list[Candidate]:
     """Return the candidates with the original of several copies before them.
 
-    Of files with the same bytes it is the one of the first dataset, with a caption, and
-    with the shortest name: "kitten.mp4", not "kitten (1).mp4".
+    The original is in the first dataset, has a caption, and has the shortest name:
+    "kitten.mp4", not "kitten (1).mp4".
     """
     datasets = list(dict.fromkeys(id(candidate.dataset) for candidate in candidates))
     counts = Counter(candidate.content_id for candidate in candidates)
@@ -360,7 +360,10 @@ def _duplicate_problem(
 
 
 class _Captions(NamedTuple):
+    """A clip's caption."""
+
     variants: tuple[str, ...]
+    """What a sample may read: it draws one of them."""
     texts: tuple[str, ...]
     """What was written, of which the variants were made."""
 

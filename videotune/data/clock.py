@@ -1,13 +1,14 @@
-"""The clock of a stream that starts again, as in parts joined byte by byte: time continues.
+"""Continue the times of a stream whose clock restarts within the file.
 
-MPEG recordings and DVD parts are joined that way. Two frames of such a file claim the
-same time; here the time of each part continues where the part before ended.
+MPEG recordings and DVD parts that were joined byte by byte have such a clock: two of
+their frames claim the same time. Here the time of each part continues where the part
+before it ended.
 """
 
 from typing import Any
 
 FALL_SECONDS = 0.1
-"""A clock that falls back by more has started anew, as the ffmpeg program judges too."""
+"""A clock that falls back by more has restarted; the ffmpeg program uses the same bound."""
 
 LONG_FALL_SECONDS = 1.0
 """A shorter fall counts only at a keyframe: Matroska has no decoding times, and those
@@ -15,14 +16,14 @@ that FFmpeg makes up for it after a joint fall by a few frames within each group
 """
 
 JUMP_SECONDS = 10.0
-"""A clock that leaps ahead by more has started anew too, in formats whose clock is that
-of a broadcast.
+"""A clock that jumps ahead by more has restarted too, in formats whose clock is that of a
+broadcast.
 """
 
 BROADCAST_FORMATS = ("mpeg", "mpegts")
 
 
-class Clock:
+class StreamClock:
     """Continues the times of one stream's packets over all restarts of its clock.
 
     Feed it every packet of the stream from the beginning of the file, in order: the
@@ -35,7 +36,7 @@ class Clock:
 
     def __init__(self, container: Any, stream: Any) -> None:
         self.restarts = 0
-        """How often the clock has started anew."""
+        """How often the clock has restarted."""
 
         self.dropped = 0
         """Packets that nothing can decode, since they refer to the part before."""
@@ -65,7 +66,7 @@ class Clock:
         if not self._is_running or time is None:
             return True
 
-        if self._starts_anew(packet, time):
+        if self._has_restarted(packet, time):
             self.restarts += 1
             self._awaits_keyframe = True
         self._note_duration(packet, time)
@@ -89,7 +90,7 @@ class Clock:
         self._end = max(self._end, presented + self._offset + self._duration)
         return True
 
-    def _starts_anew(self, packet: Any, time: int) -> bool:
+    def _has_restarted(self, packet: Any, time: int) -> bool:
         if self._last_time is None:
             # What the clock shows first may be below 0.
             self._end = time

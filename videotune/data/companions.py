@@ -54,11 +54,28 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
         if not is_used[role]:
             continue
         companions[role] = Companion(role, path)
-        # Only a row can name a file that is not there.
-        if file.metadata_row is not None and not os.path.isfile(path):
-            detail = f"{file.metadata_row} names it, but there is no such file"
+        if is_missing(file, path):
+            detail = (
+                f"{file.metadata_row} names it in the column {column_of(file, role)}, but there is "
+                "no such file"
+            )
             companions[role].problem = ClipProblem("missing_file", detail)
     return companions
+
+
+def is_missing(file: ClipFile, path: Path) -> bool:
+    """Return whether a clip's companion does not exist: only a row can name such a one."""
+    return file.metadata_row is not None and not os.path.isfile(path)
+
+
+def column_of(file: ClipFile, role: Role) -> Role:
+    """Return the column of a metadata file that names a clip's companion: a file in the
+    column ``mask`` is the mask of the loss too.
+    """
+    paths = dict(file.companions)
+    if role == "loss_mask" and paths.get("mask") == paths["loss_mask"]:
+        return "mask"
+    return role
 
 
 def alpha_mask(clip_id: str, media: MediaInfo) -> Companion:

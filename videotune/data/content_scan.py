@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_reader import Reader
+from videotune.data.frame_reader import FrameReader
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import HDR_TRANSFERS
 from videotune.files import REVALIDATED, Count, Number, checked
@@ -173,7 +173,7 @@ def scan_content(
     Raises:
         ClipProblem: "decode_error" if not even the first frame can be decoded.
     """
-    with closing(Reader(info, threads)) as reader:
+    with closing(FrameReader(info, threads)) as reader:
         if info.still:
             _, frame = next(reader.frames([0]))
             return ContentScan(until, signatures=(_signature(frame, info),))
@@ -212,7 +212,7 @@ def scan_content(
 
 
 def _scan_frames(
-    reader: Reader, statistics: "_ScanStatistics", count: int
+    reader: FrameReader, statistics: "_ScanStatistics", count: int
 ) -> float | None:
     """Add the first ``count`` frames to the statistics.
 

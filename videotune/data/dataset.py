@@ -233,7 +233,7 @@ def _join_frames(candidate: Candidate, cache: Path, progress: FileProgressFn) ->
 def choose_evenly(
     files: Sequence[ClipFile], most: int | None
 ) -> tuple[list[ClipFile], list[ClipFile]]:
-    """Return at most so many files, spread evenly over their order, and the others."""
+    """Return at most ``most`` files, spread evenly over their order, and the others."""
     count = len(files)
     if most is None or count <= most:
         return list(files), []

@@ -59,7 +59,11 @@ def notes_on_clips(
 
 
 def _repeats_notes(candidates: Sequence[Candidate]) -> list[str]:
-    repeats = {candidate.repeats for candidate in candidates if candidate.repeats[0]}
+    repeats = {
+        candidate.folder_repeats
+        for candidate in candidates
+        if candidate.folder_repeats[0]
+    }
     if not repeats:
         return []
 

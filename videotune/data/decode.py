@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.data.file_checks import MAX_PIXELS, ClipProblem
-from videotune.data.frame_reader import Reader
+from videotune.data.frame_reader import FrameReader
 from videotune.data.media_info import MediaInfo
 from videotune.data.tone_mapping import to_sdr
 from videotune.lazy import av_reformatter
@@ -65,7 +65,7 @@ def decode(
         return out
 
     resizer = _Resizer(info, height, width, resize, crop_position, alpha)
-    with closing(Reader(info, threads, alpha=alpha)) as reader:
+    with closing(FrameReader(info, threads, alpha=alpha)) as reader:
         for index, frame in reader.frames(sorted(set(indices))):
             first, *repeats = np.flatnonzero(np.equal(indices, index))
             resizer.write(frame, out[first])
@@ -95,7 +95,7 @@ def decode_all(info: MediaInfo, threads: int = 0) -> Iterator[Frames]:
     resizer = _Resizer(
         info, info.height, info.width, resize="stretch", crop_position=(0.5, 0.5)
     )
-    with closing(Reader(info, threads)) as reader:
+    with closing(FrameReader(info, threads)) as reader:
         for _, frame in reader.frames(range(len(info.ticks))):
             picture = np.empty((info.height, info.width, 3), np.uint8)
             resizer.write(frame, picture)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from videotune.cpu_threads import available_cores
-from videotune.data.clock import BROADCAST_FORMATS, Clock
+from videotune.data.clock import BROADCAST_FORMATS, StreamClock
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import read_alpha, read_image
 from videotune.data.media_info import MediaInfo
@@ -24,7 +24,7 @@ its threads.
 """
 
 
-class Reader:
+class FrameReader:
     """A clip that stays open between calls of ``frames``; each continues where the last
     stopped.
 
@@ -53,9 +53,9 @@ class Reader:
         """
 
         self._reached = -1
-        """Index of the frame that the current pass has come to."""
+        """Index of the last frame that the current pass has yielded."""
 
-        # Counting, and a clock that starts anew, must be followed from the beginning.
+        # Frames that are counted, and clocks that restart, are followed from the beginning.
         self._may_seek = info.seekable
         self._has_sought = False
         self._cropper = _Cropper(info.crop)
@@ -190,7 +190,7 @@ class Reader:
         """Yield position and frame from here on; frames without a position are skipped."""
         counter = 0
         has_keyframe = not self.info.keyframes
-        clock = Clock(self._container, stream) if self.info.restarts else None
+        clock = StreamClock(self._container, stream) if self.info.restarts else None
         for packet in demux(self._container, stream):
             has_keyframe = has_keyframe or packet.is_keyframe
 

@@ -172,9 +172,9 @@ class _DatasetFolder:
         """Path of each text file, by that path with the suffix in lower case."""
 
         self.foreign_captions = self._foreign_captions(self.files | outside_captions)
-        """Targets of captions that are links out of the dataset to files that are no
-        captions by their suffix. Through such a link a hostile dataset could show the content of any file,
-        so they are not read.
+        """Targets of captions that are links out of the dataset, unless the target has the
+        suffix of a caption. They are not read: through such a link a hostile dataset could
+        show the content of any file.
         """
 
     def _find_files(self) -> dict[str, bool]:

@@ -1,12 +1,14 @@
 """Notes on the masks, start images and references of a dataset."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from videotune.config.schema import Config
 from videotune.data.candidates import Candidate
+from videotune.data.clip_file import ClipFile, Role
 from videotune.data.companion_files import BESIDE
-from videotune.data.companions import ALPHA, Companion
-from videotune.data.remarks import Remark
+from videotune.data.companions import ALPHA, Companion, column_of, is_missing
+from videotune.data.remarks import Remark, RemarkCode
 from videotune.errors import VideotuneError
 from videotune.text import counted
 
@@ -25,8 +27,8 @@ def notes_on_masks(
         VideotuneError: if the config uses masks and no clip has one.
     """
     loss_masks = [candidate.companions.get("loss_mask") for candidate in usable]
-    files = [dict(candidate.file.companions) for candidate in usable]
-    unused_masks = sum("loss_mask" in roles for roles in files)
+    files = [candidate.file for candidate in usable]
+    unused_masks = len(_existing(files, "loss_mask"))
     any_bad = any(
         candidate.problem is not None and candidate.problem.reason == "bad_mask"
         for candidate in candidates
@@ -40,19 +42,60 @@ def notes_on_masks(
             "used as that video's start image, not as a clip"
         )
     for role in BESIDE:
-        num_files = sum(role in roles for roles in files)
-        if num_files and role not in config.condition_types:
+        if role in config.condition_types:
+            continue
+        num_files = len(_existing(files, role))
+        if num_files:
             note = (
                 f"{counted(num_files, 'clip')} with a {role} that is not used: "
                 f"conditions has no {role}"
             )
             notes.append(Remark("unused_references", note))
+        notes += _unread_column_notes(files, role, "unused_references")
+    if not config.loss_mask.is_used and "mask" not in config.condition_types:
+        notes += _unread_column_notes(files, "loss_mask", "unused_masks")
     if "mask" in config.condition_types:
         num_masks = sum("mask" in candidate.companions for candidate in usable)
         notes.append(
             f"conditions: mask: {counted(num_masks, 'clip')} with a mask; of "
             f"{len(usable) - num_masks} a drawn box is hidden"
         )
+    return notes
+
+
+def _existing(files: Sequence[ClipFile], role: Role) -> list[Path]:
+    """Return the clips' companions in a role that are on the disk."""
+    paths = []
+    for file in files:
+        path = dict(file.companions).get(role)
+        if path is not None and not is_missing(file, path):
+            paths.append(path)
+    return paths
+
+
+def _unread_column_notes(
+    files: Sequence[ClipFile], role: Role, code: RemarkCode
+) -> list[str]:
+    """Return a note for each column of metadata that has the name of a role the config
+    does not use, and values that are no files: it may mean something else.
+    """
+    values_by_column: dict[str, list[str]] = {}
+    for file in files:
+        path = dict(file.companions).get(role)
+        if path is None or file.metadata_row is None or not is_missing(file, path):
+            continue
+        metadata_file = file.metadata_row.rpartition(":")[0]
+        column = f"the column {column_of(file, role)} of {metadata_file}"
+        values_by_column.setdefault(column, []).append(path.name)
+
+    notes: list[str] = []
+    for column, values in values_by_column.items():
+        examples = ", ".join(dict.fromkeys(values[:3]))
+        note = (
+            f"{column} is not used: it names no file for {counted(len(values), 'clip')} ({examples}). "
+            "Rename the column if it is not the clip's file"
+        )
+        notes.append(Remark(code, note))
     return notes
 
 

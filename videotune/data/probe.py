@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from videotune.data.clock import Clock
+from videotune.data.clock import StreamClock
 from videotune.data.file_checks import (
     MAX_PIXELS,
     ClipProblem,
@@ -350,7 +350,7 @@ def _demux(container: Any, stream: Any, sound_probe: SoundProbe) -> Demuxed:
         ClipProblem: "decode_error" if a packet is damaged, or no frame can be decoded.
     """
     demuxed = Demuxed()
-    clock = Clock(container, stream)
+    clock = StreamClock(container, stream)
     damage: _Damage | None = None
 
     try:

@@ -316,7 +316,7 @@ class _TrackReader:
         self, frames: Iterator[Any], stream: Any
     ) -> Iterator[tuple[int, Waveform]]:
         """Yield the samples of frames with their positions, until the end is reached."""
-        clock = _SampleClock(self._begin, self._rate, float(stream.time_base))
+        timeline = _SoundTimeline(self._begin, self._rate, float(stream.time_base))
         most_samples = None
         decoded = 0
         for frame in frames:
@@ -325,7 +325,7 @@ class _TrackReader:
                     f"changes from {self._rate} to {frame.sample_rate} samples a second"
                 )
 
-            span = clock.place(frame)
+            span = timeline.place(frame)
             if span.position >= self._end:
                 return
             if most_samples is None:
@@ -352,8 +352,11 @@ class _FrameSpan(NamedTuple):
     """Samples at its beginning that the frame before has too."""
 
 
-class _SampleClock:
-    """Places frames by their times, and those that follow without a gap by counting.
+class _SoundTimeline:
+    """Finds at which samples of a clip's sound its decoded frames begin.
+
+    A frame is placed by its time. Times are rounded, so a frame whose time is about the
+    end of the frame before continues it without a gap or an overlap.
 
     Args:
         begin: second of the clip's first picture, in the container's time.

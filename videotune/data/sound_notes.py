@@ -29,7 +29,7 @@ def sound_fields(candidate: Candidate) -> dict[str, Any] | None:
     scan = candidate.sound
     problem = info.unusable_sound
     if scan is not None:
-        problem = candidate.lacks_sound
+        problem = candidate.sound_problem
     has_facts = scan is not None and not scan.problem
     return {
         "codec": None if sound is None else sound.codec,
@@ -58,8 +58,8 @@ def notes_on_sound(candidates: Sequence[Candidate], config: Config) -> list[str]
         return []
 
     videos = [candidate for candidate in candidates if not candidate.media.still]
-    heard = [candidate for candidate in videos if not candidate.lacks_sound]
-    silent = [c for c in videos if c.sound is not None and c.lacks_sound]
+    heard = [candidate for candidate in videos if not candidate.sound_problem]
+    silent = [c for c in videos if c.sound is not None and c.sound_problem]
     missing = [c for c in videos if c.sound is None]
     notes = [
         _note("no_sound", missing, "without a sound track that can be used"),

@@ -9,7 +9,7 @@ from videotune.types import Window
 
 
 def mark_sound(
-    sampling: FrameSampling, config: Config, lacks_sound: str
+    sampling: FrameSampling, config: Config, sound_problem: str
 ) -> FrameSampling:
     """Mark the windows that have sound. If only sound is learnt, leave out the others.
 
@@ -19,14 +19,14 @@ def mark_sound(
     Args:
         sampling: the windows of a clip.
         config: the config of a run that reads sound.
-        lacks_sound: why the clip has no sound; "" if it has.
+        sound_problem: why the clip has no sound; "" if it has.
 
     Raises:
         ClipProblem: "sound_speed" if the config refuses windows that do not run as
             filmed; "no_sound" if only sound is learnt and no window has any.
     """
     changed = [window for window in sampling.windows if not window.keeps_time]
-    if changed and not lacks_sound and config.sound.changed_speed == "refuse":
+    if changed and not sound_problem and config.sound.changed_speed == "refuse":
         raise ClipProblem(
             "sound_speed",
             f"{_cause(changed[0])}, so its sound does not belong to its frames "
@@ -35,12 +35,12 @@ def mark_sound(
 
     window_ends = []
     for window, end in zip(sampling.windows, sampling.ends, strict=True):
-        has_sound = not lacks_sound and window.keeps_time
+        has_sound = not sound_problem and window.keeps_time
         shape = replace(window.shape, sound=has_sound)
         if has_sound or config.learns_video:
             window_ends.append((replace(window, shape=shape), end))
     if not window_ends:
-        reason = lacks_sound or f"{_cause(changed[0])}, so it has no sound"
+        reason = sound_problem or f"{_cause(changed[0])}, so it has no sound"
         raise ClipProblem("no_sound", f"the run learns only sound, and {reason}")
 
     return replace(

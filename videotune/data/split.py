@@ -21,7 +21,7 @@ from videotune.data.archives import FileProgressFn, silent
 from videotune.data.clip_file import ClipFile, is_video
 from videotune.data.content_scan import CUT_RATIO, scan_content
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_reader import Reader
+from videotune.data.frame_reader import FrameReader
 from videotune.data.layouts import read_folder
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import VIDEO_SUFFIXES, probe
@@ -391,7 +391,7 @@ def _write_scenes(video: SplitFile) -> Iterator[float]:
     assert video.info is not None
     has_sound = len(video.scenes) > 1 and _has_readable_sound(video.info)
 
-    with closing(Reader(video.info)) as reader:
+    with closing(FrameReader(video.info)) as reader:
         for scene in video.scenes:
             if scene.path is not None and not scene.path.exists():
                 write: Callable[[Path], Any]

@@ -52,7 +52,7 @@ class Demuxed:
     """Whether the last packet is incomplete."""
 
     restarts: int = 0
-    """How often the clock has started anew."""
+    """How often the stream's clock has restarted."""
 
     dropped: int = 0
     """Frames after a restart that refer to the part before."""
@@ -132,7 +132,7 @@ def build_timeline(demuxed: Demuxed, stream: Any, *, is_counted: bool) -> Timeli
             (packet, tick) for packet, tick in usable if tick >= first_keyframe_tick
         ]
 
-    # Of frames with the same time one is displayed.
+    # If several frames have the same time, one of them is displayed.
     ticks = sorted({tick for _, tick in usable})
     index_by_tick = {tick: index for index, tick in enumerate(ticks)}
     keyframes = {index_by_tick[tick] for packet, tick in usable if packet.is_keyframe}

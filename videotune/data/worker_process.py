@@ -79,7 +79,7 @@ def listen(info: dict[str, Any], until: float) -> dict[str, Any]:
     """Scan the sound of a clip's first seconds.
 
     Args:
-        info: media info as JSON; that of earlier versions knows nothing of sound.
+        info: media info as JSON; earlier versions wrote it without the sound.
         until: seconds of the clip to scan.
 
     Returns:

@@ -10,7 +10,7 @@ without a division.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -247,10 +247,8 @@ def denoising_loss(
     """Return the loss of a batch, over what ``batch.loss_mask`` counts.
 
     It is s·w(t)·(d(e) + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v and s
-    the ``batch.loss_weight``. Of the sound it is s·w(t)·d(e) times
-    ``objective.sound_weight``, which is added. The
-    output's ``mse`` is ‖e‖² without weights, d and λ, so that runs with other settings
-    compare.
+    the ``batch.loss_weight``. A learnt sound adds s·w(t)·d(e) of its own error, times
+    ``objective.sound_weight``. The output's ``mse`` is ‖e‖² without weights, d and λ.
 
     Args:
         family: Predicts v.
@@ -265,37 +263,55 @@ def denoising_loss(
     if target is None:
         target = velocity
 
-    losses = []
-    mse = None
+    learnt: list[_LearntPart] = []
     if not batch.video_is_given:
-        error = prediction.video - target.video
-        mse = weighted_mean(error.square(), batch.loss_mask)  # (B,)
-        weight = batch.loss_weight * objective.weight(t)
-        losses.append(weight * _video_loss(objective, batch, error, mse))
-
-    sound_mse = None
+        learnt.append(_video_part(objective, batch, t, prediction, target))
     if batch.sound is not None and not batch.sound.is_given:
-        assert prediction.sound is not None
-        assert target.sound is not None
-        error = prediction.sound - target.sound
-        sound_mse = error.square().flatten(1).mean(1)
-        weight = batch.loss_weight * objective.weight(batch.sound.t)
-        losses.append(weight * _sound_loss(objective, batch, error))
+        learnt.append(_sound_part(objective, batch, prediction, target))
 
-    per_sample_loss = sum(losses[1:], start=losses[0])
-    if mse is None:
-        assert batch.sound is not None
-        assert sound_mse is not None
-        t = batch.sound.t
-        mse = sound_mse
-        sound_mse = None
+    per_sample_loss = sum((part.loss for part in learnt[1:]), start=learnt[0].loss)
     return StepOutput(
         loss=per_sample_loss.mean(),
-        mse=mse.detach(),
+        mse=learnt[0].mse.detach(),
         per_sample_loss=per_sample_loss.detach(),
-        t=t,
-        sound_mse=None if sound_mse is None else sound_mse.detach(),
+        t=learnt[0].t,
+        sound_mse=learnt[1].mse.detach() if len(learnt) > 1 else None,
     )
+
+
+class _LearntPart(NamedTuple):
+    """The video or the sound of a batch, if it is learnt; (B,) each."""
+
+    t: Tensor
+    mse: Tensor
+    loss: Tensor
+    """With its graph, and with the weights of noise levels and samples."""
+
+
+def _video_part(
+    objective: Objective,
+    batch: Batch,
+    t: Tensor,
+    prediction: Velocity,
+    target: Velocity,
+) -> _LearntPart:
+    error = prediction.video - target.video
+    mse = weighted_mean(error.square(), batch.loss_mask)
+    weight = batch.loss_weight * objective.weight(t)
+    return _LearntPart(t, mse, weight * _video_loss(objective, batch, error, mse))
+
+
+def _sound_part(
+    objective: Objective, batch: Batch, prediction: Velocity, target: Velocity
+) -> _LearntPart:
+    assert batch.sound is not None
+    assert prediction.sound is not None
+    assert target.sound is not None
+    t = batch.sound.t
+    error = prediction.sound - target.sound
+    mse = error.square().flatten(1).mean(1)
+    weight = batch.loss_weight * objective.weight(t)
+    return _LearntPart(t, mse, weight * _sound_loss(objective, batch, error))
 
 
 def _video_loss(

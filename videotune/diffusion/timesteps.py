@@ -98,7 +98,7 @@ def stretched_cdf(t: Tensor, shift: float) -> Tensor:
 
     A logit-normal with mean log(shift) is stretched so that two of its percentiles are 0
     and 1, mirrored at ``REFLECTED`` and cut at 1; a tenth of the draws is uniform
-    instead. All that was cut stands at 1. Source: the sampler
+    instead. The probability that was cut is at 1. Source: the sampler
     ShiftedLogitNormalTimestepSampler of the authors' trainer.
     """
     t = t.double()

@@ -20,6 +20,7 @@ from videotune.latent_cache.conditions import (
     LATENTS,
     SOUND,
     ConditionSample,
+    appended_latents,
     as_mask,
     condition_key,
     put_start_images,
@@ -34,7 +35,13 @@ from videotune.latent_cache.sampler import (
     sample_indices,
 )
 from videotune.latent_cache.sound_batch import attach_sound, noise_sound
-from videotune.latent_cache.step_batch import StepBatch, draw_noise, share_of, uniforms
+from videotune.latent_cache.step_batch import (
+    StepBatch,
+    StepDraws,
+    draw_noise,
+    share_of,
+    uniforms,
+)
 from videotune.latent_cache.store import LatentCache
 from videotune.model_spec import ModelSpec
 from videotune.rng import generator_for
@@ -52,23 +59,6 @@ DRAWN_TOGETHER = 64
 
 BLOCKS_IN_MEMORY = 3
 """Blocks of ``DRAWN_TOGETHER`` steps whose draws are kept."""
-
-
-@dataclass(frozen=True)
-class StepDraws:
-    """Everything that is drawn for a step but noise."""
-
-    samples: tuple[tuple[Window, int], ...]
-    """Window and variant of each sample."""
-    captions: tuple[str, ...]
-    condition_types: tuple[frozenset[str], ...]
-    """Types of the conditions of each sample."""
-    boxes: tuple[int, ...]
-    """Number of the box that each sample hides, if it hides a drawn one."""
-    t: Tensor
-    """Noise levels (B,) of the video, or of the sound if the video is given."""
-    sound_t: Tensor | None = None
-    """Noise levels (B,) of the sound, if both are learnt."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +102,13 @@ class BatchSource:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def timesteps_of(self, step: int, part: str = "video") -> TimestepSampler:
+    def timesteps_of(self, step: int, modality: str = "video") -> TimestepSampler:
         """Return the noise levels that a step draws from: with its bucket's shift,
         within its expert's range.
 
         Args:
             step: the step.
-            part: "video", or "sound", whose shift is that of its own tokens.
+            modality: "video", or "sound", whose shift is that of its own tokens.
         """
         timesteps = self.objective.timesteps
 
@@ -126,7 +116,7 @@ class BatchSource:
         if self.config.timestep_shift == "resolution" and shift_rule is not None:
             shape = self.buckets[bucket_of(self.schedule, step)][0].shape
             tokens = self.spec.video_tokens(shape)
-            if part == "sound":
+            if modality == "sound":
                 assert self.spec.sound is not None
                 tokens = self.spec.sound.latents(shape)
             shift = shift_of_tokens(tokens, shift_rule)
@@ -173,7 +163,7 @@ class BatchSource:
         sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
         entries = reader.entries(sample)
         states = reader.channel_states(sample, latents.extras)
-        latents = replace(latents, extras=states | reader.appended(entries))
+        latents = replace(latents, extras=states | appended_latents(entries, self.spec))
         if set(filter(self.spec.is_in_place, reader.usual)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
@@ -327,9 +317,8 @@ class BatchSource:
             block = [
                 draws_of(self, each) for each in range(first, first + DRAWN_TOGETHER)
             ]
-            self._blocks[number] = (
-                block  # two threads may draw the same block: it is equal
-            )
+            # Two threads may draw the same block: it is equal.
+            self._blocks[number] = block
             for outdated in list(self._blocks)[:-BLOCKS_IN_MEMORY]:
                 self._blocks.pop(outdated, None)
         return block[index]
@@ -348,18 +337,18 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
         for position, epoch in indices
     )
     captions = tuple(
-        _caption(source, window, step, index)
+        _draw_caption(source, window, step, index)
         for index, (window, _) in enumerate(samples)
     )
 
-    parts: tuple[str, ...] = ("video",)
+    learnt: tuple[str, ...] = ("video",)
     if source.buckets[bucket][0].shape.sound:
-        parts = source.spec.generates
+        learnt = source.spec.generates
     levels = []
-    for part in parts:
-        name = "t" if part == "video" else "t sound"
+    for modality in learnt:
+        name = "t" if modality == "video" else "t sound"
         numbers = uniforms(seed, step, len(samples), config.timestep_stratified, name)
-        levels.append(source.timesteps_of(step, part).draw(numbers))
+        levels.append(source.timesteps_of(step, modality).draw(numbers))
 
     condition_types = tuple(
         _draw_conditions(source, step, index) for index in range(len(samples))
@@ -379,7 +368,7 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
 
 
 def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[str]:
-    """Draw the conditions of a sample, each by itself."""
+    """Draw the conditions of a sample, each independently of the others."""
     seed = source.keys.seed
     probability = source.config.first_frame_probability or 0.0
     condition_types = set()
@@ -396,7 +385,7 @@ def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[st
     return frozenset(condition_types)
 
 
-def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
+def _draw_caption(source: BatchSource, window: Window, step: int, index: int) -> str:
     """Draw the caption of a sample: one of its clip's, or none if the caption is
     dropped.
     """
@@ -417,20 +406,23 @@ def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
 
 
 def make_step_batch(
-    source: BatchSource, step: int, part: tuple[int, int] = (0, 1), spares: bool = False
+    source: BatchSource,
+    step: int,
+    rank_and_size: tuple[int, int] = (0, 1),
+    spares: bool = False,
 ) -> StepBatch:
     """Return what a process trains on in a step.
 
     Args:
         source: where batches come from.
         step: the step, counted from 1.
-        part: this process and the number of processes, see ``share_of``.
+        rank_and_size: this process and the number of processes, see ``share_of``.
         spares: give a process without a sample another one's, so that all run the
             network together.
     """
     draws = source.step_draws(step)
     windows = [window for window, _ in draws.samples]
-    begin, end = share_of(part, len(windows))
+    begin, end = share_of(rank_and_size, len(windows))
     is_spare = spares and begin == end
     if is_spare:
         begin = min(begin, len(windows) - 1)
@@ -439,45 +431,58 @@ def make_step_batch(
     batch = None
     noise = torch.empty(0)
     if begin < end:
-        latents = []
-        for index in range(begin, end):
-            window, variant = draws.samples[index]
-            latents.append(source.sample(window, variant, step, index))
-        batch = assemble(
-            source,
-            windows[begin:end],
-            draws.captions[begin:end],
-            latents,
-            draws.condition_types[begin:end],
-            variants=[variant for _, variant in draws.samples[begin:end]],
-            boxes=draws.boxes[begin:end],
-        )
+        batch = _batch_of_process(source, step, draws, begin, end)
         noise = draw_noise(batch.x0, source.keys.seed, step, begin)
-        batch = drop_frames(
-            batch,
-            source.config.video_config.frame_dropout_probability,
-            source.spec.patch[0],
-            seed=source.keys.seed,
-            step=step,
-            first=begin,
-        )
-        sound_t = draws.t if draws.sound_t is None else draws.sound_t
-        batch = noise_sound(batch, sound_t[begin:end], source.keys.seed, step, begin)
 
-    prior = [i for i, window in enumerate(windows) if _is_prior(source, window)]
+    prior_samples = [
+        number for number, window in enumerate(windows) if _is_prior(source, window)
+    ]
     prepared = StepBatch(
         step=step,
         window_ids=tuple(window.id for window in windows),
         captions=draws.captions,
         t=draws.t,
-        first=begin,
+        first_sample=begin,
         batch=batch,
         noise=noise,
-        prior=tuple(prior),
+        prior_samples=tuple(prior_samples),
         sound_t=draws.sound_t,
-        spare=is_spare,
+        is_spare=is_spare,
     )
     return prepared.pinned() if source.pin else prepared
+
+
+def _batch_of_process(
+    source: BatchSource, step: int, draws: StepDraws, begin: int, end: int
+) -> Batch:
+    """Return the samples ``begin`` to ``end`` of a step, with dropped frames and the
+    noise of their sound.
+    """
+    samples = draws.samples[begin:end]
+    latents = []
+    for number, (window, variant) in enumerate(samples, start=begin):
+        latents.append(source.sample(window, variant, step, number))
+
+    batch = assemble(
+        source,
+        [window for window, _ in samples],
+        draws.captions[begin:end],
+        latents,
+        draws.condition_types[begin:end],
+        variants=[variant for _, variant in samples],
+        boxes=draws.boxes[begin:end],
+    )
+    batch = drop_frames(
+        batch,
+        source.config.video_config.frame_dropout_probability,
+        source.spec.patch[0],
+        seed=source.keys.seed,
+        step=step,
+        first=begin,
+    )
+    # If only sound is learnt, t is that of the sound.
+    sound_t = draws.t if draws.sound_t is None else draws.sound_t
+    return noise_sound(batch, sound_t[begin:end], source.keys.seed, step, begin)
 
 
 def _is_prior(source: BatchSource, window: Window) -> bool:
@@ -496,8 +501,8 @@ def assemble(
     """Build a batch on the CPU from windows of one bucket. No frame is dropped.
 
     A condition enters in the way that ``spec.conditions`` names: "in_place" feeds its
-    latent cells clean and leaves them out of the loss; "channels" appends channels that
-    show it.
+    latent cells clean and leaves them out of the loss, "channels" shows it on channels of
+    the network, and "context" appends its latents, as tokens, to the clip's.
 
     Args:
         source: where batches come from.
@@ -522,7 +527,7 @@ def assemble(
         known.append(source.conditions.put_in_place(x0[index], sample, entries))
         states_of_clip = latents[index].extras
         states = source.conditions.channel_states(sample, states_of_clip)
-        extras.append(states | source.conditions.appended(entries))
+        extras.append(states | appended_latents(entries, source.spec))
     conditioning_mask = as_mask(known)
 
     loss_mask = picture_mask(windows, source.sizes, x0)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from videotune.config.schema import Config
 from videotune.latent_cache.conditions import (
-    LATENTS,
     ConditionSample,
     channel_samples,
     condition_samples,
@@ -95,18 +94,6 @@ class ConditionReader:
             (F,H,W) bool: the cells that are given.
         """
         return put_conditions(x0, self.spec, sample.types, self.prefix_frames, entries)
-
-    def appended(
-        self, entries: Mapping[str, Mapping[str, Tensor]]
-    ) -> dict[str, Tensor]:
-        """Return the latents (C,n,H,W) of what is appended to a sample, by type, which is
-        also the name that a batch has for them.
-        """
-        return {
-            name: tensors[LATENTS]
-            for name, tensors in entries.items()
-            if self.spec.is_appended(name)
-        }
 
     def channel_states(
         self, sample: SampleConditions, states_of_clip: Mapping[str, Tensor]

@@ -441,6 +441,23 @@ def _end_in_place(
     return latents[:, APPENDED_OF_SUFFIX:] if is_longer else None
 
 
+def appended_latents(
+    entries: Mapping[str, Mapping[str, Tensor]], spec: ModelSpec
+) -> dict[str, Tensor]:
+    """Return the latents (C,n,H,W) of what is appended to a sample, by type, which is
+    also the name that a batch has for them.
+
+    Args:
+        entries: of each condition that is encoded on its own, its tensors.
+        spec: of the model.
+    """
+    return {
+        name: tensors[LATENTS]
+        for name, tensors in entries.items()
+        if spec.is_appended(name)
+    }
+
+
 def put_start_images(
     spec: ModelSpec,
     x0: Tensor,

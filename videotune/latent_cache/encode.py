@@ -398,8 +398,8 @@ def _encode_sound(
 def _whole_picture_beside(
     sample: FrameSample, media: Mapping[str, MediaInfo]
 ) -> np.ndarray:
-    """Decode a sample's reference in its own size, uint8 (H,W,3). Of a video it is the
-    frame at which the sample begins.
+    """Decode a sample's reference in its own size, uint8 (H,W,3). If it is a video, decode
+    the frame at which the sample begins.
     """
     companion = companion_sample(sample, REFERENCE, media)
     picture = whole_picture(media[companion.window.clip_id], companion.times[0])

@@ -1,4 +1,4 @@
-"""Failures of encoders, told with what they failed on."""
+"""Errors of encoders, with the clip or caption that caused them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

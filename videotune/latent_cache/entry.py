@@ -160,7 +160,7 @@ def versions() -> dict[str, str]:
 
 
 def read_entry(folder: Path, kind: str, key: str) -> CacheEntry:
-    """Read what a file of the cache says that it holds, without its data.
+    """Read the metadata of a file of the cache, without its tensors.
 
     A dataset may bring a cache that somebody else made.
 

@@ -16,7 +16,7 @@ def stream(
     first: int,
     last: int,
     threads: int,
-    part: tuple[int, int] = (0, 1),
+    rank_and_size: tuple[int, int] = (0, 1),
     spares: bool = False,
 ) -> Iterator[StepBatch]:
     """Yield the batches of the steps ``first`` to ``last``.
@@ -29,7 +29,7 @@ def stream(
         last: the last step.
         threads: how many threads read ahead; with 0 the caller's thread reads each
             batch when it is asked for.
-        part: this process and the number of processes, see ``share_of``.
+        rank_and_size: this process and the number of processes, see ``share_of``.
         spares: see ``make_step_batch``.
 
     Yields:
@@ -38,14 +38,16 @@ def stream(
     steps = range(first, last + 1)
     if threads == 0:
         for step in steps:
-            yield make_step_batch(source, step, part, spares)
+            yield make_step_batch(source, step, rank_and_size, spares)
         return
 
     pool = single_threaded_pool(threads)
     pending: deque[Future[StepBatch]] = deque()
     try:
         for step in steps:
-            pending.append(pool.submit(make_step_batch, source, step, part, spares))
+            pending.append(
+                pool.submit(make_step_batch, source, step, rank_and_size, spares)
+            )
             if len(pending) > 2 * threads:
                 yield pending.popleft().result()
         while pending:

@@ -112,7 +112,7 @@ def weights_of(schedule: Schedule) -> tuple[Fraction, ...]:
 def steps_per_epoch(schedule: Schedule) -> Fraction:
     """Return how many steps show every window once on average: Σ q_j n_j / b_j.
 
-    Of a schedule in phases, those of its last phase.
+    If the schedule has phases, the windows and steps are those of its last phase.
     """
     last_phase = phases_of(schedule)[-1].schedule
     steps = Fraction(0)
@@ -156,7 +156,7 @@ def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
         offset = 1 if bucket > 0 else 0
         return (2 * turn + offset) * half_intervals[bucket], bucket
 
-    # Start from the time at which about so many steps are due, and correct one step at
+    # Start from the time at which about ``steps`` steps are due, and correct one step at
     # a time.
     now = int(steps * time_per_step)
     counts = []

@@ -1,4 +1,4 @@
-"""The samples of a step, and the uniform numbers of its noise levels."""
+"""The samples of a step, what is drawn for them, and the numbers of their noise levels."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,24 @@ from torch import Tensor
 
 from videotune.memory.host_weights import pinned
 from videotune.rng import generator_for
-from videotune.types import Batch
+from videotune.types import Batch, Window
+
+
+@dataclass(frozen=True)
+class StepDraws:
+    """Everything that is drawn for a step but noise."""
+
+    samples: tuple[tuple[Window, int], ...]
+    """Window and variant of each sample."""
+    captions: tuple[str, ...]
+    condition_types: tuple[frozenset[str], ...]
+    """Types of the conditions of each sample."""
+    boxes: tuple[int, ...]
+    """Number of the box that each sample hides, if it hides a drawn one."""
+    t: Tensor
+    """Noise levels (B,) of the video, or of the sound if the video is given."""
+    sound_t: Tensor | None = None
+    """Noise levels (B,) of the sound, if both are learnt."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +40,17 @@ class StepBatch:
     """Noise levels (B,) of all samples of the step: of the video, or of the sound if the
     video is given.
     """
-    first: int
+    first_sample: int
     """Number of this process's first sample among those of the step."""
     batch: Batch | None
     """This process's samples. None: it has none."""
     noise: Tensor
     """Noise (b,C,F,H,W) of this process's samples."""
-    prior: tuple[int, ...] = ()
+    prior_samples: tuple[int, ...] = ()
     """Numbers of the step's samples whose target is the base model's own prediction."""
     sound_t: Tensor | None = None
     """Noise levels (B,) of the sound, if both are learnt."""
-    spare: bool = False
+    is_spare: bool = False
     """Whether ``batch`` is another process's sample that adds nothing, because all must
     run the network together.
     """
@@ -83,12 +100,16 @@ def uniforms(
     return ((order + u) / count).clamp(max=1 - 2**-53)
 
 
-def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
-    """Return the samples, begin and end, that the i-th of n processes takes of a step:
-    nearly equal parts, in order.
+def share_of(rank_and_size: tuple[int, int], samples: int) -> tuple[int, int]:
+    """Return the samples, begin and end, that a process takes of a step: nearly equal
+    parts, in the order of the processes.
+
+    Args:
+        rank_and_size: the process, counted from 0, and the number of processes.
+        samples: of the step.
     """
-    index, processes = part
-    return index * samples // processes, (index + 1) * samples // processes
+    rank, size = rank_and_size
+    return rank * samples // size, (rank + 1) * samples // size
 
 
 def draw_noise(

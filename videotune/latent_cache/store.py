@@ -282,7 +282,7 @@ class LatentCache:
 
         Args:
             items: what each entry is for.
-            fits: says whether an entry can hold that.
+            fits: returns whether an entry can hold that.
         """
         unusable = 0
         for name, item in items.items():

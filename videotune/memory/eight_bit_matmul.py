@@ -18,7 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
-from videotune.memory.quantization import EIGHT_BIT, LARGEST, QuantizedLinear
+from videotune.memory.quantization import (
+    EIGHT_BIT,
+    LARGEST,
+    QuantizedLayout,
+    QuantizedLinear,
+)
 
 CAPABILITIES = {"FLOAT_8": (8, 9), "INT_8": (7, 5)}
 """The compute capability from which NVIDIA's cards multiply each kind."""
@@ -189,28 +194,12 @@ class EightBitLinear(QuantizedLinear):
     Its inputs and its result are in ``dtype``.
     """
 
-    def __init__(self, linear: nn.Linear, kind: str, dtype: torch.dtype) -> None:
-        """Create the layer without a weight, on the meta device.
-
-        Args:
-            linear: the layer to replace; its bias is shared.
-            kind: FLOAT_8 or INT_8.
-            dtype: the dtype of inputs and result.
-        """
-        nn.Module.__init__(self)  # Linear.__init__ would allocate a weight
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self.kind = kind
-        self.dtype = dtype
-        self.bias = linear.bias
-        self.names = ("packed", "scales")
-
-        empty = {
-            "packed": torch.empty(self.shape, dtype=EIGHT_BIT[kind], device="meta"),
-            "scales": torch.empty((self.out_features, 1), device="meta"),
+    def layout(self) -> QuantizedLayout:
+        """Return the layout of the weight: its rows in eight bits, and their scales."""
+        return {
+            "packed": (self.shape, EIGHT_BIT[self.kind]),
+            "scales": ((self.out_features, 1), torch.float32),
         }
-        for name, tensor in empty.items():
-            self._set(name, tensor)
 
     def set_weight(self, weight: Tensor, device: torch.device) -> None:
         """Round a weight on its own device and store the result on ``device``."""

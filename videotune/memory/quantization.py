@@ -219,87 +219,64 @@ class _QuantizedMatmul(torch.autograd.Function):
         return (x_gradient, bias_gradient, None, None, *[None] * len(ctx.names))
 
 
-@torch.library.custom_op("videotune::quantized_linear", mutates_args=())
-def _quantized_linear(
+@torch.library.custom_op("videotune::quantized_product", mutates_args=())
+def _quantized_product(
     x: Tensor,
     bias: Tensor | None,
     kind: str,
     shape: list[int],
     dtype: torch.dtype,
     tensors: list[Tensor],
+    backward: bool,
 ) -> Tensor:
-    """Compute x·Wᵀ + bias in compiled blocks.
+    """Compute x·Wᵀ + bias in compiled blocks, or x·W if ``backward``.
 
     The compiler does not look into an operation of its own, so it can neither keep the
     dequantized weight for the backward pass nor stop at functions that it cannot trace.
+
+    Args:
+        x: the input, or the gradient of the output.
+        bias: None in the backward pass.
+        kind: the quantization.
+        shape: rows and columns of the weight.
+        dtype: dtype of the product.
+        tensors: the packed weight, in the order of ``form``.
+        backward: whether it is the backward pass's product.
     """
-    weight = _unpack_all(tensors, kind, shape, dtype)
-    return nn.functional.linear(x, weight, bias)
-
-
-@_quantized_linear.register_fake
-def _(
-    x: Tensor,
-    bias: Tensor | None,
-    kind: str,
-    shape: list[int],
-    dtype: torch.dtype,
-    tensors: list[Tensor],
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], shape[0]), dtype=dtype)
-
-
-@torch.library.custom_op("videotune::quantized_linear_backward", mutates_args=())
-def _quantized_linear_backward(
-    gradient: Tensor,
-    kind: str,
-    shape: list[int],
-    dtype: torch.dtype,
-    tensors: list[Tensor],
-) -> Tensor:
-    """Compute the gradient of x."""
-    return gradient @ _unpack_all(tensors, kind, shape, dtype)
-
-
-@_quantized_linear_backward.register_fake
-def _(
-    gradient: Tensor,
-    kind: str,
-    shape: list[int],
-    dtype: torch.dtype,
-    tensors: list[Tensor],
-) -> Tensor:
-    return gradient.new_empty((*gradient.shape[:-1], shape[1]), dtype=dtype)
-
-
-def _unpack_all(
-    tensors: Sequence[Tensor], kind: str, shape: Sequence[int], dtype: torch.dtype
-) -> Tensor:
-    """Do what ``unpack`` does, with the tensors in the order of ``form``."""
     rows, columns = shape
     names = form(kind, (rows, columns))
-    return unpack(dict(zip(names, tensors, strict=True)), kind, (rows, columns), dtype)
+    packed = dict(zip(names, tensors, strict=True))
+    weight = unpack(packed, kind, (rows, columns), dtype)
+    return x @ weight if backward else nn.functional.linear(x, weight, bias)
+
+
+@_quantized_product.register_fake
+def _empty_product(x: Tensor, *arguments: Any) -> Tensor:
+    _, _, (rows, columns), dtype, _, backward = arguments
+    return x.new_empty((*x.shape[:-1], columns if backward else rows), dtype=dtype)
 
 
 def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, _, kind, shape, dtype, tensors = inputs
+    _, _, kind, shape, dtype, tensors, _ = inputs
     ctx.save_for_backward(*tensors)
     ctx.layer = (kind, shape, dtype)
 
 
-def _backward_of_packed(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+def _gradients_of_product(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """Return the gradients of x and bias, and None for each further argument."""
+    tensors = list(ctx.saved_tensors)
     x_gradient = None
     if ctx.needs_input_grad[0]:
-        x_gradient = _quantized_linear_backward(
-            gradient, *ctx.layer, list(ctx.saved_tensors)
+        x_gradient = _quantized_product(
+            gradient, None, *ctx.layer, tensors, backward=True
         )
     bias_gradient = None
     if ctx.needs_input_grad[1]:
         bias_gradient = gradient.flatten(0, -2).sum(0)
-    return x_gradient, bias_gradient, None, None, None, [None] * len(ctx.saved_tensors)
+    return x_gradient, bias_gradient, None, None, None, [None] * len(tensors), None
 
 
-_quantized_linear.register_autograd(_backward_of_packed, setup_context=_save_packed)
+_quantized_product.register_autograd(_gradients_of_product, setup_context=_save_packed)
 
 
 class QuantizedLinear(nn.Linear):
@@ -333,10 +310,14 @@ class QuantizedLinear(nn.Linear):
         self.bias = linear.bias
         self._codes = {} if codes is None else codes
 
-        layout = form(kind, self.shape)
+        layout = self.layout()
         self.names = tuple(layout)
         for name, (shape, stored_dtype) in layout.items():
             self._set(name, torch.empty(shape, dtype=stored_dtype, device="meta"))
+
+    def layout(self) -> QuantizedLayout:
+        """Return the layout of the packed weight."""
+        return form(self.kind, self.shape)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -359,7 +340,7 @@ class QuantizedLinear(nn.Linear):
     def set_weight(self, weight: Tensor, device: torch.device) -> None:
         """Pack a weight on its own device and store the result on ``device``."""
         tensors = pack(weight, self.kind)
-        for name, (shape, dtype) in form(self.kind, self.shape).items():
+        for name, (shape, dtype) in self.layout().items():
             packed = tensors[name]
             assert (tuple(packed.shape), packed.dtype) == (shape, dtype), name
 
@@ -376,8 +357,14 @@ class QuantizedLinear(nn.Linear):
         """Return x·Wᵀ + bias."""
         if torch.compiler.is_compiling():
             tensors = [getattr(self, name) for name in self.names]
-            return _quantized_linear(
-                input, self.bias, self.kind, list(self.shape), self.dtype, tensors
+            return _quantized_product(
+                input,
+                self.bias,
+                self.kind,
+                list(self.shape),
+                self.dtype,
+                tensors,
+                backward=False,
             )
         layer = (self.kind, self.shape, self.dtype)
         return _QuantizedMatmul.apply(

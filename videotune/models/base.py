@@ -111,7 +111,7 @@ class DiffusersModel(AutoencodingCheckpoint):
     """Tokens that ``clean`` adds before the caption."""
 
     encoding: ClassVar[str] = ""
-    """How the VAE is called, if not as diffusers does by itself.
+    """A name for how the VAE is called, if that is not diffusers' own way.
 
     It is in the names of cached latents, so those that were made otherwise are not used.
     """

@@ -31,7 +31,7 @@ from videotune.models.other_models import (
 )
 from videotune.models.part_check import check_part
 from videotune.models.registry import find, names
-from videotune.models.single_file import kind_of
+from videotune.models.single_file import kind_of, refuse_kind
 from videotune.models.skeletons import explained, to_fill
 from videotune.types import BasePlace, LogFn
 
@@ -342,9 +342,7 @@ def part_files(
         refuse_other_model(other_model_of_keys(keys), f"{key}: {path}")
         kind = kind_of(keys, spec.name)
         if kind:
-            raise VideotuneError(
-                f"{key}: {path} is {kind}, not the transformer of a {spec.title}"
-            )
+            refuse_kind(kind, path, key, f"the transformer of {spec.title}")
         files[spec.part_of(expert)] = path.absolute()
     return files
 

@@ -18,7 +18,7 @@ from videotune.models.fingerprint import fingerprint
 from videotune.models.loading import load_model, read_tokenizer
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import bare_pipeline, join_encoders
-from videotune.models.skeletons import on_meta
+from videotune.models.skeletons import on_meta, pretrained
 from videotune.types import PLAIN_WEIGHTS, TextPart
 
 if TYPE_CHECKING:
@@ -34,6 +34,18 @@ tokenizers use.
 
 SOUND_PARTS = ("audio_vae", "vocoder")
 """Parts that encode and decode sound, by their folders."""
+
+
+IMAGE_ENCODER = "image_encoder"
+"""The part that encodes a conditioning image beside the VAE, by its folder."""
+
+
+class ImageEncoderParts(NamedTuple):
+    """What encodes a conditioning image beside the VAE, by names in transformers."""
+
+    encoder_class: str
+    processor_class: str
+    processor_folder: str
 
 
 class CheckpointConfigs(NamedTuple):
@@ -81,6 +93,9 @@ class Checkpoint:
 
     all_layers: ClassVar[bool] = False
     """Whether the states of all layers of ``main_encoder`` are used."""
+
+    image_encoder_parts: ClassVar[ImageEncoderParts | None] = None
+    """None: the family has no image encoder."""
 
     pipelines: ClassVar[tuple[str, ...]]
     """The diffusers pipelines: from text, and from an image on extra channels if there
@@ -165,10 +180,10 @@ class Checkpoint:
         return self._loaded[name]
 
     def free(self, part: str) -> None:
-        """Drop "text_encoder" (all of them) or "vae" (also what decodes sound) from
-        memory.
+        """Drop "text_encoder" (all of them) or "vae" from memory, the latter with all that
+        encodes and decodes beside it: sound and conditioning images.
         """
-        parts = [part, *SOUND_PARTS] if part == "vae" else [part]
+        parts = [part, *SOUND_PARTS, IMAGE_ENCODER] if part == "vae" else [part]
         with self.vae_lock:
             for name in parts:
                 self._loaded.pop(name, None)
@@ -202,6 +217,24 @@ class Checkpoint:
     def vae(self) -> Any:
         """Return the VAE in float32, not tiled: tiles change the latents."""
         return self._load_once("vae", lambda: self.part("vae"))
+
+    def image_encoder(self) -> tuple[Any, Any]:
+        """Return the processor of conditioning images, and the network in float32."""
+        processor, encoder = self._load_once(IMAGE_ENCODER, self._load_image_encoder)
+        return processor, encoder
+
+    def _load_image_encoder(self) -> tuple[Any, Any]:
+        parts = self.image_encoder_parts
+        assert parts is not None
+        encoder = load_model(
+            getattr(transformers, parts.encoder_class),
+            self.folder / IMAGE_ENCODER,
+            torch.float32,
+            self.device,
+        )
+        processor_class = getattr(transformers, parts.processor_class)
+        processor = pretrained(processor_class, self.folder / parts.processor_folder)
+        return processor, encoder
 
     def denoiser(
         self,

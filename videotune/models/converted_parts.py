@@ -7,7 +7,7 @@ into the user's cache.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from videotune.models.skeletons import explained, on_meta
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from videotune.models.model_files import Header
     from videotune.models.single_file import WeightSource
     from videotune.types import LogFn
 
@@ -38,6 +39,9 @@ TRANSFORMERS_STEM = "model"
 
 PICKLED = (".pth", ".pt", ".bin")
 """Endings of torch's own files, which are read without running code of theirs."""
+
+VAE_PREFIXES = ("vae.", "first_stage_model.")
+"""Prefixes of the VAE's keys in checkpoints of several parts."""
 
 TIED_EMBEDDING: KeyRules = ((r"^encoder\.embed_tokens\.weight$", "shared.weight"),)
 """T5 as transformers stores it: the table of tokens is there once."""
@@ -141,6 +145,9 @@ def _usable(
 
     if part == "vae":
         return _vae(cls, folder / part, path, target, key, echo)
+    _refuse_other_kind(
+        stored, path, key, "a text encoder", single_file.TEXT_ENCODER_KINDS
+    )
     net = on_meta(cls, folder / part)
     with _named(key):
         sources = check_part(cls, folder / part, net, echo, files=[path])
@@ -188,6 +195,10 @@ def _vae(
             check_part(cls, folder, net, echo, files=[path])
         return path
 
+    # A checkpoint of several parts is a transformer by most of its keys; the converter
+    # takes the VAE out of it.
+    if not any(name.startswith(VAE_PREFIXES) for name in stored):
+        _refuse_other_kind(stored, path, key, "a VAE", single_file.VAE_KINDS)
     if converter_of(cls) is None:
         raise VideotuneError(
             f"{key}: {path.name} is not in diffusers' layout, and diffusers converts no"
@@ -207,6 +218,22 @@ def _vae(
         )
     weights = vae.state_dict().items()
     return _written(weights, target, path, model_files.STEMS[0], echo)
+
+
+def _refuse_other_kind(
+    stored: Mapping[str, Header],
+    path: Path,
+    key: str,
+    wanted: str,
+    accepted_kinds: Collection[str],
+) -> None:
+    """Raise VideotuneError if a file holds another kind of weights than its key takes.
+
+    The libraries do not notice it: they report weights that are missing.
+    """
+    kind = single_file.kind_of(stored)
+    if kind is not None and kind not in accepted_kinds:
+        single_file.refuse_kind(kind, path, key, wanted)
 
 
 def converter_of(cls: Any) -> Callable[..., dict[str, Tensor]] | None:

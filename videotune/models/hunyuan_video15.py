@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.errors import VideotuneError
-from videotune.lazy import diffusers, torch, transformers
+from videotune.lazy import diffusers, torch
 from videotune.model_spec import ModelSpec, VideoRules
 from videotune.models import hunyuan_video15_tiny
 from videotune.models.base import DiffusersModel
+from videotune.models.checkpoint import ImageEncoderParts
 from videotune.models.fingerprint import fingerprint
 from videotune.models.hunyuan_video15_attention import KeyMaskProcessor
 from videotune.models.hunyuan_video15_encoder import save_memory
@@ -29,7 +30,6 @@ from videotune.models.hunyuan_video15_names import (
 )
 from videotune.models.hunyuan_video15_prompt import CHAT_TEMPLATE, CROP, TEMPLATE
 from videotune.models.key_names import KeyRules
-from videotune.models.loading import load_model
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
     FLOW_SCHEDULERS,
@@ -38,7 +38,6 @@ from videotune.models.pipelines import (
 )
 from videotune.models.planning_mode import select_all
 from videotune.models.sample_groups import predict_in_groups
-from videotune.models.skeletons import pretrained
 from videotune.types import (
     Batch,
     ClipShape,
@@ -128,6 +127,9 @@ class HunyuanVideo15(DiffusersModel):
     variants: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
     transformer_class = "HunyuanVideo15Transformer3DModel"
     vae_class = "AutoencoderKLHunyuanVideo15"
+    image_encoder_parts = ImageEncoderParts(
+        "SiglipVisionModel", "SiglipImageProcessor", "feature_extractor"
+    )
     pipelines: ClassVar[tuple[str, ...]] = (
         "HunyuanVideo15Pipeline",
         "HunyuanVideo15ImageToVideoPipeline",
@@ -307,23 +309,6 @@ class HunyuanVideo15(DiffusersModel):
             save_memory(net)
         return net
 
-    def free(self, part: str) -> None:
-        """Drop a part from memory, and the image encoder together with the VAE."""
-        super().free(part)
-        if part == "vae":
-            super().free("image_encoder")
-
-    def _load_image_encoder(self) -> tuple[Any, Any]:
-        """Return SigLIP's image processor and its network."""
-        encoder = load_model(
-            transformers.SiglipVisionModel,
-            self.folder / "image_encoder",
-            torch.float32,
-            self.device,
-        )
-        processor_folder = self.folder / "feature_extractor"
-        return pretrained(transformers.SiglipImageProcessor, processor_folder), encoder
-
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
@@ -342,7 +327,7 @@ class HunyuanVideo15(DiffusersModel):
 
         values = ((frame[:, 0] + 1) * 127.5).round().clamp(0, 255).byte()
         picture = Image.fromarray(values.permute(1, 2, 0).cpu().numpy())
-        processor, encoder = self._load_once("image_encoder", self._load_image_encoder)
+        processor, encoder = self.image_encoder()
         vision = self.pipeline_class()._get_image_embeds(
             encoder, processor, picture, self.device
         )

@@ -84,7 +84,7 @@ def check_part(
     if not sources:
         kind = single_file.kind_of(all_headers) or "of no known kind"
         raise VideotuneError(
-            f"{shown(files)} is {kind}, not a transformer: it has no tensor of a {cls.__name__}"
+            f"{shown(files)} is {kind}: it has no tensor of a {cls.__name__}"
         )
     used_headers = {source.name: source.stored for source in sources.values()}
     refuse_dtypes(files, used_headers, {*DTYPES, *FP8})

@@ -39,6 +39,18 @@ _OTHER_PARTS = re.compile(r"(^|\.)(video|audio)_embeddings_connector\.")
 transformer also hold.
 """
 
+VAE_KINDS = ("a VAE",)
+TEXT_ENCODER_KINDS = ("a text encoder", "a CLIP encoder")
+"""What ``kind_of`` says of files that hold such a part."""
+
+KEY_OF_KIND = {
+    "a LoRA": "base_loras",
+    "a VAE": "vae.file",
+    "a text encoder": "text_encoder.file",
+    "a CLIP encoder": "text_encoder.file",
+}
+"""The key that takes a file of a kind."""
+
 Stored = Mapping[Path, Mapping[str, Header]]
 """The headers of files, by key."""
 
@@ -232,6 +244,23 @@ def tensors(sources: Mapping[str, WeightSource]) -> Iterator[tuple[str, Tensor]]
             else:
                 yield name, torch.cat([chunks[part] for part in parts])
         del tensor, chunks
+
+
+def refuse_kind(kind: str, path: Path, key: str, wanted: str) -> None:
+    """Raise VideotuneError for a file of weights that is given in another one's place.
+
+    Args:
+        kind: what the file is, by ``kind_of``.
+        path: the file.
+        key: key of the config that names it.
+        wanted: what the key takes, such as "a VAE".
+    """
+    remedy = f"Set {key} to the file of {wanted}"
+    if key.endswith(".file"):
+        remedy += ", or remove the key"
+    if kind in KEY_OF_KIND:
+        remedy += f"; {kind} is given as {KEY_OF_KIND[kind]}"
+    raise VideotuneError(f"{key}: {path} is {kind}, not {wanted}. {remedy}.")
 
 
 def kind_of(stored: Collection[str], family: str | None = None) -> str | None:

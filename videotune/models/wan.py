@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.errors import VideotuneError
-from videotune.lazy import diffusers, torch, transformers
+from videotune.lazy import diffusers, torch
 from videotune.model_spec import (
     ConditionSupport,
     Expert,
@@ -25,13 +25,12 @@ from videotune.model_spec import (
 )
 from videotune.models import wan_tiny
 from videotune.models.base import DiffusersModel
+from videotune.models.checkpoint import ImageEncoderParts
 from videotune.models.fingerprint import fingerprint
 from videotune.models.key_names import KeyRules
-from videotune.models.loading import load_model
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import vae_stand_in
 from videotune.models.single_samples import one_by_one
-from videotune.models.skeletons import pretrained
 from videotune.models.wan_conditions import (
     BOTH_ENDS,
     IN_PLACE,
@@ -156,6 +155,9 @@ class Wan(DiffusersModel):
     )
     transformer_class = "WanTransformer3DModel"
     vae_class = "AutoencoderKLWan"
+    image_encoder_parts = ImageEncoderParts(
+        "CLIPVisionModel", "CLIPImageProcessor", "image_processor"
+    )
     pipelines: ClassVar[tuple[str, ...]] = ("WanPipeline", "WanImageToVideoPipeline")
     text_encoders = {"text_encoder": "UMT5EncoderModel"}
     embedding_names = {"text_encoder": "umt5xxl"}
@@ -237,23 +239,6 @@ class Wan(DiffusersModel):
         """Whether the denoiser also reads CLIP's states of the image (2.1 I2V)."""
         return self.config.get("image_dim") is not None
 
-    def free(self, part: str) -> None:
-        """Drop a part from memory, and the image encoder together with the VAE."""
-        super().free(part)
-        if part == "vae":
-            super().free("image_encoder")
-
-    def _load_image_encoder(self) -> tuple[Any, Any]:
-        """Return CLIP's image processor and its network."""
-        encoder = load_model(
-            transformers.CLIPVisionModel,
-            self.folder / "image_encoder",
-            torch.float32,
-            self.device,
-        )
-        processor_folder = self.folder / "image_processor"
-        return pretrained(transformers.CLIPImageProcessor, processor_folder), encoder
-
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
@@ -306,7 +291,7 @@ class Wan(DiffusersModel):
         from PIL import Image  # keeps the start light
 
         pipe = diffusers.WanImageToVideoPipeline(None, None, vae=None, scheduler=None)
-        processor, encoder = self._load_once("image_encoder", self._load_image_encoder)
+        processor, encoder = self.image_encoder()
         pipe.image_processor = processor
         pipe.image_encoder = encoder
         values = ((pixels.frames[:, frame] + 1) * 127.5).round().clamp(0, 255).byte()

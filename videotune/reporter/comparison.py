@@ -50,10 +50,8 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
         else:
             waiting.append(folder.name)
 
-    keys, rows = comparison_table(runs, path.parent)
-    names = folder_names([run.folder for run in runs])
-    order = [row["name"] for row in rows]
-    runs.sort(key=lambda run: order.index(names[run.folder]))
+    keys, rows, order = _ranked_rows(runs, path.parent)
+    runs = [runs[index] for index in order]
     chart = _comparison_chart([run for run in runs if run.validations])
     contents = render(
         "runs.html.j2",
@@ -80,6 +78,14 @@ def comparison_table(
         runs: the runs.
         page_folder: the folder that links are relative to.
     """
+    keys, rows, _ = _ranked_rows(runs, page_folder)
+    return keys, rows
+
+
+def _ranked_rows(
+    runs: Sequence[Run], page_folder: Path
+) -> tuple[list[str], list[dict[str, Any]], list[int]]:
+    """Return what ``comparison_table`` does, and the index of each row's run."""
     # Before folders lose their parents: two may have the same name.
     keys = differing_settings(runs)
     names = folder_names([run.folder for run in runs])
@@ -94,7 +100,8 @@ def comparison_table(
         cells = [cells[index] for cells in cells_by_key]
         name = names[run.folder]
         rows.append(_comparison_row(shareable(run), name, cells, page_folder))
-    return keys, sorted(rows, key=lambda row: row["rank"])
+    order = sorted(range(len(rows)), key=lambda index: rows[index]["rank"])
+    return keys, [rows[index] for index in order], order
 
 
 def shared_previews(runs: Sequence[Run], page_folder: Path) -> list[dict[str, Any]]:

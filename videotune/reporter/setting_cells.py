@@ -165,8 +165,10 @@ def folder_names(folders: Sequence[Path]) -> dict[Path, str]:
         if len(alike) == 1:
             names[alike[0]] = name
             continue
-        above = Path(os.path.commonpath([folder.parent for folder in alike]))
-        parents = [folder.parent.relative_to(above).parts for folder in alike]
+        # Some may be relative to the working directory.
+        absolute = [Path(os.path.abspath(folder.parent)) for folder in alike]
+        above = Path(os.path.commonpath(absolute))
+        parents = [parent.relative_to(above).parts for parent in absolute]
         num_shared = _num_shared_at_end(parents)
         for folder, parts in zip(alike, parents, strict=True):
             differing = parts[: len(parts) - num_shared]

@@ -25,8 +25,8 @@ from videotune.latent_cache.clip_ends import (
 )
 from videotune.latent_cache.conditions import (
     KNOWN,
-    LATENTS,
     ConditionSample,
+    appended_latents,
     encode_condition,
     pixel_frames,
     put_conditions,
@@ -164,53 +164,81 @@ def _encode_shown(
 
     if any(map(family.spec.is_on_channels, files.types)):
         return _encode_on_channels(family, files, shape, config, key)
+    return _encode_in_place(family, files, shape, config, key)
 
+
+def _encode_in_place(
+    family: DiffusersModel,
+    files: GivenFiles,
+    shape: ClipShape,
+    config: Config,
+    key: str,
+) -> LatentDistribution:
+    """Encode what a sample is given clean among its latents, or appended to them."""
     rules = family.spec.rules
-    latent_frames = dict.fromkeys(files.types, 1)
-    for condition in config.conditions:
-        if condition.type in latent_frames:
-            latent_frames[condition.type] = condition.frames_given
-    window = Window("", 0.0, shape.frames / shape.fps, shape)
-    x0 = torch.zeros(family.spec.latent_channels, *rules.latent_size(shape))
+    frames_given = _frames_given(files, config)
     entries = {}
-    for name in ("suffix", "last_frame", "mask"):
+    for name in ("suffix", "last_frame"):
         path = getattr(files, name)
-        if path is None:
-            continue
-        sample = ConditionSample(window, 0, name, latent_frames[name])
-        hidden = torch.zeros(1, shape.height, shape.width)
-        if name == "mask":
-            assert files.video is not None
-            hidden = mask_pixels(_read(Path(path), shape, f"{key}: mask"))
-            frames = _read(Path(files.video), shape, f"{key}: video")
-        else:
-            end = _read(Path(path), shape, f"{key}: {name}")
-            num_frames = pixels_of_end(name, latent_frames[name], shape, family.spec)
-            # The clip's first frames become the sample's last.
-            frames = np.concatenate(
-                [end[: shape.frames - num_frames], end[:num_frames]]
-            )
-        entries[name] = encode_condition(family, to_model(frames), sample, hidden)
-        if name == "mask" and not entries[name][KNOWN].any():
-            raise _nothing_left(path, shape, key)
+        if path is not None:
+            count = frames_given[name]
+            entries[name] = _encode_end(family, path, name, count, shape, key)
+    if files.mask is not None:
+        entries["mask"] = _encode_around_mask(family, files, shape, key)
 
+    x0 = torch.zeros(family.spec.latent_channels, *rules.latent_size(shape))
     if files.prefix is not None:
-        count = given_frames(latent_frames["prefix"], shape, rules)
+        count = given_frames(frames_given["prefix"], shape, rules)
         num_frames = (count - 1) * rules.temporal_stride + 1
         beginning = _read_end(Path(files.prefix), shape, num_frames, f"{key}: prefix")
         x0[:, :count] = family.encode_video(to_model(beginning)).mean[:, :count]
     if files.image is not None:
-        still = _read(Path(files.image), shape, f"{key}: image")
-        x0[:, :1] = family.encode_video(to_model(still[:1])).mean[:, :1]
+        still = _read(Path(files.image), replace(shape, frames=1), f"{key}: image")
+        x0[:, :1] = family.encode_video(to_model(still)).mean
 
-    prefix_frames = latent_frames.get("prefix", 0)
+    prefix_frames = frames_given.get("prefix", 0)
     known = put_conditions(x0, family.spec, files.types, prefix_frames, entries)
-    appended = {
-        name: tensors[LATENTS]
-        for name, tensors in entries.items()
-        if family.spec.is_appended(name)
-    }
+    appended = appended_latents(entries, family.spec)
     return LatentDistribution(x0, extras=appended, known=known)
+
+
+def _encode_end(
+    family: DiffusersModel,
+    path: str,
+    condition: str,
+    latent_frames: int,
+    shape: ClipShape,
+    key: str,
+) -> dict[str, Tensor]:
+    """Encode a sample's last frames, which are the first ones of a file."""
+    count = pixels_of_end(condition, latent_frames, shape, family.spec)
+    frames = _blank_frames(shape)
+    part = replace(shape, frames=count)
+    frames[-count:] = _read(Path(path), part, f"{key}: {condition}")
+
+    sample = _condition_sample(shape, condition, latent_frames)
+    nothing = torch.zeros(1, shape.height, shape.width)
+    return encode_condition(family, to_model(frames), sample, nothing)
+
+
+def _encode_around_mask(
+    family: DiffusersModel, files: GivenFiles, shape: ClipShape, key: str
+) -> dict[str, Tensor]:
+    """Encode what a mask leaves of a video."""
+    frames, hidden = _read_video_and_mask(files, shape, key)
+    sample = _condition_sample(shape, "mask", 1)
+    entry = encode_condition(family, to_model(frames), sample, hidden)
+    if not entry[KNOWN].any():
+        raise _nothing_left(files, shape, key)
+    return entry
+
+
+def _condition_sample(
+    shape: ClipShape, condition: str, latent_frames: int
+) -> ConditionSample:
+    """Return a condition of a sample that is of no clip."""
+    window = Window("", 0.0, shape.frames / shape.fps, shape)
+    return ConditionSample(window, 0, condition, latent_frames)
 
 
 def _encode_on_channels(
@@ -222,18 +250,12 @@ def _encode_on_channels(
 ) -> LatentDistribution:
     """Encode what a sample is shown on channels of the network."""
     rules = family.spec.rules
-    frames = np.zeros((shape.frames, shape.height, shape.width, 3), np.uint8)
+    frames = _blank_frames(shape)
     hidden = torch.ones(1, shape.height, shape.width)
     if files.mask is not None:
-        assert files.video is not None
-        hidden = mask_pixels(_read(Path(files.mask), shape, f"{key}: mask"))
-        frames = _read(Path(files.video), shape, f"{key}: video").copy()
+        frames, hidden = _read_video_and_mask(files, shape, key)
 
-    frames_given = dict.fromkeys(files.types, 1)
-    for condition in config.conditions:
-        if condition.type in frames_given:
-            frames_given[condition.type] = condition.frames_given
-
+    frames_given = _frames_given(files, config)
     paths = {
         "suffix": files.suffix,
         "last_frame": files.last_frame,
@@ -249,11 +271,11 @@ def _encode_on_channels(
         if name == "prefix":
             frames[pixel_range] = _read_end(Path(path), shape, count, where)
         else:
-            part = ClipShape(count, shape.height, shape.width, shape.fps)
+            part = replace(shape, frames=count)
             frames[pixel_range] = _read(Path(path), part, where)
 
     if files.mask is not None and (hidden > 0).all():
-        raise _nothing_left(files.mask, shape, key)
+        raise _nothing_left(files, shape, key)
     known = shown_pixels(frames_given, shape.frames, hidden, rules)
     control = None
     if files.control is not None:
@@ -262,6 +284,32 @@ def _encode_on_channels(
     states = family.channel_states(pixels)
     empty = torch.zeros(family.spec.latent_channels, *rules.latent_size(shape))
     return LatentDistribution(empty, extras=states)
+
+
+def _frames_given(files: GivenFiles, config: Config) -> dict[str, int]:
+    """Return the latent frames that each condition gives, as in the run's training."""
+    frames_given: dict[str, int] = dict.fromkeys(files.types, 1)
+    for condition in config.conditions:
+        if condition.type in frames_given:
+            frames_given[condition.type] = condition.frames_given
+    return frames_given
+
+
+def _blank_frames(shape: ClipShape) -> np.ndarray:
+    return np.zeros((shape.frames, shape.height, shape.width, 3), np.uint8)
+
+
+def _read_video_and_mask(
+    files: GivenFiles, shape: ClipShape, key: str
+) -> tuple[np.ndarray, Tensor]:
+    """Return the frames of a video, uint8 (T,H,W,3), and its mask (T or 1,H,W), above 0
+    where it hides them.
+    """
+    assert files.mask is not None
+    assert files.video is not None
+    hidden = mask_pixels(_read(Path(files.mask), shape, f"{key}: mask"))
+    frames = _read(Path(files.video), shape, f"{key}: video").copy()
+    return frames, hidden
 
 
 def _read(path: Path, shape: ClipShape, key: str) -> np.ndarray:
@@ -308,9 +356,9 @@ def _decoded(
         return decode(info, times, shape.height, shape.width)
 
 
-def _nothing_left(mask: str, shape: ClipShape, key: str) -> VideotuneError:
+def _nothing_left(files: GivenFiles, shape: ClipShape, key: str) -> VideotuneError:
     return VideotuneError(
-        f"{key}: mask {mask}: at {shape.width}x{shape.height} nothing of the video is left: a cell is "
+        f"{key}: mask {files.mask}: at {shape.width}x{shape.height} nothing of the video is left: a cell is "
         "given only if the mask is black there and in the cells around it. Use a smaller "
         "white part, or a larger size"
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """How a sample is generated."""
+    """How a sample is drawn."""
 
     shape: ClipShape
 
@@ -87,7 +87,10 @@ class RenderedSample(NamedTuple):
 
 
 def draw(*args: Any, **keywords: Any) -> list[Tensor]:
-    """Generate the latents (C,F,H,W) of samples' videos; see ``draw_samples``."""
+    """Draw samples without sound: the latents (C,F,H,W) of their videos.
+
+    It takes what ``draw_samples`` takes.
+    """
     return [sample.video for sample in draw_samples(*args, **keywords)]
 
 
@@ -98,11 +101,11 @@ def draw_samples(
     text: Callable[[str], Mapping[str, Tensor]],
     samples: Sequence[tuple[str, int]],
     on_done: Callable[[int], object] | None = None,
-    first: Sequence[LatentDistribution | None] | None = None,
+    conditions: Sequence[LatentDistribution | None] | None = None,
     isolated: bool = False,
     updates: UpdatesByExpert | None = None,
 ) -> list[SampleLatents]:
-    """Generate the latents of samples, with sound if the run reads it.
+    """Draw samples: their latents, with sound if the run reads it.
 
     Args:
         family: the model family.
@@ -111,8 +114,8 @@ def draw_samples(
         text: returns the cached states of a prompt.
         samples: (prompt, seed) of each.
         on_done: called with the number of finished samples.
-        first: for each sample the clip or image whose first frame, or whose ``known``
-            cells or sound, it is conditioned on, or None.
+        conditions: what each sample is conditioned on, or None: an image or a clip, of
+            which the first frame counts, or the ``known`` cells and the sound.
         isolated: whether the networks' frames are isolated now; they are again
             afterwards.
         updates: added to the networks' linear modules meanwhile, by expert.
@@ -128,20 +131,22 @@ def draw_samples(
     )
     with torch.no_grad(), closing(eval_nets):
         for index, (prompt, seed) in enumerate(samples):
-            image = first[index] if first else None
-            extras = {} if image is None else image.extras
+            condition = conditions[index] if conditions else None
+            extras = {} if condition is None else condition.extras
             conditioning = family.condition([{**text(prompt), **extras}])
             unconditional = None
             if settings.guidance > 1:
                 negative_states = text(settings.negative)
                 unconditional = family.condition([{**negative_states, **extras}])
-            request = _request(family, settings, seed, image)
+            request = _request(family, settings, seed, condition)
+
             arguments = (eval_nets, conditioning, unconditional, request)
             if family.spec.reads_sound:
                 video, sound = family.sample_with_sound(*arguments)
                 latents.append(SampleLatents(video[0], sound[0]))
             else:
                 latents.append(SampleLatents(family.sample(*arguments)[0]))
+
             if on_done:
                 on_done(len(latents))
     return latents
@@ -151,7 +156,7 @@ def _request(
     family: DiffusersModel,
     settings: SampleSettings,
     seed: int,
-    conditions: LatentDistribution | None,
+    condition: LatentDistribution | None,
 ) -> SampleRequest:
     """Return what to sample with a seed.
 
@@ -159,18 +164,22 @@ def _request(
         family: the model family.
         settings: settings of all samples.
         seed: of the noise.
-        conditions: what it is conditioned on, or None.
+        condition: what it is conditioned on, or None.
     """
     first_latent = None
     known = None
     known_mask = None
-    if conditions is not None and conditions.known is not None:
-        if conditions.known.any():
-            known = conditions.mean[None]
-            known_mask = conditions.known[None, None]
-    elif conditions is not None and family.spec.is_in_place("first_frame"):
-        start = conditions.mean[:, :1] if conditions.start is None else conditions.start
-        first_latent = start[None]
+    sound = None
+    if condition is not None:
+        if condition.known is None:
+            if family.spec.is_in_place("first_frame"):
+                first_latent = condition.start
+                if first_latent is None:
+                    first_latent = condition.mean[:, :1]
+        elif condition.known.any():
+            known = condition.mean
+            known_mask = condition.known[None]
+        sound = condition.sound
 
     return SampleRequest(
         shape=settings.shape,
@@ -181,13 +190,16 @@ def _request(
         guidance_2=settings.guidance_2,
         scheduler=settings.scheduler,
         guidance_rescale=settings.guidance_rescale,
-        first=first_latent,
-        known=known,
-        known_mask=known_mask,
-        sound=None
-        if conditions is None or conditions.sound is None
-        else conditions.sound[None],
+        first=_as_batch(first_latent),
+        known=_as_batch(known),
+        known_mask=_as_batch(known_mask),
+        sound=_as_batch(sound),
     )
+
+
+def _as_batch(x: Tensor | None) -> Tensor | None:
+    """Return a tensor of one sample as a batch of one."""
+    return None if x is None else x[None]
 
 
 class _EvalNetworks(Mapping[str, "nn.Module"]):

@@ -8,12 +8,12 @@ from videotune.console import echo
 from videotune.latent_cache.batches import make_step_batch
 from videotune.memory.accelerator import local_device, overlaps
 from videotune.memory.attention import set_attention, switchable
-from videotune.trainer.step import StepSettings, accumulate_gradients, empty_values
-from videotune.trainer.step_record import Clock
+from videotune.trainer.step import StepSettings, accumulate_gradients
+from videotune.trainer.step_record import Clock, empty_values
 from videotune.trainer.trainer import Trainer
 
 CANDIDATES = ("native", "_native_cudnn", "_native_flash", "flash", "_flash_3")
-"""What ``auto`` measures, as far as it is installed.
+"""The backends that ``auto`` measures if they are installed.
 
 Sparse and low-precision backends compute something else.
 """
@@ -73,7 +73,7 @@ def _can_measure(trainer: Trainer) -> bool:
 
 
 def _seconds(trainer: Trainer, settings: StepSettings) -> float:
-    """Return the seconds of the next step's passes. Their gradients stay."""
+    """Return the seconds of the next step's passes. The caller clears their gradients."""
     prepared = make_step_batch(trainer.source, trainer.first)
     net = trainer.net
     device = next(net.parameters()).device

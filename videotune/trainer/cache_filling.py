@@ -123,7 +123,7 @@ def fill_distributed(
     reads: CacheItems,
     dist: DistributedContext,
     keep_bytes: int = 0,
-    tell: ProgressFn | None = None,
+    on_progress: ProgressFn | None = None,
 ) -> LatentCache:
     """Return the cache with everything that the run reads.
 
@@ -137,7 +137,7 @@ def fill_distributed(
         reads: what the run reads.
         dist: this process among those of the run.
         keep_bytes: how much of the cache stays in memory.
-        tell: called with the progress of the encoding.
+        on_progress: called with the progress of the encoding.
     """
     store = LatentCache(job.cache, keep_bytes)
     todo = CacheItems((), ())
@@ -148,7 +148,7 @@ def fill_distributed(
     if dist.size == 1 or not anything_missing:
         if dist.is_main:
             # prints what there is to say
-            fill_cache(job, family, store, reads, tell=tell)
+            fill_cache(job, family, store, reads, on_progress=on_progress)
         return store
 
     begun = time.monotonic()
@@ -157,7 +157,7 @@ def fill_distributed(
     own_share = shard_work(todo, members.index(dist.rank), len(members))
     with store.write_lock() if leads else nullcontext():
         dist.barrier()
-        fill_cache(job, family, store, reads, share=own_share, tell=tell)
+        fill_cache(job, family, store, reads, share=own_share, on_progress=on_progress)
         dist.barrier()
 
     # What the others have written is read from the disk.
@@ -168,7 +168,7 @@ def fill_distributed(
             f"encoded {items_text(todo)} into {job.cache} "
             f"with {counted(len(members), 'process', 'processes')} in {took}"
         )
-        fill_cache(job, family, store, reads, tell=tell)
+        fill_cache(job, family, store, reads, on_progress=on_progress)
     dist.barrier()
     return store if leads else LatentCache(job.cache, keep_bytes)
 
@@ -179,7 +179,7 @@ def fill_cache(
     store: LatentCache,
     reads: CacheItems,
     share: CacheItems | None = None,
-    tell: ProgressFn | None = None,
+    on_progress: ProgressFn | None = None,
 ) -> None:
     """Encode what is missing in the cache.
 
@@ -193,14 +193,14 @@ def fill_cache(
         reads: what the run reads.
         share: this process's share of what is missing, while another process holds the
             lock. None: all of it.
-        tell: called with the progress.
+        on_progress: called with the progress.
 
     Raises:
         DoesNotFit: if the second try has no room either.
         VideotuneError: if a clip cannot be encoded, also for lack of memory.
     """
     try:
-        _fill_once(job, family, store, reads, share, tell)
+        _fill_once(job, family, store, reads, share, on_progress)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -210,7 +210,7 @@ def fill_cache(
         )
         family.free("text_encoder")
         family.free("vae")
-        _fill_with_streamed_text(job, family, store, reads, share, tell)
+        _fill_with_streamed_text(job, family, store, reads, share, on_progress)
 
 
 def _fill_with_streamed_text(
@@ -219,7 +219,7 @@ def _fill_with_streamed_text(
     store: LatentCache,
     reads: CacheItems,
     share: CacheItems | None,
-    tell: ProgressFn | None,
+    on_progress: ProgressFn | None,
 ) -> None:
     """Encode with the blocks of the text encoder on the host.
 
@@ -227,7 +227,7 @@ def _fill_with_streamed_text(
     """
     family.stream_text = echo
     try:
-        _fill_once(job, family, store, reads, share, tell)
+        _fill_once(job, family, store, reads, share, on_progress)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -245,7 +245,7 @@ def _fill_once(
     store: LatentCache,
     reads: CacheItems,
     share: CacheItems | None,
-    tell: ProgressFn | None,
+    on_progress: ProgressFn | None,
 ) -> None:
     """Encode what is missing, show the progress, and print what there is to say about
     the cache.
@@ -254,7 +254,7 @@ def _fill_once(
     todo = missing_entries(job, family, store, reads) if share is None else share
     if todo:
         waited = _fill_with_progress(
-            job, family, store, todo, tell, lock_is_held=share is not None
+            job, family, store, todo, on_progress, lock_is_held=share is not None
         )
         if share is None:
             _print_encoded(store, todo, seconds=time.monotonic() - begun, waited=waited)
@@ -273,7 +273,7 @@ def _fill_with_progress(
     family: DiffusersModel,
     store: LatentCache,
     todo: CacheItems,
-    tell: ProgressFn | None,
+    on_progress: ProgressFn | None,
     *,
     lock_is_held: bool,
 ) -> float:
@@ -288,8 +288,8 @@ def _fill_with_progress(
 
         def report(subject: str, done: int, total: int) -> None:
             progress.update(done, total, subject)
-            if tell is not None:
-                tell(subject, done, total)
+            if on_progress is not None:
+                on_progress(subject, done, total)
 
         return fill(
             family,

@@ -9,7 +9,8 @@ same shapes and for the same parameters in the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -112,29 +113,34 @@ class CapturedPasses:
 
     def run(self, net: nn.Module, inputs: PassInputs, run_pass: RunPass) -> PassOutput:
         """Run a pass, by its graph if it has one; gradients grow by the pass's own."""
-        if self.failure is not None:
+        captured = self._find_or_capture(net, inputs, run_pass)
+        if captured is None:
             return run_pass(inputs)
+        return _replay(captured, inputs)
+
+    def _find_or_capture(
+        self, net: nn.Module, inputs: PassInputs, run_pass: RunPass
+    ) -> CapturedPass | None:
+        """Return the graph of a pass; None: the pass has to run without one."""
+        if self.failure is not None:
+            return None
 
         key = _key(inputs)
         captured = self._graphs.get(key)
-        if captured is not None and _addresses(captured.fixed) != captured.addresses:
+        if captured is not None:
+            if _addresses(captured.fixed) == captured.addresses:
+                return captured
+            # The network has moved, and the graphs would read where it was.
             self.clear()
-            captured = None
-        if captured is None:
-            is_full = len(self._graphs) >= MAX_GRAPHS
-            if key not in self._seen or is_full:
-                self._seen.add(key)
-                return run_pass(inputs)
-            captured = self._capture(net, inputs, run_pass)
-            if captured is None:
-                return run_pass(inputs)
-            self._graphs[key] = captured
 
-        _copy_into(captured.inputs, inputs)
-        _keep_gradients(captured)
-        captured.graph.replay()
-        _add_gradients(captured)
-        return captured.output
+        is_first = key not in self._seen
+        self._seen.add(key)
+        if is_first or len(self._graphs) >= MAX_GRAPHS:
+            return None
+        captured = self._capture(net, inputs, run_pass)
+        if captured is not None:
+            self._graphs[key] = captured
+        return captured
 
     def _capture(
         self, net: nn.Module, inputs: PassInputs, run_pass: RunPass
@@ -144,28 +150,23 @@ class CapturedPasses:
         trained = [
             parameter for parameter in net.parameters() if parameter.requires_grad
         ]
-        gradients = [parameter.grad for parameter in trained]
-        for parameter in trained:
-            parameter.grad = None
-
         outputs: list[PassOutput] = []
         graph = self._graph_class()
         if self._pool is None:
             self._pool = self._graph_class.new_pool()
+
         try:
-            graph.capture(lambda: outputs.append(run_pass(own_inputs)), self._pool)
-            written = tuple(
-                (parameter, parameter.grad)
-                for parameter in trained
-                if parameter.grad is not None
-            )
+            with _gradients_set_aside(trained):
+                graph.capture(lambda: outputs.append(run_pass(own_inputs)), self._pool)
+                written = tuple(
+                    (parameter, parameter.grad)
+                    for parameter in trained
+                    if parameter.grad is not None
+                )
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0][:150]
             self.give_up(f"the pass cannot be captured: {reason}")
             return None
-        finally:
-            for parameter, gradient in zip(trained, gradients, strict=True):
-                parameter.grad = gradient
 
         fixed = tuple(chain(net.parameters(), net.buffers()))
         return CapturedPass(
@@ -176,6 +177,30 @@ class CapturedPasses:
             fixed=fixed,
             addresses=_addresses(fixed),
         )
+
+
+@contextmanager
+def _gradients_set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Take the gradients of earlier passes away within the block, so that the graph
+    allocates its own and does not add to theirs.
+    """
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def _replay(captured: CapturedPass, inputs: PassInputs) -> PassOutput:
+    """Run a captured pass with other inputs of the same shapes."""
+    _copy_into(captured.inputs, inputs)
+    _keep_gradients(captured)
+    captured.graph.replay()
+    _add_gradients(captured)
+    return captured.output
 
 
 def _key(inputs: PassInputs) -> str:

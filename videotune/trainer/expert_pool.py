@@ -230,8 +230,8 @@ class ExpertLoader:
         """Streamed weights that train, by expert. They outlive the denoiser."""
 
     def load(self, pool: ExpertPool, name: str) -> nn.Module:
-        """Return the denoiser of an expert, placed as the config says, with what trains
-        bound into it.
+        """Return the denoiser of an expert, placed by the config, with its trained
+        parameters bound into it.
         """
         is_first = not pool.trainables and not self.new_parameters
         net = self._open(is_first=is_first, name=name)
@@ -282,8 +282,8 @@ class ExpertLoader:
     ) -> None:
         """Put trained parameters into a denoiser that was read again.
 
-        Left out are those of text encoders, and those that streaming or sharding puts
-        into place by itself.
+        Parameters of text encoders are left out, and those that streaming or sharding
+        puts into place.
         """
         elsewhere = set(pool.text_params)
         if name in self._host_weights:

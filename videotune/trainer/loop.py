@@ -77,8 +77,8 @@ def train_loop(trainer: Trainer) -> str:
         return "interrupted"
 
     compiled = trainer.pool.compiled
-    counting = nullcontext() if compiled is None else compiled.clock.running()
-    with bar("training", lambda: doing(trainer)) as progress, counting:
+    timing_compiler = nullcontext() if compiled is None else compiled.clock.running()
+    with bar("training", lambda: doing(trainer)) as progress, timing_compiler:
         trainer.heartbeat.set("training", trainer.first - 1)
         return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
 
@@ -222,15 +222,16 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
     pool = trainer.pool
     settings = step_settings(trainer)
     choose_attention(trainer, settings)
+    # Only now: attention is chosen by steps that are timed without graphs.
     trainer.pool.captured = passes_to_capture(trainer)
     settings = replace(settings, captured=trainer.pool.captured)
     device = next(trainer.net.parameters()).device
     previous_expert = None
 
-    remaining = batches(trainer)
+    step_batches = remaining_batches(trainer)
     while True:
         clock = Clock(device)
-        batch = next(remaining, None)
+        batch = next(step_batches, None)
         if batch is None:
             return
         clock.mark("data")
@@ -317,7 +318,7 @@ def _base_guidance(trainer: Trainer) -> BaseGuidance | None:
     return BaseGuidance(scale, empty.map(lambda x: x.to(trainer.family.device)))
 
 
-def batches(trainer: Trainer) -> Iterator[StepBatch]:
+def remaining_batches(trainer: Trainer) -> Iterator[StepBatch]:
     """Yield the batches of the steps that are left. Raises NoBatch."""
     try:
         yield from stream(
@@ -325,7 +326,7 @@ def batches(trainer: Trainer) -> Iterator[StepBatch]:
             first=trainer.first,
             last=trainer.job.steps,
             threads=trainer.job.config.dataloader_threads,
-            part=(trainer.dist.rank, trainer.dist.size),
+            rank_and_size=(trainer.dist.rank, trainer.dist.size),
             spares=trainer.weights_sharded,
         )
     except (VideotuneError, OSError) as error:

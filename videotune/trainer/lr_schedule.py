@@ -10,7 +10,7 @@ DEFAULT_TIMESCALE = 10_000
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """A learning rate over the steps: a linear warm-up, then what the scheduler says."""
+    """A learning rate over the steps: a linear warm-up, then the scheduler's curve."""
 
     learning_rate: float
     """The peak."""

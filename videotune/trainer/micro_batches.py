@@ -41,18 +41,20 @@ def micro_batches(step_batch: StepBatch, size: int) -> list[MicroBatch]:
         return []
 
     parts: list[MicroBatch] = []
-    first_sample = step_batch.first
+    first_sample = step_batch.first_sample
     for batch in step_batch.batch.split(size):
         end = first_sample + len(batch)
         # t covers the samples of all processes, noise only those of this one.
-        noise_rows = slice(first_sample - step_batch.first, end - step_batch.first)
+        noise_rows = slice(
+            first_sample - step_batch.first_sample, end - step_batch.first_sample
+        )
         parts.append(
             MicroBatch(
                 batch=batch,
                 t=step_batch.t[first_sample:end],
                 noise=step_batch.noise[noise_rows],
                 first_sample=first_sample,
-                is_padding=step_batch.spare,
+                is_padding=step_batch.is_spare,
                 needs_base_prediction=any(batch.prior_preservation),
             )
         )
@@ -93,7 +95,7 @@ def pad_for_sharding(
             )
 
         part = parts[index] if index < len(parts) else _as_padding(parts[-1])
-        needs_base = not samples_of_all_processes.isdisjoint(step_batch.prior)
+        needs_base = not samples_of_all_processes.isdisjoint(step_batch.prior_samples)
         padded.append(replace(part, needs_base_prediction=needs_base))
     return padded
 

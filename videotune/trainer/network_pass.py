@@ -1,4 +1,6 @@
-"""A forward and backward pass of the denoiser over one micro-batch."""
+"""A pass of the denoiser over one micro-batch: what it reads, its forward half, and what
+it returns. ``step.py`` adds the backward half.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ class PassInputs:
     noise: Tensor
     """(b,C,F,H,W)."""
     target: Velocity | None
-    """Replaces the data's v."""
+    """What the network is to predict. None: v of the data."""
     weight: float
-    """Share of the step's samples; 0 for padding."""
+    """Factor of the loss: this pass's share of the step's samples, 0 for padding."""
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> PassInputs:
         """Return the same inputs with ``fn`` applied to each tensor, always in one order."""
@@ -50,9 +52,9 @@ class PassOutput:
     weighted_loss: Tensor
     """The loss times the weight of the pass ()."""
     mse: Tensor
-    """Of each sample (b,), detached."""
+    """See ``StepOutput.mse`` (b,)."""
     sound_mse: Tensor | None
-    """That of the sound (b,), if both are learnt."""
+    """See ``StepOutput.sound_mse`` (b,)."""
 
 
 def forward_pass(

@@ -10,7 +10,7 @@ from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.trainer.captured_passes import CapturedPasses
 
 
-def run_passes(
+def run_with_fallbacks(
     passes: Callable[[], None],
     start_again: Callable[[], None],
     compiled: CompiledBlocks | None,

@@ -10,7 +10,7 @@ from typing import Any
 
 from videotune.adapters.layers import load_weights
 from videotune.config.config_changes import Change, drift, of_class
-from videotune.config.load import merge
+from videotune.config.load import in_one_unit, merge, without_rivals
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
 from videotune.data.dataset import buckets, to_json
@@ -83,7 +83,7 @@ class OpenedRun:
     changes: tuple[str, ...] = ()
     """What differs from before, in words."""
     history: History | None = None
-    """What the journal says so far."""
+    """The journal so far."""
 
 
 def open_run(
@@ -214,8 +214,8 @@ def with_overrides(
     old_settings = run_config["settings"]
     own_keys = user_keys(overrides)
     preset = preset_keys(overrides)
-    user = _without_rivals(merge(preset, own_keys))
-    settings = merge(old_settings, user)
+    user = in_one_unit(merge(without_rivals(preset, own_keys), own_keys))
+    settings = merge(without_rivals(old_settings, user), user)
     base = place_of(settings)
     spec = spec_for(settings["family"], base)
 
@@ -244,15 +244,6 @@ def with_overrides(
     origins |= {change.key: "user" for change in changes}
     configured = as_configured(spec, resolved.config)
     return replace(resolved, origins=origins), configured, base, changes
-
-
-def _without_rivals(user: dict[str, Any]) -> dict[str, Any]:
-    """Let a length or interval in the user's keys replace the run's in the other unit."""
-    if "epochs" in user and "steps" not in user:
-        user = {**user, "steps": None}
-    elif "steps" in user and "epochs" not in user:
-        user = {**user, "epochs": None}
-    return {key: value for key, value in user.items() if f"{key}_epochs" not in user}
 
 
 def check_changes(changes: Sequence[Change], run: Path, override: bool) -> None:

@@ -78,7 +78,7 @@ def build_trainer(
 
     initial_weights = _initial_weights(config, first, family)
     for callback in callbacks:
-        callback.check(family, takes_part=_samples(config, dist))
+        callback.check(family, takes_part=_takes_part(config, dist))
 
     # 2. Encode what the run reads.
     store = _encode(job, family, callbacks, dist, heartbeat)
@@ -110,11 +110,11 @@ def build_trainer(
         dist=dist,
         callbacks=tuple(callbacks),
     )
-    return tell_built(trainer)
+    return notify_built(trainer)
 
 
-def tell_built(trainer: Trainer) -> Trainer:
-    """Tell the callbacks of this process that the networks are built."""
+def notify_built(trainer: Trainer) -> Trainer:
+    """Run the callbacks' ``built`` on the processes that take part in them."""
     if trainer.participates:
         for callback in trainer.callbacks:
             callback.built(trainer)
@@ -167,16 +167,16 @@ def _encode(
         reads_of(job, _prompts(callbacks), windows),
         dist,
         keep_bytes=CACHE_BYTES_IN_MEMORY,
-        tell=heartbeat.progress,
+        on_progress=heartbeat.progress,
     )
-    if _samples(job.config, dist):
+    if _takes_part(job.config, dist):
         for callback in callbacks:
             callback.encode(family)
     return store
 
 
-def _samples(config: Config, dist: DistributedContext) -> bool:
-    """Whether this process takes part in previews."""
+def _takes_part(config: Config, dist: DistributedContext) -> bool:
+    """Whether this process takes part in validation and previews."""
     return dist.is_main or sharded(config, dist)
 
 

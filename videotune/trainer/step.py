@@ -46,15 +46,16 @@ from videotune.trainer.optimizers import (
     norm_of,
     step_if_finite,
 )
-from videotune.trainer.repeated_passes import run_passes
+from videotune.trainer.repeated_passes import run_with_fallbacks
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step_record import (
     FIRST_MSE,
     GRAD_NORM,
-    LOSS,
     LOSS_SCALE,
     Clock,
     StepRecord,
+    empty_values,
+    write_values,
 )
 from videotune.types import Batch, Velocity
 
@@ -88,7 +89,7 @@ class StepSettings:
     compiled: CompiledBlocks | None = None
     """The compiled blocks of the denoisers. None: none are."""
 
-    def size(self, samples: int) -> int:
+    def samples_per_micro_batch(self, samples: int) -> int:
         """Return the samples of a micro-batch for a step of ``samples`` samples."""
         size = -(-samples // self.micro_batches)
         if self.micro_batch_size is None:
@@ -192,19 +193,14 @@ def train_step(
     ):
         if backward_optimizer is not None:
             # One process and no accumulation: a config with more is refused.
-            is_one_pass = settings.size(samples_in_step) >= samples_in_step
-            assert is_one_pass, "updates during backward allow no second micro-batch"
+            size = settings.samples_per_micro_batch(samples_in_step)
+            assert size >= samples_in_step, "updates during backward: one micro-batch"
             backward_optimizer.begin(update_number)
-
-        _run_passes(settings, net, trainable, step_batch, clock, values)
+        _accumulate_with_fallbacks(settings, net, trainable, step_batch, clock, values)
 
         if backward_optimizer is None:
             grad_norm = _finish_gradients(trainable, settings, values)
-            if settings.gradient_norms is not None:
-                parameters = list(trainable.parameters.values())
-                settings.gradient_norms.keep(
-                    step_batch.step, parameters, trainable.expert
-                )
+            _keep_gradient_norms(settings, trainable, step_batch.step)
         else:
             grad_norm = backward_optimizer.norm()
         # fill_ passes a number as an argument of the kernel; a tensor on the CPU would
@@ -222,12 +218,6 @@ def train_step(
     trainable.optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
     return _record(step_batch, trainable, values, learning_rates, clock)
-
-
-def empty_values(step_batch: StepBatch, device: torch.device) -> Tensor:
-    """Return zeros for the values of a step."""
-    errors = step_batch.errors_per_sample * len(step_batch.window_ids)
-    return torch.zeros(FIRST_MSE + errors, device=device)
 
 
 def _record(
@@ -292,7 +282,7 @@ def _set_learning_rates(
     return learning_rates
 
 
-def _run_passes(
+def _accumulate_with_fallbacks(
     settings: StepSettings,
     net: nn.Module,
     trainable: TrainableState,
@@ -307,7 +297,7 @@ def _run_passes(
         accumulate_gradients, settings, net, trainable, step_batch, clock, values
     )
     start_again = partial(_start_again, trainable, values)
-    run_passes(passes, start_again, settings.compiled, settings.captured)
+    run_with_fallbacks(passes, start_again, settings.compiled, settings.captured)
 
 
 def _start_again(trainable: TrainableState, values: Tensor) -> None:
@@ -339,48 +329,65 @@ def accumulate_gradients(
     samples_in_step = len(step_batch.window_ids)
     is_sharded = trainable.shards is not None and settings.dist.size > 1
 
-    size = settings.size(samples_in_step)
+    size = settings.samples_per_micro_batch(samples_in_step)
     parts = micro_batches(step_batch, size)
     if is_sharded:
         parts = pad_for_sharding(parts, step_batch, size, settings.dist.size)
 
     for micro_batch in parts:
-        t = _to_device(micro_batch.t, values.device)
-        noise = _to_device(micro_batch.noise, values.device)
-        batch = micro_batch.batch.map(lambda x: _to_device(x, values.device))
-        batch = encode_live_text(settings.family, trainable.text, batch)
-
-        target = None
-        if settings.base_guidance is not None or micro_batch.needs_base_prediction:
-            target = _base_target(settings, net, micro_batch, batch, t, noise)
-
-        if settings.network_seed is not None:
-            network_seed = seed32(
-                settings.network_seed,
-                "network",
-                step_batch.step,
-                micro_batch.first_sample,
-            )
-            torch.manual_seed(network_seed)
+        weight = 0.0 if micro_batch.is_padding else len(micro_batch.batch)
+        inputs = _pass_inputs(
+            settings,
+            net,
+            trainable.text,
+            micro_batch,
+            weight=weight / samples_in_step,
+            device=values.device,
+        )
         if is_sharded and trainable.text is not None:
-            batch = _with_graph_from_text(batch)
+            inputs = replace(inputs, batch=_with_graph_from_text(inputs.batch))
 
-        weight = 0.0 if micro_batch.is_padding else len(batch) / samples_in_step
-        inputs = PassInputs(batch, t, noise, target, weight)
+        # Seeded after the base model's passes, which would move the draws.
+        if settings.network_seed is not None:
+            first_sample = micro_batch.first_sample
+            seed = settings.network_seed
+            torch.manual_seed(seed32(seed, "network", step_batch.step, first_sample))
         if settings.captured is None:
-            output = _run_pass(settings, net, trainable, inputs, clock)
+            output = _forward_and_backward(settings, net, trainable, inputs, clock)
         else:
             clock.mark("forward")
-            output = settings.captured.run(
-                net, inputs, partial(_run_pass, settings, net, trainable)
-            )
+            run_pass = partial(_forward_and_backward, settings, net, trainable)
+            output = settings.captured.run(net, inputs, run_pass)
             clock.mark("backward")
 
         if not micro_batch.is_padding:
-            _write_values(values, micro_batch, output, samples_in_step)
+            write_values(values, micro_batch, output, samples_in_step)
 
 
-def _run_pass(
+def _pass_inputs(
+    settings: StepSettings,
+    net: nn.Module,
+    text: LiveText | None,
+    micro_batch: MicroBatch,
+    *,
+    weight: float,
+    device: torch.device,
+) -> PassInputs:
+    """Return what a pass reads: the micro-batch on the device, with its captions encoded
+    if they are not cached, and with the base model's target if it has one.
+    """
+    t = _to_device(micro_batch.t, device)
+    noise = _to_device(micro_batch.noise, device)
+    batch = micro_batch.batch.map(lambda x: _to_device(x, device))
+    batch = encode_live_text(settings.family, text, batch)
+
+    target = None
+    if settings.base_guidance is not None or micro_batch.needs_base_prediction:
+        target = _base_target(settings, net, micro_batch, batch, t, noise)
+    return PassInputs(batch, t, noise, target, weight)
+
+
+def _forward_and_backward(
     settings: StepSettings,
     net: nn.Module,
     trainable: TrainableState,
@@ -406,21 +413,6 @@ def _run_pass(
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=device.type in OVERLAPPING)
-
-
-def _write_values(
-    values: Tensor,
-    micro_batch: MicroBatch,
-    output: PassOutput,
-    samples_in_step: int,
-) -> None:
-    """Add a micro-batch to the values of a step."""
-    values[LOSS] += output.weighted_loss
-    first = FIRST_MSE + micro_batch.first_sample
-    values[first : first + len(output.mse)] = output.mse
-    if output.sound_mse is not None:
-        first += samples_in_step
-        values[first : first + len(output.mse)] = output.sound_mse
 
 
 def _base_target(
@@ -480,6 +472,15 @@ def encode_live_text(
     encoded = family.encode_in_loop(captions)
     extras = {**batch.conditioning.extras, **encoded.extras}
     return replace(batch, conditioning=replace(encoded, extras=extras))
+
+
+def _keep_gradient_norms(
+    settings: StepSettings, trainable: TrainableState, step: int
+) -> None:
+    """Keep the norms of the step's gradients if a callback has asked for them."""
+    if settings.gradient_norms is not None:
+        parameters = list(trainable.parameters.values())
+        settings.gradient_norms.keep(step, parameters, trainable.expert)
 
 
 def _finish_gradients(

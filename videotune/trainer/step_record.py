@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
+from videotune.trainer.micro_batches import MicroBatch
+from videotune.trainer.network_pass import PassOutput
 
 NOISE_LEVEL_BINS = 9
 """Parts of [0, 1] over which the journal averages the error."""
@@ -25,6 +28,27 @@ FIRST_MSE = 3
 """Positions in the values of a step: [loss, gradient norm, factor of the loss (0: none),
 mse of each sample]; if video and sound are learnt, the sound's mse of each sample follows.
 """
+
+
+def empty_values(step_batch: StepBatch, device: torch.device) -> Tensor:
+    """Return zeros for the values of a step."""
+    errors = step_batch.errors_per_sample * len(step_batch.window_ids)
+    return torch.zeros(FIRST_MSE + errors, device=device)
+
+
+def write_values(
+    values: Tensor,
+    micro_batch: MicroBatch,
+    output: PassOutput,
+    samples_in_step: int,
+) -> None:
+    """Add the loss and errors of a micro-batch to the values of a step."""
+    values[LOSS] += output.weighted_loss
+    first = FIRST_MSE + micro_batch.first_sample
+    values[first : first + len(output.mse)] = output.mse
+    if output.sound_mse is not None:
+        first += samples_in_step
+        values[first : first + len(output.mse)] = output.sound_mse
 
 
 @dataclass(frozen=True)

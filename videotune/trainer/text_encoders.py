@@ -1,4 +1,4 @@
-"""Train text encoders: what the config says of them, and how it is put in place."""
+"""Train text encoders: check their settings, and attach what trains of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -82,10 +82,11 @@ class Trainer:
     throughput: Throughput = field(default_factory=Throughput)
     trackers: Trackers | None = None
     peaks: dict[str, int] = field(default_factory=dict)
-    views_counted: ViewsCounted = field(default_factory=ViewsCounted)
     """Bytes that the device held at most within a step, by torch's names
     ("allocated_bytes", "reserved_bytes").
     """
+    views_counted: ViewsCounted = field(default_factory=ViewsCounted)
+    """How often each window has been shown, counted as the journal grows."""
 
     @property
     def net(self) -> nn.Module:

@@ -119,7 +119,7 @@ class SamplingCallback(Callback):
         step: int,
         settings: SampleSettings,
         samples: PromptSeeds,
-        first: Sequence[LatentDistribution | None],
+        conditions: Sequence[LatentDistribution | None],
     ) -> list[RenderedSample]:
         """Generate samples. All processes that share the network's weights take part.
 
@@ -128,8 +128,8 @@ class SamplingCallback(Callback):
             step: the step, for the progress bar.
             settings: settings of all samples.
             samples: (prompt, seed) of each.
-            first: for each the clip or image whose first frame it is conditioned on, or
-                None. Empty: none is.
+            conditions: what each is conditioned on, or None, as ``draw_samples`` takes
+                them. Empty: none is.
 
         Returns:
             Each sample; empty on all but the main process.
@@ -151,7 +151,7 @@ class SamplingCallback(Callback):
                 cache(trainer.states),
                 samples,
                 on_done=lambda done: progress.update(done, len(samples)),
-                first=first,
+                conditions=conditions,
                 isolated=not config.video_config.use_temporal_attention,
                 updates=updates,
             )

@@ -335,7 +335,7 @@ class PromptReader:
         """Draw a sample of each prompt."""
         trainer = self._trainer
         plan = self._plan
-        first = [
+        conditions = [
             trainer.source.plain_with_conditions(window) for window in plan.windows
         ]
         samples = [
@@ -349,7 +349,7 @@ class PromptReader:
             settings,
             self._states,
             samples,
-            first=first,
+            conditions=conditions,
             isolated=not video_config.use_temporal_attention,
         )
         return [_on_cpu(sample) for sample in samples_of_prompts]

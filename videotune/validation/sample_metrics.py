@@ -81,7 +81,7 @@ class SampleMetricsCallback(SamplingCallback):
 
     def windows(self) -> Sequence[Window]:
         """Return the windows whose first frame a sample is conditioned on."""
-        return self.plan.first
+        return self.plan.condition_windows
 
     def check(self, family: DiffusersModel, *, takes_part: bool) -> None:
         """Load the encoder; raise VideotuneError if that fails."""
@@ -138,14 +138,14 @@ class SampleMetricsCallback(SamplingCallback):
     def _generate_samples(self, trainer: Trainer, step: int) -> list[np.ndarray]:
         plan = self.plan
         samples = [(plan.prompts[index], seed) for index, seed in plan.pairs]
-        first = []
-        if plan.first:
-            windows = [plan.first[index] for index, _ in plan.pairs]
+        conditions = []
+        if plan.condition_windows:
+            windows = [plan.condition_windows[index] for index, _ in plan.pairs]
             conditions_of = trainer.source.plain_with_conditions
             if self.job.spec.is_given_modality:
                 conditions_of = trainer.source.given_modality
-            first = [conditions_of(window) for window in windows]
-        rendered = self.samples(trainer, step, plan.settings, samples, first)
+            conditions = [conditions_of(window) for window in windows]
+        rendered = self.samples(trainer, step, plan.settings, samples, conditions)
         return [sample.frames for sample in rendered]
 
     def _reason_to_skip(self, trainer: Trainer, step: int) -> str | None:

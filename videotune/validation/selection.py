@@ -390,7 +390,7 @@ class SampleMetricsPlan:
     seed: int
     settings: SampleSettings
 
-    first: tuple[Window, ...] = ()
+    condition_windows: tuple[Window, ...] = ()
     """For each prompt the window of its first frame; empty with text only."""
 
     @property
@@ -420,11 +420,11 @@ def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
     if not prompts or "video" not in job.spec.generates:
         return None
     config = job.config
-    first = metric_conditioning(job, prompts)
+    condition_windows = metric_conditioning(job, prompts)
 
     # First frames are encoded only for the windows' own shapes.
     shape = usual_shape(job)
-    if not first:
+    if not condition_windows:
         shape = metric_shape(shape, job.spec.rules)
     settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
     return SampleMetricsPlan(
@@ -432,7 +432,7 @@ def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
         samples=config.sample_metrics.samples,
         seed=config.sample.seed,
         settings=settings,
-        first=first,
+        condition_windows=condition_windows,
     )
 
 
@@ -492,5 +492,5 @@ def sampling_identity(plan: SampleMetricsPlan) -> dict[str, Any]:
         "seed": plan.seed,
         "shape": str(settings.shape),
         "fps": settings.shape.fps,
-        "told": [window.id for window in plan.first],
+        "told": [window.id for window in plan.condition_windows],
     }
