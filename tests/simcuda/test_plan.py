@@ -119,6 +119,7 @@ def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]
         job = open_run(words, run).job
         step_spec(job, dtype_name(job.config))
         gc.collect()
+        gc.freeze()  # libraries are not looked through again
         before = card.ops.held()  # tables that libraries keep
         trainer = build_trainer(job, run, False)
         for record in loop.train_steps(trainer):
