@@ -2,7 +2,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,10 @@ SLOW = (
 """What `make test-slow` runs: fuzz, rehearsals of benchmarks, pages and schemas, a
 stand-in card, a browser, the making of the toy base.
 """
+
+
+MANY_MODULES = 20
+"""So many new modules have more objects than a run makes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,14 +91,27 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _little_to_collect() -> None:
-    """What is alive by now is not looked through again: a run collects garbage, which
+def freeze_objects() -> None:
+    """Exclude what is alive by now from garbage collection: a run collects garbage, which
     among millions of objects of libraries and of other tests takes longer than what it
     trains.
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freeze_objects_of_other_files() -> None:
+    freeze_objects()
+
+
+@pytest.fixture(autouse=True)
+def _freeze_new_libraries() -> Iterator[None]:
+    """Some libraries are imported by the first test that needs them."""
+    modules_before = len(sys.modules)
+    yield
+    if len(sys.modules) - modules_before > MANY_MODULES:
+        freeze_objects()
 
 
 @pytest.fixture(scope="session")

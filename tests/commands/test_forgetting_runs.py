@@ -20,13 +20,24 @@ READ = ("forgetting.budget=1000000", "forgetting.steps=1", "sample_after=0")
 KINDS = [(name, variant) for name in sorted(names()) for variant in find(name).variants]
 QUICK = [("wan", "t2v"), ("wan_vace", "vace"), ("kandinsky5", "i2v")]
 """A text-to-video model, one of control channels, and one that needs an image."""
+TWO_EXPERTS = [("wan", "t2v-a14b")]
+FIRST_OF_FAMILY = [(name, find(name).variants[0]) for name in names()]
+
+
+def marks_of(kind: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    """A reading draws with the family's pipeline, whose kinds test_pipelines.py has: here
+    are the first kind of each family and the first with two experts.
+    """
+    if kind in QUICK:
+        return []
+    if kind in (*FIRST_OF_FAMILY, *TWO_EXPERTS):
+        return [pytest.mark.slow]
+    return [pytest.mark.long]
+
 
 EVERY_KIND = pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.slow])
-        for kind in KINDS
-    ],
+    [pytest.param(kind, marks=marks_of(kind)) for kind in KINDS],
     ids=lambda kind: "-".join(kind),
 )
 

@@ -355,7 +355,8 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
     the same seed gives the same frames.
 
     Two captions at once, each with an image of its own where the checkpoint takes one,
-    an adapter for each expert, in every format that diffusers reads.
+    an adapter for each expert, in every format that diffusers reads. The first caption
+    shows that a further format has the same numbers.
     """
     family = open_family(name, base_of(name, variant, tiny_bases, tmp_path / "base"))
     spec, shape = family.spec, small_shape(family)
@@ -443,9 +444,9 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
             for expert in nets:
                 words = {"load_into_transformer_2": True} if expert == "low" else {}
                 load_file_of(pipe, family, form, files[form, expert], words)
-            for caption, seed, clip, mine in zip(
-                captions, seeds, clips, ours, strict=True
-            ):
+            samples = list(zip(captions, seeds, clips, ours, strict=True))
+            is_first_form = form == min(form for form, _ in files)
+            for caption, seed, clip, mine in samples if is_first_form else samples[:1]:
                 wanted = theirs(caption, seed, clip if image else None)
                 torch.testing.assert_close(
                     mine[:, later], wanted[:, later], rtol=1e-4, atol=1e-4

@@ -33,9 +33,13 @@ LIBRARIES = (
         "transformers.modeling_layers",
     ),
     *(
+        "diffusers.models.autoencoders.autoencoder_kl_wan",
         "diffusers.models.transformers.transformer_wan",
+        "diffusers.pipelines.wan.pipeline_wan",
         "transformers.models.t5.modeling_t5",
+        "transformers.models.umt5.modeling_umt5",
     ),
+    *("videotune.commands.train", "tests.simcuda.lab"),
 )
 """Imported before there is a card: some look for the kernels of a real one."""
 

@@ -54,6 +54,8 @@ class Seen:
 @contextmanager
 def seen_by_card() -> Iterator[Seen]:
     """Of every run of the training loop within: its errors and steps."""
+    gc.collect()  # what is left of the last run
+    gc.freeze()  # libraries that it has imported are not looked through again
     seen, own = Seen(), loop.train_step
 
     def counted(*arguments: Any) -> StepRecord:
@@ -130,7 +132,6 @@ class Lab:
         """
         run = self.folder / "runs" / name
         words = Overrides(data=words.data, sets=(*words.sets, *QUIET))
-        gc.collect()  # what is left of the last run
         with seen_by_card() as seen, planted or nullcontext():
             trainer = build_trainer(open_run(words, run).job, run, False)
             try:

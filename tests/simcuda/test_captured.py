@@ -28,11 +28,17 @@ WAYS = {
 
 
 def compared(family: str, folder: str) -> dict[str, Any]:
-    """Losses of each kind's steps, as usual and with graphs."""
+    """Losses of each kind's steps, as usual and with graphs.
+
+    Only the first kind's blocks are also kept: how blocks are recomputed knows no kind.
+    """
     lab = Lab(Path(folder))
     found = {}
+    first_kind, *_ = find(family).variants
     for kind in find(family).variants:
         for way, memory in WAYS.items():
+            if way == "kept" and kind != first_kind:
+                continue
             own = OWN.get(f"{family} {kind}", ())
             words = lab.words(family, *own, *memory, variant=kind)
             usual = lab.steps(f"{kind}-{way}", words)

@@ -39,10 +39,11 @@ and we ask once for all which samples have an image.
 
 
 def trained(family: str, folder: str) -> dict[str, Any]:
-    """What the card sees of each kind's training, and of going back to the checkpoint
-    of the middle.
+    """What the card sees of each kind's training, and of the first kind's going back to
+    the checkpoint of the middle.
     """
     half, found = STEPS // 2, {}
+    first_kind, *_ = find(family).variants
     quiet = ("validate_every=0", "sample_metrics.budget=0")
     for kind in find(family).variants:
         run = Path(folder) / f"run-{kind}"
@@ -55,43 +56,36 @@ def trained(family: str, folder: str) -> dict[str, Any]:
         facts = facts_of(run)
         straight.losses = [[line[1], line[5]] for line in facts]
         drawn = {path.name.split("-")[1] for path in (run / "samples").iterdir()}
-        with seen_by_card() as resumed:
-            assert train(words, run, resume=Resume(step=half)) == DONE
-        again = {
-            "same": facts == facts_of(run),
-            "steps": [len(straight.held), len(resumed.held)],
-            "drawn": len(drawn),
-        }
-        found[kind] = {
-            "straight": asdict(straight),
-            "resumed": asdict(resumed),
-            "facts": again,
-        }
+        found[kind] = {"straight": asdict(straight), "drawn": len(drawn)}
+        if kind == first_kind:
+            with seen_by_card() as resumed:
+                assert train(words, run, resume=Resume(step=half)) == DONE
+            found[kind] |= {"resumed": asdict(resumed), "same": facts == facts_of(run)}
     return found
 
 
 @pytest.mark.parametrize("family", sorted(names()))
 def test_a_training_with_previews_and_a_resume(family: str, tmp_path: Path) -> None:
     """No error, no wait and no growth that is not known, and a resume with the same
-    losses to the bit.
+    losses to the bit: what a checkpoint holds of the card knows no kind of a family.
     """
     wrong = {}
     for kind, seen in on_card(trained, family, tmp_path).items():
         known = WAITS.get(f"{family} {kind}", 0)
-        wrong[kind] = [
-            *faults(seen["straight"], known),
-            *faults(seen["resumed"], known),
-        ]
-        assert seen["facts"] == {
-            "same": True,
-            "steps": [STEPS, STEPS - STEPS // 2],
-            "drawn": 3,
-        }, kind
+        wrong[kind] = faults(seen["straight"], known)
+        assert len(seen["straight"]["held"]) == STEPS, kind
+        assert seen["drawn"] == 3, kind
+        if "resumed" in seen:
+            wrong[kind] += faults(seen["resumed"], known)
+            assert len(seen["resumed"]["held"]) == STEPS - STEPS // 2, kind
+            assert seen["same"], kind
     assert {kind: told for kind, told in wrong.items() if told} == {}
 
 
 def trained_with_sound(learnt: str, folder: str) -> dict[str, Any]:
-    """What the card sees of a training with sound, and of going back to its middle."""
+    """What the card sees of a training with sound; if both are learnt, also of going back
+    to its middle.
+    """
     half = STEPS // 2
     run = Path(folder) / "run"
     clips = write_sounding_clips(Path(folder) / "sounding", sounding=4, silent=0)
@@ -111,18 +105,18 @@ def trained_with_sound(learnt: str, folder: str) -> dict[str, Any]:
         assert train(words, run) == DONE
     facts = facts_of(run)
     straight.losses = [[line[1], line[5]] for line in facts]
-    with seen_by_card() as resumed:
-        assert train(words, run, resume=Resume(step=half)) == DONE
-    return {
-        "straight": asdict(straight),
-        "resumed": asdict(resumed),
-        "same": facts == facts_of(run),
-    }
+    found = {"straight": asdict(straight)}
+    if "video" in learnt and "sound" in learnt:
+        with seen_by_card() as resumed:
+            assert train(words, run, resume=Resume(step=half)) == DONE
+        found |= {"resumed": asdict(resumed), "same": facts == facts_of(run)}
+    return found
 
 
 @pytest.mark.parametrize("learnt", ['"video", "sound"', '"sound"', '"video"'])
 def test_a_training_with_sound_waits_for_nothing(learnt: str, tmp_path: Path) -> None:
     seen = on_card(trained_with_sound, learnt, tmp_path)
     assert faults(seen["straight"]) == []
-    assert faults(seen["resumed"]) == []
-    assert seen["same"]
+    if "resumed" in seen:
+        assert faults(seen["resumed"]) == []
+        assert seen["same"]

@@ -4,6 +4,19 @@ from typing import Any
 
 import pytest
 
+from tests.support.browser import NewPage, Studio, started_studio
+
+
+@pytest.fixture(scope="module")
+def browser_studio(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Studio, NewPage]]:
+    """One studio and one browser for the tests of a file, each with a project and a page
+    of its own: to start both takes longer than most tests.
+    """
+    with started_studio(tmp_path_factory.mktemp("studio")) as (studio, new_page):
+        yield studio, new_page
+
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.browser import HeldRequests, open_studio
+from tests.support.browser import HeldRequests, NewPage, Studio
 from tests.support.clips import write_clip
 from tests.support.waiting import wait_until
 from videotune.studio import projects
@@ -31,9 +31,10 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path, films: Path) -> projects.Project:
+def home(browser_studio: tuple[Studio, NewPage], films: Path) -> projects.Project:
     """A project of four clips; the first two have captions."""
-    project = projects.create(tmp_path / "root", "Animals", preset="toy")
+    studio, _ = browser_studio
+    project = projects.create(studio.root, "Animals", preset="toy")
     for path in films.iterdir():
         (project.folder / "clips" / path.name).write_bytes(path.read_bytes())
     for name in NAMES[:2]:
@@ -42,8 +43,11 @@ def home(tmp_path: Path, films: Path) -> projects.Project:
 
 
 @pytest.fixture
-def page(home: projects.Project) -> Iterator[Any]:
-    with open_studio(home.folder.parent) as (studio, page):
+def page(
+    browser_studio: tuple[Studio, NewPage], home: projects.Project
+) -> Iterator[Any]:
+    studio, new_page = browser_studio
+    with new_page() as page:
         page.goto(f"{studio.address}/p/{home.name}/data")
         page.locator("#counts .checked").wait_for()
         yield page

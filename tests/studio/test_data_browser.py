@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.browser import WAIT, open_studio, violations
+from tests.support.browser import WAIT, NewPage, Studio, violations
 from tests.support.clips import write_clip, write_image
 from tests.support.http_server import Handler, serving
 from videotune.studio import projects
@@ -48,9 +48,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path, sources: Path) -> projects.Project:
+def home(browser_studio: tuple[Studio, NewPage], sources: Path) -> projects.Project:
     """A project with these clips."""
-    project = projects.create(tmp_path / "root", "Animals", preset="toy")
+    studio, _ = browser_studio
+    project = projects.create(studio.root, "Animals", preset="toy")
     for path in sources.iterdir():
         if path.is_file():
             (project.folder / "clips" / path.name).write_bytes(path.read_bytes())
@@ -58,8 +59,11 @@ def home(tmp_path: Path, sources: Path) -> projects.Project:
 
 
 @pytest.fixture
-def page(home: projects.Project) -> Iterator[Any]:
-    with open_studio(home.folder.parent) as (studio, page):
+def page(
+    browser_studio: tuple[Studio, NewPage], home: projects.Project
+) -> Iterator[Any]:
+    studio, new_page = browser_studio
+    with new_page() as page:
         page.emulate_media(
             reduced_motion="reduce"
         )  # axe-core looks at once, at what is not yet as it will be

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,38 +80,60 @@ class Studio:
         assert self.process.wait(60) == 0
 
 
+NewPage = Callable[[], AbstractContextManager[Any]]
+
+
 @contextmanager
-def open_studio(
+def started_studio(
     root: Path, password: str | None = None
-) -> Iterator[tuple[Studio, Any]]:
-    """A studio and a page in a browser of 1280 pixels, whose errors fail the test."""
+) -> Iterator[tuple[Studio, NewPage]]:
+    """A studio, and pages in one browser.
+
+    Each page has a profile of its own, 1280 pixels of width, and no errors at its end.
+    """
     from playwright.sync_api import sync_playwright
 
     path = browser_path()
-    errors: list[str] = []
-    outside: list[str] = []
     studio = Studio(root, password)
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path=path, args=["--no-sandbox"], timeout=WAIT
             )
-            context = browser.new_context(
-                viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
-            )
-            context.on(
-                "request",
-                lambda asked: (
-                    outside.append(asked.url) if is_foreign_address(asked.url) else None
-                ),
-            )
-            context.on("page", lambda page: watched(page, errors))
-            yield studio, context.new_page()
+            yield studio, lambda: page_of(browser)
             browser.close()
-        assert errors == [], str(errors)
-        assert outside == [], "the page asks nobody else for anything"
     finally:
         studio.end()
+
+
+@contextmanager
+def page_of(browser: Any) -> Iterator[Any]:
+    """A page in a profile of its own, whose errors fail the test."""
+    errors: list[str] = []
+    outside: list[str] = []
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
+    )
+    context.on(
+        "request",
+        lambda asked: (
+            outside.append(asked.url) if is_foreign_address(asked.url) else None
+        ),
+    )
+    context.on("page", lambda page: watched(page, errors))
+    yield context.new_page()
+    context.close()
+    assert errors == [], str(errors)
+    assert outside == [], "the page asks nobody else for anything"
+
+
+@contextmanager
+def open_studio(
+    root: Path, password: str | None = None
+) -> Iterator[tuple[Studio, Any]]:
+    """A studio and one page in a browser."""
+    with started_studio(root, password) as (studio, new_page), new_page() as page:
+        yield studio, page
 
 
 def watched(page: Any, errors: list[str]) -> None:
