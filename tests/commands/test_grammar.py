@@ -179,5 +179,5 @@ def test_a_plan_says_within_a_second_what_takes_longer(
     sets = "resolution=32x32"
     assert run("plan", small_clips, base=base, set=sets, as_json=True) == DONE
     printed = capsys.readouterr()
-    assert "measuring memory" in printed.err.splitlines()[0]
+    assert "calculating memory" in printed.err.splitlines()[0]
     assert json.loads(printed.out)["steps"] == 2000

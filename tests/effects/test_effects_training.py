@@ -42,9 +42,10 @@ from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import make_step_batch
 from videotune.memory import compiling
 from videotune.memory.compiling import compiled_graphs
-from videotune.planner import settings
+from videotune.planner import memory, settings
 from videotune.planner.gpus import Card
-from videotune.planner.ledger import KEPT
+from videotune.planner.ledger import KEPT, Work
+from videotune.planner.memory import Choice, Need
 from videotune.planner.read_step import step_spec
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer import attention, loop
@@ -746,8 +747,14 @@ def test_compiled_code_is_kept_in_the_users_cache(
 def test_auto_compiles_where_the_planned_run_is_long_enough(
     lab: Lab, monkeypatch: Patch
 ) -> None:
-    card = Card("a card", 80 << 30, 1e15, 1e11)
+    card = Card("a card", 80 << 30, 1e15, 1e11, bandwidth=1e12)
+    work = Work(flops=1e15, moved=1e12)
+    training = Need(Choice(1, OFF, 0), {}, {}, work, moved=0.0)
     chosen = {}
+
+    def counted(job: Job, spec: None, need: Need, card: Card) -> float:
+        return memory.seconds(need, 1, card)
+
     for steps in (10, 1000):
         job = job_of(lab, {"steps": steps})
         assert settings.decide_compile(job).config.compile == "auto", (
@@ -757,8 +764,8 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
             patch.setattr(settings, "overlaps", lambda _: True)
             patch.setattr(settings, "no_compiler", lambda: None)
             patch.setattr(settings, "requested_card", lambda *_: (card.vram, card))
-            patch.setattr(settings, "planned_need", lambda *_: (None, None))
-            patch.setattr(settings, "step_seconds", lambda *_: 2.0)
+            patch.setattr(settings, "planned_need", lambda *_: (None, training))
+            patch.setattr(settings, "step_seconds", counted)
             chosen[steps] = settings.decide_compile(job).config.compile
     assert chosen == {10: False, 1000: True}
 

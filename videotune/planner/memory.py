@@ -51,7 +51,7 @@ memory's bandwidth that all other operations reach; fitted to an H100.
 COMPILED_MOVES = 0.31
 COMPILED_STARTS = 0.57
 """Shares of the bytes outside of products and attention that compiled blocks move, and of
-the operations that the host starts; measured on an H200, for LTX-Video 2B.
+the operations that the host starts; measured on an H200, for a model of 2B.
 """
 
 LAUNCH_SECONDS = 40e-6
