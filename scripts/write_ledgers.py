@@ -125,7 +125,7 @@ def shapes_of_steps(inputs: PlanInputs) -> list[ClipShape]:
     if spec.rules.most_frames == 1:
         sizes = [(1, *side) for side in sides]
     elif spec.rules.size is not None:
-        sizes = [(count, 0, 0) for count in (1, 17, 49, 81)]
+        sizes = [(spec.rules.most_frames or STEPS[-1][0], 0, 0)]
     for size in sizes:
         shape = fitting(spec.rules, *size)
         shapes.setdefault(spec.tokens(shape), shape)
@@ -187,6 +187,8 @@ def at_higher_rank(
     """Return the points of a higher rank from its first and last one: what a rank adds
     is affine in the tokens.
     """
+    if len(points) == 1:
+        return [ends[0]]
     result = [ends[0]]
     for count, point in zip(tokens[1:-1], points[1:-1], strict=True):
         share = (count - tokens[0]) / (tokens[-1] - tokens[0])

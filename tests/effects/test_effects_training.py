@@ -749,10 +749,10 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
 ) -> None:
     card = Card("a card", 80 << 30, 1e15, 1e11, bandwidth=1e12)
     work = Work(flops=1e15, moved=1e12)
-    training = Need(Choice(1, OFF, 0), {}, {}, work, moved=0.0)
+    training = Need(Choice(1, "OFF", 0), {}, {}, work, moved=0.0)
     chosen = {}
 
-    def counted(job: Job, spec: None, need: Need, card: Card) -> float:
+    def counted(job: Any, spec: None, need: Need, card: Card) -> float:
         return memory.seconds(need, 1, card)
 
     for steps in (10, 1000):
