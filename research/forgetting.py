@@ -50,13 +50,16 @@ from videotune.validation.callbacks import Validation
 from videotune.validation.forgetting_callback import ForgettingCallback
 from videotune.validation.overhead import planned_forgetting
 
-CASES = ("plain", "prior", "guided", "half", "undistilled")
+CASES = ("plain", "prior", "guided", "half", "undistilled", "forgetful")
 
 COUNTED = 4
 """Runs of a case whose videos are counted."""
 
 COUNTED_PROMPTS = 12
 """Videos of such a run."""
+
+FORGETFUL_RATE = 1e-3
+"""Rate of the case that trains all weights of the toy on one clip."""
 
 STUDENT_STEPS = 400
 STUDENT_BATCH = 8
@@ -203,7 +206,7 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
     )
     data: list[dict[str, Any]] = [{"path": concept}]
     keys: dict[str, Any] = {"seed": seed, "steps": experiment.steps}
-    is_distilled = case != "undistilled"
+    is_distilled = case not in ("undistilled", "forgetful")
     if is_distilled:
         keys["base_model_name"] = str(experiment.student)
         keys["sample.guidance"] = 1
@@ -218,6 +221,18 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
         keys["distilled_guidance"] = experiment.guidance
     if case == "half":
         keys["learning_rate"] = 5e-4
+    if case == "forgetful":
+        # One clip, so one caption; the concept's clips are held out.
+        data[0]["kind"] = "validation"
+        single = clips(
+            experiment,
+            f"single-{seed}",
+            concept_clips=1,
+            reminder_clips=0,
+            seed=1000 + seed,
+        )
+        data.append({"path": single})
+        keys |= {"training_method": "FINE_TUNE", "learning_rate": FORGETFUL_RATE}
     trainer = open_trainer(f"run-{case}-{seed}", experiment, data, **keys)
 
     (validation,) = (x for x in trainer.callbacks if isinstance(x, Validation))
