@@ -239,7 +239,7 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
     (reader,) = (x for x in trainer.callbacks if isinstance(x, ForgettingCallback))
     counted = seed < COUNTED
     row: dict[str, Any] = {"case": case, "seed": seed}
-    row["error_before"] = held_out_error(validation, trainer)
+    row |= held_out_errors(validation, trainer, "before")
     if counted:
         row["right_before"] = share_right(trainer, guided=not is_distilled)
     reader.run(trainer, 0)
@@ -247,7 +247,7 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
         if record.step % 20 == 0:
             print(f"{case} {seed}: step {record.step}")
     reader.run(trainer, experiment.steps)
-    row["error_after"] = held_out_error(validation, trainer)
+    row |= held_out_errors(validation, trainer, "after")
     if counted:
         row["right_after"] = share_right(trainer, guided=not is_distilled)
     trainer.journal.close()
@@ -266,9 +266,19 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
     return row
 
 
-def held_out_error(validation: Validation, trainer: Trainer) -> float:
-    """Return the error on held-out clips of the concept."""
-    return float(validation.read(trainer)["held_out"]["mean"])
+def held_out_errors(
+    validation: Validation, trainer: Trainer, when: str
+) -> dict[str, float]:
+    """Return the error on held-out clips of the concept, and where the run's target is
+    not the clips' own, the error against that.
+    """
+    reading = validation.read(trainer)
+    if "plain" not in reading:
+        return {f"error_{when}": float(reading["held_out"]["mean"])}
+    return {
+        f"error_{when}": float(reading["plain"]["held_out"]["mean"]),
+        f"target_error_{when}": float(reading["held_out"]["mean"]),
+    }
 
 
 def share_right(trainer: Trainer, *, guided: bool) -> float:

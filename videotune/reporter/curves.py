@@ -238,7 +238,7 @@ def _against_clips(part: LearntPart) -> list[Record]:
     """Return the validations of a part against the clips alone, in the form of those
     against a target that keeps the base model's guidance.
     """
-    records = []
+    records: list[Record] = []
     for record in part.validations:
         plain_part = at(record, "plain")
         if part.name == "sound":
