@@ -287,6 +287,22 @@ def test_weights_and_new_tokens_are_parts_too(
     assert all(part["moved"] for part in line["parts"].values())
 
 
+def test_new_tokens_have_the_whole_gradient_whichever_expert_runs(
+    overrides: Make, tmp_path: Path
+) -> None:
+    words = overrides(
+        *("training_method=EMBEDDING", "steps=2", "save_every=0", "expert_period=1"),
+        base=("wan", "t2v-a14b"),
+    )
+    trainer = build_trainer(
+        open_run(words, tmp_path / "run", None).job, tmp_path / "run"
+    )
+    train_loop(trainer)
+    trainer.journal.close()
+    (line,) = of_kind(tmp_path / "run", "parts")
+    assert line["parts"]["new tokens"]["gradient"] == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

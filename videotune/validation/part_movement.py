@@ -357,8 +357,10 @@ class PartMovement(Callback):
         )
 
     def _has_trained(self, part: Part) -> bool:
-        """Whether the step whose gradient is kept trained the part's expert."""
-        return self._norms is not None and self._norms.expert == part.expert
+        """Whether the step whose gradient is kept trained the part: if only text trains,
+        every step does, whichever expert runs.
+        """
+        return self._norms is not None and part.expert in (None, self._norms.expert)
 
     def _gradient_shares(
         self, step: int, readings: Mapping[str, PartReading]
