@@ -2,19 +2,18 @@
 plainly and with each remedy, and the toy itself.
 
     python research/forgetting.py [--cases plain prior guided half undistilled
-    forgetful straight]
-    [--seeds 20] [--steps 80] [--guidance 4]
+    forgetful] [--seeds 20] [--steps 80] [--guidance 4]
     [--work runs/forgetting] [--out research/forgetting.json] [--table]
 
 First a student is made: all weights of the toy learn the toy's own guided prediction, so
 that it is sampled without guidance. Then a LoRA learns the demo's new concept on it.
 plain: as it is. prior: with regularization clips whose target is the base model's
 prediction. guided: with ``distilled_guidance``. half: plain, at half the learning rate.
-undistilled: plain, on the toy itself. forgetful: all weights of the toy, at a high
-rate, on one clip. straight: plain, on a toy that was distilled for few steps. Each run has its own seed and clips; the verdict
-reads six prompts before and after. Of the first runs of a case it is counted how many
-videos of other prompts show what they should. A second call goes on with what is
-missing, and then prints the table.
+undistilled: plain, on the toy itself. forgetful: all weights of the toy itself, at a
+high rate, on one clip. Each run has its own seed and clips; the verdict reads six
+prompts before and after. Of the first runs of a case it is counted how many videos of
+other prompts show what they should. A second call goes on with what is missing, and
+then prints the table.
 """
 
 import argparse
@@ -52,7 +51,7 @@ from videotune.validation.callbacks import Validation
 from videotune.validation.forgetting_callback import ForgettingCallback
 from videotune.validation.overhead import planned_forgetting
 
-CASES = ("plain", "prior", "guided", "half", "undistilled", "forgetful", "straight")
+CASES = ("plain", "prior", "guided", "half", "undistilled", "forgetful")
 
 COUNTED = 4
 """Runs of a case whose videos are counted."""
@@ -67,12 +66,6 @@ STUDENT_STEPS = 400
 STUDENT_BATCH = 8
 STUDENT_RATE = 3e-4
 STUDENT_CLIPS = 48
-
-PATH_STEPS = 16
-"""Denoising steps of the paths whose ends a toy for few steps learns."""
-
-PATHS = 6
-"""Paths of each caption."""
 
 USUAL = {
     "video_config.frames": 9,
@@ -103,11 +96,6 @@ class Experiment:
     def student(self) -> Path:
         """Folder of the distilled toy."""
         return self.work / f"student-{self.guidance:g}"
-
-    @property
-    def straight(self) -> Path:
-        """Folder of the toy that was distilled for few steps."""
-        return self.work / "straight"
 
 
 class OtherPrompts(Callback):
@@ -222,79 +210,6 @@ def set_rate(optimizer: torch.optim.Optimizer, step: int) -> None:
         group["lr"] = STUDENT_RATE * rate
 
 
-def make_straight(experiment: Experiment) -> None:
-    """Distil the toy for few steps by straightening its paths (rectified flow, Liu et
-    al. 2022, arXiv 2209.03003): noise is paired with the end of its own path.
-    """
-    if (experiment.straight / "whole").exists():
-        return
-    known_clips = clips(
-        experiment, "known", concept_clips=0, reminder_clips=STUDENT_CLIPS, seed=7
-    )
-    trainer = open_trainer(
-        "straightening",
-        experiment,
-        [{"path": known_clips}],
-        training_method="FINE_TUNE",
-        steps=1,
-        validation_fraction=0,
-    )
-    net: Any = trainer.net
-    batches = [
-        plain_batch(trainer.source, window) for window in trainer.job.training_windows
-    ]
-    states = [trainer.source.text(batch.captions[0]) for batch in batches]
-    shape = tuple(torch.cat([batch.x0 for batch in batches]).shape)
-    pairs = []
-    for number in range(PATHS):
-        random = generator_for(0, "path", number)
-        noise = torch.from_numpy(random.standard_normal(shape, "float32"))
-        pairs.append((noise, path_end(trainer, net, noise, states)))
-        print(f"paths: {number + 1} of {PATHS}")
-
-    optimizer = torch.optim.AdamW(net.parameters(), lr=STUDENT_RATE, weight_decay=0)
-    for step in range(STUDENT_STEPS):
-        set_rate(optimizer, step)
-        random = generator_for(0, "straight", step)
-        all_noise, ends = pairs[int(random.integers(PATHS))]
-        chosen = random.integers(len(batches), size=STUDENT_BATCH)
-        noise = all_noise[chosen]
-        conditioning = trainer.family.condition([states[index] for index in chosen])
-        batch = Batch.of(ends[chosen], conditioning)
-        t = torch.from_numpy(random.random(STUDENT_BATCH)).float()
-        prediction, velocity = predicted(
-            trainer.family, net, trainer.source.objective, batch, t, noise
-        )
-        loss = (prediction.video - velocity.video).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % 50 == 0:
-            print(f"straight: step {step}, error {float(loss.detach()):.4f}")
-
-    save_toy(net, experiment.straight)
-    trainer.journal.close()
-
-
-@torch.no_grad()
-def path_end(
-    trainer: Trainer, net: Any, noise: torch.Tensor, states: Sequence[Any]
-) -> torch.Tensor:
-    """Return where the paths of a network from noise (B,C,F,H,W) end."""
-    ends = []
-    for first in range(0, len(noise), STUDENT_BATCH):
-        x = noise[first : first + STUDENT_BATCH]
-        conditioning = trainer.family.condition(
-            list(states[first : first + STUDENT_BATCH])
-        )
-        for step in range(PATH_STEPS, 0, -1):
-            t = torch.full((len(x),), step / PATH_STEPS)
-            batch = Batch.of(x, conditioning)
-            x = x - trainer.family.predict(net, x, t, batch) / PATH_STEPS
-        ends.append(x)
-    return torch.cat(ends)
-
-
 def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
     """Train a LoRA on the new concept, and return what it learnt and what it cost."""
     concept = clips(
@@ -304,8 +219,7 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
     keys: dict[str, Any] = {"seed": seed, "steps": experiment.steps}
     is_distilled = case not in ("undistilled", "forgetful")
     if is_distilled:
-        student = experiment.straight if case == "straight" else experiment.student
-        keys["base_model_name"] = str(student)
+        keys["base_model_name"] = str(experiment.student)
         keys["sample.guidance"] = 1
     if case == "prior":
         reminders = clips(
@@ -358,7 +272,6 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
         "distance": line["distance"]["mean"],
         "own_guidance": line["own_guidance"],
         "few_step_growth": line["few_steps"]["error"] / line["few_steps"]["base"],
-        "few_step_error": line["few_steps"]["base"],
     }
     shutil.rmtree(trainer.run)
     return row
@@ -452,8 +365,6 @@ def main() -> None:
     if not options.table:
         options.work.mkdir(parents=True, exist_ok=True)
         make_student(experiment)
-        if "straight" in options.cases:
-            make_straight(experiment)
         done = {(row["case"], row["seed"]) for row in result["runs"]}
         for seed in range(options.seeds):
             for case in options.cases:
