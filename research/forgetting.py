@@ -1,18 +1,19 @@
 """What a training costs the base model: a toy that was distilled with guidance, trained
 plainly and with each remedy, and the toy itself.
 
-    python research/forgetting.py [--cases plain prior guided half undistilled]
-    [--seeds 20] [--steps 80] [--guidance 4]
+    python research/forgetting.py [--cases plain prior guided half undistilled
+    forgetful] [--seeds 20] [--steps 80] [--guidance 4]
     [--work runs/forgetting] [--out research/forgetting.json] [--table]
 
 First a student is made: all weights of the toy learn the toy's own guided prediction, so
 that it is sampled without guidance. Then a LoRA learns the demo's new concept on it.
 plain: as it is. prior: with regularization clips whose target is the base model's
 prediction. guided: with ``distilled_guidance``. half: plain, at half the learning rate.
-undistilled: plain, on the toy itself. Each run has its own seed and clips; the verdict
-reads six prompts before and after. Of the first runs of a case it is counted how many
-videos of other prompts show what they should. A second call goes on with what is
-missing, and then prints the table.
+undistilled: plain, on the toy itself. forgetful: all weights of the toy itself, at a
+high rate, on one clip. Each run has its own seed and clips; the verdict reads six
+prompts before and after. Of the first runs of a case it is counted how many videos of
+other prompts show what they should. A second call goes on with what is missing, and
+then prints the table.
 """
 
 import argparse
@@ -50,13 +51,16 @@ from videotune.validation.callbacks import Validation
 from videotune.validation.forgetting_callback import ForgettingCallback
 from videotune.validation.overhead import planned_forgetting
 
-CASES = ("plain", "prior", "guided", "half", "undistilled")
+CASES = ("plain", "prior", "guided", "half", "undistilled", "forgetful")
 
 COUNTED = 4
 """Runs of a case whose videos are counted."""
 
 COUNTED_PROMPTS = 12
 """Videos of such a run."""
+
+FORGETFUL_RATE = 1e-3
+"""Rate of the case that trains all weights of the toy on one clip."""
 
 STUDENT_STEPS = 400
 STUDENT_BATCH = 8
@@ -158,9 +162,7 @@ def make_student(experiment: Experiment) -> None:
     objective = trainer.source.objective
 
     for step in range(STUDENT_STEPS):
-        rate = min(1.0, (step + 1) / 20) * (1 - step / STUDENT_STEPS)
-        for group in optimizer.param_groups:
-            group["lr"] = STUDENT_RATE * rate
+        set_rate(optimizer, step)
         random = generator_for(0, "student", step)
         chosen = random.integers(len(batches), size=STUDENT_BATCH)
         x0 = torch.cat([batches[index].x0 for index in chosen])
@@ -188,12 +190,24 @@ def make_student(experiment: Experiment) -> None:
         if step % 50 == 0:
             print(f"student: step {step}, error {float(loss.detach()):.4f}")
 
-    toy = Path(videotune.__file__).parent / "assets" / "toy"
-    shutil.copytree(toy, experiment.student, dirs_exist_ok=True)
-    shutil.rmtree(experiment.student / "transformer")
-    net.half().save_pretrained(experiment.student / "transformer")
-    (experiment.student / "whole").touch()
+    save_toy(net, experiment.student)
     trainer.journal.close()
+
+
+def save_toy(net: Any, folder: Path) -> None:
+    """Write a toy with other weights, in diffusers layout."""
+    toy = Path(videotune.__file__).parent / "assets" / "toy"
+    shutil.copytree(toy, folder, dirs_exist_ok=True)
+    shutil.rmtree(folder / "transformer")
+    net.half().save_pretrained(folder / "transformer")
+    (folder / "whole").touch()
+
+
+def set_rate(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Set the rate of a step of a distillation: up over 20 steps, then down to 0."""
+    rate = min(1.0, (step + 1) / 20) * (1 - step / STUDENT_STEPS)
+    for group in optimizer.param_groups:
+        group["lr"] = STUDENT_RATE * rate
 
 
 def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
@@ -203,7 +217,7 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
     )
     data: list[dict[str, Any]] = [{"path": concept}]
     keys: dict[str, Any] = {"seed": seed, "steps": experiment.steps}
-    is_distilled = case != "undistilled"
+    is_distilled = case not in ("undistilled", "forgetful")
     if is_distilled:
         keys["base_model_name"] = str(experiment.student)
         keys["sample.guidance"] = 1
@@ -218,13 +232,25 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
         keys["distilled_guidance"] = experiment.guidance
     if case == "half":
         keys["learning_rate"] = 5e-4
+    if case == "forgetful":
+        # One clip, so one caption; the concept's clips are held out.
+        data[0]["kind"] = "validation"
+        single = clips(
+            experiment,
+            f"single-{seed}",
+            concept_clips=1,
+            reminder_clips=0,
+            seed=1000 + seed,
+        )
+        data.append({"path": single})
+        keys |= {"training_method": "FINE_TUNE", "learning_rate": FORGETFUL_RATE}
     trainer = open_trainer(f"run-{case}-{seed}", experiment, data, **keys)
 
     (validation,) = (x for x in trainer.callbacks if isinstance(x, Validation))
     (reader,) = (x for x in trainer.callbacks if isinstance(x, ForgettingCallback))
     counted = seed < COUNTED
     row: dict[str, Any] = {"case": case, "seed": seed}
-    row["error_before"] = held_out_error(validation, trainer)
+    row |= held_out_errors(validation, trainer, "before")
     if counted:
         row["right_before"] = share_right(trainer, guided=not is_distilled)
     reader.run(trainer, 0)
@@ -232,7 +258,7 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
         if record.step % 20 == 0:
             print(f"{case} {seed}: step {record.step}")
     reader.run(trainer, experiment.steps)
-    row["error_after"] = held_out_error(validation, trainer)
+    row |= held_out_errors(validation, trainer, "after")
     if counted:
         row["right_after"] = share_right(trainer, guided=not is_distilled)
     trainer.journal.close()
@@ -251,9 +277,19 @@ def one_run(experiment: Experiment, case: str, seed: int) -> dict[str, Any]:
     return row
 
 
-def held_out_error(validation: Validation, trainer: Trainer) -> float:
-    """Return the error on held-out clips of the concept."""
-    return float(validation.read(trainer)["held_out"]["mean"])
+def held_out_errors(
+    validation: Validation, trainer: Trainer, when: str
+) -> dict[str, float]:
+    """Return the error on held-out clips of the concept, and where the run's target is
+    not the clips' own, the error against that.
+    """
+    reading = validation.read(trainer)
+    if "plain" not in reading:
+        return {f"error_{when}": float(reading["held_out"]["mean"])}
+    return {
+        f"error_{when}": float(reading["plain"]["held_out"]["mean"]),
+        f"target_error_{when}": float(reading["held_out"]["mean"]),
+    }
 
 
 def share_right(trainer: Trainer, *, guided: bool) -> float:

@@ -14,18 +14,26 @@ from tests.support.run_results import of_kind
 from tests.support.sounding_clips import write_sounding_clips
 from videotune.adapters.adapter_types import by_module
 from videotune.adapters.effect import change
+from videotune.memory.sharding import Shard
 from videotune.models.registry import find, names
 from videotune.reporter.diagnosis import diagnose
 from videotune.trainer.loop import train_loop
+from videotune.trainer.low_precision import owners_of
 from videotune.trainer.trainer import Trainer
 from videotune.validation.part_movement import (
     part_of,
     parts_of,
     sampled,
-    size_of_change,
+    squared_change,
 )
 
 STEPS = 12
+IN_BACKWARD = (
+    "optimizer.step_in_backward=true",
+    "batch_size=1",
+    "gradient_accumulation_steps=1",
+)
+"""Updates within the backward pass."""
 KINDS = [(name, variant) for name in sorted(names()) for variant in find(name).variants]
 USUAL = [(name, find(name).variants[0]) for name in sorted(names())]
 FAULTS = ("detached", "rate of 0")
@@ -106,6 +114,11 @@ def spoil(trainer: Trainer, fault: str, label: str) -> None:
         if trainable.expert != part.expert:
             continue
         parameters = [trainable.parameters[name] for name in part.names]
+        if fault == "rate of 0" and trainable.backward_optimizer is not None:
+            owners = owners_of(trainable.optimizer)
+            for parameter in parameters:
+                owners[id(parameter)].step = lambda: None  # type: ignore[method-assign]
+            continue
         for group in trainable.optimizer.param_groups:
             if fault == "detached":
                 group["weight_decay"] = 0.0  # it would move a part without a gradient
@@ -138,6 +151,42 @@ def test_a_part_that_does_not_move_is_named(
     assert "A part does not move" in {problem.line for problem in problems}
 
 
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+def test_updates_within_backward_have_the_gradient_shares_of_one_after_it(
+    method: str, overrides: Make, tmp_path: Path
+) -> None:
+    """The first step, so that both have the same weights."""
+    shares = []
+    for number, mode in enumerate((("batch_size=1",), IN_BACKWARD)):
+        run = tmp_path / str(number)
+        words = overrides(
+            *("steps=1", "save_every=0", f"training_method={method}"), *mode
+        )
+        trainer = build_trainer(open_run(words, run, None).job, run)
+        train_loop(trainer)
+        trainer.journal.close()
+        (line,) = of_kind(run, "parts")
+        shares.append(
+            {label: part["gradient"] for label, part in line["parts"].items()}
+        )
+    assert sum(shares[0].values()) == pytest.approx(1)
+    assert shares[1] == pytest.approx(shares[0], rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_part_that_does_not_move_is_named_with_updates_within_backward(
+    fault: str, overrides: Make, tmp_path: Path
+) -> None:
+    trainer = trainer_of(overrides, tmp_path / "run", ("wan",), *IN_BACKWARD)
+    spoil(trainer, fault, "feed-forward")
+    train_loop(trainer)
+    trainer.journal.close()
+    assert warned(trainer) == ["feed-forward"]
+    (line,) = of_kind(tmp_path / "run", "parts")
+    has_gradient = line["parts"]["feed-forward"]["gradient"] > 0
+    assert has_gradient == (fault == "rate of 0")
+
+
 @pytest.mark.parametrize("variant", ["LORA", "DORA", "LOHA", "LOKR", "OFT"])
 def test_the_size_of_an_adapters_change_is_that_of_whole_matrices(
     variant: str, overrides: Make, tmp_path: Path
@@ -156,8 +205,8 @@ def test_the_size_of_an_adapters_change_is_that_of_whole_matrices(
         float(change(tensors, scale).square().sum())
         for tensors in by_module(values).values()
     )
-    measured = size_of_change(values, {}, scale)
-    assert measured == pytest.approx(squared**0.5, rel=1e-4)
+    measured = squared_change(values, {}, scale)
+    assert measured == pytest.approx(squared, rel=2e-4)
 
 
 def test_the_size_of_a_change_of_weights_is_estimated_from_some() -> None:
@@ -165,7 +214,28 @@ def test_the_size_of_a_change_of_weights_is_estimated_from_some() -> None:
     moves = 0.01 * torch.randn(300, 200, generator=torch.Generator().manual_seed(1))
     kept = {"blocks.0.ffn.net.2.weight": sampled(before)}
     now = {"blocks.0.ffn.net.2.weight": before + moves}
-    assert size_of_change(now, kept, 1.0) == pytest.approx(float(moves.norm()), rel=0.1)
+    measured = squared_change(now, kept, 1.0)
+    assert measured**0.5 == pytest.approx(float(moves.norm()), rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (7, 3), (5,), (2000,), (3, 900)])
+def test_processes_that_share_a_weight_out_read_what_one_would(
+    shape: tuple[int, ...],
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = torch.randn(shape, generator=generator)
+    after = before + torch.randn(shape, generator=generator)
+    name = "blocks.0.ffn.net.2.weight"
+    whole = squared_change({name: after}, {name: sampled(before)}, 1.0)
+
+    count = -(-shape[0] // 2)
+    parts = []
+    for first, rows in ((0, count), (count, shape[0] - count)):
+        shard = Shard(shape, first, rows)
+        kept = {name: sampled(shard.of(before), shard)}
+        parts.append(squared_change({name: shard.of(after)}, kept, 1.0, {name: shard}))
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == pytest.approx(whole, rel=1e-6)
 
 
 def test_parts_of_sound_are_told_apart(tiny_family: Callable[..., Any]) -> None:
@@ -231,6 +301,22 @@ def test_weights_and_new_tokens_are_parts_too(
         }
     assert set(line["parts"]) == expected
     assert all(part["moved"] for part in line["parts"].values())
+
+
+def test_new_tokens_have_the_whole_gradient_whichever_expert_runs(
+    overrides: Make, tmp_path: Path
+) -> None:
+    words = overrides(
+        *("training_method=EMBEDDING", "steps=2", "save_every=0", "expert_period=1"),
+        base=("wan", "t2v-a14b"),
+    )
+    trainer = build_trainer(
+        open_run(words, tmp_path / "run", None).job, tmp_path / "run"
+    )
+    train_loop(trainer)
+    trainer.journal.close()
+    (line,) = of_kind(tmp_path / "run", "parts")
+    assert line["parts"]["new tokens"]["gradient"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,21 @@ import pytest
 import torch
 
 from tests.support.run_results import of_kind
-from tests.support.trainers import Lab, take_steps, trainer_of
+from tests.support.trainers import Lab, job_of, take_steps, trainer_of
 from videotune.diffusion.loss import predicted
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import make_step_batch
+from videotune.reporter.curves import GUIDED_TARGET
+from videotune.reporter.curves import validation as validation_chapter
+from videotune.reporter.read import read_run
+from videotune.trainer.build import plain_batch
 from videotune.trainer.loop import train_loop
 from videotune.trainer.step import adapter_off
 from videotune.trainer.trainer import Trainer
+from videotune.validation.callbacks import Validation
+from videotune.validation.overhead import validations
+from videotune.validation.selection import QUANTILES, quantiles_by_window
+from videotune.validation.validation_loss import noise_of
 
 READ = {
     "steps": 4,
@@ -119,3 +127,102 @@ def test_without_a_caption_the_target_is_the_datas(lab: Lab) -> None:
         trainer = trainer_of(lab, {"caption_dropout": 1.0, **keys})
         lines += take_steps(trainer, 1).lines
     assert lines[0]["loss"] == pytest.approx(lines[1]["loss"], rel=1e-6)
+
+
+def validated(lab: Lab, **keys: Any) -> tuple[Trainer, list[dict[str, Any]]]:
+    """A short run with validations, and these."""
+    sets = {"steps": 2, "validate_every": 2, "learning_rate": 0.01}
+    trainer = trainer_of(lab, sets | keys)
+    train_loop(trainer)
+    trainer.journal.close()
+    return trainer, of_kind(trainer.run, "validation")
+
+
+def error_of_base(trainer: Trainer, share: float) -> float:
+    """The base model's error on the training clips if only a share of the captions'
+    effect is predicted, by the base model run on its own.
+    """
+    (validation,) = (x for x in trainer.callbacks if isinstance(x, Validation))
+    windows = validation.loss.train
+    source = trainer.source
+    levels = source.objective.timesteps.quantiles(QUANTILES)
+    empty = trainer.family.condition([source.text("")])
+    errors = torch.full((len(windows), QUANTILES), float("nan"), dtype=torch.float64)
+    with torch.no_grad(), adapter_off(trainer.net):
+        for row, chosen in enumerate(quantiles_by_window(windows)):
+            batch = plain_batch(source, windows[row])
+            without = replace(batch, conditioning=empty)
+            for level in chosen:
+                shape = tuple(batch.x0.shape)
+                noise = noise_of(validation.loss.seed, windows[row], level, shape)
+                t = levels[[level]].float()
+                arguments = (t, noise)
+                by_batch = [
+                    predicted(
+                        trainer.family, trainer.net, source.objective, each, *arguments
+                    )
+                    for each in (batch, without)
+                ]
+                (prompt, data), (nothing, _) = by_batch
+                weakened = nothing.video + share * (prompt.video - nothing.video)
+                error = (weakened - data.video).double().square().mean()
+                errors[row, level] = error
+    return float(errors.nanmean(0).mean())
+
+
+@pytest.mark.parametrize("scale", [2.0, 5.0])
+def test_validations_are_read_against_the_target_that_trains(
+    lab: Lab, scale: float
+) -> None:
+    """Against its own target the base model has the error of the captions' effect by
+    1/w: what a distilled model predicts of the data without guidance.
+    """
+    trainer, lines = validated(lab, distilled_guidance=scale)
+    error = lines[0]["train"]["mean"]
+    plain_error = lines[0]["plain"]["train"]["mean"]
+    expected = error_of_base(trainer, 1 / scale)
+    expected_plain = error_of_base(trainer, 1.0)
+    assert error == pytest.approx(expected, rel=2e-6)
+    assert plain_error == pytest.approx(expected_plain, rel=2e-6)
+    # Captions move the predictions of a random model little.
+    assert abs(expected - expected_plain) > 2e-5 * expected
+    for part in (lines[0], lines[0]["plain"]):
+        assert part["train"]["normalised"] == pytest.approx(1)
+    assert lines[1]["plain"]["train"]["normalised"] != lines[1]["train"]["normalised"]
+
+    _, plain_lines = validated(lab)
+    assert plain_lines[0]["train"]["mean"] == pytest.approx(plain_error, rel=1e-6)
+    assert "plain" not in plain_lines[0]
+    assert plain_lines[0]["validation"] != lines[0]["validation"]
+
+
+def test_a_set_of_another_target_is_another_set(lab: Lab) -> None:
+    names = [
+        validated(lab, distilled_guidance=scale)[1][0]["validation"]
+        for scale in (2.0, 5.0)
+    ]
+    assert names[0] != names[1]
+
+
+def test_the_report_says_what_validations_are_measured_against(lab: Lab) -> None:
+    trainer, _ = validated(lab, distilled_guidance=4.0)
+    (part,) = validation_chapter(read_run(trainer.run))["parts"]
+    assert GUIDED_TARGET in part["notes"]
+    labels = [row[0] for row in part["rows"]]
+    assert labels == ["training clips", "training clips, against the clips alone"]
+
+    trainer, _ = validated(lab)
+    (part,) = validation_chapter(read_run(trainer.run))["parts"]
+    assert GUIDED_TARGET not in part["notes"]
+    assert [row[0] for row in part["rows"]] == ["training clips"]
+
+
+def test_a_target_of_the_base_model_makes_validations_three_times_as_dear(
+    lab: Lab,
+) -> None:
+    keys = {"validate_every": 2}
+    passes = [
+        validations(job_of(lab, keys | extra))["passes"]
+        for extra in ({}, {"distilled_guidance": 4.0})
+    ]
+    assert passes[1] == 3 * passes[0]

@@ -2,6 +2,7 @@
 is cut off, and the console has no error. Keys and previews work without a mouse.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from itertools import product
@@ -50,6 +51,37 @@ FAULTS = (Path(__file__).parents[1] / "support" / "layout_faults.js").read_text(
 """JavaScript that returns what is wrong with the layout of the page as it stands."""
 
 
+REASON = (
+    "only 67% of the prompts' effect is left on prompts that have nothing to do with "
+    "the clips: the model no longer follows them as the base model did"
+)
+JUDGED = [
+    {
+        "kind": "verdict",
+        "step": 120,
+        "verdict": "LEARNING",
+        "reason": "since step 60 held-out clips went from 0.713 to 0.452",
+        "best_step": 120,
+        "best": 0.452,
+        "as_good": [120],
+        "turned": False,
+        "quantile": None,
+    },
+    *(
+        {
+            "kind": "forgetting",
+            "step": step,
+            "forgetting": "12345678",
+            "guidance": {"mean": share, "by_level": [share]},
+            "verdict": verdict,
+            "reason": REASON,
+        }
+        for step, share, verdict in ((0, 1.0, None), (120, 0.67, "FORGETTING"))
+    ),
+]
+"""What a run has learnt, and what it cost the base model."""
+
+
 def moving_disc(seed: int) -> np.ndarray:
     """A disc that moves over a plain ground."""
     rows, columns = np.mgrid[0:64, 0:96]
@@ -95,6 +127,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             relative = path.relative_to(run).as_posix()
             exports.append({"format": kind, "path": relative, "verified": verified})
         write_file(run, "exports.json", exports)
+    with (project.folder / "runs" / "run-1" / "journal.jsonl").open("a") as journal:
+        journal.writelines(json.dumps(line) + "\n" for line in JUDGED)
     return root
 
 
@@ -181,3 +215,29 @@ def test_previews_of_two_runs_stand_beside_each_other(opened: tuple[Any, Any]) -
     page.locator("#viewer-beside").select_option("")
     page.locator("#shot-left figcaption").filter(has_text="before").wait_for()
     assert page.locator("#viewer-matrix tbody tr").count() == 2
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["train", "results"])
+def test_what_a_run_learnt_and_what_it_cost_are_two_lines(
+    opened: tuple[Any, Any], name: str, width: int
+) -> None:
+    """One below the other and apart; on a phone the sentences have the page's width."""
+    studio, page = opened
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"{studio.address}/p/animals/{name}?run=run-1")
+    learnt, cost = (
+        page.locator("p.state", has_text=word) for word in ("LEARNING", "FORGETTING")
+    )
+    boxes = [learnt.bounding_box(), cost.bounding_box()]
+    assert boxes[1]["y"] - boxes[0]["y"] - boxes[0]["height"] >= 6
+    assert boxes[0]["x"] == boxes[1]["x"]
+    for line in (learnt, cost):
+        sentence = line.evaluate(
+            """line => {
+                const range = document.createRange();
+                range.selectNode(line.lastChild);
+                return range.getBoundingClientRect().width / line.clientWidth;
+            }"""
+        )
+        assert sentence > (0.85 if width == 390 else 0.6)

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -225,7 +225,38 @@ def without_kernels(rank: int) -> None:
     torch.compile = partial(torch.compile, backend="aot_eager_decomp_partition")
 
 
-FAULTS = {
+def feed_forward_spoilt(rank: int, *, is_cut: bool) -> None:
+    """The feed-forward modules have no gradient, or no optimizer updates them."""
+    from videotune.trainer.trainer import Trainer
+    from videotune.validation.part_movement import PartMovement
+
+    built = PartMovement.built
+
+    def spoiling(movement: PartMovement, trainer: Trainer) -> None:
+        built(movement, trainer)
+        for name, module in trainer.net.named_modules():
+            if is_cut and name.endswith(".ffn"):
+                module.register_forward_hook(lambda *called: called[-1].detach())
+
+        (trainable,) = trainer.pool.trainables.values()
+        chosen = {
+            id(parameter)
+            for name, parameter in trainable.parameters.items()
+            if ".ffn." in name
+        }
+        for group in trainable.optimizer.param_groups:
+            group["weight_decay"] = 0.0  # it would move a part without a gradient
+            if not is_cut:
+                group["params"] = [
+                    each for each in group["params"] if id(each) not in chosen
+                ]
+
+    PartMovement.built = spoiling  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, Callable[[int], None]] = {
+    "feed-forward cut": partial(feed_forward_spoilt, is_cut=True),
+    "feed-forward not updated": partial(feed_forward_spoilt, is_cut=False),
     "no kernels": without_kernels,
     "no compiler": without_a_compiler,
     "killed in the second save": killed_in_the_second_save,

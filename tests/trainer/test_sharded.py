@@ -37,6 +37,13 @@ from videotune.trainer.build import open_models
 from videotune.trainer.expert_pool import ExpertLoader, ExpertPool
 from videotune.trainer.resume import Resume
 
+FULL = "training_method=FINE_TUNE"
+READ = (
+    "forgetting.budget=1000000",
+    "forgetting.steps=1",
+    'forgetting.prompts=["a boat", "two dogs", "a red wall", "rain"]',
+)
+
 
 @pytest.fixture(scope="module")
 def words(
@@ -87,6 +94,7 @@ def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Bases:
                 "batch_size=2",
                 "sample_after=4",
                 "validate_every=4",
+                *READ,
             )
             assert (
                 train(Overrides(data=words.data, sets=(*sets, *LOOKING)), made[method])
@@ -111,9 +119,10 @@ def two(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "sample_after=4",
         "validate_every=4",
         *LOOKING,
+        *READ,
     )
     assert ended.codes == (DONE, DONE), ended.said
-    assert ended.said[0].count("training ") == 1
+    assert ended.said[0].count("\ntraining ") == 1
     assert "training " not in ended.said[1], "the first process alone talks"
     return run
 
@@ -132,8 +141,7 @@ def test_two_processes_that_share_all_weights_out_are_one(
     other = alone("FINE_TUNE")
     rounded(two, other)
     kinds = [
-        Counter(line["kind"] for line in read_journal(run) if line["kind"] != "parts")
-        for run in (two, other)
+        Counter(line["kind"] for line in read_journal(run)) for run in (two, other)
     ]
     assert kinds[0] == kinds[1], "one journal, each thing in it once"
     losses = [
@@ -154,6 +162,66 @@ def test_two_processes_that_share_all_weights_out_are_one(
         )
     start = [of_kind(run, "start")[0] for run in (two, other)]
     assert start[0]["trainable_parameters"] == start[1]["trainable_parameters"]
+
+
+def assert_parts_close(run: Path, other: Path) -> None:
+    """The same parts, in the same order, with the same figures to rounding."""
+    ours, theirs = (of_kind(folder, "parts")[-1]["parts"] for folder in (run, other))
+    assert list(ours) == list(theirs)
+    assert len(ours) > 1
+    for label, part in theirs.items():
+        assert ours[label] == {
+            "numbers": part["numbers"],
+            "change": pytest.approx(part["change"], rel=1e-4),
+            "moved": True,
+            "gradient": pytest.approx(part["gradient"], rel=1e-4),
+        }
+
+
+def test_parts_of_shared_out_weights_move_as_those_of_one_process(
+    two: Path, alone: Bases
+) -> None:
+    assert_parts_close(two, alone("FINE_TUNE"))
+
+
+def assert_forgetting_close(run: Path, other: Path) -> None:
+    """The same readings of what the base model lost, to rounding."""
+    ours, theirs = (of_kind(folder, "forgetting") for folder in (run, other))
+    assert [line["step"] for line in ours] == [0, 2, STEPS]
+    for line, other in zip(ours, theirs, strict=True):
+        assert (line["forgetting"], line["verdict"]) == (
+            other["forgetting"],
+            other["verdict"],
+        )
+        for figure in ("distance", "guidance", "effect"):
+            mean = other[figure]["mean"]
+            assert line[figure]["mean"] == pytest.approx(mean, rel=1e-3)
+        few_steps = pytest.approx(other["few_steps"]["error"], rel=1e-3)
+        assert line["few_steps"]["error"] == few_steps
+    assert ours[-1]["distance"]["mean"] > 0.01
+
+
+def test_processes_that_share_weights_out_read_what_the_base_lost_as_one_does(
+    two: Path, alone: Bases
+) -> None:
+    assert_forgetting_close(two, alone("FINE_TUNE"))
+
+
+@pytest.mark.parametrize("fault", ["feed-forward cut", "feed-forward not updated"])
+def test_a_part_of_shared_out_weights_that_does_not_move_is_named(
+    fault: str, words: Overrides, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    sets = ("steps=12", "save_every=0", FULL, *QUIET)
+    ended = several(2, run, words, *sets, fault=fault)
+    assert ended.codes == (DONE, DONE), ended.said
+    (line,) = of_kind(run, "parts")
+    still = [label for label, part in line["parts"].items() if not part["moved"]]
+    assert still == ["feed-forward"]
+    has_gradient = line["parts"]["feed-forward"]["gradient"] > 0
+    assert has_gradient == (fault == "feed-forward not updated")
+    texts = [line["text"] for line in of_kind(run, "warning")]
+    assert [text for text in texts if text.startswith("feed-forward")] == texts != []
 
 
 def test_previews_of_all_processes_in_step_are_written_once_and_show_the_same(
@@ -255,7 +323,7 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
     They also share the encoding out.
     """
     run, cache = tmp_path / "run", tmp_path / "cache"
-    ended = several(2, run, words, f"cache_dir={cache}", *QUIET)
+    ended = several(2, run, words, f"cache_dir={cache}", *QUIET, *READ)
     assert ended.codes == (DONE, DONE), ended.said
     assert "with 2 processes" in ended.said[0]
     alike(
@@ -263,6 +331,8 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
         LatentCache(Path(read_run_config(alone("LORA"))["settings"]["cache_dir"])),
     )
     rounded(run, alone("LORA"))
+    assert_parts_close(run, alone("LORA"))
+    assert_forgetting_close(run, alone("LORA"))
     assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
 
 
@@ -344,7 +414,6 @@ def test_a_part_with_other_bytes_is_named_and_one_that_is_missing_makes_a_checkp
 
 
 LENGTH = 3
-FULL = "training_method=FINE_TUNE"
 KINDS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "computed again": (
         "wan",

@@ -260,9 +260,25 @@ def denoising_loss(
         target: Replaces the data's v; see ``prior_target``.
     """
     prediction, velocity = predicted(family, net, objective, batch, t, noise)
-    if target is None:
-        target = velocity
+    return loss_to(objective, batch, t, prediction, target or velocity)
 
+
+def loss_to(
+    objective: Objective,
+    batch: Batch,
+    t: Tensor,
+    prediction: Velocity,
+    target: Velocity,
+) -> StepOutput:
+    """Return the loss of a prediction to a target, as ``denoising_loss`` does.
+
+    Args:
+        objective: w, d and λ.
+        batch: the batch that was predicted.
+        t: noise levels (B,).
+        prediction: v of the network.
+        target: v that it should have predicted.
+    """
     learnt: list[_LearntPart] = []
     if not batch.video_is_given:
         learnt.append(_video_part(objective, batch, t, prediction, target))

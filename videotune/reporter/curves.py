@@ -22,6 +22,13 @@ from videotune.reporter.read import (
 from videotune.runs.step_sums import NINTHS, clip_of, regularization
 from videotune.text import counted, plain
 
+GUIDED_TARGET = (
+    "The validation loss is measured against the run's own target, which keeps the "
+    "guidance of the base model (distilled_guidance). Against the clips alone a run "
+    "that keeps it looks worse than one that loses it."
+)
+"""What a report says of validations of such a run."""
+
 PARTS = (("held_out", "held-out clips", "one"), ("train", "training clips", "two"))
 """The two parts of a validation: key, name, and stroke of the curve."""
 
@@ -181,6 +188,11 @@ def _validation_of(run: Run, part: LearntPart) -> dict[str, Any] | None:
     last = f"step {plain(steps[-1])}"
     head = ["clips", first, last, "lowest"]
     rows = _shares_of_base(records)
+    if at(records[-1], "plain") is not None:
+        notes.append(GUIDED_TARGET)
+        rows += _shares_of_base(
+            _against_clips(part), suffix=", against the clips alone"
+        )
     if len(records) < 2:
         head = ["clips", first]
         rows = [[line.label, plain(line.points[0][1])] for line in curves]
@@ -222,9 +234,26 @@ def _averages(record: Record) -> list[list[str]]:
     return rows if len(rows) > 1 else []
 
 
-def _shares_of_base(records: Sequence[Record]) -> list[list[str]]:
+def _against_clips(part: LearntPart) -> list[Record]:
+    """Return the validations of a part against the clips alone, in the form of those
+    against a target that keeps the base model's guidance.
+    """
+    records: list[Record] = []
+    for record in part.validations:
+        plain_part = at(record, "plain")
+        if part.name == "sound":
+            plain_part = at(record, "plain", "sound")
+        records.append({**record, **mapping(plain_part)})
+    return records
+
+
+def _shares_of_base(records: Sequence[Record], suffix: str = "") -> list[list[str]]:
     """Return the first, the last and the lowest error of each kind of clips, as shares of
     the base model's error: what the verdict judges and the outcome shows.
+
+    Args:
+        records: validations.
+        suffix: what follows the names of the clips.
     """
     rows = []
     for key, name, _ in PARTS:
@@ -233,7 +262,9 @@ def _shares_of_base(records: Sequence[Record]) -> list[list[str]]:
             continue
         step, lowest = min(curve, key=lambda point: point[1])
         at_lowest = f"{lowest:.1%} at step {plain(step)}"
-        rows.append([name, f"{curve[0][1]:.1%}", f"{curve[-1][1]:.1%}", at_lowest])
+        rows.append(
+            [name + suffix, f"{curve[0][1]:.1%}", f"{curve[-1][1]:.1%}", at_lowest]
+        )
     return rows
 
 

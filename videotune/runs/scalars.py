@@ -66,6 +66,8 @@ def _of_validation(name: str, parts: Mapping[str, Any]) -> dict[str, float | Non
     values: dict[str, float | None] = {}
     if parts.get("sound"):
         values |= _of_validation(f"sound/{name}", parts["sound"])
+    if parts.get("plain"):
+        values |= _of_validation(f"plain/{name}", parts["plain"])
     for part in ("held_out", "train"):
         reading = parts.get(part)
         if not reading:

@@ -163,14 +163,14 @@ _STEP = _object(
     sound=NotRequired[_object(mse=_MAYBE, by_t=list[_MAYBE])],
 )  # fmt: skip
 _TAKE = _object(step=NotRequired[Step], why=NotRequired[str])
+_PARTS_READ: Any = _object(train=_READING | None, held_out=NotRequired[_READING | None])
 _VALIDATION = _object(
     **_AT_STEP,
     train=_READING | None,
     held_out=NotRequired[_READING | None],
     validation=NotRequired[str],
-    sound=NotRequired[
-        _object(train=_READING | None, held_out=NotRequired[_READING | None])
-    ],
+    sound=NotRequired[_PARTS_READ],
+    plain=NotRequired[_PARTS_READ],
 )
 _PART: Any = _object(numbers=Step, change=_MAYBE, moved=bool, gradient=_MAYBE)
 _FORGETTING = _object(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -50,12 +50,40 @@ class GradientNorms:
             if parameter.grad is not None:
                 indices.append(index)
                 gradients.append(parameter.grad)
-        for norms in self._norms_by_device.values():
-            norms.zero_()
-        if gradients:
-            all_norms = torch._foreach_norm(gradients)
-            for index, norm in zip(indices, all_norms, strict=True):
-                self._norms_by_device[norm.device.type][index] = norm
+        norms = torch._foreach_norm(gradients) if gradients else ()
+        self._write(step, zip(indices, norms, strict=True), expert)
+
+    def keep_norms(
+        self,
+        step: int,
+        norms: Mapping[str, Tensor],
+        names: Iterable[str],
+        expert: str | None,
+    ) -> None:
+        """Keep the norms of a step that have been measured already, if they are wanted.
+        Nothing waits for the device.
+
+        Args:
+            step: the step.
+            norms: () each, by name; those of tensors without a gradient are missing.
+            names: of what trains, in the order of ``TrainableState.parameters``.
+            expert: that trained.
+        """
+        if not self._is_due(step):
+            return
+        by_index = [
+            (index, norms[name]) for index, name in enumerate(names) if name in norms
+        ]
+        self._write(step, by_index, expert)
+
+    def _write(
+        self, step: int, norms: Iterable[tuple[int, Tensor]], expert: str | None
+    ) -> None:
+        """Copy norms () to their indices; all others are 0."""
+        for buffer in self._norms_by_device.values():
+            buffer.zero_()
+        for index, norm in norms:
+            self._norms_by_device[norm.device.type][index] = norm
         self._step = step
         self.expert = expert
 

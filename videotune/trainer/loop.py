@@ -283,7 +283,7 @@ def step_settings(trainer: Trainer) -> StepSettings:
         micro_batch_size=config.micro_batch_size,
         dist=trainer.dist,
         gradient_norms=trainer.gradient_norms,
-        base_guidance=_base_guidance(trainer),
+        base_guidance=base_guidance(trainer),
         compiled=trainer.pool.compiled,
     )
 
@@ -309,7 +309,7 @@ def passes_to_capture(trainer: Trainer) -> CapturedPasses | None:
     return CapturedPasses()
 
 
-def _base_guidance(trainer: Trainer) -> BaseGuidance | None:
+def base_guidance(trainer: Trainer) -> BaseGuidance | None:
     """Return the guidance of the base model that targets keep, or None."""
     scale = trainer.job.config.distilled_guidance
     if scale is None:

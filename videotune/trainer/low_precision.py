@@ -180,7 +180,8 @@ class BackwardOptimizer:
     rounding_seed: int | None = None
     """Seed of stochastic rounding. None: updates are not rounded."""
     masters: MasterWeights | None = None
-    _norms: list[Tensor] = field(default_factory=list)
+    norms: dict[str, Tensor] = field(default_factory=dict)
+    """The norm () of each gradient of the step before it was clipped, by name."""
     _loss_finite: Tensor | None = None
     _step: int = 0
     _updated: set[str] = field(default_factory=set)
@@ -205,7 +206,7 @@ class BackwardOptimizer:
 
     def begin(self, step: int) -> None:
         """Begin a step, before its backward pass."""
-        self._norms = []
+        self.norms = {}
         self._loss_finite = None
         self._step = step
         self._updated = set()
@@ -223,7 +224,7 @@ class BackwardOptimizer:
 
     def norm(self) -> Tensor:
         """Return the norm () of the whole gradient."""
-        return torch.stack(self._norms).norm()
+        return torch.stack(list(self.norms.values())).norm()
 
     @torch.no_grad()
     def _apply(
@@ -247,7 +248,7 @@ class BackwardOptimizer:
             parameter.grad = None
 
         norm = clip_grad_norm([master], self.max_grad_norm)
-        self._norms.append(norm)
+        self.norms[name] = norm
         grads_finite = self._loss_finite & torch.isfinite(norm)
 
         if self.rounding_seed is None:

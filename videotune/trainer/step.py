@@ -200,9 +200,10 @@ def train_step(
 
         if backward_optimizer is None:
             grad_norm = _finish_gradients(trainable, settings, values)
-            _keep_gradient_norms(settings, trainable, step_batch.step)
         else:
             grad_norm = backward_optimizer.norm()
+        if settings.gradient_norms is not None:
+            _keep_norms(settings.gradient_norms, trainable, step_batch.step)
         # fill_ passes a number as an argument of the kernel; a tensor on the CPU would
         # need a copy that waits for the device.
         is_on_device = grad_norm.device == device
@@ -218,6 +219,20 @@ def train_step(
     trainable.optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
     return _record(step_batch, trainable, values, learning_rates, clock)
+
+
+def _keep_norms(
+    gradient_norms: GradientNorms, trainable: TrainableState, step: int
+) -> None:
+    """Keep the norms of a step's gradients, if they are wanted."""
+    backward_optimizer = trainable.backward_optimizer
+    if backward_optimizer is None:
+        parameters = list(trainable.parameters.values())
+        gradient_norms.keep(step, parameters, trainable.expert)
+    else:
+        gradient_norms.keep_norms(
+            step, backward_optimizer.norms, trainable.parameters, trainable.expert
+        )
 
 
 def _record(
@@ -472,15 +487,6 @@ def encode_live_text(
     encoded = family.encode_in_loop(captions)
     extras = {**batch.conditioning.extras, **encoded.extras}
     return replace(batch, conditioning=replace(encoded, extras=extras))
-
-
-def _keep_gradient_norms(
-    settings: StepSettings, trainable: TrainableState, step: int
-) -> None:
-    """Keep the norms of the step's gradients if a callback has asked for them."""
-    if settings.gradient_norms is not None:
-        parameters = list(trainable.parameters.values())
-        settings.gradient_norms.keep(step, parameters, trainable.expert)
 
 
 def _finish_gradients(

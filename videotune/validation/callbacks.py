@@ -19,6 +19,7 @@ from videotune.sampling.pipeline import RenderedSample, SampleSettings, file_nam
 from videotune.sampling.sample_files import measure_sound, write_sample
 from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of
+from videotune.trainer.loop import base_guidance
 from videotune.trainer.saving import Saving, best_step, save
 from videotune.trainer.step import encode_live_text
 from videotune.trainer.trainer import Callback, Trainer, due
@@ -52,7 +53,7 @@ from videotune.validation.validation_loss import (
 from videotune.validation.validation_set import freeze_validation_set
 
 ValidationReading = Mapping[str, Any]
-"""The result of ``read_validation``: "held_out" (None if no clip is) and "train"."""
+"""The result of ``read_validation``: "held_out" (None if no clip is), "train", …"""
 
 
 def callbacks_of(job: Job) -> list[Callback]:
@@ -183,6 +184,7 @@ class Validation(Callback):
             trainer.pool,
             trainer.source.objective,
             batch_of,
+            base_guidance(trainer),
         )
 
     def _write(
@@ -245,9 +247,9 @@ def _relative_parts(
 ) -> dict[str, Any]:
     relative: dict[str, Any] = {}
     for part, value in reading.items():
-        if part == "sound":
-            first_sound = first.get("sound") or value
-            relative[part] = _relative_parts(value, first_sound, experts)
+        if part in ("sound", "plain"):
+            first_value = first.get(part) or value
+            relative[part] = _relative_parts(value, first_value, experts)
         else:
             relative[part] = relative_to_first(value, first[part], experts)
     return relative

@@ -201,7 +201,7 @@ def judge_kept(figures: Mapping[str, Any], *, is_distilled: bool) -> KeptVerdict
 
     lost = [1 - share for share in guidance["by_prompt"]]
     has_lost_guidance = _exceeds(lost, GUIDANCE_LOSS)
-    guidance_left = f"{100 * guidance['mean']:.0f} % of the prompts' effect is left"
+    guidance_left = f"{100 * guidance['mean']:.0f}% of the prompts' effect is left"
     if is_distilled and has_lost_guidance:
         return KeptVerdict(
             UNDISTILLING,

@@ -113,4 +113,4 @@ def _without_loss(
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"

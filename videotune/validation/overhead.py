@@ -133,9 +133,12 @@ def _spacing(job: Job, count: float, unit: int = SPACING) -> int:
 def _validation_passes(job: Job) -> list[tuple[Window, int]]:
     """Return each window of a validation with its forward passes.
 
-    With an average of the weights, each window is read twice.
+    With an average of the weights, each window is read twice. A target that keeps the
+    base model's guidance costs two passes of the base model beside each.
     """
     readings = 1 if job.config.ema.decay is None else 2
+    if job.config.distilled_guidance is not None:
+        readings *= 3
     passes = []
     for windows in selection.validation_windows(job):
         levels_by_window = selection.quantiles_by_window(windows)

@@ -9,7 +9,7 @@ reaches it, its rate is 0, or its updates are too small for the dtype of its wei
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from videotune.adapters.adapter_types import by_module, parse_param_name
 from videotune.adapters.effect import change as change_of
 from videotune.adapters.effect import lokr_factor
 from videotune.job.job import Job
+from videotune.memory.sharding import Shard
 from videotune.model_spec import ModelSpec
 from videotune.trainer.gradient_norms import GradientNorms
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import ROWS
 from videotune.trainer.trainer import Callback, Trainer, due
+from videotune.validation.decoding import broadcast_from_main
 
 CHECKED_AT = 50
 """The step at which every part is looked at, whatever the validations."""
@@ -83,57 +85,84 @@ class Part:
 
     expert: str | None
     names: tuple[str, ...]
-    """Names in ``TrainableState.parameters``."""
-    indices: tuple[int, ...]
-    """Their positions there."""
+    """Names in ``TrainableState.parameters``; of sharded weights also those of which
+    this process has no row.
+    """
 
     def of(self, trainable: TrainableState) -> dict[str, Tensor]:
-        """Return the part's parameters."""
-        return {name: trainable.parameters[name].detach() for name in self.names}
+        """Return the part's parameters, of which a process may have only rows."""
+        parameters = trainable.parameters
+        return {
+            name: parameters[name].detach() for name in self.names if name in parameters
+        }
 
 
 def parts_of(
     trainables: Mapping[str, TrainableState], spec: ModelSpec
 ) -> dict[str, Part]:
-    """Return the parts of what trains, by their names."""
-    names: dict[str, list[tuple[int, str]]] = {}
+    """Return the parts of what trains, by their names; the same on all processes."""
+    names: dict[str, list[str]] = {}
     experts: dict[str, str | None] = {}
     for trainable in trainables.values():
-        for index, name in enumerate(trainable.parameters):
+        for name in dict.fromkeys((*trainable.parameters, *_rows_of(trainable))):
             label = part_of(name, spec)
             if trainable.expert is not None:
                 label = f"{trainable.expert} noise: {label}"
-            names.setdefault(label, []).append((index, name))
+            names.setdefault(label, []).append(name)
             experts[label] = trainable.expert
     return {
-        label: Part(
-            experts[label],
-            tuple(name for _, name in members),
-            tuple(index for index, _ in members),
-        )
-        for label, members in names.items()
+        label: Part(experts[label], tuple(members)) for label, members in names.items()
     }
 
 
-def sampled(value: Tensor) -> Tensor:
-    """Return numbers of a parameter, evenly over it, in float32 on the CPU."""
+def _rows_of(trainable: TrainableState) -> Mapping[str, Shard]:
+    """Return this process's rows of sharded parameters, by name."""
+    return {} if trainable.shards is None else trainable.shards.rows
+
+
+def sampled(value: Tensor, shard: Shard | None = None) -> Tensor:
+    """Return numbers of a parameter, evenly over it, in float32 on the CPU.
+
+    Args:
+        value: the parameter.
+        shard: the rows of the whole parameter that ``value`` has. The numbers are then
+            those of the whole parameter's that lie in these rows. None: it is whole.
+    """
     flat = value.detach().flatten()
-    stride = max(1, flat.numel() // SAMPLED)
-    return flat[::stride][:SAMPLED].to("cpu", torch.float32, copy=True)
+    first = 0
+    numel = flat.numel()
+    if shard is not None:
+        numel = math.prod(shard.full_shape)
+        first = shard.first * math.prod(shard.full_shape[1:])
+
+    stride = _stride(numel)
+    before_these_rows = -(-first // stride)
+    count = max(0, SAMPLED - before_these_rows)
+    start = before_these_rows * stride - first
+    return flat[start::stride][:count].to("cpu", torch.float32, copy=True)
 
 
-def size_of_change(
-    parameters: Mapping[str, Tensor], before: Mapping[str, Tensor], scale: float
+def _stride(numel: int) -> int:
+    """Return the distance of two sampled numbers of a parameter."""
+    return max(1, numel // SAMPLED)
+
+
+def squared_change(
+    parameters: Mapping[str, Tensor],
+    before: Mapping[str, Tensor],
+    scale: float,
+    rows: Mapping[str, Shard] | None = None,
 ) -> float:
-    """Return the Frobenius norm of a part's change of the weights.
+    """Return the squared Frobenius norm of a part's change of the weights.
 
     That of an adapter is exact; that of weights is estimated from the numbers that were
-    kept before.
+    kept before. Of sharded weights it is this process's share of it.
 
     Args:
         parameters: by name.
         before: ``sampled`` of each, before the training.
         scale: of the adapter.
+        rows: the rows that this process has of sharded parameters.
     """
     squared = 0.0
     modules = by_module(parameters)
@@ -142,10 +171,15 @@ def size_of_change(
     for name, value in parameters.items():
         if parse_param_name(name) is not None:
             continue
-        moved = sampled(value) - before[name]
-        if len(moved):
-            squared += float(moved.square().mean()) * value.numel()
-    return squared**0.5
+        shard = (rows or {}).get(name)
+        numel = value.numel() if shard is None else math.prod(shard.full_shape)
+        if not numel:
+            continue
+
+        moved = sampled(value, shard) - before[name]
+        sample_count = min(SAMPLED, -(-numel // _stride(numel)))
+        squared += float(moved.square().sum()) * numel / sample_count
+    return squared
 
 
 def _squared_change(tensors: Mapping[str, Tensor], scale: float) -> float:
@@ -171,6 +205,20 @@ def _squared_change(tensors: Mapping[str, Tensor], scale: float) -> float:
     )
 
 
+@dataclass(frozen=True)
+class PartReading:
+    """What is read of a part at a step."""
+
+    numbers: float
+    """Numbers that train."""
+    change: float
+    """Squared norm of its change."""
+    moved: float
+    """How many processes see that a number has changed."""
+    gradient: float
+    """Squared norm of its gradient; 0 if that is not known."""
+
+
 class PartMovement(Callback):
     """Records with each validation how far every part has moved, and warns of those that
     do not.
@@ -194,44 +242,49 @@ class PartMovement(Callback):
 
     def built(self, trainer: Trainer) -> None:
         """Keep numbers of what trains, and ask for the norms of gradients."""
-        self._parts = parts_of(trainer.pool.trainables, trainer.job.spec)
+        trainables = trainer.pool.trainables
+        self._parts = parts_of(trainables, trainer.job.spec)
         for label, part in self._parts.items():
-            parameters = part.of(self._trainable_of(trainer, part))
+            trainable = self._trainable_of(trainer, part)
+            rows = _rows_of(trainable)
             self._before[label] = {
-                name: sampled(value) for name, value in parameters.items()
+                name: sampled(value, rows.get(name))
+                for name, value in part.of(trainable).items()
             }
-        updates_late = all(
-            trainable.backward_optimizer is None
-            for trainable in trainer.pool.trainables.values()
-        )
-        if updates_late and not trainer.weights_sharded:
-            counts = [
-                len(trainable.parameters)
-                for trainable in trainer.pool.trainables.values()
-            ]
-            self._norms = GradientNorms(
-                self._is_due, max(counts), trainer.family.device
-            )
-            trainer.gradient_norms = self._norms
+
+        counts = [len(trainable.parameters) for trainable in trainables.values()]
+        self._norms = GradientNorms(self._is_due, max(counts), trainer.family.device)
+        trainer.gradient_norms = self._norms
 
     def before(self, trainer: Trainer) -> None:
-        """Write what a stop left out at the step of a checkpoint; its gradient is gone."""
+        """Write what a stop left out at the step of a checkpoint; its gradient is gone.
+
+        The main process knows what the journal lacks. If the weights are sharded, it
+        tells the others, since each reads its rows.
+        """
         step = trainer.first - 1
-        if not trainer.dist.is_main or not self._is_due(step):
-            return
-        lines = trainer.journal.history.of_kind("parts")
-        if all(line["step"] != step for line in lines):
+        is_lacking = trainer.dist.is_main and self._is_lacking(trainer, step)
+        if broadcast_from_main(trainer, is_lacking):
             self.run(trainer, step)
+
+    def _is_lacking(self, trainer: Trainer, step: int) -> bool:
+        lines = trainer.journal.history.of_kind("parts")
+        return self._is_due(step) and all(line["step"] != step for line in lines)
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Write how far each part has moved, and warn once of those that have not."""
-        if trainer.weights_sharded:
+        readings = self._read_all(trainer, step)
+        if not trainer.dist.is_main:
             return
-        shares = self._gradient_shares(step)
+
+        shares = self._gradient_shares(step, readings)
         parts = {}
-        for label, part in self._parts.items():
-            parts[label] = self._read(trainer, label, part) | {
-                "gradient": shares.get(label)
+        for label, reading in readings.items():
+            parts[label] = {
+                "numbers": round(reading.numbers),
+                "change": math.sqrt(max(reading.change, 0.0)),
+                "moved": reading.moved > 0,
+                "gradient": shares.get(label),
             }
         trainer.journal.event("parts", step=step, parts=parts)
         self._warn(trainer, step, parts)
@@ -242,37 +295,90 @@ class PartMovement(Callback):
                 return trainable
         raise AssertionError(part.expert)
 
-    def _read(self, trainer: Trainer, label: str, part: Part) -> dict[str, Any]:
-        """Return what is read of a part."""
-        parameters = part.of(self._trainable_of(trainer, part))
-        before = self._before[label]
-        moved = any(
-            not torch.equal(sampled(value), before[name])
-            for name, value in parameters.items()
-        )
-        scale = trainer.job.config.lora.scale
-        return {
-            "numbers": sum(value.numel() for value in parameters.values()),
-            "change": size_of_change(parameters, before, scale),
-            "moved": moved,
-        }
-
-    def _gradient_shares(self, step: int) -> dict[str, float | None]:
-        """Return each part's share of the squared norm of the step's gradient, of the
-        expert that trained.
+    def _read_all(self, trainer: Trainer, step: int) -> dict[str, PartReading]:
+        """Return what is read of each part; of sharded weights by all processes
+        together.
         """
         norms = self._norms.read(step) if self._norms else None
-        if self._norms is None or norms is None:
+        readings = {
+            label: self._read(trainer, label, part, norms)
+            for label, part in self._parts.items()
+        }
+        if not trainer.weights_sharded:
+            return readings
+
+        # A process that lacks rows may have met the parts in another order.
+        labels = sorted(readings)
+        rows = [astuple(readings[label]) for label in labels]
+        table = trainer.dist.all_reduce(torch.tensor(rows, dtype=torch.float64))
+        sums = dict(zip(labels, table.tolist(), strict=True))
+        return {label: PartReading(*sums[label]) for label in self._parts}
+
+    def _read(
+        self, trainer: Trainer, label: str, part: Part, norms: Tensor | None
+    ) -> PartReading:
+        """Return what this process reads of a part.
+
+        Args:
+            trainer: the run.
+            label: the part's name.
+            part: the part.
+            norms: those of the step's gradients; None: they are not known.
+        """
+        trainable = self._trainable_of(trainer, part)
+        rows = _rows_of(trainable)
+        # What every process has in full is counted by the main one.
+        parameters = {
+            name: value
+            for name, value in part.of(trainable).items()
+            if name in rows or trainer.dist.is_main
+        }
+        before = self._before[label]
+        moved = any(
+            not torch.equal(sampled(value, rows.get(name)), before[name])
+            for name, value in parameters.items()
+        )
+
+        gradient = 0.0
+        if norms is not None and self._has_trained(part):
+            indices = [
+                index
+                for index, name in enumerate(trainable.parameters)
+                if name in parameters
+            ]
+            gradient = float(norms[indices].square().sum())
+        return PartReading(
+            numbers=sum(value.numel() for value in parameters.values()),
+            change=squared_change(
+                parameters, before, trainer.job.config.lora.scale, rows
+            ),
+            moved=float(moved),
+            gradient=gradient,
+        )
+
+    def _has_trained(self, part: Part) -> bool:
+        """Whether the step whose gradient is kept trained the part: if only text trains,
+        every step does, whichever expert runs.
+        """
+        return self._norms is not None and part.expert in (None, self._norms.expert)
+
+    def _gradient_shares(
+        self, step: int, readings: Mapping[str, PartReading]
+    ) -> dict[str, float]:
+        """Return each part's share of the squared norm of the step's gradient, of the
+        expert that trained; empty if the gradient is not known.
+        """
+        if self._norms is None or self._norms.read(step) is None:
             return {}
-        expert = self._norms.expert
-        squared = norms.square()
-        total = float(squared.sum())
-        shares: dict[str, float | None] = {}
-        for label, part in self._parts.items():
-            if part.expert == expert:
-                part_sum = float(squared[list(part.indices)].sum())
-                shares[label] = part_sum / total if total else 0.0
-        return shares
+        squared = {
+            label: reading.gradient
+            for label, reading in readings.items()
+            if self._has_trained(self._parts[label])
+        }
+        total = sum(squared.values())
+        return {
+            label: value / total if total else 0.0 for label, value in squared.items()
+        }
 
     def _warn(
         self, trainer: Trainer, step: int, parts: Mapping[str, Mapping[str, Any]]

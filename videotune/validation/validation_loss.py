@@ -4,6 +4,10 @@ Two readings of one set differ only by the model. Held-out clips and some traini
 clips are read at nine fixed quantiles of the timestep distribution, each clip at a
 third of them and with its own fixed noise. The loss is plain v-MSE without caption
 dropout. Validation draws no random numbers from the training and changes nothing in it.
+
+A run whose target keeps the base model's guidance is read against that target: against
+the clips' own v a model that does what it is trained for would look worse than one that
+loses the guidance. The error against the clips stands beside it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,7 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from videotune.diffusion.loss import Objective, denoising_loss
+from videotune.adapters.lora import adapter_off
+from videotune.diffusion.loss import (
+    BaseGuidance,
+    Objective,
+    guided_target,
+    loss_to,
+    predicted,
+)
 from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.model_spec import Expert
 from videotune.models.base import DiffusersModel
@@ -46,6 +57,7 @@ def read_validation(
     nets: Mapping[str, nn.Module],
     objective: Objective,
     batch_of: Callable[[Window], Batch],
+    base_guidance: BaseGuidance | None = None,
 ) -> dict[str, Any]:
     """Measure the plain MSE of the held-out and the training windows.
 
@@ -57,17 +69,20 @@ def read_validation(
         nets: network of each expert. They are looked up one after the other, each once.
         objective: the prediction target and the timestep distribution.
         batch_of: loads the batch of a window.
+        base_guidance: the guidance of the base model that the run's target keeps.
 
     Returns:
         {"held_out", "train"}, each {"mean", "by_quantile", "windows", "clips"} or None
-        without windows; and if video and sound are learnt, "sound" with the same of the
-        windows with sound. "clips" has the MSE of each clip at each level (None: not
+        without windows; if video and sound are learnt, "sound" with the same of the
+        windows with sound; and with ``base_guidance`` "plain" with the same against
+        the clips alone. "clips" has the MSE of each clip at each level (None: not
         read), averaged over the clip's windows, by the first digits of the clip id.
         Means are over clips, so each clip counts the same.
     """
     levels = objective.timesteps.quantiles(QUANTILES).tolist()
     parts = {"held_out": validation.held_out, "train": validation.train}
     tables = {part: _ErrorTables.of(windows) for part, windows in parts.items()}
+    plain_tables = {part: _ErrorTables.of(windows) for part, windows in parts.items()}
 
     for expert in family.spec.experts:
         quantiles = [i for i, t in enumerate(levels) if covers(expert, t)]
@@ -76,25 +91,22 @@ def read_validation(
         net = nets[expert.name]
         was_training = net.training
         net.eval()
-        reader = _WindowReader(validation.seed, family, net, objective, quantiles)
+        reader = _WindowReader(
+            validation.seed, family, net, objective, quantiles, base_guidance
+        )
         try:
             with torch.no_grad():
                 for part, windows in parts.items():
-                    reader.read(windows, batch_of, tables[part])
+                    reader.read(windows, batch_of, tables[part], plain_tables[part])
         finally:
             net.train(was_training)
             # Otherwise this expert would stay in memory beside the next one.
             del reader, net
 
-    reading: dict[str, Any] = {
-        part: average_over_clips(tables[part].errors, windows)
-        for part, windows in parts.items()
-    }
-    if family.spec.generates == ("video", "sound"):
-        reading["sound"] = {
-            part: tables[part].average_of_sound(windows)
-            for part, windows in parts.items()
-        }
+    has_sound = family.spec.generates == ("video", "sound")
+    reading = _averages(parts, tables, has_sound=has_sound)
+    if base_guidance is not None:
+        reading["plain"] = _averages(parts, plain_tables, has_sound=has_sound)
     return reading
 
 
@@ -115,6 +127,12 @@ class _ErrorTables:
             torch.zeros(size, dtype=torch.float64),
         )
 
+    def write(self, window: int, quantiles: Sequence[int], output: StepOutput) -> None:
+        """Write the MSE of a window at some quantiles."""
+        self.errors[window, quantiles] = output.mse.double().cpu()
+        if output.sound_mse is not None:
+            self.sound_errors[window, quantiles] = output.sound_mse.double().cpu()
+
     def average_of_sound(self, windows: Sequence[Window]) -> dict[str, Any] | None:
         """Average over the windows with sound."""
         rows = [index for index, window in enumerate(windows) if window.shape.sound]
@@ -124,6 +142,25 @@ class _ErrorTables:
             [windows[index] for index in rows],
             [levels[index] for index in rows],
         )
+
+
+def _averages(
+    parts: Mapping[str, Sequence[Window]],
+    tables: Mapping[str, _ErrorTables],
+    *,
+    has_sound: bool,
+) -> dict[str, Any]:
+    """Return the averages of tables, as ``read_validation`` does."""
+    averages: dict[str, Any] = {
+        part: average_over_clips(tables[part].errors, windows)
+        for part, windows in parts.items()
+    }
+    if has_sound:
+        averages["sound"] = {
+            part: tables[part].average_of_sound(windows)
+            for part, windows in parts.items()
+        }
+    return averages
 
 
 @dataclass(frozen=True)
@@ -136,14 +173,24 @@ class _WindowReader:
     objective: Objective
     quantiles: Sequence[int]
     """Indices of the expert's noise levels."""
+    base_guidance: BaseGuidance | None
+    """The guidance of the base model that the target keeps."""
 
     def read(
         self,
         windows: Sequence[Window],
         batch_of: Callable[[Window], Batch],
         tables: _ErrorTables,
+        plain_tables: _ErrorTables,
     ) -> None:
-        """Write the MSE of the windows into tables."""
+        """Write the MSE of the windows into tables.
+
+        Args:
+            windows: the windows.
+            batch_of: loads the batch of a window.
+            tables: MSE against the run's target.
+            plain_tables: MSE against the clips alone.
+        """
         device = next(self.net.parameters()).device
         levels_by_window = quantiles_by_window(windows)
         for index, (window, levels) in enumerate(
@@ -153,16 +200,15 @@ class _WindowReader:
             tokens = tokens_per_sample(self.family, batch)
             quantiles = [level for level in levels if level in self.quantiles]
             for group in split_by_tokens(quantiles, tokens):
-                output = self._output(window, batch, group)
-                tables.errors[index, group] = output.mse.double().cpu()
-                if output.sound_mse is not None:
-                    of_sound = output.sound_mse.double().cpu()
-                    tables.sound_errors[index, group] = of_sound
+                output, plain_output = self._outputs(window, batch, group)
+                tables.write(index, group, output)
+                plain_tables.write(index, group, plain_output)
 
-    def _output(
+    def _outputs(
         self, window: Window, batch: Batch, quantiles: Sequence[int]
-    ) -> StepOutput:
-        """Return the loss of a window at some quantiles.
+    ) -> tuple[StepOutput, StepOutput]:
+        """Return the losses of a window at some quantiles, against the run's target and
+        against the clip alone.
 
         Each quantile has its own noise. Video and sound have the same noise levels.
         """
@@ -187,9 +233,15 @@ class _WindowReader:
             )
             sound = replace(batch.sound, t=t, noise=sound_noise.to(device))
             batch = replace(batch, sound=sound)
-        return denoising_loss(
-            self.family, self.net, self.objective, batch, t, noise.to(device)
-        )
+
+        arguments = (self.family, self.net, self.objective, batch, t, noise.to(device))
+        prediction, velocity = predicted(*arguments)
+        plain_output = loss_to(self.objective, batch, t, prediction, velocity)
+        if self.base_guidance is None:
+            return plain_output, plain_output
+        with adapter_off(self.net):
+            target = guided_target(*arguments, self.base_guidance)
+        return loss_to(self.objective, batch, t, prediction, target), plain_output
 
 
 def noise_of(

@@ -28,6 +28,7 @@ PARTS = {
     "noise": "its noise",
     "held_out": "its held-out clips",
     "train": "its training clips",
+    "target": "its target (distilled_guidance)",
 }
 """Parts of a validation set, and their names in messages."""
 
@@ -62,7 +63,7 @@ def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
         shape = tuple(plain_batch(source, first).x0.shape)
         noise_hash = hash_values(noise_of(validation.seed, first, 0, shape))
 
-    return {
+    contents = {
         "levels": source.objective.timesteps.quantiles(QUANTILES).tolist(),
         # Sets of an earlier version, which read each clip at all levels, differ here.
         "mean": "clips, each at a third of the levels",
@@ -71,6 +72,11 @@ def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
         "held_out": [_window_hashes(trainer, window) for window in validation.held_out],
         "train": [_window_hashes(trainer, window) for window in validation.train],
     }
+    # Only where it differs from the clips' own, so that sets keep their names.
+    scale = trainer.job.config.distilled_guidance
+    if scale is not None:
+        contents["target"] = {"distilled_guidance": scale}
+    return contents
 
 
 def _window_hashes(trainer: Trainer, window: Window) -> dict[str, str]:
@@ -124,8 +130,8 @@ def describe_difference(path: Path, contents: dict[str, Any]) -> str:
         echo(f"warning: {path}: was changed by another program. It is rewritten.")
     differences = []
     for part in PARTS:
-        if stored.get(part) != contents[part]:
-            description = _describe_part(part, stored.get(part), contents[part])
+        if stored.get(part) != contents.get(part):
+            description = _describe_part(part, stored.get(part), contents.get(part))
             differences.append(description)
     return ", ".join(differences)
 
