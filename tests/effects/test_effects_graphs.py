@@ -11,6 +11,9 @@ from tests.support.taped_graph import TapedGraph, taped
 from tests.support.trainers import Lab, run_steps, trainer_of, weights
 from videotune.errors import VideotuneError
 from videotune.models.wan import Wan
+from videotune.trainer.captured_passes import CapturedPasses
+from videotune.trainer.network_pass import PassInputs, PassOutput
+from videotune.types import Batch, Conditioning
 
 STEPS = 4
 SEVERAL_PASSES: dict[str, Any] = {
@@ -86,3 +89,50 @@ def test_a_cpu_has_no_graphs(lab: Lab) -> None:
 def test_what_the_host_takes_part_in_is_refused(lab: Lab, sets: dict[str, Any]) -> None:
     with pytest.raises(VideotuneError, match="cuda_graphs"):
         trainer_of(lab, {**sets, "cuda_graphs": True})
+
+
+class SharingGraph(TapedGraph):
+    """A tape that writes over the results of other graphs, as shared memory allows."""
+
+    passes: CapturedPasses
+
+    def replay(self) -> None:
+        for captured in self.passes._graphs.values():
+            if captured.graph is not self:
+                for _, gradient in captured.gradients:
+                    gradient.fill_(torch.nan)
+        super().replay()
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1), (1, 2, 1), (2, 1, 1, 2)])
+def test_gradients_of_several_graphs_add_up_in_any_order(
+    order: tuple[int, ...],
+) -> None:
+    """Graphs share memory: a replay may write over what another one has returned."""
+    net = torch.nn.Linear(3, 2, bias=False)
+    passes = CapturedPasses(SharingGraph)
+    SharingGraph.passes = passes
+
+    def run_pass(inputs: PassInputs) -> PassOutput:
+        error = net(inputs.noise).square().sum() * inputs.weight
+        error.backward()
+        return PassOutput(error.detach(), error.detach(), None)
+
+    def inputs_of(samples: int, seed: int) -> PassInputs:
+        x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(seed))
+        text = Conditioning(torch.zeros(samples, 1, 1))
+        batch = Batch.of(torch.zeros(samples, 1, 1, 1, 1), text)
+        return PassInputs(batch, torch.zeros(samples), x, None, 1.0)
+
+    for seed, samples in enumerate((1, 2, 1, 2)):
+        passes.run(net, inputs_of(samples, seed), run_pass)
+    assert len(passes) == 2
+
+    net.zero_grad()
+    for seed, samples in enumerate(order):
+        passes.run(net, inputs_of(samples, 10 + seed), run_pass)
+    gradient = net.weight.grad
+    net.zero_grad()
+    for seed, samples in enumerate(order):
+        run_pass(inputs_of(samples, 10 + seed))
+    assert torch.allclose(gradient, net.weight.grad)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scripts.write_ledgers import Case, cases, columns, missing
-from tests.support.clips import moving_dot, write_clip
+from tests.support.clips import noise, write_clip
 from videotune.planner.ledger import Reading
 from videotune.planner.plan_inputs import PlanInputs, configs_of
 from videotune.planner.read_step import open_family, read_step_spec
@@ -75,7 +75,7 @@ def compare(inputs: PlanInputs, most: float) -> None:
 
     assert dict(shipped.work) == pytest.approx(dict(fresh.work), rel=1e-6)
     assert shipped.encoding_flops_per_pixel == pytest.approx(
-        fresh.encoding_flops_per_pixel, rel=0.05
+        fresh.encoding_flops_per_pixel, rel=0.15
     )
     assert shipped.other_phases.keys() == fresh.other_phases.keys()
     for phase, ways in fresh.other_phases.items():
@@ -120,7 +120,7 @@ def test_at_its_own_sizes_a_table_is_a_fresh_run() -> None:
 
 def test_a_preset_is_planned_without_the_libraries_of_networks(tmp_path: Path) -> None:
     """Neither diffusers nor what shards is imported, and nothing is measured."""
-    write_clip(tmp_path / "clips/square.mp4", moving_dot(49, 480, 832), 16)
+    write_clip(tmp_path / "clips/square.mp4", noise(49, 480, 832), 16)
     (tmp_path / "clips/square.txt").write_text("a square\n")
     code = f"""
 import sys

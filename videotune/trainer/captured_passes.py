@@ -40,10 +40,10 @@ RunPass = Callable[[PassInputs], PassOutput]
 
 
 class CudaGraph:
-    """A captured sequence of kernels, whose memory is shared with other graphs.
+    """A captured sequence of kernels.
 
-    Graphs may share memory, because each pass's results are read before the next one
-    begins.
+    Graphs share the memory of what exists only within a pass: a replay may write over
+    the results of any other graph. Losses are read, and gradients copied, before it.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,18 @@ class CapturedPasses:
         captured = self._find_or_capture(net, inputs, run_pass)
         if captured is None:
             return run_pass(inputs)
-        return _replay(captured, inputs)
+        _copy_into(captured.inputs, inputs)
+        self._keep_gradients()
+        captured.graph.replay()
+        _add_gradients(captured)
+        return captured.output
+
+    def _keep_gradients(self) -> None:
+        """Copy the gradients of earlier passes out of the memory of graphs."""
+        for captured in self._graphs.values():
+            for parameter, gradient in captured.gradients:
+                if parameter.grad is gradient:
+                    parameter.grad = gradient.clone()
 
     def _find_or_capture(
         self, net: nn.Module, inputs: PassInputs, run_pass: RunPass
@@ -194,15 +205,6 @@ def _gradients_set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _replay(captured: CapturedPass, inputs: PassInputs) -> PassOutput:
-    """Run a captured pass with other inputs of the same shapes."""
-    _copy_into(captured.inputs, inputs)
-    _keep_gradients(captured)
-    captured.graph.replay()
-    _add_gradients(captured)
-    return captured.output
-
-
 def _key(inputs: PassInputs) -> str:
     """Return all that a pass depends on but the numbers of its tensors."""
 
@@ -234,13 +236,6 @@ def _copy_into(targets: tuple[Tensor, ...], inputs: PassInputs) -> None:
     """Copy a pass's inputs into those of a captured one."""
     for target, value in zip(targets, _tensors(inputs), strict=True):
         target.copy_(value, non_blocking=True)
-
-
-def _keep_gradients(captured: CapturedPass) -> None:
-    """Copy gradients of an earlier pass that the graph is about to write over."""
-    for parameter, gradient in captured.gradients:
-        if parameter.grad is gradient:
-            parameter.grad = gradient.clone()
 
 
 def _add_gradients(captured: CapturedPass) -> None:
