@@ -50,8 +50,8 @@ STEPS = (
 )
 """Frames, height and width of the clips whose steps are read, before the model's rules."""
 
-FRAMES = (1, 5, 9, 17, 81, 161)
-SIDES = ((192, 192), (320, 512), (480, 832), (768, 1344))
+FRAMES = (1, 5, 9, 17, 49, 65, 161)
+SIDES = ((192, 192), (320, 512), (480, 832), (640, 1088), (768, 1344))
 """Frames, and heights and widths, of the clips that are encoded and decoded."""
 
 FRAMES_IN_TILES = (1, 5, 9, 17, 33)

@@ -30,7 +30,7 @@ from videotune.types import ClipShape
 
 SMALL = "wan 2.1 1.3B LoRA 16GB"
 ONE_OF_EACH = {
-    "cogvideox 5B I2V LoRA 24GB": ClipShape(33, 480, 720, 8.0),
+    "cogvideox 5B I2V LoRA 24GB": ClipShape(49, 480, 720, 8.0),
     "hidream LoRA 24GB": ClipShape(1, 896, 896, 1.0),
     "hunyuan 1.5 I2V LoRA 24GB": ClipShape(33, 448, 640, 24.0),
     "hunyuan 13B LoRA 24GB": ClipShape(33, 544, 960, 24.0),
@@ -75,14 +75,14 @@ def compare(inputs: PlanInputs, most: float) -> None:
 
     assert dict(shipped.work) == pytest.approx(dict(fresh.work), rel=1e-6)
     assert shipped.encoding_flops_per_pixel == pytest.approx(
-        fresh.encoding_flops_per_pixel, rel=0.15
+        fresh.encoding_flops_per_pixel, rel=0.2
     )
     assert shipped.other_phases.keys() == fresh.other_phases.keys()
     for phase, ways in fresh.other_phases.items():
         for way, parts in ways.items():
             total = sum(parts.values())
             other = sum(shipped.other_phases[phase][way].values())
-            assert other == pytest.approx(total, rel=max(most, 0.02)), (phase, way)
+            assert 0.98 * total <= other <= 1.05 * total, (phase, way)
 
 
 def compare_readings(shipped: Reading, fresh: Reading, most: float) -> None:

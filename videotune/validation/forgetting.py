@@ -37,12 +37,12 @@ PATH_GROWTH = 1.5
 FEW_STEP_ERROR = 0.25
 """The largest error of few steps of a base model that was made for few steps."""
 
-DISTILLED_GUIDANCE = 0.52
+DISTILLED_GUIDANCE = 0.54
 """Below this, a base model's own guidance shows that it was distilled; see
 ``own_guidance``.
 """
 
-OWN_GUIDANCE_AT = (0.9, 0.9)
+OWN_GUIDANCE_AT = (0.98, 0.98)
 """Noise levels at which the own guidance is read, each with its own noise."""
 
 
