@@ -50,11 +50,12 @@ STEPS = (
 )
 """Frames, height and width of the clips whose steps are read, before the model's rules."""
 
-FRAMES = (1, 5, 9, 17, 49, 65, 161)
-SIDES = ((192, 192), (320, 512), (480, 832), (640, 1088), (768, 1344))
+FRAMES = (1, 5, 9, 17, 33, 49, 65, 161)
+SIDES = ((192, 192), (320, 512), (480, 832), (544, 960), (640, 1088), (768, 1344))
 """Frames, and heights and widths, of the clips that are encoded and decoded."""
 
 FRAMES_IN_TILES = (1, 5, 9, 17, 33)
+SIDES_IN_TILES = ((192, 192), (320, 512), (480, 832), (768, 1344))
 """The same of clips that are decoded in tiles, which takes long to read: what it holds
 is affine in the frames from the last two of these on.
 """
@@ -227,7 +228,7 @@ def read_autoencoder(case: Case) -> dict[str, Any]:
         return {"decode": run.decode(shape, tiled=True)}
 
     whole = read_grid(rules, FRAMES, SIDES, encode_and_decode)
-    tiles = read_grid(rules, FRAMES_IN_TILES, SIDES, decode_in_tiles)
+    tiles = read_grid(rules, FRAMES_IN_TILES, SIDES_IN_TILES, decode_in_tiles)
     return {"whole": whole, "tiles": tiles}
 
 
