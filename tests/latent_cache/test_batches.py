@@ -121,7 +121,7 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
         ]
         assert [name for names in own for name in names] == list(whole.batch.window_ids)
         assert max(map(len, own)) - min(map(len, own)) <= 1
-        assert [part.first for part in parts] == [
+        assert [part.first_sample for part in parts] == [
             sum(map(len, own[:i])) for i in range(processes)
         ]
         held = [part for part in parts if part.batch is not None]
