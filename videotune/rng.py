@@ -3,7 +3,8 @@
 A draw is named by (seed, purpose, step, global sample index), and the same name gives
 the same numbers. There is no state to save, and no preview, device, process count or
 micro-batch can move another draw. The numbers come from Philox on the CPU (Salmon et
-al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+al. 2011, "Parallel random numbers: as easy as 1, 2, 3"); for draws on the device, such as
+stochastic rounding and dropout, the name seeds torch's generator (``seed32``).
 """
 
 import hashlib
@@ -22,8 +23,8 @@ def key(seed: int | str, *parts: str | int) -> int:
 def generator_for(seed: int | str, *parts: str | int) -> np.random.Generator:
     """Return the generator of a draw, e.g.
 
-    ``generator_for(seed, "noise", step, index)``. What no seed changes begins with its
-    purpose instead.
+    ``generator_for(seed, "noise", step, index)``. A draw that is the same in every run
+    has its purpose in the place of the seed.
     """
     return np.random.Generator(np.random.Philox(key=key(seed, *parts)))
 

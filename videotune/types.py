@@ -373,7 +373,7 @@ class NoisePath:
 
 
 @dataclass(frozen=True)
-class StepOutput:
+class LossOutput:
     """The loss of a batch."""
 
     loss: Tensor

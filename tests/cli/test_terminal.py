@@ -10,12 +10,14 @@ from rich.cells import cell_len
 
 from tests.support.command_line import Patch, Printed, run
 from videotune import console
+from videotune.cli.cache import encoder_lines
 from videotune.cli.init import ChosenCard, parse_card
 from videotune.commands import doctor
 from videotune.config.load import preset_names
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.formats import refuse_format
+from videotune.latent_cache.entry import KINDS
 from videotune.latent_cache.exposure import BANDS, band_limits, views_text
 from videotune.models.base_model import place, spec_for
 from videotune.planner.gpus import cards
@@ -279,3 +281,13 @@ def test_the_toy_has_its_own_name() -> None:
     base = place("asset:toy")
     assert spec_for(None, base).title == "the toy base model"
     assert spec_for(None, replace(base, name=str(base.folder))).title == "Wan 2.1 T2V"
+
+
+def test_each_kind_of_cache_entries_has_a_label() -> None:
+    rows = [
+        {"kind": kind, "encoder": None, "clip": "a.mp4", "bytes": 1, "made": None}
+        for kind in KINDS
+    ]
+    labels = [line.split(":")[0] for line in encoder_lines(rows)]
+    assert len(set(labels)) == len(KINDS)
+    assert sum("text encoder" in label for label in labels) == 1

@@ -559,7 +559,7 @@ def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
         with FakeTensorMode():
             pretended = torch.empty(3, device="cuda")
             assert trainable.ema is not None
-            assert trainable.ema._as_averages([pretended])[0].device.type == (
+            assert trainable.ema._in_form_of_averages([pretended])[0].device.type == (
                 "cuda" if where == "device" else "cpu"
             )
     assert all(

@@ -31,7 +31,7 @@ from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.read_ahead import single_threaded_pool, stream
+from videotune.latent_cache.read_ahead import pool_without_openmp, stream
 from videotune.latent_cache.sampler import Schedule, sample_indices
 from videotune.latent_cache.step_batch import StepBatch, uniforms
 from videotune.latent_cache.store import LatentCache
@@ -121,7 +121,7 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
         ]
         assert [name for names in own for name in names] == list(whole.batch.window_ids)
         assert max(map(len, own)) - min(map(len, own)) <= 1
-        assert [part.first for part in parts] == [
+        assert [part.first_sample for part in parts] == [
             sum(map(len, own[:i])) for i in range(processes)
         ]
         held = [part for part in parts if part.batch is not None]
@@ -142,7 +142,7 @@ def test_reading_ahead_takes_no_cores_from_the_training(source: BatchSource) -> 
     """
     torch.set_num_threads(2)
     try:
-        pool = single_threaded_pool(2)
+        pool = pool_without_openmp(2)
         assert {pool.submit(torch.get_num_threads).result() for _ in range(8)} == {1}
         assert torch.get_num_threads() == 2
         pool.shutdown()

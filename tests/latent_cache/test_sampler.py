@@ -15,10 +15,11 @@ from videotune.latent_cache.sampler import (
     ExpertSchedule,
     Schedule,
     bucket_of,
+    bucket_steps_until,
     epoch_order,
     exact,
     sample_indices,
-    steps_per_bucket,
+    shown_windows,
     steps_per_epoch,
     times_seen,
 )
@@ -62,7 +63,7 @@ def test_counts_are_what_was_taken(schedule: Schedule, steps: int) -> None:
         for window, epoch in samples:
             assert epoch == seen[bucket][window], "one permutation after the other"
             seen[bucket][window] += 1
-    assert steps_per_bucket(schedule, steps) == tuple(
+    assert bucket_steps_until(schedule, steps) == tuple(
         taken[j] for j in range(len(schedule.window_counts))
     )
     wanted = [
@@ -78,7 +79,7 @@ def test_every_bucket_has_its_share_and_every_window_of_it(
 ) -> None:
     epochs = steps / steps_per_epoch(schedule)
     for count, n, b in zip(
-        steps_per_bucket(schedule, steps),
+        bucket_steps_until(schedule, steps),
         schedule.window_counts,
         schedule.batch_sizes,
         strict=True,
@@ -86,6 +87,14 @@ def test_every_bucket_has_its_share_and_every_window_of_it(
         assert abs(count - epochs * Fraction(n, b)) <= 1 + len(schedule.window_counts)
     for counts in times_seen(schedule, steps):
         assert max(counts) - min(counts) <= 1
+
+
+def test_an_epoch_of_phases_is_that_of_the_last_one() -> None:
+    """Windows and steps are both of the buckets that train from now on."""
+    phases = Schedule(0, (10, 12, 3), (1, 1, 1), phases=((1, 1), (8, 2)))
+    alone = Schedule(0, (12, 3), (1, 1))
+    assert shown_windows(phases) == shown_windows(alone) == 15
+    assert steps_per_epoch(phases) == steps_per_epoch(alone) == 15
 
 
 def test_small_orders_are_all_about_equally_likely() -> None:

@@ -207,7 +207,7 @@ def rig(
         "transformer": LRSchedule(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)
     }
     trainable = TrainableState(
-        masters.parameters, optimizer, rates, masters if masters.apart else None
+        masters.parameters, optimizer, rates, masters if masters.has_copies else None
     )
     return Rig(family, net, trainable, streams)
 

@@ -546,7 +546,7 @@ def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alo
     parameters["2.weight"].register_hook(lambda gradient: gradient * float("inf"))
     loss = net(torch.randn(4, 32)).square().mean()
     updates.begin(1)
-    updates.loss(loss)
+    updates.expect_loss(loss)
     loss.backward()
     assert not updates.norm().isfinite()
     moved = {

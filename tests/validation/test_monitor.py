@@ -26,7 +26,7 @@ from videotune.latent_cache.exposure import (
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_of,
-    steps_per_bucket,
+    bucket_steps_until,
     times_seen,
 )
 from videotune.runs.journal import Journal
@@ -340,7 +340,8 @@ def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
         bucket = bucket_of(schedule, step)
         throughput.add(bucket, {"data": 0.0, "forward": cost[bucket]})
         left = {
-            b: steps_per_bucket(schedule, 40)[b] - steps_per_bucket(schedule, step)[b]
+            b: bucket_steps_until(schedule, 40)[b]
+            - bucket_steps_until(schedule, step)[b]
             for b in (0, 1)
         }
         truth = sum(cost[bucket_of(schedule, later)] for later in range(step + 1, 41))

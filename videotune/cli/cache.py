@@ -31,6 +31,14 @@ LISTED = 20
 """Entries, and other files, that ``prune`` lists before it counts the remaining ones.
 """
 
+ENCODER_LABELS = {
+    "latents": "VAE",
+    "text": "text encoder",
+    "masks": "loss masks",
+    "conditions": "conditions",
+}
+"""What ``ls`` calls the encoder of each kind of entries; masks need none."""
+
 Every = Annotated[bool, Opt("--all", help="print a row for each entry")]
 Yes = Annotated[
     bool, Opt("--yes", help="remove them; without --yes they are only listed")
@@ -202,16 +210,17 @@ def encoder_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
     lines = []
     for (kind, encoder), group in groups.items():
+        encoder_name = ENCODER_LABELS[kind]
         if kind == "latents":
-            encoder_name = "VAE"
             clips = counted(len({row["clip"] for row in group}), "clip")
             count = f"{counted(len(group), 'window')} of {clips}"
-        else:
-            encoder_name = "text encoder"
+        elif kind == "text":
             count = counted(len(group), "caption")
+        else:
+            count = entries(len(group))
         times = [row["made"] for row in group if row["made"]]
         last = max(times, default="")[:16].replace("T", " ")
         parts = [count, size(sum(row["bytes"] for row in group)), last]
         text = ", ".join(part for part in parts if part)
-        lines.append(f"{encoder_name} {encoder[:8]}: {text}")
+        lines.append(f"{encoder_name} {encoder[:8]}".rstrip() + f": {text}")
     return lines

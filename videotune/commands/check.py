@@ -34,8 +34,8 @@ class CheckResult:
 
     @property
     def exit_code(self) -> int:
-        """0: every clip is used or held out; 2: some are skipped; 1: a training would
-        end before it begins.
+        """0: every clip is used or held out; 2: some are skipped, or the crop is too
+        large; 1: some are skipped, and a training would end before it begins.
         """
         if crop_blocker(self.job) is not None:
             return SKIPPED

@@ -184,7 +184,7 @@ def train_once(
         )
         if resume is None and dist.is_main:
             contact_sheet.cache_pictures(opened.job)
-        close_default_workers()  # a training opens no more files for hours
+        close_default_workers()  # the scan is done; encoding starts a pool of its own
         plan = make_plan(opened.job)
 
         # A resume trains on exactly what was allowed at the start.

@@ -59,7 +59,7 @@ class Candidate:
     """The dataset's frames and windows."""
 
     content_id: str = ""
-    """Hash of the file's bytes."""
+    """Hash of the file's bytes, or of those of a folder's frames."""
 
     info: MediaInfo | None = None
     scan: ContentScan | None = None

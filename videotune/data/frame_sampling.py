@@ -49,8 +49,8 @@ class FrameSampling:
     ends: tuple[float, ...] = ()
     """Second at which the last frame of each window ends.
 
-    ``Window.end`` is later if frames are skipped in between or if the start is random,
-    and earlier if the last frame is held.
+    Of a random start, the latest one. ``Window.end`` is later if frames are skipped in
+    between, earlier if the last frame is held, and the same if the start is random.
     """
 
     frames: int = 0
@@ -450,6 +450,7 @@ def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
     """
     shape = window.shape
     is_random = variant != DETERMINISTIC_VARIANT and window.varies
+    # The purpose keeps an old name: another one would draw other frames.
     random = generator_for(seed, "take", window.id, f"{window.end:.6f}", variant)
 
     times: tuple[float, ...]

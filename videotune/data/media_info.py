@@ -74,8 +74,8 @@ class MediaInfo:
     """
 
     unusable: Count = 0
-    """Frames before the first keyframe. They cannot be decoded; no other field includes
-    them."""
+    """Displayed frames that nothing can decode, since they depend on a missing keyframe;
+    no other field includes them."""
 
     still: bool = False
     """Whether the file is an image."""
@@ -96,7 +96,7 @@ class MediaInfo:
 
     restarts: Count = 0
     """How often the clock of the stream starts anew, since parts were joined byte by
-    byte (see ``clock.Clock``)."""
+    byte (see ``clock.StreamClock``)."""
 
     crop: tuple[Count, Count, Count, Count] = (0, 0, 0, 0)
     """Pixels that the container hides at the left, right, top and bottom of a decoded

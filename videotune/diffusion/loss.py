@@ -21,9 +21,9 @@ from videotune.errors import VideotuneError
 from videotune.types import (
     Batch,
     Conditioning,
+    LossOutput,
     NoisePath,
     Sound,
-    StepOutput,
     Velocity,
     take_rows,
 )
@@ -243,7 +243,7 @@ def denoising_loss(
     t: Tensor,
     noise: Tensor,
     target: Velocity | None = None,
-) -> StepOutput:
+) -> LossOutput:
     """Return the loss of a batch, over what ``batch.loss_mask`` counts.
 
     It is s·w(t)·(d(e) + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v and s
@@ -269,7 +269,7 @@ def loss_to(
     t: Tensor,
     prediction: Velocity,
     target: Velocity,
-) -> StepOutput:
+) -> LossOutput:
     """Return the loss of a prediction to a target, as ``denoising_loss`` does.
 
     Args:
@@ -286,7 +286,7 @@ def loss_to(
         learnt.append(_sound_part(objective, batch, prediction, target))
 
     per_sample_loss = sum((part.loss for part in learnt[1:]), start=learnt[0].loss)
-    return StepOutput(
+    return LossOutput(
         loss=per_sample_loss.mean(),
         mse=learnt[0].mse.detach(),
         per_sample_loss=per_sample_loss.detach(),

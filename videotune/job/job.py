@@ -40,10 +40,10 @@ from videotune.job.notes import (
 from videotune.latent_cache.exposure import Exposure, exposure
 from videotune.latent_cache.sampler import (
     Schedule,
+    bucket_steps_until,
     exact,
     phases_of,
     shown_windows,
-    steps_per_bucket,
     steps_per_epoch,
     times_seen,
     weights_of,
@@ -92,7 +92,7 @@ class Job:
     def shares(self) -> tuple[float, ...]:
         """The share of the steps that each bucket has."""
         if self.schedule.phases:
-            counts = steps_per_bucket(self.schedule, self.steps)
+            counts = bucket_steps_until(self.schedule, self.steps)
             return tuple(count / self.steps for count in counts)
 
         epoch_steps = float(steps_per_epoch(self.schedule))

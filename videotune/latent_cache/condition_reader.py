@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from videotune.config.schema import Config
@@ -105,8 +106,10 @@ class ConditionReader:
             states_of_clip: the states that are cached with the clip's latents.
         """
         types = shown_on_channels(sample.types, sample.window, self.spec)
-        if not self.spec.is_shown_alone(types):
-            return {name: x * bool(types) for name, x in states_of_clip.items()}
+        if not self.spec.is_shown_alone(types):  # no cache entry of their own
+            if types:
+                return dict(states_of_clip)
+            return {name: torch.zeros_like(x) for name, x in states_of_clip.items()}
         choices = channel_samples(
             sample.window, sample.variant, types, self.config, self.num_boxes
         )

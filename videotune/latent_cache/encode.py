@@ -34,7 +34,7 @@ from videotune.latent_cache.conditions import (
     encode_condition,
 )
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
-from videotune.latent_cache.encoder_failures import check_finite, name_failure
+from videotune.latent_cache.encoder_failures import check_finite, naming_failures
 from videotune.latent_cache.entry import EntryName
 from videotune.latent_cache.fitting import CacheItem, FitsFn, WindowVariant
 from videotune.latent_cache.keys import CacheKeys
@@ -147,7 +147,7 @@ def fill(
         seed: the run's seed.
         workers: decode frames ahead; None decodes them in this process.
         progress: called after each caption and window.
-        lock_is_held: another process holds the folder's lock for this one.
+        lock_is_held: the caller, or another process for this one, holds the folder's lock.
 
     Returns:
         The seconds for which the VAE waited for frames.
@@ -178,7 +178,9 @@ def _fill_captions(
     captions: Sequence[str],
     progress: ProgressFn,
 ) -> None:
-    """Encode the captions that no other process has encoded in the meantime."""
+    """Encode the captions that are still missing: a second try, after memory ran out, goes
+    on where the first one ended, and another process may have encoded some.
+    """
     remaining: list[tuple[str, str]] = []
     for caption in captions:
         name = keys.text(caption)
@@ -189,7 +191,7 @@ def _fill_captions(
     try:
         for done, (caption, name) in enumerate(remaining, start=1):
             length = family.text_length(caption)
-            with name_failure(f"the caption {caption[:60]!r}"):
+            with naming_failures(f"the caption {caption[:60]!r}"):
                 states = check_finite(family.encode_text([caption])[0])
 
             metadata = {
@@ -347,7 +349,9 @@ def encode_condition_sample(
     if "control" in types:
         control = _read_beside("control", sample, len(sample.times), media)
     subject = f"{clip.path}: window {condition.window.id}: {condition.text}"
-    with name_failure(subject, "Fewer frames or a lower resolution need less memory."):
+    with naming_failures(
+        subject, "Fewer frames or a lower resolution need less memory."
+    ):
         return check_finite(
             encode_condition(family, frames, condition, hidden, control)
         )
@@ -367,7 +371,7 @@ def _encode_reference(
     fewer = "Fewer frames or a lower resolution need less memory."
     if family.spec.has_reference_image:
         image = _whole_picture_beside(sample, media)
-        with name_failure(subject, fewer):
+        with naming_failures(subject, fewer):
             return check_finite(
                 {LATENTS: family.encode_reference_image(image, sample.window.shape)}
             )
@@ -375,7 +379,7 @@ def _encode_reference(
     stride = family.spec.rules.temporal_stride
     count = (condition.latent_frames - 1) * stride + 1
     frames = _read_beside(REFERENCE, sample, count, media)
-    with name_failure(subject, fewer):
+    with naming_failures(subject, fewer):
         return check_finite({LATENTS: family.encode_video(frames).mean})
 
 
@@ -390,7 +394,7 @@ def _encode_sound(
         clip, sample.times[0], shape.frames / shape.fps, family.spec.sound.sample_rate
     )
     subject = f"{clip.path}: the sound of window {sample.window.id}"
-    with name_failure(subject, "Fewer frames need less memory."):
+    with naming_failures(subject, "Fewer frames need less memory."):
         latents = family.encode_sound(torch.from_numpy(waveform), shape)
         return check_finite({LATENTS: latents})
 
@@ -488,7 +492,7 @@ def _encode_frames(
     clip = media[sample.window.clip_id]
     subject = f"{clip.path}: window {sample.window.id}"
     remedy = "Fewer frames or a lower resolution need less memory."
-    with name_failure(subject, remedy):
+    with naming_failures(subject, remedy):
         distribution = family.encode_video(to_model(frames), **arguments)
         check_finite(tensors_of(distribution))
     return distribution

@@ -10,7 +10,7 @@ from videotune.memory.out_of_memory import is_out_of_memory
 
 
 @contextmanager
-def name_failure(subject: str, memory_remedy: str | None = None) -> Iterator[None]:
+def naming_failures(subject: str, memory_remedy: str | None = None) -> Iterator[None]:
     """Turn an encoder's failure into a VideotuneError that names what it failed on.
 
     Args:

@@ -62,7 +62,9 @@ class About(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A caption or a window that has been encoded."""
+    """An encoding of one of the ``KINDS``: a window's latents, a caption, a loss mask or a
+    condition.
+    """
 
     kind: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
     key: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,200}$")]

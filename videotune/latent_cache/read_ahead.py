@@ -41,7 +41,7 @@ def stream(
             yield make_step_batch(source, step, rank_and_size, spares)
         return
 
-    pool = single_threaded_pool(threads)
+    pool = pool_without_openmp(threads)
     pending: deque[Future[StepBatch]] = deque()
     try:
         for step in steps:
@@ -56,7 +56,7 @@ def stream(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
+def pool_without_openmp(threads: int) -> ThreadPoolExecutor:
     """Start threads whose torch operations use one thread each.
 
     A thread that calls torch otherwise gets OpenMP workers of its own, which spin
@@ -77,6 +77,7 @@ def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(
         threads, thread_name_prefix="batches", initializer=use_one_thread
     )
+    # Each task starts a thread, since the threads before it wait at the barrier.
     for _ in range(threads):
         pool.submit(int)
     all_started.wait()

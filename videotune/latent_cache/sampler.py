@@ -127,17 +127,21 @@ def steps_per_epoch(schedule: Schedule) -> Fraction:
 
 
 def shown_windows(schedule: Schedule) -> int:
-    """Return how many windows an epoch shows, repeats and weights counted."""
+    """Return how many windows an epoch shows, repeats and weights counted.
+
+    If the schedule has phases, the windows are those of its last phase.
+    """
+    last_phase = phases_of(schedule)[-1].schedule
     count = Fraction(0)
     for windows, weight in zip(
-        schedule.window_counts, weights_of(schedule), strict=True
+        last_phase.window_counts, weights_of(last_phase), strict=True
     ):
         count += windows * weight
     return round(count)
 
 
 @lru_cache(maxsize=256)
-def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
+def bucket_steps_until(schedule: Schedule, steps: int) -> tuple[int, ...]:
     """Return how many of the steps 1 … ``steps`` each bucket has: those with the
     earliest due times, ties by bucket.
     """
@@ -145,7 +149,7 @@ def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
         phase_counts: list[int] = []
         for phase in phases_of(schedule):
             phase_steps = phase.steps_until(steps)
-            phase_counts += steps_per_bucket(phase.schedule, phase_steps)
+            phase_counts += bucket_steps_until(phase.schedule, phase_steps)
         return tuple(phase_counts)
 
     half_intervals, time_per_step = _half_intervals(schedule)
@@ -179,8 +183,8 @@ def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
 def bucket_of(schedule: Schedule, step: int) -> int:
     """Return the bucket of a step, counted from 1."""
     assert step >= 1, "steps count from 1"
-    counts_before = steps_per_bucket(schedule, step - 1)
-    counts_after = steps_per_bucket(schedule, step)
+    counts_before = bucket_steps_until(schedule, step - 1)
+    counts_after = bucket_steps_until(schedule, step)
     differs = [
         before != after
         for before, after in zip(counts_before, counts_after, strict=True)
@@ -198,7 +202,7 @@ def sample_indices(
     windows = schedule.window_counts[bucket]
     batch = schedule.batch_sizes[bucket]
 
-    first_sample = steps_per_bucket(schedule, step - 1)[bucket] * batch
+    first_sample = bucket_steps_until(schedule, step - 1)[bucket] * batch
     indices = []
     for sample in range(first_sample, first_sample + batch):
         epoch, position = divmod(sample, windows)
@@ -212,7 +216,7 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
     without going through them.
     """
     counts = []
-    for bucket, bucket_steps in enumerate(steps_per_bucket(schedule, steps)):
+    for bucket, bucket_steps in enumerate(bucket_steps_until(schedule, steps)):
         windows = schedule.window_counts[bucket]
         full_epochs, remainder = divmod(
             bucket_steps * schedule.batch_sizes[bucket], windows
@@ -238,6 +242,9 @@ def epoch_order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
 def _half_intervals(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
     """Return half the time between two steps of each bucket, in units that make all
     integers, and the time of a step.
+
+    An interval is b / (q n) epochs, and an epoch is 2 · unit · scale of these units. So
+    half an interval is b / (q n) · unit · scale.
     """
     unit = lcm(*schedule.window_counts)
     intervals = []

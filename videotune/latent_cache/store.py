@@ -79,7 +79,7 @@ class LatentCache:
 
         try:
             refuse_links(folder)
-            unknown_files = self.unknown_files()
+            unknown_files = self.unknown_files()  # fills _entries, too
         except OSError as error:
             raise VideotuneError(
                 f"the cache {folder} cannot be read: {error}. Set cache_dir to another folder."

@@ -24,7 +24,7 @@ def local_device() -> torch.device:
 
 
 def overlaps(device: torch.device) -> bool:
-    """Return whether copies overlap with computation on this device."""
+    """Return whether a device has memory and streams of its own, see ``OVERLAPPING``."""
     return device.type in OVERLAPPING
 
 

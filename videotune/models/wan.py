@@ -334,7 +334,7 @@ class Wan(DiffusersModel):
             latents = torch.cat([latents, extras["image"].to(self.dtype)], dim=1)
         clip_states = None
         if "clip" in extras:
-            # The network takes an image a row.
+            # The network takes one CLIP image in each row of the batch.
             states = extras["clip"].to(self.dtype)
             clip_states = states.unflatten(1, (-1, self._clip_tokens())).flatten(0, 1)
         timestep = self.model_timesteps(x_t, t, batch)
@@ -349,6 +349,7 @@ class Wan(DiffusersModel):
             encoder_hidden_states_image=clip_states,
             return_dict=False,
         )
+        # Without the frames of the reference, which are appended.
         return output[0][:, :, : x_t.shape[2]].float()
 
     def _referenced(self, nets: Networks, conditioning: Conditioning) -> Networks:

@@ -145,7 +145,10 @@ def fill_distributed(
         todo = missing_entries(job, family, store, reads)
 
     anything_missing = dist.any_process(bool(todo))[0]
-    if dist.size == 1 or not anything_missing:
+    if dist.size == 1:
+        fill_cache(job, family, store, reads, on_progress=on_progress)
+        return store
+    if not anything_missing:
         if dist.is_main:
             # prints what there is to say
             fill_cache(job, family, store, reads, on_progress=on_progress)

@@ -37,9 +37,9 @@ class EmaWeights:
         self.values: dict[str, Tensor] = {}
         """The averages, float32, by the parameters' names."""
         for name, parameter in parameters.items():
-            self.values[name] = self._as_averages([parameter])[0].clone()
+            self.values[name] = self._in_form_of_averages([parameter])[0].clone()
 
-    def _as_averages(self, weights: Sequence[Tensor]) -> list[Tensor]:
+    def _in_form_of_averages(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Return weights of one device as averages are kept: float32, and on the host
         in one copy if so configured.
         """
@@ -71,7 +71,7 @@ class EmaWeights:
         averages = iter(self.values.values())
         for weights in portions(list(self._parameters.values())):
             values = [next(averages) for _ in weights]
-            change = torch._foreach_sub(self._as_averages(weights), values)
+            change = torch._foreach_sub(self._in_form_of_averages(weights), values)
             torch._foreach_mul_(change, share)
             torch._foreach_add_(values, change)
 

@@ -38,7 +38,12 @@ class NotFinite(VideotuneError):
 
 
 class DelayedJournal:
-    """Write each step's record one step late, so that no step waits for the device."""
+    """Write each step's record one step late.
+
+    To write step k - 1 the host waits for it while the device already runs step k, so
+    the host is at most one step ahead. ``_flush_and_check`` says when it waits for step
+    k itself.
+    """
 
     def __init__(self, trainer: Trainer, progress: Bar) -> None:
         self._trainer = trainer
@@ -110,7 +115,8 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         if ran_more_than_saving and not is_last:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
-                # On a stop, run_callbacks has saved already; here nothing has.
+                # On a stop, run_callbacks has saved. Here it has only if a save was
+                # due; then save() finds the checkpoint and returns.
                 save(trainer, step)
                 finish_pending_save(trainer)
                 return ended_by
@@ -156,8 +162,12 @@ def _flush_and_check(
 ) -> None:
     """Write the step's record now if somebody needs it, and end the run if too many
     steps were not finite, which writing the record counts.
+
+    The first step, the last one, a stop, a callback that is due, and steps after
+    ``MAX_SKIPPED_STEPS - 1`` skipped ones need it.
     """
     is_first = step == trainer.first  # a sign of life is worth one wait
+    # The count lacks this step, whose record is not written yet.
     may_fail = trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS - 1
     if not (must_flush or is_first or may_fail):
         return
@@ -187,7 +197,7 @@ def run_callbacks(
 ) -> bool:
     """Run the callbacks that are due, and those that save on a stop and at the end.
 
-    On a stop, no others run.
+    On a stop, no others run, unless it comes in the last step.
 
     Returns:
         Whether a callback ran that does more than save.
@@ -212,8 +222,8 @@ def run_callbacks(
 
 
 def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
-    """Run the steps that are left, and yield the record of each once its weights are in
-    place.
+    """Run the steps that are left, and yield the record of each once its work is queued
+    on the device, which may still compute it.
 
     Raises:
         OutOfMemory: if a step does not fit on the device.
@@ -223,7 +233,7 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
     settings = step_settings(trainer)
     choose_attention(trainer, settings)
     # Only now: attention is chosen by steps that are timed without graphs.
-    trainer.pool.captured = passes_to_capture(trainer)
+    trainer.pool.captured = new_graph_cache(trainer)
     settings = replace(settings, captured=trainer.pool.captured)
     device = next(trainer.net.parameters()).device
     previous_expert = None
@@ -277,7 +287,7 @@ def step_settings(trainer: Trainer) -> StepSettings:
     return StepSettings(
         family=trainer.family,
         objective=trainer.source.objective,
-        micro_batches=config.gradient_accumulation_steps * trainer.job.processes,
+        micro_batch_count=config.gradient_accumulation_steps * trainer.job.processes,
         max_grad_norm=config.max_grad_norm,
         network_seed=config.seed if config.lora.dropout else None,
         micro_batch_size=config.micro_batch_size,
@@ -288,8 +298,9 @@ def step_settings(trainer: Trainer) -> StepSettings:
     )
 
 
-def passes_to_capture(trainer: Trainer) -> CapturedPasses | None:
-    """Return an empty set of CUDA graphs if the run's passes are to be captured.
+def new_graph_cache(trainer: Trainer) -> CapturedPasses | None:
+    """Return an empty cache of CUDA graphs, which runs the passes and captures them; None
+    if the run uses no graphs.
 
     Raises:
         VideotuneError: if the config asks for graphs, and the model or the device has
@@ -304,6 +315,7 @@ def passes_to_capture(trainer: Trainer) -> CapturedPasses | None:
         reason = reason or "they were not tried with several processes"
     if config.cuda_graphs is True and reason:
         raise VideotuneError(f"cuda_graphs: {reason}. Set it to false.")
+    # With cuda_graphs true, graph_checks has refused what cannot_capture names.
     if reason or cannot_capture(config):
         return None
     return CapturedPasses()

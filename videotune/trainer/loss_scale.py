@@ -58,9 +58,9 @@ class LossScale:
             if parameter.grad is not None:
                 gradients.setdefault(parameter.grad.device, []).append(parameter.grad)
 
-        # The norm shows whether all are finite, also over several processes.
         inverse = self.factor.double().reciprocal().float()
         for device, on_one_device in gradients.items():
+            # The norm shows whether all are finite, also over several processes.
             unused = torch.zeros((), device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(
                 on_one_device, unused, inverse.to(device)

@@ -48,7 +48,7 @@ class MasterWeights:
             self._pairs.append((parameter, master))
 
     @property
-    def apart(self) -> bool:
+    def has_copies(self) -> bool:
         """Whether any master is a copy."""
         return bool(self._pairs)
 
@@ -119,6 +119,7 @@ def update_rounded(
         parameter.data = weight.float()
         parameter.grad = gradient.float()
         step_if_finite(optimizer, grads_finite)
+        # A skipped step is rounded too: bf16 values are exact, and stay.
         weight.copy_(stochastic_round(parameter.data, seed, step, name))
     finally:
         parameter.grad = None
@@ -215,10 +216,12 @@ class BackwardOptimizer:
     def repeat(self) -> None:
         """Begin the pass of a step again, which failed. What has been updated already
         is not updated again.
+
+        Unlike ``begin`` it keeps their norms, which are not measured again.
         """
         self._skipped = frozenset(self._updated)
 
-    def loss(self, loss: Tensor) -> None:
+    def expect_loss(self, loss: Tensor) -> None:
         """Take the loss () whose backward pass comes next."""
         self._loss_finite = torch.isfinite(loss.detach())
 

@@ -52,9 +52,9 @@ class PassOutput:
     weighted_loss: Tensor
     """The loss times the weight of the pass ()."""
     mse: Tensor
-    """See ``StepOutput.mse`` (b,)."""
+    """See ``LossOutput.mse`` (b,)."""
     sound_mse: Tensor | None
-    """See ``StepOutput.sound_mse`` (b,)."""
+    """See ``LossOutput.sound_mse`` (b,)."""
 
 
 def forward_pass(
@@ -62,7 +62,7 @@ def forward_pass(
 ) -> PassOutput:
     """Return the loss of a micro-batch, with its graph.
 
-    Each micro-batch adds its sum over the size of the whole step, so any split gives the
+    Its mean is multiplied by its share of the step's samples, so any split gives the
     same gradient (apart from dropout, which is drawn by pass).
     """
     output = denoising_loss(

@@ -164,8 +164,8 @@ def clip_grad_norm(
 
     beside_norm = [parameter for parameter in parameters if parameter.device == device]
     nn.utils.clip_grads_with_norm_(beside_norm, max_norm, norm)
-    # The norm is on the host if parameters are on several devices; there it is known
-    # to be too long by now, so the factor is below 1.
+    # The norm is on the host if parameters are on several devices. A norm on the host
+    # that is short enough has returned above, so the factor is below 1.
     elsewhere = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.device != device:

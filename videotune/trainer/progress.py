@@ -11,7 +11,7 @@ from videotune.console import echo
 from videotune.data.dataset import totals
 from videotune.files import digest
 from videotune.job.job import Job
-from videotune.latent_cache.sampler import bucket_of, steps_per_bucket
+from videotune.latent_cache.sampler import bucket_of, bucket_steps_until
 from videotune.memory.compiling import compiled_graphs
 from videotune.runs.run_dir import read_run_config, versions
 from videotune.runs.step_sums import is_scale_search
@@ -329,8 +329,8 @@ def seconds_left(trainer: Trainer, step: int) -> float | None:
 
 def steps_left(job: Job, step: int) -> dict[int, int]:
     """Return how many steps of each bucket come after a step."""
-    done = steps_per_bucket(job.schedule, step)
-    total = steps_per_bucket(job.schedule, job.steps)
+    done = bucket_steps_until(job.schedule, step)
+    total = bucket_steps_until(job.schedule, job.steps)
     return {bucket: total[bucket] - done[bucket] for bucket in range(len(job.buckets))}
 
 

@@ -11,29 +11,29 @@ from videotune.trainer.captured_passes import CapturedPasses
 
 
 def run_with_fallbacks(
-    passes: Callable[[], None],
+    all_passes: Callable[[], None],
     start_again: Callable[[], None],
     compiled: CompiledBlocks | None,
     captured: CapturedPasses | None,
 ) -> None:
-    """Run a step's passes; if memory runs out beside CUDA graphs, free the graphs and
-    repeat the passes without them.
+    """Run a step's passes. If compiled blocks fail, repeat the passes without compiling;
+    if memory runs out beside CUDA graphs, free the graphs and repeat without them.
 
     Graphs keep the memory of a pass to themselves, and a pass of the base model or of
     another shape takes its own.
 
     Args:
-        passes: runs all passes of the step.
-        start_again: undoes what ``passes`` has done so far.
+        all_passes: runs all passes of the step, one for each micro-batch.
+        start_again: undoes what ``all_passes`` has done so far.
         compiled: the blocks, if they are compiled.
         captured: the graphs, if passes are captured.
     """
     if captured is None:
-        _run_compiled(passes, start_again, compiled)
+        _run_compiled(all_passes, start_again, compiled)
         return
 
     try:
-        _run_compiled(passes, start_again, compiled)
+        _run_compiled(all_passes, start_again, compiled)
         return
     except (MemoryError, RuntimeError) as error:
         if len(captured) == 0 or not is_out_of_memory(error):
@@ -42,11 +42,11 @@ def run_with_fallbacks(
     # Outside of the handler, nothing holds the tensors of the failed pass.
     start_again()
     captured.give_up("the device has no room for them beside the rest of a step")
-    _run_compiled(passes, start_again, compiled)
+    _run_compiled(all_passes, start_again, compiled)
 
 
 def _run_compiled(
-    passes: Callable[[], None],
+    all_passes: Callable[[], None],
     start_again: Callable[[], None],
     compiled: CompiledBlocks | None,
 ) -> None:
@@ -56,11 +56,11 @@ def _run_compiled(
     may come from anywhere. What fails without compiling too is the model's own error.
     """
     if compiled is None or compiled.failure is not None:
-        passes()
+        all_passes()
         return
 
     try:
-        passes()
+        all_passes()
         return
     except Exception as error:
         if isinstance(error, VideotuneError) or is_out_of_memory(error):
@@ -70,4 +70,4 @@ def _run_compiled(
     # Outside of the handler, nothing holds the tensors of the failed pass.
     start_again()
     with compiled.given_up(reason):
-        passes()
+        all_passes()

@@ -17,7 +17,7 @@ from videotune.adapters.lora import of_module
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import is_disk_full
-from videotune.latent_cache.read_ahead import single_threaded_pool
+from videotune.latent_cache.read_ahead import pool_without_openmp
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
 from videotune.runs.checkpoint import (
@@ -242,7 +242,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
         finish_pending_save(trainer)
         return
 
-    pool = single_threaded_pool(1)
+    pool = pool_without_openmp(1)
     trainer.saving.written = pool.submit(write)
     pool.shutdown(wait=False)
 

@@ -49,8 +49,8 @@ from videotune.trainer.optimizers import (
 from videotune.trainer.repeated_passes import run_with_fallbacks
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step_record import (
-    FIRST_MSE,
     GRAD_NORM,
+    LOSS,
     LOSS_SCALE,
     Clock,
     StepRecord,
@@ -62,12 +62,14 @@ from videotune.types import Batch, Velocity
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Settings that all steps of a run share."""
+    """Settings that all steps of a run share, and machinery that the run owns: the pool's
+    graphs and compiled blocks, and the trainer's gradient norms, change from step to step.
+    """
 
     family: DiffusersModel
     objective: Objective
-    micro_batches: int
-    """Micro-batches of a whole step over all processes, if no limit makes them smaller.
+    micro_batch_count: int
+    """Micro-batches of a whole step over all processes, if no limit makes them more.
 
     A count and no size, because buckets differ in the samples of a step.
     """
@@ -91,7 +93,7 @@ class StepSettings:
 
     def samples_per_micro_batch(self, samples: int) -> int:
         """Return the samples of a micro-batch for a step of ``samples`` samples."""
-        size = -(-samples // self.micro_batches)
+        size = -(-samples // self.micro_batch_count)
         if self.micro_batch_size is None:
             return size
         return min(size, self.micro_batch_size)
@@ -208,13 +210,13 @@ def train_step(
         # need a copy that waits for the device.
         is_on_device = grad_norm.device == device
         values[GRAD_NORM].fill_(grad_norm if is_on_device else grad_norm.item())
-        grads_finite = torch.isfinite(values[:FIRST_MSE]).all()
+        step_is_finite = values[LOSS].isfinite() & values[GRAD_NORM].isfinite()
 
     with _raising_out_of_memory(settings, trainable, step_batch, weights_intact=False):
         if backward_optimizer is None:
-            _update(trainable, grads_finite, update_number, values)
+            _update(trainable, step_is_finite, update_number, values)
         if trainable.ema is not None:
-            trainable.ema.update(update_number, grads_finite)
+            trainable.ema.update(update_number, step_is_finite)
 
     trainable.optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
@@ -224,7 +226,9 @@ def train_step(
 def _keep_norms(
     gradient_norms: GradientNorms, trainable: TrainableState, step: int
 ) -> None:
-    """Keep the norms of a step's gradients, if they are wanted."""
+    """Keep the norms of a step's gradients, if they are wanted: clipped ones, but with
+    updates during backward those of before.
+    """
     backward_optimizer = trainable.backward_optimizer
     if backward_optimizer is None:
         parameters = list(trainable.parameters.values())
@@ -308,11 +312,11 @@ def _accumulate_with_fallbacks(
     """Do what ``accumulate_gradients`` does, again if compiled blocks or CUDA graphs
     fail.
     """
-    passes = partial(
+    all_passes = partial(
         accumulate_gradients, settings, net, trainable, step_batch, clock, values
     )
     start_again = partial(_start_again, trainable, values)
-    run_with_fallbacks(passes, start_again, settings.compiled, settings.captured)
+    run_with_fallbacks(all_passes, start_again, settings.compiled, settings.captured)
 
 
 def _start_again(trainable: TrainableState, values: Tensor) -> None:
@@ -370,6 +374,7 @@ def accumulate_gradients(
         if settings.captured is None:
             output = _forward_and_backward(settings, net, trainable, inputs, clock)
         else:
+            # A graph is both halves, and counts as "backward".
             clock.mark("forward")
             run_pass = partial(_forward_and_backward, settings, net, trainable)
             output = settings.captured.run(net, inputs, run_pass)
@@ -415,7 +420,7 @@ def _forward_and_backward(
         clock.mark("forward")
 
     if trainable.backward_optimizer is not None:
-        trainable.backward_optimizer.loss(output.weighted_loss)
+        trainable.backward_optimizer.expect_loss(output.weighted_loss)
     if output.weighted_loss.requires_grad:  # False if no caption has a new token
         loss = output.weighted_loss
         if trainable.loss_scale is not None:
@@ -549,16 +554,16 @@ def _finish_gradients_across_processes(
 
 def _update(
     trainable: TrainableState,
-    grads_finite: Tensor,
+    step_is_finite: Tensor,
     update_number: int,
     values: Tensor,
 ) -> None:
-    """Update the loss scale, and the weights if ``grads_finite`` () is true."""
+    """Update the loss scale, and the weights if ``step_is_finite`` () is true."""
     if trainable.loss_scale is not None:
         values[LOSS_SCALE].copy_(trainable.loss_scale.factor)
-        trainable.loss_scale.update(grads_finite)
+        trainable.loss_scale.update(step_is_finite)
     if trainable.rounding_seed is None:
-        step_if_finite(trainable.optimizer, grads_finite)
+        step_if_finite(trainable.optimizer, step_is_finite)
         if trainable.masters is not None:
             trainable.masters.masters_to_model()
         return
@@ -572,7 +577,7 @@ def _update(
     update_each_rounded(
         trainable.optimizer,
         trainable.parameters,
-        grads_finite,
+        step_is_finite,
         trainable.rounding_seed,
         update_number,
         first_rows,

@@ -25,13 +25,14 @@ LOSS = 0
 GRAD_NORM = 1
 LOSS_SCALE = 2
 FIRST_MSE = 3
-"""Positions in the values of a step: [loss, gradient norm, factor of the loss (0: none),
-mse of each sample]; if video and sound are learnt, the sound's mse of each sample follows.
-"""
+"""Positions in the values of a step, see ``empty_values``."""
 
 
 def empty_values(step_batch: StepBatch, device: torch.device) -> Tensor:
-    """Return zeros for the values of a step."""
+    """Return zeros for the values of a step: [loss, gradient norm, factor of the loss (0:
+    none), mse of each sample]; if video and sound are learnt, the sound's mse of each
+    sample follows.
+    """
     errors = step_batch.errors_per_sample * len(step_batch.window_ids)
     return torch.zeros(FIRST_MSE + errors, device=device)
 
@@ -56,7 +57,8 @@ class StepRecord:
     """The results of a step.
 
     A record is returned before the device has finished the step. ``read`` waits for its
-    values. It is called one step late, so that the host never waits for the device.
+    values. It is called one step late as a rule, so that the device already has the next
+    step while the host waits (``loop.DelayedJournal``).
     """
 
     step: int
@@ -126,6 +128,11 @@ class Clock:
 
     On a device with streams a mark is an event, which is read when the step is long
     over.
+
+    "forward" also holds what precedes a pass: copies to the device, captions that are
+    encoded in the step and passes of the base model; of an expert that has not changed,
+    its activation too. With CUDA graphs it holds only these: a graph, forward and
+    backward, counts as "backward".
     """
 
     def __init__(

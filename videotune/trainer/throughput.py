@@ -31,15 +31,16 @@ class Throughput:
     def add(self, bucket: int, seconds: Mapping[str, float]) -> float | None:
         """Add a step.
 
-        A process's first step warms everything up, so the second one replaces it.
+        A process's first step warms everything up, so the next step of its bucket replaces
+        it.
 
         Args:
             bucket: the step's bucket.
             seconds: of the step, by phase.
 
         Returns:
-            The share of the time spent waiting for data, the first time that it is too
-            large; else None.
+            What to warn of: the share of the time spent waiting for data, the first time
+            that it is too large. None in all other steps.
         """
         total = sum(seconds.values())
         if not self._seconds_by_bucket:

@@ -64,7 +64,7 @@ def make_trainable(
     denoiser_group = expert if is_one_of_two else "transformer"
 
     lr_schedules = make_lr_schedules(config, family.spec, expert, steps)
-    groups = adapter_groups(parameters, config.lora, denoiser_group, lr_schedules)
+    groups = rate_groups(parameters, config.lora, denoiser_group, lr_schedules)
     groups |= {name: dict(group) for name, group in text_groups.items()}
     module_params: dict[str, nn.Parameter] = {}
     for group in groups.values():
@@ -89,7 +89,7 @@ def make_trainable(
         rates={name: lr_schedules[name].learning_rate for name in optimized},
     )
 
-    has_master_copies = masters.apart
+    has_master_copies = masters.has_copies
     rounding_seed = config.seed if rounds_stochastically else None
     backward_optimizer = None
     if settings.step_in_backward:
@@ -142,13 +142,14 @@ def _make_average(
     return None
 
 
-def adapter_groups(
+def rate_groups(
     parameters: Parameters,
     settings: Lora,
     name: str,
     lr_schedules: dict[str, LRSchedule],
 ) -> dict[str, dict[str, nn.Parameter]]:
-    """Sort a denoiser's parameters into groups, one for each learning rate.
+    """Sort a denoiser's parameters, an adapter's or its own, into groups, one for each
+    learning rate.
 
     LoRA+ (Hayou et al. 2024, arXiv 2402.12354): lora_B learns at
     ``learning_rate_ratio`` times the rate of lora_A.

@@ -30,7 +30,7 @@ from videotune.model_spec import Expert
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.trainer.step import tokens_per_sample
-from videotune.types import Batch, StepOutput, Window
+from videotune.types import Batch, LossOutput, Window
 from videotune.validation.selection import QUANTILES, quantiles_by_window
 
 TOKENS_PER_PASS = 4096
@@ -127,7 +127,7 @@ class _ErrorTables:
             torch.zeros(size, dtype=torch.float64),
         )
 
-    def write(self, window: int, quantiles: Sequence[int], output: StepOutput) -> None:
+    def write(self, window: int, quantiles: Sequence[int], output: LossOutput) -> None:
         """Write the MSE of a window at some quantiles."""
         self.errors[window, quantiles] = output.mse.double().cpu()
         if output.sound_mse is not None:
@@ -206,7 +206,7 @@ class _WindowReader:
 
     def _outputs(
         self, window: Window, batch: Batch, quantiles: Sequence[int]
-    ) -> tuple[StepOutput, StepOutput]:
+    ) -> tuple[LossOutput, LossOutput]:
         """Return the losses of a window at some quantiles, against the run's target and
         against the clip alone.
 
