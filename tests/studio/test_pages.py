@@ -59,6 +59,32 @@ def test_a_run_that_was_not_resumed_says_so_beside_how_it_stood(
     assert "3 of 3" in shown
 
 
+@pytest.mark.parametrize(
+    ("printed", "is_offered"),
+    [
+        (
+            "videotune: the data of runs/run-1 has changed since it started: 1 clip. "
+            "Restore it, start a new run, or continue with the changed data: "
+            "--allow-data-change\n",
+            True,
+        ),
+        ("videotune: this changes what it learns\n", False),
+    ],
+)
+def test_a_resume_that_changed_clips_stop_offers_to_go_on_with_them(
+    tmp_path: Path, client: Any, printed: str, is_offered: bool
+) -> None:
+    project = projects.create(tmp_path, "one", preset="toy")
+    run = project.folder / "runs" / "run-1"
+    steps(run, range(1, 4))
+    write_json(run / "config.json", {"steps": 9, "settings": {}})
+    os.utime(run / "journal.jsonl", (time.time() - 60, time.time() - 60))
+    ended_job(project, "train", 1, printed)
+    shown = client.get("/p/one/train").text
+    assert ("&#34;data&#34;: &#34;changed&#34;" in shown) is is_offered
+    assert "--allow" not in shown
+
+
 def test_another_number_of_steps_is_meant_where_it_is_asked_for(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +108,7 @@ def test_another_number_of_steps_is_meant_where_it_is_asked_for(
         "--resume",
     )
     assert resumed(step="2")[-2:] == ("--from", "2")
+    assert resumed(data="changed")[-1] == "--allow-data-change"
     assert resumed(step="2", steps="50")[-3:] == ("--set", "steps=50", "--override")
     assert (
         client.post(

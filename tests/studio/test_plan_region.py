@@ -142,6 +142,23 @@ def test_memory_of_a_card_is_shown_of_a_model_that_needs_one_or_has_one(
     assert "Memory of the card" in region(client)
 
 
+@pytest.mark.parametrize(("needed", "is_short"), [(5, False), (30, True)])
+def test_memory_of_the_computer_is_shown_and_said_where_it_is_too_little(
+    needed: int,
+    is_short: bool,
+    client: Any,
+    cats: projects.Project,
+    answer: dict[str, Any],
+) -> None:
+    host = {"need_bytes": needed << 30, "total_bytes": 16 << 30, "parts": {}}
+    answer.update({"plan": PLAN | {"host": host}, "current": True, "measuring": False})
+    text = region(client)
+    assert f"{needed}.0 GB" in text
+    assert ("host-short" in text) is is_short
+    if is_short:
+        assert "16.0 GB" in text
+
+
 @pytest.mark.parametrize(
     ("interval", "words"),
     [

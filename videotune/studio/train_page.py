@@ -446,6 +446,9 @@ def resume(page: PageContext, run: Path, form: FormData) -> str:
         # here.
         arguments += ["--set", f"steps={steps}", "--override"]
 
+    if form.get("data") == "changed":
+        arguments.append("--allow-data-change")
+
     check_run_paths(page, run)
     queue_page.submit(page.root, page.current_project, run.name, arguments)
     return ""

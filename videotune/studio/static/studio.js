@@ -45,6 +45,12 @@
   const isTyping = () => document.activeElement.matches("input,textarea,select");
   window.vt = { toast, post, ask, isSilent, esc, answered, isTyping };
 
+  // what was wrong with a value is out of date once another value is saved
+  document.addEventListener("vt:save", ({ detail }) => {
+    if (detail.state !== "saved") return;
+    const key = detail.name.split(" ").pop();
+    for (const line of document.querySelectorAll(".toast.bad")) if (line.textContent.startsWith(`${key}: `)) line.remove();
+  });
   document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad));
   for (const name of ["htmx:sendError", "htmx:timeout"]) document.addEventListener(name, () => toast(`Not done. ${SILENT} Try again when it does.`, true));
   document.addEventListener("htmx:responseError", (event) => {
