@@ -303,7 +303,7 @@ MISTAKES = {
     "train --preset toy --data {clips} --out {tmp}/file": "file is a file",
     "train --preset toy --data {clips} --out {run}": "already holds a run",
     "train --data {clips} --out {tmp}/none --override": "need --resume",
-    "train --out {tmp}/none --resume": "holds no run",
+    "train --out {tmp}/none --resume": "does not exist",
     "train --out {run} --resume --preset toy": "cannot be resumed with another",
     "train --out {run} --resume --from 7": "no complete checkpoint of step 7",
     "train --out {run} --resume --set lora.rank=3": "cannot be resumed with another",

@@ -309,7 +309,7 @@ def test_what_cannot_be_compared_is_refused(compared: Path, tmp_path: Path) -> N
         shutil.copy(compared / name, other)
     cases = (
         (compared, None, "no prompt given"),
-        (tmp_path, PROMPT, "holds no run"),
+        (tmp_path, PROMPT, "holds runs"),
         (other, PROMPT, "no checkpoint yet"),
     )
     for folder, prompt, named in cases:

@@ -119,6 +119,7 @@ def test_the_largest_preset_that_a_card_holds() -> None:
         ("hunyuan-video 13B", "hunyuan 13B LoRA"),
         ("HunyuanVideo 1.5 I2V", "hunyuan 1.5 I2V LoRA"),
         ("Wan 2.1 VACE 14B", "wan 2.1 VACE 14B LoRA"),
+        ("wan 2.1 1.3B", "wan 2.1 1.3B LoRA"),
         ("the demo", "toy"),
     ],
 )

@@ -134,8 +134,11 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
         for blocker in account["blockers"]:
             echo(blocker)
         _echo_other_skips(result)
-        them = "it" if skipped == 1 else "them"
-        echo(f"--allow-skips {skipped} trains without {them}")
+        if account["used"]:
+            them = "it" if skipped == 1 else "them"
+            echo(f"--allow-skips {skipped} trains without {them}")
+        else:
+            echo("nothing here can be trained on: is it the folder of your clips?")
     elif skipped and allow_skips is not None:
         refuse_skips(result.job, allow_skips)
         return DONE

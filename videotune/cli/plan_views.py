@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from videotune.latent_cache.exposure import BANDS
-from videotune.presets.recipes import SMALL, recipes
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
@@ -24,6 +23,7 @@ def fewer_steps(result: PlanResult) -> str:
         return ""
 
     from videotune.planner.plan import steps_for_views
+    from videotune.presets.recipes import SMALL, recipes
 
     clips = result.plan["clips"]["used"]
     size = "small" if clips < SMALL else "large"

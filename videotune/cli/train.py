@@ -260,6 +260,10 @@ def show_training(result: TrainResult) -> None:
         echo(experts_note)
     if result.exports and result.is_toy:
         echo("the files fit the toy alone: no other program has it")
+        echo(
+            "the toy draws moving shapes alone: with filmed clips it shows how a run goes, "
+            "not what a real model learns of them"
+        )
     if not result.exports:
         saved = "saved" if result.saved else "nothing to save yet"
         command = f"videotune resume {result.run}"

@@ -94,7 +94,12 @@ def find_model(text: str) -> str:
     for model in models():
         spellings = _spellings(model)
         # The end of a repository's name may be that of the whole family.
-        if wanted in map(_without_spaces, spellings[:3]):
+        names = spellings[:3]
+        short_name = model.removesuffix(" LoRA")
+        begin_so = [other for other in models() if other.startswith(f"{short_name} ")]
+        if len(begin_so) == 1:
+            names.append(short_name)
+        if wanted in map(_without_spaces, names):
             exact.append(model)
         if _has_words(text, " ".join(spellings)):
             similar.append(model)

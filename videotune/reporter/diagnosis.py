@@ -16,6 +16,7 @@ from videotune.config.resolve import parse
 from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
 from videotune.latent_cache.exposure import views_text
+from videotune.reporter.inventory import is_toy
 from videotune.reporter.read import Run, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
@@ -196,6 +197,11 @@ def _pictures(run: Run) -> Iterator[Finding]:
         advice = (
             "sample.steps and sample.guidance as the base model needs them; "
             "look at the clips if samples do not move"
+        )
+    if is_toy(run):
+        advice = (
+            "the toy draws moving shapes alone; take a real model for filmed clips. "
+            f"With shapes: {advice}"
         )
     name = "some pictures"
     if faulty_share(run.journal, step) >= MANY_FAULTY:

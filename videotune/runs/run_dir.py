@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ from videotune._version import __version__
 from videotune.config.optimizers import default_warmup
 from videotune.config.resolve import INTERVALS
 from videotune.data.dataset import to_json
-from videotune.errors import VideotuneError
+from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import (
     digest,
     hash_file,
@@ -29,6 +30,7 @@ from videotune.files import (
 )
 from videotune.job.job import Job, with_views
 from videotune.runs.schemas import read_record
+from videotune.text import some
 from videotune.types import BasePlace
 
 CONTROL_KEYS = ("stop", "save", "sample")
@@ -350,11 +352,29 @@ def read_run_config(run: Path) -> dict[str, Any]:
     Raises VideotuneError if the folder holds no run.
     """
     if not (run / "config.json").is_file():
-        raise VideotuneError(
-            f"{run} holds no run: it has no config.json. If it was stopped before its "
-            "first step, give its train command again"
-        )
+        raise VideotuneError(_why_no_run(run))
     return read_record(run / "config.json")
+
+
+def _why_no_run(folder: Path) -> str:
+    """Return why a folder holds no run, with the runs that may be meant."""
+    if not folder.exists():
+        near = get_close_matches(folder.name, _runs_in(folder.parent), 2)
+        names = [str(folder.parent / name) for name in near]
+        return f"{folder} does not exist{did_you_mean(names)}"
+
+    inside = [str(folder / name) for name in _runs_in(folder)]
+    if inside:
+        return f"{folder} holds runs, and is none: {some(inside)}. Name one of them"
+    return (
+        f"{folder} holds no run: it has no config.json. If it was stopped before its "
+        "first step, give its train command again"
+    )
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder."""
+    return sorted(path.parent.name for path in folder.glob("*/config.json"))
 
 
 def run_settings(run: Path) -> dict[str, Any]:
