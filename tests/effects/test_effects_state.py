@@ -196,7 +196,7 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> None:
     """The validation losses are planted, after each step the next."""
 
     def planted(
-        validation: Any, family: Any, nets: Any, objective: Any, batch_of: Any
+        validation: Any, family: Any, nets: Any, *others: Any
     ) -> dict[str, Any]:
         lora = [
             value for name, value in nets.net.named_parameters() if "lora_B" in name

@@ -24,7 +24,7 @@ from videotune.models.hub import wanted
 from videotune.models.ltx2_conditions import last_frame_coords
 from videotune.models.model_files import missing
 from videotune.models.registry import find
-from videotune.planner.plan import named_and_idle
+from videotune.planner.network_facts import named_and_idle
 from videotune.reporter.condition_code import condition_code
 from videotune.reporter.read import read_run
 from videotune.sampling.given_files import GivenFiles, refuse_given
