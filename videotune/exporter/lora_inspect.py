@@ -374,6 +374,8 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
 
     if facts["trained_on"]:
         lines.append(f"trained on: {facts['trained_on']} (from its header)")
+        if facts["trained_on"].startswith("asset:"):
+            lines.append("that is the toy, which no other program has")
     if facts["expert"]:
         lines.append(f"expert: {facts['expert']} (from its {facts['expert_by']})")
     if facts["misfits"]:
