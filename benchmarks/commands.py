@@ -34,7 +34,7 @@ class Row:
     """A command and the CPU seconds that it may take."""
 
     title: str
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     bound: float
 
 
@@ -45,8 +45,8 @@ def rows(presets: Sequence[str]) -> list[Row]:
         Row("doctor", (*PROGRAM, "doctor"), 1.2),
     ]
     for preset in presets:
-        words = (*PROGRAM, "plan", "clips", "--preset", preset, "--card", "rtx 4090")
-        result.append(Row(f"plan, {preset}", words, 2.5))
+        command = (*PROGRAM, "plan", "clips", "--preset", preset, "--card", "rtx 4090")
+        result.append(Row(f"plan, {preset}", command, 2.5))
     return result
 
 
@@ -60,7 +60,7 @@ def write_example_clip(folder: Path) -> None:
     (folder / "bar.txt").write_text("a bar crosses the picture\n", encoding="utf-8")
 
 
-def cpu_seconds(words: Sequence[str], folder: Path) -> float:
+def cpu_seconds(command: Sequence[str], folder: Path) -> float:
     """Return the CPU seconds of a command and of all that it starts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {
@@ -70,15 +70,20 @@ def cpu_seconds(words: Sequence[str], folder: Path) -> float:
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
     done = subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, env=environment, check=False
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     if done.returncode not in FITS_OR_NOT:
-        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def measured(words: Sequence[str], rounds: int) -> float:
+def measured(command: Sequence[str], rounds: int) -> float:
     """Return the median CPU seconds of a command, each time beside clips without a
     cache.
     """
@@ -86,7 +91,7 @@ def measured(words: Sequence[str], rounds: int) -> float:
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             write_example_clip(Path(folder) / "clips")
-            seconds.append(cpu_seconds(words, Path(folder)))
+            seconds.append(cpu_seconds(command, Path(folder)))
     return median(seconds)
 
 
@@ -105,7 +110,7 @@ def main() -> None:
     torch_seconds = measured(TORCH, rounds)
     print(f"{'import torch':<46}{torch_seconds:6.2f} s")
     for row in rows(presets):
-        seconds = measured(row.words, rounds)
+        seconds = measured(row.command, rounds)
         ratio = seconds / torch_seconds
         print(
             f"{row.title:<46}{seconds:6.2f} s{ratio:6.2f} x torch, bound {row.bound} s",

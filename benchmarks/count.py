@@ -38,8 +38,9 @@ class Counts(Ledger):
         super().__init__()
         self.names: Counter[str] = Counter()
 
-    def _count(self, func: Any, name: str, *others: Any) -> None:
-        super()._count(func, name, *others)
+    def count_operation(self, func: Any, name: str, *others: Any) -> None:
+        """Count an operation, and its name."""
+        super().count_operation(func, name, *others)
         self.names[name] += 1
 
 

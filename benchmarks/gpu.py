@@ -485,7 +485,9 @@ TASKS_BY_PART: dict[str, Callable[[bool, int], Iterator[Task]]] = {
     "kernels": kernels_tasks,
     "matmul8": matmul8_tasks,
 }
-"""The rows of each part, for a rehearsal or not, with so many measured steps each."""
+"""Functions that yield the rows of each part; they take whether it is a rehearsal, and the
+number of steps to measure.
+"""
 
 
 def tasks(parts: Sequence[str], tiny: bool) -> Iterator[Task]:

@@ -157,7 +157,7 @@ def contenders(words: argparse.Namespace, sets: Sequence[str]) -> dict[str, str]
         "bare": f"{python} {shlex.quote(__file__)} --bare {{base}} --steps {{steps}}{tiny}",
         "videotune": ours,
     }
-    return commands | dict(one.split("=", 1) for one in words.peer)
+    return commands | dict(peer.split("=", 1) for peer in words.peer)
 
 
 def main() -> None:

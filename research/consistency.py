@@ -7,7 +7,7 @@ seeds, what it then draws measured.
 
 Runs of one seed have the same clips, order, noise, noise levels and first weights and
 differ by the weight alone, so each is compared with the run of its own seed at weight
-0. A second call goes on with what is missing, and then prints the table.
+0. A second call runs what is missing, and then prints the table.
 """
 
 import argparse

@@ -12,7 +12,7 @@ prediction. guided: with ``distilled_guidance``. half: plain, at half the learni
 undistilled: plain, on the toy itself. forgetful: all weights of the toy itself, at a
 high rate, on one clip. Each run has its own seed and clips; the verdict reads six
 prompts before and after. Of the first runs of a case it is counted how many videos of
-other prompts show what they should. A second call goes on with what is missing, and
+other prompts show what they should. A second call runs what is missing, and
 then prints the table.
 """
 

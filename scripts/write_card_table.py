@@ -74,16 +74,15 @@ def line_of(row: Row, clips: Path) -> str:
         f"`{row.preset}`{row.mark}",
         f"{width}x{height}, {frames}",
         f"{host:.0f} GiB",
-        f"{rounded_hours(result['hours'] + result['hours_beside'])} hours",
+        hours_text(result["hours"] + result["hours_beside"]),
     )
     return f"| {' | '.join(cells)} |"
 
 
-def rounded_hours(hours: float) -> str:
+def hours_text(hours: float) -> str:
     """Return hours in halves, from five up in whole ones."""
-    if hours >= 5:
-        return f"{hours:.0f}"
-    return f"{round(2 * hours) / 2:g}"
+    rounded = round(hours) if hours >= 5 else round(2 * hours) / 2
+    return "1 hour" if rounded == 1 else f"{rounded:g} hours"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from videotune.config import load
@@ -137,11 +137,9 @@ def columns(points: Sequence[Any]) -> Any:
     points; a part that a point lacks is 0 there.
     """
     if any(isinstance(point, Mapping) for point in points):
-        names = dict.fromkeys(name for point in points for name in point or {})
-        return {
-            name: columns([(point or {}).get(name, 0) for point in points])
-            for name in names
-        }
+        parts = [point or {} for point in points]
+        names = dict.fromkeys(chain.from_iterable(parts))
+        return {name: columns([part.get(name, 0) for part in parts]) for name in names}
     return points[0] if len(set(points)) == 1 else list(points)
 
 
@@ -166,12 +164,14 @@ def read_step(case: Case) -> dict[str, Any]:
     shapes = shapes_of_steps(case.inputs)
     tokens = [case.inputs.spec.tokens(shape) for shape in shapes]
     ranks = case.ranks()
+
     run = fake_run(case.with_rank(ranks[0] if ranks else None))
     points = [step_point(run, shape) for shape in shapes]
     if ranks:
         higher_run = fake_run(case.with_rank(ranks[1]))
         ends = [step_point(higher_run, shape) for shape in (shapes[0], shapes[-1])]
         points += at_higher_rank(tokens, points, ends)
+
     return {
         "tokens": tokens,
         "ranks": ranks,
@@ -289,12 +289,14 @@ def write_family(family: str, known: Mapping[str, Mapping[str, Any]]) -> None:
         for kind, (key, read) in tables_of(case).items():
             if key in tables[kind]:
                 continue
+
             table = known.get(kind, {}).get(key)
             if table is None:
                 begun = time.monotonic()
                 table = read(case)
                 seconds = time.monotonic() - begun
                 print(f"{case.preset}: {kind}, {seconds:.0f} s", flush=True)
+
             tables[kind][key] = table
             text = json.dumps(tables, separators=(",", ":"))
             FOLDER.mkdir(exist_ok=True)

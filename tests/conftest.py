@@ -44,7 +44,7 @@ stand-in card, a browser, the making of the toy base.
 
 
 MANY_MODULES = 20
-"""So many new modules have more objects than a run makes."""
+"""A test that imports this many modules adds more objects than a run makes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from scripts.write_ledgers import Case, cases, columns, missing
 from tests.support.clips import noise, write_clip
+from videotune.planner import shipped_readings as module
 from videotune.planner.ledger import Reading
 from videotune.planner.plan_inputs import PlanInputs, configs_of
 from videotune.planner.read_step import open_family, read_step_spec
@@ -192,6 +193,34 @@ def test_rank_and_settings_of_other_things_keep_the_table() -> None:
 )
 def test_sizes_beyond_a_table_are_not_taken_from_it(shape: ClipShape) -> None:
     assert shipped_readings(inputs_of(SMALL, shape)) is None
+
+
+class AnyKey(dict[str, Any]):
+    """A table for every key."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self["table"]
+
+
+def test_latents_that_are_appended_are_in_no_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their tokens are not among those of a table, whatever its key says."""
+    tables = {
+        "steps": AnyKey(table={"tokens": [1, 10**6], "ranks": []}),
+        "autoencoders": AnyKey(
+            table={"whole": {"frames": [1, 99], "areas": [1, 10**7]}}
+        ),
+        "texts": AnyKey(table={}),
+    }
+    monkeypatch.setattr(module, "family_tables", lambda family: tables)
+    inputs = inputs_of(SMALL, ClipShape(33, 480, 640, 16.0))
+    assert shipped_readings(inputs) is not None
+
+    config = inputs.config.model_dump(mode="json")
+    reference = {"conditions": [{"type": "reference"}]}
+    config = type(inputs.config).model_validate({**config, **reference})
+    assert shipped_readings(replace(inputs, config=config)) is None
 
 
 def test_versions_of_libraries_in_a_config_are_no_other_network(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def wrong(found: dict[str, Any]) -> dict[str, Any]:
 
 
 SHARES = 4
-"""So many tests share the ways, so that workers of a session do."""
+"""Tests among which the ways are divided, so that several workers can run them."""
 
 
 @pytest.mark.parametrize("share", range(SHARES))

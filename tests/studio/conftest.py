@@ -12,7 +12,7 @@ def browser_studio(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Studio, NewPage]]:
     """One studio and one browser for the tests of a file, each with a project and a page
-    of its own: to start both takes longer than most tests.
+    of its own. Starting the two takes longer than most tests.
     """
     with started_studio(tmp_path_factory.mktemp("studio")) as (studio, new_page):
         yield studio, new_page

@@ -110,7 +110,7 @@ def test_times_seen_are_of_one_reading_while_a_run_goes_on(
     assert now != before
     assert f"each seen {now}" in chapter.inner_text()
 
-    # Folded, the figure goes on with the run alone.
+    # While the list is folded, only the figure follows the run.
     page.locator("#exposure > summary").click()
     with (run / "journal.jsonl").open("a") as journal:
         for number in range(141, 161):

@@ -89,7 +89,8 @@ def started_studio(
 ) -> Iterator[tuple[Studio, NewPage]]:
     """A studio, and pages in one browser.
 
-    Each page has a profile of its own, 1280 pixels of width, and no errors at its end.
+    Each page has a profile of its own and is 1280 pixels wide. A test fails if its page
+    has reported an error.
     """
     from playwright.sync_api import sync_playwright
 
@@ -108,7 +109,7 @@ def started_studio(
 
 @contextmanager
 def page_of(browser: Any) -> Iterator[Any]:
-    """A page in a profile of its own, whose errors fail the test."""
+    """A page in a profile of its own; the test fails if the page reports an error."""
     errors: list[str] = []
     outside: list[str] = []
     context = browser.new_context(

@@ -247,8 +247,8 @@ def denoising_loss(
     """Return the loss of a batch, over what ``batch.loss_mask`` counts.
 
     It is s·w(t)·(d(e) + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v and s
-    the ``batch.loss_weight``. A learnt sound adds s·w(t)·d(e) of its own error, times
-    ``objective.sound_weight``. The output's ``mse`` is ‖e‖² without weights, d and λ.
+    the ``batch.loss_weight``. If sound is learnt, s·w(t)·d(e) of its error, times
+    ``objective.sound_weight``, is added. The output's ``mse`` is ‖e‖² without weights, d and λ.
 
     Args:
         family: Predicts v.

@@ -215,10 +215,12 @@ class Ledger(TorchDispatchMode):
         is_without_gradient = bool(args) and args[0] is None
         name = func._overloadpacket.__name__
         if not (func.is_view or name in FREE or is_without_gradient):
-            self._count(func, name, args, kwargs, out)
+            self.count_operation(func, name, args, kwargs, out)
         return out
 
-    def _count(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+    def count_operation(
+        self, func: Any, name: str, args: Any, kwargs: Any, out: Any
+    ) -> None:
         """Count an operation that starts a kernel, its products or its bytes."""
         self.operations[self._phase] += 1
         is_attention = ATTENTION in name

@@ -65,6 +65,7 @@ def network_facts(job: Job) -> NetworkFacts:
     """Return what trains in one denoiser of a job that names a base model."""
     assert job.base is not None
     spec = job.spec
+
     if not spec.reads_sound:
         networks = family_tables(spec.name).get("networks", {})
         table = networks.get(network_key(spec, job.base.folder, job.config))
@@ -79,6 +80,7 @@ def network_facts(job: Job) -> NetworkFacts:
                 idle=table["idle"],
                 text=tuple(table["text"]),
             )
+
     return read_network_facts(skeleton_family(job), job.config)
 
 

@@ -68,6 +68,7 @@ class PlanInputs:
             "shapes": [str(shape) for shape in self.shapes],
             "preview": str(self.preview),
         }
+
         if self.spec.reads_sound:
             has_sound = [shape.sound for shape in self.shapes]
             inputs["sound"] = [list(self.spec.generates), has_sound]
@@ -105,6 +106,7 @@ class PlanInputs:
             "distilled_guidance": config.distilled_guidance is not None,
             "whole_graph": config.compile is True,
         }
+
         if self.spec.connectors_in_step:
             settings["connectors"] = True
         if config.conditions:

@@ -40,12 +40,12 @@ def step_spec(job: Job, dtype: str) -> StepSpec:
         return spec
     inputs = PlanInputs.of(job, dtype)
     spec = read_step_spec(inputs)
-    write_json(_cache_file(job, inputs), asdict(spec))
+    _store(spec, _cache_file(job, inputs))
     return _of_run(spec, job)
 
 
 def _of_run(spec: StepSpec, job: Job) -> StepSpec:
-    """Return the spec with what depends on the run alone, and is not stored."""
+    """Return the spec with what depends on the run alone."""
     config = job.config
     reason = find(job.spec.name).no_cuda_graphs or cannot_capture(config)
     captures = config.cuda_graphs is not False and job.processes == 1 and not reason
@@ -65,7 +65,7 @@ def step_spec_with_tiles(job: Job, dtype: str) -> StepSpec:
     if readings is not None:
         return _with_tiles(spec, readings, inputs)
     spec = _with_tiles(spec, fake_run(inputs), inputs)
-    write_json(_cache_file(job, inputs), asdict(spec))
+    _store(spec, _cache_file(job, inputs))
     return spec
 
 
@@ -92,6 +92,11 @@ def known_step_spec(job: Job, dtype: str) -> StepSpec | None:
 
 def _cache_file(job: Job, inputs: PlanInputs) -> Path:
     return job.cache / "plans" / f"{inputs.key}.json"
+
+
+def _store(spec: StepSpec, path: Path) -> None:
+    """Write a spec, without what depends on the run alone."""
+    write_json(path, asdict(replace(spec, captures=False)))
 
 
 def _read_cached(path: Path) -> StepSpec | None:
@@ -123,12 +128,7 @@ def open_family(inputs: PlanInputs) -> DiffusersModel:
     """Return the base model's family as the run uses it, on the CPU, without weights."""
     dtype = DTYPES[inputs.dtype]
     weights = weights_of(inputs.config, inputs.dtype)
-    spec = inputs.spec
-    family = find(spec.name)(inputs.folder, torch.device("cpu"), dtype, weights)
-    if spec.authors_text:
-        family.spec = family.with_authors_text(family.spec)
-    if spec.reads_sound:
-        family.spec = family.spec.with_sound(spec.generates)
-    if spec.connectors_in_step:
-        family.spec = family.spec.with_connectors()
+    family_class = find(inputs.spec.name)
+    family = family_class(inputs.folder, torch.device("cpu"), dtype, weights)
+    family.spec = inputs.spec
     return family

@@ -20,6 +20,7 @@ from typing import Any
 
 from videotune.config.schema import Config
 from videotune.files import digest, read_json
+from videotune.latent_cache.clip_ends import appended_sizes
 from videotune.model_spec import ModelSpec
 from videotune.models.registry import find
 from videotune.planner.ledger import CountsByPart, Reading, Work
@@ -160,8 +161,13 @@ def shipped_readings(inputs: PlanInputs) -> ShippedReadings | None:
     """Return the readings of a base model from tables; None if one of them is missing,
     or does not reach the run's clips or previews.
     """
-    if inputs.spec.reads_sound:
+    has_appended = any(
+        appended_sizes(inputs.config, shape, inputs.spec) for shape in inputs.shapes
+    )
+    # Neither sound nor appended latents are part of a table's sizes.
+    if inputs.spec.reads_sound or has_appended:
         return None
+
     tables = family_tables(inputs.spec.name)
     if not tables:
         return None

@@ -84,7 +84,9 @@ class StepSpec:
     """
 
     captures: bool = False
-    """Whether passes are CUDA graphs where no block is streamed."""
+    """Whether passes are CUDA graphs where no block is streamed; it is set for a run, and
+    never stored.
+    """
 
     def at(self, mode: str, samples: int) -> Reading:
         """Return the reading with a number of samples: every number is affine in it."""
@@ -131,13 +133,15 @@ def sharded(spec: StepSpec, processes: int, full: bool) -> StepSpec:
 
 
 def is_consistent(spec: StepSpec) -> bool:
-    """Whether all readings have the same phases, and all lists an entry for each block."""
+    """Whether a stored spec has what a run reads: all readings the same phases, all lists
+    an entry for each block, and nothing that is a run's own.
+    """
     modes = set(MODES)
     has_modes = (
         modes <= spec.one_sample.keys() == spec.two_samples.keys()
         and modes <= spec.kept.keys()
     )
-    if not spec.blocks or not has_modes:
+    if not spec.blocks or not has_modes or spec.captures:
         return False
 
     for mode, one in spec.one_sample.items():

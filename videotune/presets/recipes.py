@@ -91,13 +91,14 @@ def find_model(text: str) -> str:
 
     exact = []
     similar = []
-    for model in models():
+    every_model = list(models())
+    for model in every_model:
         spellings = _spellings(model)
         # The end of a repository's name may be that of the whole family.
         names = spellings[:3]
         short_name = model.removesuffix(" LoRA")
-        begin_so = [other for other in models() if other.startswith(f"{short_name} ")]
-        if len(begin_so) == 1:
+        is_unique = sum(name.startswith(f"{short_name} ") for name in every_model) == 1
+        if is_unique:
             names.append(short_name)
         if wanted in map(_without_spaces, names):
             exact.append(model)

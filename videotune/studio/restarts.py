@@ -1,4 +1,6 @@
-"""A run whose process ended unexpectedly, and that the queue has started again."""
+"""How processes of a run ended: unexpectedly, so that the queue has started the run again,
+or because its clips have changed.
+"""
 
 from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
@@ -35,3 +37,10 @@ def restart_step(run: Run, job: QueuedJob | None) -> int:
         resume_record = run.last("resume")
         return int(resume_record["from_step"] or 0)
     return process_progress(run, job).done
+
+
+def stopped_by_changed_clips(job: QueuedJob | None) -> bool:
+    """Whether a resume has ended because clips or captions have changed."""
+    if job is None or job.state != "failed":
+        return False
+    return "--allow-data-change" in jobs.describe_outcome(job)

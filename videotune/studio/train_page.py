@@ -23,14 +23,13 @@ from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, items, mapping, number
 from videotune.sampling.picture_faults import describe_faults, describe_sound
-from videotune.studio import gpu, header, projects, queue_page, trash
+from videotune.studio import gpu, header, projects, queue_page, restarts, trash
 from videotune.studio.form import clip_keys_of, inherited_values
 from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
-from videotune.studio.restarts import restart_step, unexpected_end
 from videotune.studio.status import (
     checkpoints,
     process_progress,
@@ -197,8 +196,9 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "kept": kept_figures(run),
         "saves": saves,
         "waits": waits,
-        "unexpected_end": unexpected_end(page, entry, job),
-        "restarted_from": restart_step(run, job),
+        "unexpected_end": restarts.unexpected_end(page, entry, job),
+        "clips_changed": restarts.stopped_by_changed_clips(job),
+        "restarted_from": restarts.restart_step(run, job),
         "busy": code in BUSY_STATUSES,
         "beat": mapping(run.life),
     }
