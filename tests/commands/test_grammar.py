@@ -157,7 +157,7 @@ def test_resume_continues_a_run_and_refuses_a_finished_one(work: Work) -> None:
     assert of_kind(folder, "end")[-1]["step"] == 3
     assert run("resume", folder, **{"from": 2}, override=True) == DONE
     assert of_kind(folder, "resume")[-1]["from_step"] == 2
-    with pytest.raises(VideotuneError, match="holds no run"):
+    with pytest.raises(VideotuneError, match="does not exist"):
         run("resume", folder.parent / "none")
 
 
