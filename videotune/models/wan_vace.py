@@ -60,6 +60,7 @@ class WanVace(Wan):
         first_frame=0.0,
         further_conditions=CONDITIONS,
         control_channels=96,
+        splits_tokens=False,
     )
     variants = ("vace", "vace-a14b")
     transformer_class = "WanVACETransformer3DModel"
@@ -102,6 +103,7 @@ class WanVace(Wan):
             first_frame=0.0,
             further_conditions=CONDITIONS,
             control_channels=expected,
+            splits_tokens=False,
         )
 
     def lora_formats(self) -> tuple[str, ...]:
