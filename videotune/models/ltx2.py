@@ -62,7 +62,7 @@ from videotune.models.pipelines import (
     least_steps_of,
 )
 from videotune.models.position_cache import cached_positions
-from videotune.models.token_plans import video_token_plan
+from videotune.models.token_plans import sound_attention_plan, video_token_plan
 from videotune.types import (
     Batch,
     ClipShape,
@@ -351,12 +351,14 @@ class LTX2(LTX2Sampling):
         """Return diffusers' plan for the tokens of the video, with their timesteps.
 
         Its positions are of two forms, of which diffusers' own plan knows the older.
-        The captions stay whole, as for LTX-Video, and so does the silent token.
+        The captions stay whole, as for LTX-Video, and so does the sound of samples.
         """
         if net.config.rope_type == "split":
             # (B, heads, tokens, width)
-            return video_token_plan(net, rope_dims=4, rope_tokens_dim=2)
-        return video_token_plan(net, rope_dims=3, rope_tokens_dim=1)
+            plan = video_token_plan(net, rope_dims=4, rope_tokens_dim=2)
+        else:
+            plan = video_token_plan(net, rope_dims=3, rope_tokens_dim=1)
+        return plan | sound_attention_plan(plan["rope"][0])
 
     def _one_silent_token(
         self, net: nn.Module, x_t: Tensor, batch: Batch
