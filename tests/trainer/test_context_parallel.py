@@ -239,10 +239,15 @@ def test_a_sample_that_is_shared_is_that_of_one_process(
     assert train(Overrides(data=words.data, sets=both), whole) == DONE
 
     run = tmp_path / "run"
-    ended = in_processes(2, run, Overrides(data=words.data, sets=both), "context_parallel=2")
+    ended = in_processes(
+        2, run, Overrides(data=words.data, sets=both), "context_parallel=2"
+    )
     assert ended.codes == (DONE, DONE), ended.said
     assert_runs_close(run, whole)
-    readings = [[line["train"]["mean"] for line in of_kind(folder, "validation")] for folder in (run, whole)]
+    readings = [
+        [line["train"]["mean"] for line in of_kind(folder, "validation")]
+        for folder in (run, whole)
+    ]
     assert readings[0] == pytest.approx(readings[1], rel=1e-4)
     assert of_kind(run, "warning") == of_kind(whole, "warning")
     assert_previews_close(run, whole)
@@ -261,3 +266,28 @@ def assert_previews_close(run: Path, other: Path) -> None:
             film(folder / "samples" / name).astype(int) for folder in (run, other)
         )
         assert np.abs(ours - theirs).mean() <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["OFF", "FULL"])
+def test_blocks_of_a_network_that_is_shared_are_compiled(
+    sharding: str,
+    words: Overrides,
+    alone: Bases,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    run = tmp_path / "run"
+    settings = (
+        "batch_size=2",
+        "context_parallel=2",
+        "compile=true",
+        f"sharding={sharding}",
+    )
+    ended = in_processes(2, run, words, *settings, fault="no kernels")
+    assert ended.codes == (DONE, DONE), ended.said
+    assert_runs_close(run, alone("LORA"))
+    assert of_kind(run, "warning") == []
+    (end,) = of_kind(run, "end")
+    assert end["compiled"] >= 1

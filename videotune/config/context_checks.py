@@ -26,7 +26,7 @@ def faults_of_context(config: Config) -> Iterator[str]:
         )
     if config.gradient_checkpointing == "ATTENTION_SAVED":
         yield (
-            "gradient_checkpointing: with context_parallel attention is computed again in any case, so nothing of it can be saved. "
+            "gradient_checkpointing: with context_parallel attention is computed again in any case. "
             "Set it to ON"
         )
     if not config.video_config.use_temporal_attention:
@@ -52,7 +52,7 @@ def faults_of_context_in(config: Config, spec: ModelSpec) -> Iterator[str]:
             f"context_parallel: {spec.title} has {spec.attention_heads} heads of attention, which {parts} processes "
             f"cannot share equally. Set it to {divisors[-1]}"
         )
-    if spec.reads_sound:
+    if config.reads_sound:
         yield (
             "context_parallel: diffusers splits the tokens of a video, not those of its sound. "
             'Set generate to "video", or context_parallel to 1'

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from videotune.config.applies import Facts, unused
-from videotune.config.context_checks import faults_of_context, faults_of_context_in
 from videotune.config.connector_checks import faults_with_connectors
+from videotune.config.context_checks import faults_of_context, faults_of_context_in
 from videotune.config.data_schema import Dataset
 from videotune.config.graph_checks import faults_of_graphs, saved_attention_faults
 from videotune.config.optimizer_classes import (

@@ -17,19 +17,23 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from videotune.distributed import DistributedContext
 from videotune.errors import VideotuneError
 
 
-def process_mesh(device_type: str, dist: DistributedContext) -> DeviceMesh:
+def process_mesh(device_type: str, groups: int, parts: int) -> DeviceMesh:
     """Return the processes as one mesh: groups of neighbours share the tokens of a
     sample, and the groups share the samples of a step.
 
     diffusers wants "ring" beside "ulysses"; it has one process.
+
+    Args:
+        device_type: of torch.
+        groups: groups of processes.
+        parts: processes of a group.
     """
     return init_device_mesh(
         device_type,
-        (dist.data_size, 1, dist.context_parallel),
+        (groups, 1, parts),
         mesh_dim_names=("data", "ring", "ulysses"),
     )
 
@@ -70,7 +74,7 @@ def split_tokens(
 
     split = set(attentions)
     for module in net.modules():
-        processor = getattr(module, "processor", None)
+        processor: Any = getattr(module, "processor", None)
         if hasattr(processor, "_parallel_config") and module not in split:
             processor._parallel_config = None
     net.register_forward_pre_hook(_flatten_single_timesteps, with_kwargs=True)

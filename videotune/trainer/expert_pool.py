@@ -168,7 +168,7 @@ def open_pool(
     """
     mesh = None
     if run_together(config, dist):
-        mesh = process_mesh(local_device().type, dist)
+        mesh = process_mesh(local_device().type, dist.data_size, dist.context_parallel)
 
     loader = ExpertLoader(family, config, expert_schedule.names, mesh)
     names = [expert.name for expert in family.spec.experts]
@@ -266,7 +266,9 @@ class ExpertLoader:
         """Read a denoiser from its files: onto the host if its blocks go to the device
         one at a time.
         """
-        from_host = bool(self._config.layer_offload_fraction) or self._weights_mesh is not None
+        from_host = (
+            bool(self._config.layer_offload_fraction) or self._weights_mesh is not None
+        )
         net = self._family.denoiser(
             name, device=torch.device("cpu") if from_host else None
         )

@@ -368,10 +368,9 @@ def accumulate_gradients(
 
         # Seeded after the base model's passes, which would move the draws.
         if settings.network_seed is not None:
-            first_sample = micro_batch.first_sample
-            seed = settings.network_seed
-            key = (step_batch.step, first_sample, *settings.dist.draw_key)
-            torch.manual_seed(seed32(seed, "network", *key))
+            sample = (step_batch.step, micro_batch.first_sample)
+            key = (*sample, *settings.dist.draw_key)
+            torch.manual_seed(seed32(settings.network_seed, "network", *key))
         if settings.captured is None:
             output = _forward_and_backward(settings, net, trainable, inputs, clock)
         else:
