@@ -24,24 +24,43 @@ def groups_of(config: Config, processes: int) -> int:
 
 def refuse_unequal_parts(job: Job) -> None:
     """Raise VideotuneError for a window whose tokens cannot be shared equally."""
+    fault = fault_of_parts(job)
+    if fault is not None:
+        raise VideotuneError(fault)
+
+
+def fault_of_parts(job: Job) -> str | None:
+    """Return a sentence on a window whose tokens cannot be shared equally, or None."""
     if job.config.context_parallel == 1:
-        return
+        return None
     paths = {clip.id: clip.path for clip in job.library.clips}
-    seen: set[ClipShape] = set()
+    shapes: dict[ClipShape, str] = {}
     for window in (*job.library.windows, *job.library.held_out_windows):
-        if window.shape not in seen:
-            seen.add(window.shape)
-            refuse_unequal_shape(job, window.shape, str(paths[window.clip_id]))
+        shapes.setdefault(window.shape, window.clip_id)
+
+    for shape, clip_id in shapes.items():
+        fault = _fault_of_shape(job, shape, str(paths[clip_id]))
+        if fault is not None:
+            return fault
+    return None
 
 
 def refuse_unequal_shape(job: Job, shape: ClipShape, name: str) -> None:
-    """Raise VideotuneError if the tokens of a shape, or those of what a condition
-    appends to it, cannot be shared equally, as diffusers does.
+    """Raise VideotuneError if the tokens of a sample cannot be shared equally.
 
     Args:
         job: the run.
-        shape: of a sample.
+        shape: of the sample.
         name: what has this shape.
+    """
+    fault = _fault_of_shape(job, shape, name)
+    if fault is not None:
+        raise VideotuneError(fault)
+
+
+def _fault_of_shape(job: Job, shape: ClipShape, name: str) -> str | None:
+    """Return a sentence if the tokens of a shape, or those that a condition appends to
+    it, cannot be shared equally. diffusers pads none.
     """
     parts = job.config.context_parallel
     _, patch_rows, patch_columns = job.spec.patch
@@ -52,7 +71,8 @@ def refuse_unequal_shape(job: Job, shape: ClipShape, name: str) -> None:
     for tokens in counts:
         if tokens % parts:
             side = job.spec.rules.side_multiple * parts
-            raise VideotuneError(
+            return (
                 f"{name}: a sample of {shape} has {tokens} tokens, which the {parts} processes of context_parallel "
                 f"cannot share equally. Set a resolution with a side that {side} divides, or context_parallel to 1"
             )
+    return None
