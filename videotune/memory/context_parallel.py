@@ -9,6 +9,7 @@ weight, and the sum over the group is the gradient.
 """
 
 import logging
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -62,6 +63,11 @@ def split_tokens(
         VideotuneError: if the attention back end cannot do it.
     """
     from diffusers import ContextParallelConfig
+
+    # What diffusers and torch would say in each run: that one timestep a sample is not
+    # split, and that a function has another name.
+    logging.getLogger("diffusers.hooks.context_parallel").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*all_gather_tensor.*")
 
     config = ContextParallelConfig(ulysses_degree=mesh["ulysses"].size(), mesh=mesh)
     try:

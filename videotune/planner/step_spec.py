@@ -44,12 +44,18 @@ arrives.
 """
 
 
+PASSES_OF_BLOCK = 3
+"""Passes of a block at most: forward, forward again, and backward."""
+
 ATTENTION_PASSES = 3.5
 """Operations of attention forward and backward, as a multiple of those forward."""
 
-EXCHANGED = 6
-"""Copies of an attention's tensors beside its activations: queries, keys and values as
-they are sent, and as they arrive.
+EXCHANGED = 2
+EXCHANGE_MOVES = 28
+EXCHANGE_STARTS = 14
+"""What an attention adds whose tokens several processes share: tensors of its size that
+exist beside the activations, that are moved on the device, and kernels. Read on fake
+tensors of Wan 1.3B.
 """
 
 
@@ -168,8 +174,11 @@ def with_shared_samples(spec: StepSpec, parts: int, exchanged: float) -> StepSpe
             phases[phase] = shared
 
         again = samples * attention_forward
-        work = reading.work.plus(Work(flops=again, attention=again))
-        return Reading(phases, work.shared(parts))
+        work = reading.work.plus(Work(flops=again, attention=again)).shared(parts)
+        moved = EXCHANGE_MOVES * samples * exchanged / parts
+        exchange = Work(flops=0, moved=moved, operations=EXCHANGE_STARTS)
+        attentions = PASSES_OF_BLOCK * len(spec.blocks)
+        return Reading(phases, work.plus(exchange, attentions))
 
     # Nothing of attention can be saved.
     kept = {
