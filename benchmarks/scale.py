@@ -257,10 +257,11 @@ def run(work: Path, way: Way, processes: int, steps: int) -> list[dict[str, Any]
                 text=True,
             )
         )
-    for process in started:
-        _, errors = process.communicate()
-        if process.returncode:
-            raise SystemExit(f"a process ended with {process.returncode}:\n{errors}")
+    errors = [process.communicate()[1] for process in started]
+    codes = [process.returncode for process in started]
+    if any(codes):
+        told = "\n".join(text[-1500:] for text in errors)
+        raise SystemExit(f"the processes ended with {codes}:\n{told}")
     files = [out / f"rank-{rank}.json" for rank in range(processes)]
     return [json.loads(file.read_text()) for file in files]
 
