@@ -274,7 +274,7 @@ def profile_here(place: Place) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=place.work) as folder:
         run = Path(folder) / "run"
         trainer = build_trainer(OpenedRun(job), run, make_plan(job), [])
-        steps = train_steps(trainer)
+        steps: Any = train_steps(trainer)
         for _ in range(place.warm_up):
             next(steps).read()
         on_card = ProfilerActivity.CUDA in supported_activities()
