@@ -274,6 +274,10 @@ class ModelSpec:
     """Further arguments of that call with which a guidance of 1 is one pass a step."""
     rescales_guidance: bool = False
     """Whether its pipeline takes ``guidance_rescale``."""
+    caches_first_block: bool = False
+    """Whether diffusers' first-block cache knows its blocks, so that a sample can skip
+    those behind the first.
+    """
     padded_tokens: int | None = None
     """Tokens that a picture is padded to unless it is square.
 

@@ -46,6 +46,7 @@ def test_the_models_that_diffusers_splits_are_those_whose_tokens_are_shared(
         (("attention=_native_math",), "attention: "),
         (("gradient_checkpointing=ATTENTION_SAVED",), "gradient_checkpointing: "),
         (("video_config.use_temporal_attention=false",), "use_temporal_attention: "),
+        (("sample.cache_threshold=0.1",), "sample.cache_threshold: "),
     ],
 )
 def test_what_processes_cannot_share_is_refused(

@@ -29,6 +29,11 @@ def faults_of_context(config: Config) -> Iterator[str]:
             "gradient_checkpointing: with context_parallel attention is computed again in any case. "
             "Set it to ON"
         )
+    if config.sample.cache_threshold:
+        yield (
+            "sample.cache_threshold: with context_parallel each process would decide by its own tokens which blocks to skip. "
+            "Set it to 0"
+        )
     if not config.video_config.use_temporal_attention:
         yield (
             "video_config.use_temporal_attention: with context_parallel no process has all tokens of a frame. "

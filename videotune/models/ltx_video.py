@@ -131,6 +131,7 @@ class LTXVideo(DiffusersModel):
         default_resolution=600,
         timestep_shift=4.48,
         sample_steps=50,
+        caches_first_block=True,
         least_steps=2,
         sample_guidance=3.0,
         licence="LTX-Video RAIL-M licence",

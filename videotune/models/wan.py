@@ -134,6 +134,7 @@ class Wan(DiffusersModel):
         default_resolution=480,
         timestep_shift=3.0,
         sample_steps=30,
+        caches_first_block=True,
         sample_guidance=5.0,
         licence="Apache-2.0",
         further_conditions=IN_PLACE,
