@@ -203,7 +203,7 @@ def count_as_process(work: Path, way: Way, steps: int, out: Path) -> None:
         )
         return record
 
-    loop.train_step = counted_step
+    loop.train_step = counted_step  # type: ignore[assignment]
     overrides = overrides_of(work, way, processes, steps)
     train(overrides, out / "run")
     (out / f"rank-{rank}.json").write_text(json.dumps(counts))
@@ -238,7 +238,7 @@ def run(work: Path, way: Way, processes: int, steps: int) -> list[dict[str, Any]
 
     started = []
     for rank in range(processes):
-        told = {
+        told: dict[str, Any] = {
             "RANK": rank,
             "LOCAL_RANK": rank,
             "WORLD_SIZE": processes,
@@ -260,8 +260,8 @@ def run(work: Path, way: Way, processes: int, steps: int) -> list[dict[str, Any]
     errors = [process.communicate()[1] for process in started]
     codes = [process.returncode for process in started]
     if any(codes):
-        told = "\n".join(text[-1500:] for text in errors)
-        raise SystemExit(f"the processes ended with {codes}:\n{told}")
+        ends = "\n".join(text[-1500:] for text in errors)
+        raise SystemExit(f"the processes ended with {codes}:\n{ends}")
     files = [out / f"rank-{rank}.json" for rank in range(processes)]
     return [json.loads(file.read_text()) for file in files]
 

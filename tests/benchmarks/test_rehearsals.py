@@ -62,7 +62,9 @@ def test_processes_send_what_a_plan_calculates(tmp_path: Path) -> None:
         assert row["tokens"] == 1.0
         assert set(row["sent"]) <= {"attention", "prediction", "gradients", "weights"}
         for name, part in row["sent"].items():
-            assert part["over_theory"] == pytest.approx(1, abs=0.01), (row["way"], name)
+            # FSDP fills rows up to a multiple of the processes.
+            tolerance = 0.03 if name == "weights" else 0.005
+            assert part["over_theory"] == pytest.approx(1, abs=tolerance), name
 
 
 @pytest.mark.skipif(

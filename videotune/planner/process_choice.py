@@ -19,7 +19,6 @@ from videotune.planner.gpus import USUAL, Card
 from videotune.planner.read_step import step_spec
 from videotune.types import BasePlace
 
-
 CLEARLY_SLOWER = 1.25
 """How much slower a sample may be with fewer processes that share it: their messages and
 streamed blocks are calculated, not measured.
