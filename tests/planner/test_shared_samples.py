@@ -147,6 +147,9 @@ def test_a_plan_of_several_cards_needs_their_memory_and_a_number_that_divides(
     words = Overrides(data=str(small_clips), sets=(f"base_model_name={base}",))
     with pytest.raises(VideotuneError, match="--gpus: "):
         plan(words, gpus=2)
+    assert plan(words).plan["processes"] is None
+    shared = Overrides(data=words.data, sets=(*words.sets, "context_parallel=2"))
+    assert plan(shared).plan["processes"]["groups"] == 1
     with pytest.raises(VideotuneError, match="multiple of 3"):
         planned(large_clips, "context_parallel=3")
 

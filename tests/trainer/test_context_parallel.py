@@ -222,8 +222,21 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = ("conditions", "ltx2")
+"""Kinds that every commit runs."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *QUICK,
+        *(
+            pytest.param(kind, marks=pytest.mark.long)
+            for kind in KINDS
+            if kind not in QUICK
+        ),
+    ],
+)
 def test_a_sample_that_is_shared_is_that_of_one_process(
     kind: str, pictures: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:

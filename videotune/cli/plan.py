@@ -68,11 +68,11 @@ CardOption = Annotated[
     ),
 ]
 GpusOption = Annotated[
-    int,
+    int | None,
     Opt(
         min=1,
         max=1024,
-        help="plan so many of these cards in one machine, and how they share samples (default: 1)",
+        help="plan so many of these cards in one machine, and how they share samples (default: context_parallel)",
     ),
 ]
 Views = Annotated[
@@ -93,7 +93,7 @@ def plan(
     card: CardOption = None,
     views: Views = None,
     verbose: Verbose = False,
-    gpus: GpusOption = 1,
+    gpus: GpusOption = None,
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
 

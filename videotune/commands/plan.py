@@ -76,7 +76,7 @@ def plan(
     views: Sequence[int] = (),
     allow_skips: str | None = None,
     known: bool = False,
-    gpus: int = 1,
+    gpus: int | None = None,
     **overrides: Any,
 ) -> PlanResult:
     """Return what a run would do, on this machine or on another GPU.
@@ -92,17 +92,18 @@ def plan(
         known: leave memory and time out unless such a step was measured before, because
             measuring takes seconds.
         gpus: how many such GPUs of one machine train. Unless the config sets ``context_parallel``, the plan chooses
-            how many of them share a sample.
+            how many of them share a sample. None: as many as the config lets share one.
         overrides: fields of ``Overrides``.
     """
     all_overrides = to_overrides(config, overrides, allow_skips)
     resolved, spec, base = resolve_config(all_overrides, planning=True)
     limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
-    if gpus > 1 and limit is None:
+    if gpus is not None and gpus > 1 and limit is None:
         raise VideotuneError(
             "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
         )
     spare = spare_memory(limit or 0, is_free=memory_from == "machine")
+    gpus = gpus or resolved.config.context_parallel
     target = Target(gpus, limit, known_gpu, spare)
     job = plan_overhead(shared_job(resolved, spec, base, target))
     refuse_skips(job, allow_skips)
