@@ -267,18 +267,20 @@ def test_a_sample_that_is_shared_is_that_of_one_process(
 
 
 def assert_previews_close(run: Path, other: Path) -> None:
-    """The same previews; rounding moves pixels, and compression spreads them."""
+    """The same previews; what training makes of rounding moves pixels, and compression
+    spreads them.
+    """
     names = [
         sorted(path.name for path in (folder / "samples").glob("*.mp4"))
         for folder in (run, other)
     ]
     assert names[0] == names[1]
     assert len(names[0]) == 2
-    for name in names[0]:
+    for name, most in zip(names[0], (0.5, 8), strict=True):
         ours, theirs = (
             film(folder / "samples" / name).astype(int) for folder in (run, other)
         )
-        assert np.abs(ours - theirs).mean() <= 2
+        assert np.abs(ours - theirs).mean() <= most
 
 
 @pytest.mark.slow
