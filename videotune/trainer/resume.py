@@ -10,7 +10,8 @@ from typing import Any
 
 from videotune.adapters.layers import load_weights
 from videotune.config.config_changes import Change, drift, of_class
-from videotune.config.load import in_one_unit, merge, without_rivals
+from videotune.config.load import in_one_unit, without_rivals
+from videotune.config.nested_keys import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
 from videotune.data.dataset import buckets, to_json
