@@ -283,6 +283,12 @@ class ModelSpec:
 
     None: it is not padded.
     """
+    splits_tokens: bool = False
+    """Whether diffusers splits the tokens of a sample over several processes
+    (``context_parallel``).
+    """
+    attention_heads: int = 1
+    """Heads of the attention over video tokens, if ``splits_tokens``."""
     shift_by_tokens: tuple[float, float, float, float] | None = None
     """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows
     with the resolution. None: the shift is fixed.

@@ -243,7 +243,7 @@ def open_job(
     Args:
         to_look: only look at the data: a clip without a caption is skipped, and there
             may be no window.
-        processes: how many processes train.
+        processes: how many processes train; those that share each sample count as one.
 
     Raises:
         VideotuneError: if no dataset is given, captions are missing or no clip can be

@@ -62,6 +62,7 @@ class WanVace(Wan):
         caches_first_block=False,
         further_conditions=CONDITIONS,
         control_channels=96,
+        splits_tokens=False,
     )
     variants = ("vace", "vace-a14b")
     transformer_class = "WanVACETransformer3DModel"
@@ -106,6 +107,7 @@ class WanVace(Wan):
             caches_first_block=False,
             further_conditions=CONDITIONS,
             control_channels=expected,
+            splits_tokens=False,
         )
 
     def lora_formats(self) -> tuple[str, ...]:

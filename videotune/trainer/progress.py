@@ -149,6 +149,8 @@ def _describe_devices(trainer: Trainer) -> str:
     devices = f"{trainer.dist.size} processes, this one on {device}"
     if trainer.weights_sharded:
         devices += ", which share its weights"
+    if trainer.dist.context_parallel > 1:
+        devices += f", {trainer.dist.context_parallel} to a sample"
     return devices
 
 
