@@ -547,7 +547,7 @@ def test_generated_datasets_keep_every_promise(
 ) -> None:
     """Twenty-five datasets a block."""
     files = sorted(path.name for path in mixed.iterdir())
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     for number in range(25):
         rng = random.Random(1000 * block + number)
         datasets = generate(rng, mixed, tmp_path / str(number), files)

@@ -28,6 +28,7 @@ from videotune.data.dataset import (
     scan,
 )
 from videotune.data.file_checks import refuse_linked_folder
+from videotune.data.media_index import INDEX_NAME
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import CACHE_NAME, digest, user_cache
 from videotune.job.notes import (
@@ -335,7 +336,7 @@ def _scan(
     settings = _scan_config(config, datasets, spec, to_look=to_look)
     try:
         with bar("reading clips") as progress:
-            library = scan(settings, spec.rules, cache / "index.json", progress.update)
+            library = scan(settings, spec.rules, cache / INDEX_NAME, progress.update)
     except OSError as error:
         raise VideotuneError(
             f"the cache {cache} cannot be written: {error}. Set cache_dir to another folder."
