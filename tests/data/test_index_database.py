@@ -136,9 +136,7 @@ def test_a_disk_of_a_network_gets_no_write_ahead_log(
 ) -> None:
     partition = namedtuple("partition", "mountpoint fstype")
     mounts = [partition("/", "ext4"), partition(str(tmp_path / "net"), "nfs4")]
-    monkeypatch.setattr(
-        index_database.psutil, "disk_partitions", lambda all: mounts
-    )
+    monkeypatch.setattr(index_database.psutil, "disk_partitions", lambda all: mounts)
     modes = {}
     for folder in ("net", "network"):
         database = IndexDatabase(tmp_path / folder / "index.sqlite", VERSIONS)

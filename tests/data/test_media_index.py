@@ -3,7 +3,6 @@ never wrong for good.
 """
 
 import errno
-import json
 import os
 import shutil
 import sqlite3
@@ -214,7 +213,9 @@ def spoil_file(index: Path, how: str) -> None:
         content[100:] = os.urandom(len(content) - 100)
     else:
         with closing(sqlite3.connect(index)) as database:
-            database.execute("CREATE TRIGGER t AFTER INSERT ON files BEGIN SELECT 1; END")
+            database.execute(
+                "CREATE TRIGGER t AFTER INSERT ON files BEGIN SELECT 1; END"
+            )
         return
     index.write_bytes(content)
 
@@ -407,7 +408,11 @@ def test_an_index_in_a_dataset_names_files_from_there_and_moves_with_it(
     index = folder / ".videotune-cache" / "index.sqlite"
     paths = [folder / "b.mp4", folder / "sub" / "a.mp4", other / "sub" / "a.mp4"]
     first = MediaIndex(index).examine(paths, [folder, other], 10.0)
-    assert set(read_index(index)["files"]) == {"b.mp4", "sub/a.mp4", "../other/sub/a.mp4"}
+    assert set(read_index(index)["files"]) == {
+        "b.mp4",
+        "sub/a.mp4",
+        "../other/sub/a.mp4",
+    }
     assert str(tmp_path).encode() not in index.read_bytes()
     assert (index.parent / ".gitignore").read_text() == "*\n"
     tag = (index.parent / "CACHEDIR.TAG").read_text()

@@ -39,9 +39,11 @@ def write_index(path: Path, value: dict[str, Any]) -> None:
 def as_json(value: dict[str, Any]) -> str:
     """Return an index as versions up to 0.3 wrote it."""
     rows = {
-        name: {"size": row["size"], "mtime_ns": row["mtime_ns"], "id": row["content"][:32]}
+        name: {
+            "size": row["size"],
+            "mtime_ns": row["mtime_ns"],
+            "id": row["content"][:32],
+        }
         for name, row in value["files"].items()
     }
-    return json.dumps(
-        {**value, "version": int(value["version"]), "files": rows}
-    )
+    return json.dumps({**value, "version": int(value["version"]), "files": rows})

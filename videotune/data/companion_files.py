@@ -212,7 +212,7 @@ class CompanionFiles:
         return companion_folders
 
     def _is_in_companion_folder(self, path: str) -> bool:
-        return not self._folders.isdisjoint(_parents(path))
+        return bool(self._folders) and not self._folders.isdisjoint(_parents(path))
 
     def _find_labels(self, media: Sequence[str]) -> dict[str, str]:
         """Return the masks next to their clips, by the clip's path without suffix."""

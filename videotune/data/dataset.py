@@ -2,25 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent
-from videotune.data.buckets import (
-    SizeChoices,
-    is_valid_size,
-    parse_resolution,
-    visible_share,
-)
+from videotune.data.buckets import SizeChoices, parse_resolution
 from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_accounts import account_of
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
+from videotune.data.clip_table import ClipColumns, IdArray
 from videotune.data.companion_files import CompanionSettings
 from videotune.data.companions import used_companions
 from videotune.data.dataset_notes import notes_on_clips, variant_notes
@@ -40,29 +35,34 @@ from videotune.data.metadata_files import Columns
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.remarks import codes_of
 from videotune.data.source_videos import group_by_source, hold_out
+from videotune.data.window_table import (
+    WindowTable,
+    WindowTableBuilder,
+    most_expensive_first,
+)
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_NAME
 from videotune.model_spec import VideoRules
-from videotune.types import Clip, ClipShape, Pacing, Window
+from videotune.types import Clip, Window
 
 
 @dataclass(frozen=True)
 class Library:
     """The clips of a run and their windows, in path order."""
 
-    clips: tuple[Clip, ...]
+    clips: Sequence[Clip]
     """Clips for training, and those held out for validation."""
 
-    windows: tuple[Window, ...]
+    windows: Sequence[Window]
     """Windows of training clips."""
 
-    held_out_windows: tuple[Window, ...]
+    held_out_windows: Sequence[Window]
     """Windows of held-out clips."""
 
     skipped: tuple[tuple[str, str, str], ...]
     """Path, reason and detail of each file that is not used."""
 
-    accounts: tuple[dict[str, Any], ...]
+    accounts: Sequence[dict[str, Any]]
     """One ``account_of`` per file."""
 
     notes: tuple[str, ...]
@@ -77,9 +77,13 @@ class Library:
     @cached_property
     def regularization(self) -> frozenset[str]:
         """Ids of the regularization clips."""
-        return frozenset(
-            clip.id for clip in self.clips if clip.kind == "regularization"
-        )
+        ids = self.columns.ids.array[self.columns.regularization]
+        return frozenset(IdArray(ids))
+
+    @cached_property
+    def columns(self) -> ClipColumns:
+        """The facts of the clips that decide a schedule."""
+        return ClipColumns.of(self.clips)
 
 
 def scan(
@@ -391,8 +395,8 @@ def _build_library(
     seed: int,
 ) -> Library:
     clips: list[Clip] = []
-    windows: list[Window] = []
-    held_out_windows: list[Window] = []
+    windows = WindowTableBuilder()
+    held_out_windows = WindowTableBuilder()
     skipped: list[tuple[str, str, str]] = []
     accounts: list[dict[str, Any]] = []
     media: dict[str, MediaInfo] = {}
@@ -410,144 +414,19 @@ def _build_library(
         media[candidate.clip_id] = candidate.media
         for companion in candidate.companions.values():
             media[companion.content_id] = companion.media
-        if candidate.held_out:
-            held_out_windows += candidate.sampling.windows
-        else:
-            windows += candidate.sampling.windows
+        table = held_out_windows if candidate.held_out else windows
+        table.add(candidate.sampling.windows)
 
     notes = [*notes, *variant_notes(candidates, clips)]
     return Library(
         clips=tuple(clips),
-        windows=tuple(windows),
-        held_out_windows=tuple(held_out_windows),
+        windows=windows.table(),
+        held_out_windows=held_out_windows.table(),
         skipped=tuple(skipped),
         accounts=tuple(accounts),
         notes=tuple(notes),
         media=media,
         roots=tuple(location.root for location in locations),
-    )
-
-
-def _most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
-    """Sort key of shapes: most pixels first, and of equal ones those with sound."""
-    pixels = shape.frames * shape.height * shape.width
-    return -pixels - shape.sound, shape
-
-
-class BucketKey(NamedTuple):
-    """What the windows of a bucket share."""
-
-    first_step: int
-    """The first step of the phase in which the bucket is shown."""
-    cost: int
-    """Minus the pixels of a sample, so that the most expensive bucket is the first of
-    its phase."""
-    shape: ClipShape
-    batch_size: int
-    """Samples of a forward pass. 0: the run's."""
-    probability: float
-
-
-def buckets(library: Library) -> dict[BucketKey, list[Window]]:
-    """Group the training windows by phase, shape, batch size and probability, the most
-    expensive shape first, in path order.
-
-    A new phase begins where a dataset comes or goes. The windows of a dataset with
-    repeats appear several times: a bucket lists all windows, then those with a second
-    copy, and so on.
-
-    Raises:
-        VideotuneError: if no dataset is trained before a later one begins.
-    """
-    clips = {clip.id: clip for clip in library.clips}
-    trained = {window.clip_id for window in library.windows}
-    pacings = {clips[clip_id].pacing for clip_id in trained}
-    windows_by_key: dict[BucketKey, list[Window]] = {}
-    for first_step in _first_steps(pacings):
-        for copy in range(max((clip.repeats for clip in library.clips), default=1)):
-            for window in library.windows:
-                clip = clips[window.clip_id]
-                if copy < clip.repeats and is_shown(clip.pacing, first_step):
-                    key = _bucket_key(first_step, window.shape, clip.pacing)
-                    windows_by_key.setdefault(key, []).append(window)
-    return dict(sorted(windows_by_key.items()))
-
-
-def _bucket_key(first_step: int, shape: ClipShape, pacing: Pacing) -> BucketKey:
-    cost, _ = _most_expensive_first(shape)
-    return BucketKey(first_step, cost, shape, pacing.batch_size, pacing.probability)
-
-
-def is_shown(pacing: Pacing, step: int) -> bool:
-    """Return whether a step may show clips of this pacing."""
-    has_begun = pacing.from_step <= step
-    return has_begun and (not pacing.until_step or step <= pacing.until_step)
-
-
-def _first_steps(pacings: Collection[Pacing]) -> list[int]:
-    """Return the first step of each phase in which something is shown.
-
-    Raises:
-        VideotuneError: if there is a phase before the last one that shows nothing.
-    """
-    borders = {1}
-    for pacing in pacings:
-        borders.add(pacing.from_step)
-        if pacing.until_step:
-            borders.add(pacing.until_step + 1)
-
-    first_steps = sorted(borders)
-    if pacings and not any(is_shown(pacing, first_steps[-1]) for pacing in pacings):
-        first_steps.pop()
-    for step, next_step in pairwise([*first_steps, 0]):
-        if pacings and not any(is_shown(pacing, step) for pacing in pacings):
-            raise VideotuneError(
-                f"datasets.from_step: no dataset is trained from step {step} to step "
-                f"{next_step - 1}. Let one begin earlier or end later (until_step)."
-            )
-    return first_steps
-
-
-def crop_problem(library: Library, rules: VideoRules, resolution: object) -> str | None:
-    """Return a message if every clip loses over half of its picture to the crop, or
-    None.
-
-    Mostly this means that height and width were exchanged.
-
-    Args:
-        library: the clips.
-        rules: sizes that the model accepts.
-        resolution: ``resolution`` as the user set it, for the message.
-    """
-    windows = {window.clip_id: window for window in library.windows}
-    windows |= {window.clip_id: window for window in library.held_out_windows}
-    cropped = [w for w in windows.values() if w.resize in ("center", "random")]
-    if not cropped or len(cropped) < len(windows):
-        return None
-
-    shares = []
-    turned_shares = []
-    for window in cropped:
-        info = library.media[window.clip_id]
-        size = (window.shape.height, window.shape.width)
-        shares.append(visible_share(info.width, info.height, size))
-        turned_shares.append(visible_share(info.width, info.height, size[::-1]))
-    largest_share = max(shares)
-    if largest_share >= 0.5:
-        return None
-
-    height = cropped[0].shape.height
-    width = cropped[0].shape.width
-    remedy = 'resize="pad" keeps all of them'
-    if min(turned_shares) > largest_share and is_valid_size((width, height), rules):
-        remedy = (
-            f'width={height} and height={width} (resolution "{width}x{height}") '
-            "keep more of them"
-        )
-    return (
-        f"resolution: {resolution} makes frames {width} wide and {height} high, and crops away "
-        f"{1 - largest_share:.0%} or more of every clip; {remedy}. Set that, or "
-        "allow_crop=true if this is intended."
     )
 
 
@@ -575,10 +454,10 @@ def to_json(library: Library) -> dict[str, Any]:
 
     It has the totals, every clip, the buckets of training windows, and the notes.
     """
-    window_counts = Counter(window.shape for window in library.windows)
+    window_counts = WindowTable.of(library.windows).shape_counts()
     bucket_rows = [
         {"shape": str(shape), "sound": shape.sound, "windows": window_counts[shape]}
-        for shape in sorted(window_counts, key=_most_expensive_first)
+        for shape in sorted(window_counts, key=most_expensive_first)
     ]
     return {
         **totals(library),

@@ -93,9 +93,7 @@ class IndexDatabase:
                 "SELECT name, size, mtime_ns, content FROM files WHERE name IN", names
             )
         }
-        rows.update(
-            {name: self._files[name] for name in names if name in self._files}
-        )
+        rows.update({name: self._files[name] for name in names if name in self._files})
         return rows
 
     def files_of_sizes(self, sizes: Sequence[int]) -> dict[str, FileRow]:
@@ -110,9 +108,7 @@ class IndexDatabase:
 
     def contents(self, keys: Sequence[str]) -> dict[str, str]:
         """Return the JSON of those contents that have a row."""
-        rows = dict(
-            self._select("SELECT key, value FROM contents WHERE key IN", keys)
-        )
+        rows = dict(self._select("SELECT key, value FROM contents WHERE key IN", keys))
         for key in keys:
             if key in self._contents:
                 rows.pop(key, None)
@@ -124,14 +120,17 @@ class IndexDatabase:
     def names(self) -> set[str]:
         """Return the names of all files."""
         query = "SELECT name FROM files"
-        rows = self._run(lambda database: database.execute(query).fetchall(), [])
+        rows: list[tuple[Any, ...]] = self._run(
+            lambda database: database.execute(query).fetchall(), []
+        )
         return {name for (name,) in rows} | self._files.keys()
 
     def _select(self, query: str, keys: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows whose key is one of ``keys``."""
         for first in range(0, len(keys), KEYS_A_QUERY):
             part = keys[first : first + KEYS_A_QUERY]
-            yield from self._run(partial(_rows_with, query, part), [])
+            rows: list[tuple[Any, ...]] = []
+            yield from self._run(partial(_rows_with, query, part), rows)
 
     # -- writing -----------------------------------------------------------------------
 

@@ -265,16 +265,16 @@ class MediaIndex:
             name = str(path.absolute())
         else:
             name = files.name_in_cache(self.path.parent, path)
-        return name if name.isascii() else name.encode(errors="backslashreplace").decode()
+        return (
+            name if name.isascii() else name.encode(errors="backslashreplace").decode()
+        )
 
     def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> None:
         """Drop entries of files below ``roots`` that are not in ``paths``."""
         names = self._database.names() - {self._name(path) for path in paths}
         folders = [self._name(root) for root in roots]
         vanished_names = [
-            name
-            for name in names
-            if any(_is_below(name, folder) for folder in folders)
+            name for name in names if any(_is_below(name, folder) for folder in folders)
         ]
         if vanished_names:
             self._database.drop_files(vanished_names)

@@ -52,7 +52,14 @@ def take_over(
             for key, row in value["contents"].items():
                 database.put_content(key, json.dumps(row))
             database.close()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         notes.append(
             f"the index {old_path} was damaged ({type(error).__name__}) "
             "and has been rebuilt"

@@ -13,7 +13,8 @@ from videotune.config.config_changes import Change, drift, of_class
 from videotune.config.load import in_one_unit, merge, without_rivals
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
-from videotune.data.dataset import buckets, to_json
+from videotune.data.bucketing import buckets
+from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
 from videotune.job.experts import of_expert
