@@ -19,11 +19,12 @@ from tests.support.clips import noise, write_clip, write_image
 from tests.support.datasets import config_of, scanned
 from videotune.config.schema import Config
 from videotune.data.bucketing import buckets
-from videotune.data.dataset import Library, scan, to_json, totals
+from videotune.data.dataset import scan, to_json, totals
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS
 from videotune.data.frame_counts import planned_frames
 from videotune.data.frame_sampling import sample_window
+from videotune.data.library import Library
 from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules
 from videotune.types import DETERMINISTIC_VARIANT, ClipShape

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from videotune.data.buckets import is_valid_size, visible_share
 from videotune.data.clip_table import ClipColumns
-from videotune.data.dataset import Library
+from videotune.data.library import Library
 from videotune.data.window_table import WindowTable, most_expensive_first
 from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules

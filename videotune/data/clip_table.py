@@ -5,7 +5,7 @@ for; and the facts of clips that decide a schedule as arrays.
 import json
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -224,13 +224,8 @@ class MediaSizes(Mapping[str, tuple[int, int]]):
         return info.width, info.height
 
 
-def clip_to_json(clip: Clip) -> dict[str, Any]:
-    """Return a clip as JSON."""
-    return asdict(clip)
-
-
 def clip_from_json(value: dict[str, Any]) -> Clip:
-    """Restore what ``clip_to_json`` wrote."""
+    """Restore a clip from its fields."""
     value["captions"] = tuple(value["captions"])
     value["caption_weights"] = tuple(value["caption_weights"])
     value["pacing"] = Pacing(**value["pacing"])

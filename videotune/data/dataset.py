@@ -2,9 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,12 +11,10 @@ from videotune.config.schema import Config
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent
 from videotune.data.buckets import SizeChoices, parse_resolution
 from videotune.data.candidates import Candidate, prepare_candidates
-from videotune.data.clip_accounts import account_of
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
-from videotune.data.clip_table import ClipColumns, IdArray
 from videotune.data.companion_files import CompanionSettings
 from videotune.data.companions import used_companions
-from videotune.data.dataset_notes import notes_on_clips, variant_notes
+from videotune.data.dataset_notes import notes_on_clips
 from videotune.data.file_checks import ClipProblem, refuse_links
 from videotune.data.frame_counts import (
     planned_frames,
@@ -27,63 +23,33 @@ from videotune.data.frame_counts import (
     split_by_frame_count,
 )
 from videotune.data.frame_folders import join_frames
+from videotune.data.library import (
+    Library,
+    LibraryParts,
+    build_in_files,
+    build_in_memory,
+    may_be_remembered,
+)
+from videotune.data.library_snapshot import (
+    FEWEST_CLIPS,
+    Inputs,
+    has_many_files,
+    read_snapshot,
+)
 from videotune.data.locations import Location, open_location
 from videotune.data.mask_notes import notes_on_masks
 from videotune.data.media_index import MediaIndex
-from videotune.data.media_info import MediaInfo
 from videotune.data.metadata_files import Columns
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.remarks import codes_of
 from videotune.data.source_videos import group_by_source, hold_out
 from videotune.data.window_table import (
     WindowTable,
-    WindowTableBuilder,
     most_expensive_first,
 )
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_NAME
 from videotune.model_spec import VideoRules
-from videotune.types import Clip, Window
-
-
-@dataclass(frozen=True)
-class Library:
-    """The clips of a run and their windows, in path order."""
-
-    clips: Sequence[Clip]
-    """Clips for training, and those held out for validation."""
-
-    windows: Sequence[Window]
-    """Windows of training clips."""
-
-    held_out_windows: Sequence[Window]
-    """Windows of held-out clips."""
-
-    skipped: tuple[tuple[str, str, str], ...]
-    """Path, reason and detail of each file that is not used."""
-
-    accounts: Sequence[dict[str, Any]]
-    """One ``account_of`` per file."""
-
-    notes: tuple[str, ...]
-    """Notes on the datasets as a whole."""
-
-    media: Mapping[str, MediaInfo]
-    """Media info by clip id."""
-
-    roots: tuple[Path, ...] = ()
-    """Folders of the datasets."""
-
-    @cached_property
-    def regularization(self) -> frozenset[str]:
-        """Ids of the regularization clips."""
-        ids = self.columns.ids.array[self.columns.regularization]
-        return frozenset(IdArray(ids))
-
-    @cached_property
-    def columns(self) -> ClipColumns:
-        """The facts of the clips that decide a schedule."""
-        return ClipColumns.of(self.clips)
 
 
 def scan(
@@ -108,6 +74,12 @@ def scan(
     notes = _check_settings(config, rules)
     if index_path is not None:
         refuse_links(index_path.parent)
+
+    inputs = _snapshot_inputs(config, rules) if index_path is not None else None
+    if inputs is not None:
+        parts = read_snapshot(inputs)
+        if parts is not None:
+            return Library(**parts)
 
     candidates: list[Candidate] = []
     locations: list[Location] = []
@@ -153,7 +125,26 @@ def scan(
         candidate.mirror()
     notes += notes_on_clips(usable, config, rules)
     notes = [*notes_on_masks(candidates, usable, config), *notes]
-    return _build_library(candidates, locations, notes, rules, config.seed)
+    parts_of_library = LibraryParts(candidates, locations, notes, rules, config.seed)
+    if len(candidates) < FEWEST_CLIPS:
+        return build_in_memory(parts_of_library)
+    if index.notes or not may_be_remembered(candidates, inputs):
+        inputs = None
+    return build_in_files(parts_of_library, inputs)
+
+
+def _snapshot_inputs(config: Config, rules: VideoRules) -> Inputs | None:
+    """Return what a library is made of, as it is now. None if its snapshot would not be
+    worth the trouble, or could be of other files.
+    """
+    inputs = Inputs(config, rules)
+    if not has_many_files(inputs.folders, FEWEST_CLIPS):
+        return None
+    try:
+        _ = inputs.fingerprint  # of the files before they are read
+    except OSError:
+        return None  # reading the folder reports what is wrong with it
+    return inputs
 
 
 def _open(
@@ -385,49 +376,6 @@ def _dataset_names(
                 parents = path.rstrip("/").split("/")[-1 - depth : -1]
                 names[location.root] = "/".join([*parents, location.name])
     return names
-
-
-def _build_library(
-    candidates: Sequence[Candidate],
-    locations: Sequence[Location],
-    notes: Sequence[str],
-    rules: VideoRules,
-    seed: int,
-) -> Library:
-    clips: list[Clip] = []
-    windows = WindowTableBuilder()
-    held_out_windows = WindowTableBuilder()
-    skipped: list[tuple[str, str, str]] = []
-    accounts: list[dict[str, Any]] = []
-    media: dict[str, MediaInfo] = {}
-
-    for candidate in candidates:
-        problem = candidate.problem
-        if problem is not None:
-            skipped.append((candidate.path, problem.reason, problem.detail))
-            accounts.append(account_of(candidate, None, rules))
-            continue
-
-        clip = candidate.to_clip(seed)
-        clips.append(clip)
-        accounts.append(account_of(candidate, clip, rules))
-        media[candidate.clip_id] = candidate.media
-        for companion in candidate.companions.values():
-            media[companion.content_id] = companion.media
-        table = held_out_windows if candidate.held_out else windows
-        table.add(candidate.sampling.windows)
-
-    notes = [*notes, *variant_notes(candidates, clips)]
-    return Library(
-        clips=tuple(clips),
-        windows=windows.table(),
-        held_out_windows=held_out_windows.table(),
-        skipped=tuple(skipped),
-        accounts=tuple(accounts),
-        notes=tuple(notes),
-        media=media,
-        roots=tuple(location.root for location in locations),
-    )
 
 
 def totals(library: Library) -> dict[str, int]:

@@ -22,8 +22,9 @@ from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
 from videotune.data.bucketing import BucketKey, buckets, crop_problem, is_shown
 from videotune.data.captions import with_token
-from videotune.data.dataset import Library, scan
+from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder
+from videotune.data.library import Library
 from videotune.data.media_index import INDEX_NAME
 from videotune.data.window_table import WindowTable
 from videotune.errors import DoesNotFit, VideotuneError

@@ -9,7 +9,7 @@ import numpy as np
 from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
-from videotune.data.dataset import Library
+from videotune.data.library import Library
 from videotune.data.window_table import WindowTable
 from videotune.latent_cache.exposure import views_of_clips
 from videotune.latent_cache.sampler import Schedule, entry_views
