@@ -105,6 +105,41 @@ class RowFile(Sequence[Row]):
             yield self[position]
 
 
+class MappedRows(Sequence[Row]):
+    """Rows to each of which something is done when it is asked for.
+
+    Args:
+        rows: the rows.
+        change: what is done to a row.
+    """
+
+    def __init__(self, rows: Sequence[Row], change: Callable[[Row], Row]) -> None:
+        self._rows = rows
+        self._change = change
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self._change(row) for row in self._rows[index]]
+        return self._change(self._rows[index])
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._change, self._rows)
+
+
+def map_rows(rows: Sequence[Row], change: Callable[[Row], Row]) -> Sequence[Row]:
+    """Change each row: now if they are in memory, else when they are asked for."""
+    if isinstance(rows, list | tuple):
+        return [change(row) for row in rows]
+    return MappedRows(rows, change)
+
+
 @dataclass(frozen=True, eq=False)
 class ClipColumns:
     """The facts of clips that decide a schedule, (N,) each."""

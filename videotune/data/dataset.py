@@ -12,6 +12,7 @@ from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent
 from videotune.data.buckets import SizeChoices, parse_resolution
 from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
+from videotune.data.clip_table import map_rows
 from videotune.data.companion_files import CompanionSettings
 from videotune.data.companions import used_companions
 from videotune.data.dataset_notes import notes_on_clips
@@ -382,18 +383,16 @@ def totals(library: Library) -> dict[str, int]:
     """Count the files found, used, held out and skipped; the first is the sum of the
     others.
     """
-    accounts = library.accounts
+    held_out = int(library.columns.held_out.sum())
     counts = {
-        "found": len(accounts),
-        "used": sum(account["used"] for account in accounts),
-        "held_out": sum(account["held_out"] for account in accounts),
-        "skipped": sum(account["reason"] is not None for account in accounts),
+        "found": len(library.accounts),
+        "used": len(library.clips) - held_out,
+        "held_out": held_out,
+        "skipped": len(library.skipped),
     }
     assert counts["found"] == counts["used"] + counts["held_out"] + counts["skipped"], (
         counts
     )
-    assert counts["skipped"] == len(library.skipped), counts
-    assert counts["found"] == len(library.clips) + len(library.skipped), counts
     return counts
 
 
@@ -409,7 +408,7 @@ def to_json(library: Library) -> dict[str, Any]:
     ]
     return {
         **totals(library),
-        "clips": list(library.accounts),
+        "clips": map_rows(library.accounts, lambda account: account),
         "buckets": bucket_rows,
         "notes": list(library.notes),
         "note_codes": codes_of(library.notes),

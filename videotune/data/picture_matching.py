@@ -280,7 +280,9 @@ class _FrameTable:
         sample = vectors[:: len(rows) // SAMPLED_ROWS + 1].astype(np.float64)
         centred = sample - sample.mean(0)
         _, directions = np.linalg.eigh(centred.T @ centred)  # the last differ most
-        return vectors @ directions[:, -DIRECTIONS:].astype(np.float32)
+        basis: Vectors = np.asarray(directions[:, -DIRECTIONS:], np.float32)
+        projected: Vectors = np.matmul(vectors, basis)
+        return projected
 
     def agree(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each pair of rows whether they match."""

@@ -22,6 +22,7 @@ from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
 from videotune.data.bucketing import BucketKey, buckets, crop_problem, is_shown
 from videotune.data.captions import with_token
+from videotune.data.clip_table import map_rows
 from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.library import Library
@@ -36,10 +37,11 @@ from videotune.job.notes import (
     unused_keys,
     warmup_note,
 )
-from videotune.latent_cache.exposure import Exposure, exposure
+from videotune.latent_cache.exposure import Exposure, exposure, views_of_clips
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_steps_until,
+    entry_views,
     exact,
     phases_of,
     shown_windows,
@@ -551,16 +553,22 @@ def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, An
     """Return the clip account with the views of each training clip after ``steps``
     steps.
     """
-    views = job.exposure(steps).clips if job.buckets else {}
-    views_by_path = {
-        clip.path: views.get(clip.id, 0)
-        for clip in job.library.clips
-        if not clip.held_out
-    }
-    clips = [
-        clip | {"views": views_by_path.get(clip["path"])} for clip in account["clips"]
-    ]
-    return {**account, "clips": clips}
+    columns = job.library.columns
+    if not job.buckets:
+        views = np.zeros(len(columns.ids), np.int64)
+    elif job.past.step:
+        views_by_id = job.exposure(steps).clips
+        views = np.array([views_by_id.get(name, 0) for name in columns.ids])
+    else:
+        entries = entry_views(job.schedule, steps)
+        views = np.maximum(views_of_clips(entries, job.buckets, columns), 0)
+
+    def with_views_of(row: dict[str, Any]) -> dict[str, Any]:
+        (position,) = columns.ids.positions([row["id"] or ""]).tolist()
+        is_shown = position >= 0 and not columns.held_out[position]
+        return row | {"views": int(views[position]) if is_shown else None}
+
+    return {**account, "clips": map_rows(account["clips"], with_views_of)}
 
 
 def with_new_token(library: Library, config: Config) -> tuple[Library, list[str]]:
