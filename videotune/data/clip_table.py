@@ -71,6 +71,9 @@ class RowFile(Sequence[Row]):
         path: the file.
         offsets: (N + 1,) where the rows begin, and where the last one ends.
         convert: makes what is asked for of a row's value.
+
+    Raises:
+        OSError, ValueError: if the file is missing or torn.
     """
 
     def __init__(
@@ -82,6 +85,8 @@ class RowFile(Sequence[Row]):
         self._offsets = offsets
         self._convert = convert
         self._content: mmap.mmap | bytes = b""
+        if path.stat().st_size != offsets[-1]:
+            raise ValueError(f"{path} is torn")
         if len(offsets) > 1:
             with path.open("rb") as file:
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -123,20 +123,6 @@ class WindowTable(Sequence[Window]):
         kinds = self.kind if self.rows is None else self.kind[self.rows]
         return values[kinds] if len(values) else np.zeros(0, dtype)
 
-    def earlier_copies(self) -> NDArray[np.int64]:
-        """Return of each window how many before it are the same row."""
-        rows = np.arange(len(self)) if self.rows is None else self.rows
-        order = np.argsort(rows, kind="stable")
-        sorted_rows = rows[order]
-        is_first = np.ones(len(rows), bool)
-        is_first[1:] = sorted_rows[1:] != sorted_rows[:-1]
-        first_of_group = np.maximum.accumulate(
-            np.where(is_first, np.arange(len(rows)), 0)
-        )
-        earlier = np.empty(len(rows), np.int64)
-        earlier[order] = np.arange(len(rows)) - first_of_group
-        return earlier
-
     def used_kinds(self) -> list[Window]:
         """Return the kinds that at least one window has, in the order of their first."""
         kinds = self.kind if self.rows is None else self.kind[self.rows]
@@ -228,3 +214,23 @@ def most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
     """Sort key of shapes: most pixels first, and of equal ones those with sound."""
     pixels = shape.frames * shape.height * shape.width
     return -pixels - shape.sound, shape
+
+
+def earlier_copies(windows: Sequence[Window]) -> NDArray[np.int64]:
+    """Return of each window how many windows before it are the same."""
+    if isinstance(windows, WindowTable) and windows.rows is not None:
+        rows = windows.rows
+    else:
+        numbers: dict[Window, int] = {}
+        rows = np.array(
+            [numbers.setdefault(window, len(numbers)) for window in windows], np.int32
+        )
+    order = np.argsort(rows, kind="stable")
+    sorted_rows = rows[order]
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = sorted_rows[1:] != sorted_rows[:-1]
+    positions = np.arange(len(rows))
+    first_of_group = np.maximum.accumulate(np.where(is_first, positions, 0))
+    earlier = np.empty(len(rows), np.int64)
+    earlier[order] = positions - first_of_group
+    return earlier

@@ -2,8 +2,6 @@
 function of the step.
 """
 
-from array import array
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from videotune.config.schema import Config
-from videotune.data.window_table import WindowTable
+from videotune.data.window_table import earlier_copies
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.latent_cache.condition_reader import ConditionReader, SampleConditions
@@ -264,22 +262,11 @@ class BatchSource:
         return self.config.text_in_step
 
     @cached_property
-    def _earlier_copies(self) -> tuple[Sequence[int] | NDArray[np.int64], ...]:
+    def _earlier_copies(self) -> tuple[NDArray[np.int64], ...]:
         """For each entry of each bucket, how many entries before it have the same
         window.
         """
-        numbers: list[Sequence[int] | NDArray[np.int64]] = []
-        for bucket in self.buckets:
-            if isinstance(bucket, WindowTable):
-                numbers.append(bucket.earlier_copies())
-                continue
-            copies: Counter[Window] = Counter()
-            earlier = array("L")
-            for window in bucket:
-                earlier.append(copies[window])
-                copies[window] += 1
-            numbers.append(earlier)
-        return tuple(numbers)
+        return tuple(earlier_copies(bucket) for bucket in self.buckets)
 
     def _distribution(self, window: Window, variant: int) -> LatentDistribution:
         """Return a window's cached latents, or encode them if its variants are not
