@@ -131,7 +131,8 @@ def test_an_export_is_followed_below_its_button(
     assert len(queued.entries(queue_page.queue_folder(cats.folder.parent))) == 1
     text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
     assert (
-        "Waits: another command" in text.split('id="r-exporting"')[1].split("</section>")[0]
+        "Waits: another command"
+        in text.split('id="r-exporting"')[1].split("</section>")[0]
     )
 
 
