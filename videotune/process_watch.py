@@ -213,7 +213,9 @@ class StuckSteps:
 
     def note(self, now: float, values: Sequence[bytes]) -> None:
         """Note what all processes do now."""
-        activities = [value.decode().split(" ") for value in values if value != LEFT.encode()]
+        activities = [
+            value.decode().split(" ") for value in values if value != LEFT.encode()
+        ]
         was_training = self._all_train
         self._all_train = all(state == "training" for _, state, _ in activities)
         steps = tuple(step for _, _, step in activities)

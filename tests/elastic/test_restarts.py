@@ -15,6 +15,7 @@ import pytest
 from tests.elastic.conftest import Undisturbed, WorkOf
 from tests.support.elastic import (
     LOST_AFTER,
+    TORCHRUN,
     Work,
     assert_same_losses,
     end_all,
@@ -145,8 +146,6 @@ def test_alone_it_saves_and_ends_with_130(
     number: signal.Signals, log: Path, work_of: WorkOf
 ) -> None:
     """And a TERM after USR1, as at the end of a job, does not cut the saving short."""
-    from tests.support.elastic import TORCHRUN
-
     work = work_of(5000)
     process = start([TORCHRUN[0], *work.arguments()], log)
     wait_until(lambda: work.step >= 3, "some steps", [log])
@@ -158,7 +157,9 @@ def test_alone_it_saves_and_ends_with_130(
     assert "stopped at once" not in printed([log])
 
 
-def test_a_request_to_stop_is_an_end(launch: Launch, log: Path, work_of: WorkOf) -> None:
+def test_a_request_to_stop_is_an_end(
+    launch: Launch, log: Path, work_of: WorkOf
+) -> None:
     """With another exit code torchrun would begin again."""
     work = work_of(5000)
     launcher = launch(work)
@@ -194,7 +195,5 @@ def test_a_finished_run_and_one_of_another_command_are_left_alone(
 
 
 def _status(work: Work) -> str:
-    from tests.support.elastic import TORCHRUN
-
     command = [TORCHRUN[0], "-m", "videotune", "status", str(work.run)]
     return subprocess.run(command, capture_output=True, text=True).stdout
