@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +57,16 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small_machine(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Variables under which torchrun of this environment is found, with a port of its
-    own.
-    """
+def small_machine(tmp_path: Path) -> dict[str, str]:
+    """Variables under which torchrun of this environment is found."""
     programs = tmp_path / "bin"
     programs.mkdir()
     launcher = programs / "torchrun"
     python = shlex.quote(sys.executable)
     launcher.write_text(f'#!/bin/sh\nexec {python} -m torch.distributed.run "$@"\n')
     launcher.chmod(0o755)
-    yield {"PATH": f"{programs}:{os.environ['PATH']}"}
+    path = os.environ["PATH"]
+    return {"PATH": f"{programs}:{path}"}
 
 
 def assert_trained(work: Work, code: int, log: Path) -> None:
@@ -95,6 +94,12 @@ def test_the_batch_script_is_clean_and_has_options_of_sbatch() -> None:
     }
     assert options <= SLURM_OPTIONS
     assert {"--signal", "--requeue", "--open-mode"} <= options
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "kubernetes.yaml", "skypilot.yaml"])
+def test_the_page_has_the_whole_file(name: str) -> None:
+    page = DEPLOY.parent / "docs" / "how-to" / f"{name.partition('.')[0]}.md"
+    assert f"\n{(DEPLOY / name).read_text()}```" in page.read_text()
 
 
 def test_the_command_for_kubernetes_trains(
