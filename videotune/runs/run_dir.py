@@ -302,7 +302,7 @@ def write_config(
         train_dtype: the dtype in which the run computes.
         user_values: what the user set for the replaced keys, if they were replaced
             before.
-        command: digest of what the user asked for at the start.
+        command: digest of what the user asked for at the start. None: it is not known.
     """
     content = job.resolved.to_json()
     warmup_steps = job.config.warmup_steps
@@ -327,9 +327,8 @@ def write_config(
         "past": asdict(job.past),
         "asked": dict(user_values),
         "versions": versions(),
+        "command": command,
     }
-    if command is not None:
-        content["command"] = command
     write_json(run / "config.json", content | {"digest": digest(content)})
     (run / BEGUN).unlink(missing_ok=True)
 

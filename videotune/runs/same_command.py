@@ -43,7 +43,7 @@ def begun_by(run: Path) -> str:
     """
     if not (run / "config.json").is_file():
         return NO_RUN
-    return str(read_run_config(run).get("command", UNKNOWN))
+    return read_run_config(run).get("command") or UNKNOWN
 
 
 def begun_by_this_command(run: Path, begun: BegunRun, dist: DistributedContext) -> bool:
