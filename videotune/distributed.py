@@ -5,6 +5,9 @@ LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Gradients are summed, not averaged: eac
 process has already divided by the samples of the whole step. Two processes with one
 sample each make the same update as one process with two, and a process without a sample
 adds nothing.
+
+With ``context_parallel`` such a process is a group of processes, of which each has a part
+of the tokens of every sample, and of the gradient.
 """
 
 import os
@@ -72,11 +75,35 @@ class DistributedContext:
     """The same group with SHORT_PATIENCE."""
     watch: ProcessWatch | None = None
     """Ends this process soon after another one is lost."""
+    context_parallel: int = 1
+    """How many processes, with neighbouring ranks, share the tokens of a sample."""
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files, draws previews and prints."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """This process's group, among those that share the samples of a step."""
+        return self.rank // self.context_parallel
+
+    @property
+    def data_size(self) -> int:
+        """How many groups share the samples of a step."""
+        return self.size // self.context_parallel
+
+    @property
+    def context_rank(self) -> int:
+        """This process among those that share the tokens of its samples."""
+        return self.rank % self.context_parallel
+
+    @property
+    def draw_key(self) -> tuple[int, ...]:
+        """What distinguishes this process's draws inside the network from those of others
+        that compute other tokens of its samples.
+        """
+        return (self.context_rank,) if self.context_rank else ()
 
     def any_process(self, *flags: bool) -> tuple[bool, ...]:
         """Return for each flag whether any process raised it; the same on all
@@ -195,6 +222,19 @@ class DistributedContext:
         if self.size > 1:
             torch_dist.all_reduce(values)
         return values
+
+    def all_reduce_of_samples(self, values: Tensor) -> Tensor:
+        """Sum, in place, what each group of processes has of its whole samples."""
+        if self.context_rank > 0:
+            values.zero_()
+        return self.all_reduce(values)
+
+
+def run_together(config: Config, dist: DistributedContext) -> bool:
+    """Whether no process can run the network without others, because it lacks weights
+    or tokens.
+    """
+    return sharded(config, dist) or dist.context_parallel > 1
 
 
 def sharded(config: Config, dist: DistributedContext) -> bool:

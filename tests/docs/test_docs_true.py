@@ -11,9 +11,9 @@ import typer
 
 from scripts.site_hooks import COMMANDS
 from videotune.cli.main import app
-from videotune.config.load import preset_names
 from videotune.config.schema import leaves
 from videotune.planner.gpus import find_card, memory_and_name
+from videotune.presets.shipped import preset_names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

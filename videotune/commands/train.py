@@ -4,7 +4,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,7 @@ def train_once(
             lambda: open_run(overrides, run, resume, chosen_for_run, dist.size)
         )
         config = opened.job.config
+        dist = replace(dist, context_parallel=config.context_parallel)
         goes_on = resume is not None
         followers = Followers(
             open_notifier(run, config, goes_on=goes_on),

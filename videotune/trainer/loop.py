@@ -350,7 +350,7 @@ def remaining_batches(trainer: Trainer) -> Iterator[StepBatch]:
             first=trainer.first,
             last=trainer.job.steps,
             threads=trainer.job.config.dataloader_threads,
-            rank_and_size=(trainer.dist.rank, trainer.dist.size),
+            rank_and_size=(trainer.dist.data_rank, trainer.dist.data_size),
             spares=trainer.weights_sharded,
         )
     except (VideotuneError, OSError) as error:

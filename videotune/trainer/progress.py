@@ -160,6 +160,8 @@ def _describe_devices(trainer: Trainer) -> str:
     devices = f"{trainer.dist.size} processes, this one on {device}"
     if trainer.weights_sharded:
         devices += ", which share its weights"
+    if trainer.dist.context_parallel > 1:
+        devices += f", {trainer.dist.context_parallel} to a sample"
     return devices
 
 
@@ -174,7 +176,8 @@ def _write_resume(trainer: Trainer, resumed: Resumed) -> None:
         details["restarted"] = True
 
     earlier = trainer.journal.history.of_kind("resume")
-    before = earlier[-1].get("processes", 1) if earlier else trainer.job.processes
+    begun_with = trainer.job.processes * trainer.dist.context_parallel
+    before = earlier[-1].get("processes", 1) if earlier else begun_with
     now = trainer.dist.size
     if now > 1:
         details["processes"] = now

@@ -10,12 +10,15 @@ from typing import Any
 
 from videotune.adapters.layers import load_weights
 from videotune.config.config_changes import Change, drift, of_class
-from videotune.config.load import in_one_unit, merge, without_rivals
+from videotune.config.load import in_one_unit, without_rivals
+from videotune.config.nested_keys import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
-from videotune.data.dataset import buckets, to_json
+from videotune.data.bucketing import buckets
+from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
+from videotune.job.context_checks import groups_of, refuse_unequal_parts
 from videotune.job.experts import of_expert
 from videotune.job.job import Job, ViewHistory, make_schedule, open_job, with_views
 from videotune.job.overrides import (
@@ -115,7 +118,10 @@ def open_run(
         run_dir.refuse_out_in_data(
             run, [dataset.path for dataset in resolved.config.datasets]
         )
-        job, _ = fit(open_job(resolved, spec, base, processes=processes), False)
+        groups = groups_of(resolved.config, processes)
+        job = open_job(resolved, spec, base, processes=groups)
+        refuse_unequal_parts(job)
+        job, _ = fit(job, False)
         return OpenedRun(job)
 
     # 1. The run as it was.
@@ -139,6 +145,8 @@ def open_run(
 
     # 3. The job from here on.
     job = open_job(resolved, spec, base, processes=run_config.get("processes", 1))
+    groups_of(resolved.config, processes)  # refuses a number that does not divide
+    refuse_unequal_parts(job)
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, run_config["settings"], setting_changes, run)
     job = replace(job, past=ViewHistory(**run_config.get("past", {})))
