@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
 ]
 EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 PAGE_OF = {

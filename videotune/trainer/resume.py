@@ -74,6 +74,8 @@ class Resume:
     """The data may have changed."""
     replan: bool = False
     """Choose memory settings again."""
+    restarted: bool = False
+    """Whether a launcher gave the run's command again."""
 
 
 @dataclass(frozen=True)
@@ -489,5 +491,10 @@ def _write_changed_config(trainer: Trainer) -> None:
         is_unchanged = settings[key] == old["settings"][key]
         asked[key] = value if is_unchanged else settings[key]
     run_dir.write_config(
-        run, job, old["base"]["fingerprints"], old["settings"]["train_dtype"], asked
+        run,
+        job,
+        old["base"]["fingerprints"],
+        old["settings"]["train_dtype"],
+        asked,
+        old.get("command"),
     )
