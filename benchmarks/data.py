@@ -264,7 +264,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
                 "validation_fraction": 0.0,
             }
         )
-        library = scan(config, spec.rules, Path(name) / "index.json")
+        library = scan(config, spec.rules, Path(name) / "index.sqlite")
         takes = [(window, 0) for window in library.windows]
         for count in (0, 1, 2):
             rounds = []

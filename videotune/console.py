@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.table import Column, Table
 from rich.text import Text
 
+from videotune import files
 from videotune.errors import printable
 from videotune.files import size_text as size  # noqa: F401  (for commands)
 from videotune.text import duration
@@ -156,7 +157,7 @@ def print_json(value: Any) -> None:
     Characters that a terminal does not print, or that reverse the writing direction,
     are escapes of JSON.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=files.plain)
     print(_UNUSUAL.sub(_json_escape, text))
 
 

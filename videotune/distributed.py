@@ -11,6 +11,7 @@ of the tokens of every sample, and of the gradient.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ from torch import Tensor, nn
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.memory.accelerator import local_device
+from videotune.process_watch import ProcessWatch, is_lost_connection, watched_store
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=48)
 """Time to wait for the main process, which encodes clips and draws previews by itself.
 
-A dead process ends all of them sooner.
+A process that dies, freezes or is cut off ends all of them sooner (``ProcessWatch``).
 """
 
 SHORT_PATIENCE = timedelta(minutes=15)
@@ -71,6 +73,8 @@ class DistributedContext:
     """The group over which hosts agree, apart from the one that sums on devices."""
     impatient: Any = None
     """The same group with SHORT_PATIENCE."""
+    watch: ProcessWatch | None = None
+    """Ends this process soon after another one is lost."""
     context_parallel: int = 1
     """How many processes, with neighbouring ranks, share the tokens of a sample."""
 
@@ -282,10 +286,19 @@ def join() -> Iterator[DistributedContext]:
     backends = []
     for kind in dict.fromkeys(("cpu", device.type)):
         backends.append(f"{kind}:{torch_dist.get_default_backend_for_device(kind)}")
-    torch_dist.init_process_group(",".join(backends), timeout=PATIENCE)
-    try:
-        hosts = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
-        impatient = torch_dist.new_group(backend="gloo", timeout=SHORT_PATIENCE)
-        yield DistributedContext(rank, size, hosts, impatient)
-    finally:
-        torch_dist.destroy_process_group()
+    with watched_store(rank, size) as (store, watch):
+        torch_dist.init_process_group(
+            ",".join(backends),
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=PATIENCE,
+        )
+        try:
+            hosts = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
+            impatient = torch_dist.new_group(backend="gloo", timeout=SHORT_PATIENCE)
+            yield DistributedContext(rank, size, hosts, impatient, watch)
+        finally:
+            # Taking leave of processes that are gone may take for ever.
+            if not is_lost_connection(sys.exception()):
+                torch_dist.destroy_process_group()

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import FileIO
@@ -182,8 +182,24 @@ def _write_content(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write indented JSON as a whole."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=rows_of)
     write_text(path, text + "\n", durable=durable)
+
+
+def rows_of(value: Any) -> list[Any]:
+    """Return the rows of a sequence that JSON does not know.
+
+    Raises:
+        TypeError: if it is no sequence.
+    """
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
+
+
+def plain(value: Any) -> Any:
+    """Return rows of a sequence, or the text of anything else that JSON does not know."""
+    return list(value) if isinstance(value, Sequence) else str(value)
 
 
 def read_json(path: Path) -> Any:

@@ -72,7 +72,7 @@ class Pacing:
     """The last step that may show them. 0: there is none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Clip:
     """One file of the user's data."""
 
@@ -107,7 +107,7 @@ class Clip:
         return self.kind == "regularization" and self.target == "base"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Window:
     """A part of a clip that samples are taken from; the unit of the schedule.
 

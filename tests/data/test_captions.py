@@ -19,8 +19,8 @@ from videotune.data.captions import (
     split_variants,
     with_trigger,
 )
-from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
+from videotune.data.library import Library
 from videotune.data.metadata_files import MetadataRow, read_metadata
 from videotune.errors import VideotuneError
 

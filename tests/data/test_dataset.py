@@ -18,11 +18,13 @@ import pytest
 from tests.support.clips import noise, write_clip, write_image
 from tests.support.datasets import config_of, scanned
 from videotune.config.schema import Config
-from videotune.data.dataset import Library, buckets, scan, to_json, totals
+from videotune.data.bucketing import buckets
+from videotune.data.dataset import scan, to_json, totals
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS
 from videotune.data.frame_counts import planned_frames
 from videotune.data.frame_sampling import sample_window
+from videotune.data.library import Library
 from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules
 from videotune.types import DETERMINISTIC_VARIANT, ClipShape
@@ -547,7 +549,7 @@ def test_generated_datasets_keep_every_promise(
 ) -> None:
     """Twenty-five datasets a block."""
     files = sorted(path.name for path in mixed.iterdir())
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     for number in range(25):
         rng = random.Random(1000 * block + number)
         datasets = generate(rng, mixed, tmp_path / str(number), files)

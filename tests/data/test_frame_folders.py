@@ -7,10 +7,10 @@ import pytest
 
 from tests.support.clips import numbered, read_numbers, write_image
 from tests.support.datasets import scanned
-from videotune.data.dataset import Library
 from videotune.data.decode import decode
 from videotune.data.frame_folders import find_frame_folders
 from videotune.data.layouts import read_folder
+from videotune.data.library import Library
 
 FRAMES = numbered(17, 48, 64)
 

@@ -3,10 +3,11 @@ never wrong for good.
 """
 
 import errno
-import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.support.clips import noise, write_clip
 from tests.support.datasets import problem_of
+from tests.support.index_files import as_json, read_index, write_index
 from videotune.data import media_index as module
 from videotune.data.archives import silent
 from videotune.data.content_scan import ContentScan, scan_content
@@ -86,20 +88,16 @@ def codecs(known: Known) -> dict[str, str]:
     }
 
 
-def read(index: Path) -> Any:
-    return json.loads(index.read_text(encoding="utf-8"))
-
-
 def names(index: Path) -> set[str]:
-    return {Path(name).name for name in read(index)["files"]}
+    return {Path(name).name for name in read_index(index)["files"]}
 
 
 def edit(index: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the rows of all contents."""
-    value = read(index)
+    value = read_index(index)
     for row in value["contents"].values():
         change(row)
-    index.write_text(json.dumps(value))
+    write_index(index, value)
 
 
 def mark(index: Path) -> None:
@@ -111,7 +109,7 @@ def test_files_are_what_hashing_and_probing_give(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a second scan starts no worker and writes nothing."""
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     for place in (None, index):
         known = scan(folder, place)
         for name in ("a.mp4", "c.mp4"):
@@ -121,9 +119,9 @@ def test_files_are_what_hashing_and_probing_give(
             str(problem_of(folder / "b.mp4")),
             None,
         )
-    value, written = read(index), index.stat().st_mtime_ns
+    value, written = read_index(index), index.stat().st_mtime_ns
     assert (value["version"], len(value["files"]), len(value["contents"])) == (
-        INDEX_VERSION,
+        str(INDEX_VERSION),
         3,
         3,
     )
@@ -137,7 +135,7 @@ def test_files_are_what_hashing_and_probing_give(
 def test_changed_files_are_probed_and_moved_or_touched_ones_hashed(
     made: Path, folder: Path, tmp_path: Path
 ) -> None:
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     put(made, "good3", folder / "d.mp4")
     scan(folder, index)
     mark(index)
@@ -156,13 +154,13 @@ def test_changed_files_are_probed_and_moved_or_touched_ones_hashed(
     for name, (clip_id, info, _) in known.items():
         assert clip_id == hash_file(folder / name)
         assert not isinstance(info, MediaInfo) or info.path == str(folder / name)
-    assert len(read(index)["contents"]) == 4
+    assert len(read_index(index)["contents"]) == 4
 
 
 def test_the_index_follows_its_folders_and_leaves_others(
     made: Path, folder: Path, tmp_path: Path
 ) -> None:
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     put(
         made, "good2", tmp_path / "set2" / "x.mp4"
     )  # a folder whose name begins like the other's
@@ -173,7 +171,7 @@ def test_the_index_follows_its_folders_and_leaves_others(
     (tmp_path / "set2" / "x.mp4").unlink()
     scan(folder, index)
     assert names(index) == {"a.mp4", "b.mp4", "x.mp4"}
-    assert len(read(index)["contents"]) == 3
+    assert len(read_index(index)["contents"]) == 3
 
 
 def inside(place: str) -> Callable[[Any], Any]:
@@ -188,18 +186,13 @@ def inside(place: str) -> Callable[[Any], Any]:
 
 
 DAMAGE: dict[str, Callable[[Any], Any]] = {
-    **{
-        text: lambda _, text=text: text
-        for text in ("{", '{"version": 2, "av": ', "\udcff")
-    },
-    **{
-        text: lambda _, text=text: json.loads(text)
-        for text in ("[]", "null", '{"version": 1}')
-    },
-    "no contents": lambda value: value | {"contents": {}},
     "no size": lambda value: (
         value
-        | {"files": {name: {"id": row["id"]} for name, row in value["files"].items()}}
+        | {
+            "files": {
+                name: row | {"content": 7} for name, row in value["files"].items()
+            }
+        }
     ),
     "no width": lambda value: (
         [row.get("info", {}).pop("width", 0) for row in value["contents"].values()]
@@ -209,16 +202,37 @@ DAMAGE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", DAMAGE)
+def spoil_file(index: Path, how: str) -> None:
+    """Damage the file of an index."""
+    content = bytearray(index.read_bytes())
+    if how == "no database":
+        content = bytearray(b"{" * 5000)
+    elif how == "torn":
+        content = content[: len(content) // 2]
+    elif how == "overwritten":
+        content[100:] = os.urandom(len(content) - 100)
+    else:
+        with closing(sqlite3.connect(index)) as database:
+            database.execute(
+                "CREATE TRIGGER t AFTER INSERT ON files BEGIN SELECT 1; END"
+            )
+        return
+    index.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "how", [*DAMAGE, "no database", "torn", "overwritten", "foreign schema"]
+)
 def test_a_damaged_index_is_reported_and_mended(
     folder: Path, tmp_path: Path, how: str
 ) -> None:
     """Also for a copy of a file whose content it had."""
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     good = scan(folder, index)
-    value = DAMAGE[how](read(index))
-    text = value if isinstance(value, str) else json.dumps(value)
-    index.write_bytes(text.encode(errors="surrogateescape"))
+    if how in DAMAGE:
+        write_index(index, DAMAGE[how](read_index(index)))
+    else:
+        spoil_file(index, how)
     shutil.copy(folder / "a.mp4", folder / "d.mp4")
     known, notes = identified(folder, index)
     assert [known.pop("d.mp4")[0], known] == [good["a.mp4"][0], good]
@@ -226,16 +240,43 @@ def test_a_damaged_index_is_reported_and_mended(
     assert scan(folder, index).items() >= good.items()
 
 
+def test_contents_that_another_process_dropped_are_read_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    index = tmp_path / "index.sqlite"
+    good = scan(folder, index)
+    write_index(index, read_index(index) | {"contents": {}})
+    assert scan(folder, index) == good
+    assert len(read_index(index)["contents"]) == 3
+
+
+OLD_DAMAGE = ("{", '{"version": 2, "av": ', "[]", "null", '{"version": 1}', "\udcff")
+
+
+@pytest.mark.parametrize("text", OLD_DAMAGE)
+def test_a_damaged_index_of_an_earlier_version_is_reported_once(
+    folder: Path, tmp_path: Path, text: str
+) -> None:
+    old = tmp_path / "index.json"
+    old.write_bytes(text.encode(errors="surrogateescape"))
+    index = tmp_path / "index.sqlite"
+    known, notes = identified(folder, index)
+    assert set(codecs(known)) == {"a.mp4", "c.mp4"}
+    assert ["was damaged" in note for note in notes] == [True]
+    assert not old.exists()
+    assert scan(folder, index) == known
+
+
 def test_another_versions_index_is_made_anew_without_a_note(
     folder: Path, tmp_path: Path
 ) -> None:
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     good = scan(folder, index)
     mark(index)
-    value = read(index)
-    index.write_text(json.dumps(value | {"av": "1.2.3"}))
+    value = read_index(index)
+    write_index(index, value | {"av": "1.2.3"})
     assert scan(folder, index) == good
-    assert read(index)["av"] == value["av"]
+    assert read_index(index)["av"] == value["av"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
@@ -246,7 +287,7 @@ def test_an_interrupted_scan_keeps_what_it_has(
         if done == 2:
             raise error
 
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     with pytest.raises(error):
         scan(folder, index, interrupt)
     assert names(index) == {"a.mp4", "b.mp4"}
@@ -263,10 +304,10 @@ def test_a_hang_is_reported_and_not_remembered(
     monkeypatch.setattr(module, "SLOWEST_DECODER", 0.0)
     with Workers(2, limit=1.0) as workers:
         monkeypatch.setattr(module, "default_workers", lambda: workers)
-        known = scan(folder, tmp_path / "index.json")
+        known = scan(folder, tmp_path / "index.sqlite")
     assert known["aa.mp4"] == ("", "unreadable: no answer within 1 s", None)
     assert set(codecs(known)) == {"a.mp4", "c.mp4"}
-    assert names(tmp_path / "index.json") == {"a.mp4", "b.mp4", "c.mp4"}
+    assert names(tmp_path / "index.sqlite") == {"a.mp4", "b.mp4", "c.mp4"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
@@ -276,7 +317,7 @@ def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(
     """Pipes, devices, links to nowhere, folders and files that are gone are not waited
     for; damaged pictures are content.
     """
-    folder, index = tmp_path / "set", tmp_path / "index.json"
+    folder, index = tmp_path / "set", tmp_path / "index.sqlite"
     path = write_clip(folder / "damaged.mp4", noise(12), options={"bf": "0"})
     data = bytearray(path.read_bytes())
     begin = data.index(b"mdat") + 4
@@ -315,7 +356,7 @@ def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(
 def test_a_content_scan_is_of_the_seconds_asked_for(
     folder: Path, tmp_path: Path
 ) -> None:
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     calls: list[tuple[int, int, str]] = []
     first = scan(
         folder,
@@ -339,7 +380,7 @@ def test_a_known_file_that_no_longer_opens_is_not_used(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """Its size and times are the same: lost rights, a dying disk, a lost mount."""
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     first = scan(folder, index)
     opened = os.open
 
@@ -364,11 +405,15 @@ def test_an_index_in_a_dataset_names_files_from_there_and_moves_with_it(
     for place in (folder, other):
         write_clip(place / "sub" / "a.mp4", noise(12, seed=len(place.name)))
     write_clip(folder / "b.mp4", noise(12, seed=9))
-    index = folder / ".videotune-cache" / "index.json"
+    index = folder / ".videotune-cache" / "index.sqlite"
     paths = [folder / "b.mp4", folder / "sub" / "a.mp4", other / "sub" / "a.mp4"]
     first = MediaIndex(index).examine(paths, [folder, other], 10.0)
-    assert set(read(index)["files"]) == {"b.mp4", "sub/a.mp4", "../other/sub/a.mp4"}
-    assert str(tmp_path) not in index.read_text()
+    assert set(read_index(index)["files"]) == {
+        "b.mp4",
+        "sub/a.mp4",
+        "../other/sub/a.mp4",
+    }
+    assert str(tmp_path).encode() not in index.read_bytes()
     assert (index.parent / ".gitignore").read_text() == "*\n"
     tag = (index.parent / "CACHEDIR.TAG").read_text()
     assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
@@ -376,7 +421,7 @@ def test_an_index_in_a_dataset_names_files_from_there_and_moves_with_it(
     moved = tmp_path / "elsewhere"
     (tmp_path / "private").rename(moved)
     paths = [moved / path.relative_to(tmp_path / "private") for path in paths]
-    index = moved / "set" / ".videotune-cache" / "index.json"
+    index = moved / "set" / ".videotune-cache" / "index.sqlite"
     before = index.stat().st_mtime_ns
     media = MediaIndex(index)
     again = media.examine(paths, [moved / "set", moved / "other"], 10.0)
@@ -385,24 +430,28 @@ def test_an_index_in_a_dataset_names_files_from_there_and_moves_with_it(
 
     paths[0].unlink()
     MediaIndex(index).examine(paths[1:], [moved / "set", moved / "other"], 10.0)
-    assert set(read(index)["files"]) == {"sub/a.mp4", "../other/sub/a.mp4"}
+    assert set(read_index(index)["files"]) == {"sub/a.mp4", "../other/sub/a.mp4"}
 
 
-def test_an_index_of_absolute_names_is_read_and_rewritten(tmp_path: Path) -> None:
+def test_an_index_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
+    """Nothing is read again; its names may be absolute."""
     folder = tmp_path / "set"
     paths = [write_clip(folder / name, noise(12)) for name in ("a.mp4", "b.mp4")]
-    index = folder / ".videotune-cache" / "index.json"
-    first = MediaIndex(index).examine(paths, [folder], 10.0)
-    value = read(index)
+    index = folder / ".videotune-cache" / "index.sqlite"
+    MediaIndex(index).examine(paths, [folder], 10.0)
+    mark(index)
+    value = read_index(index)
     value["files"] = {str(folder / name): row for name, row in value["files"].items()}
-    index.write_text(json.dumps(value))
-    before = index.stat().st_mtime_ns
-    assert MediaIndex(index).examine(paths, [folder], 10.0) == first
-    assert index.stat().st_mtime_ns == before, "nothing was read again"
+    index.unlink()
+    index.with_name("index.json").write_text(as_json(value))
+    taken = MediaIndex(index).examine(paths, [folder], 10.0)
+    assert [result.info and result.info.codec for result in taken] == ["marked"] * 2
+    assert set(read_index(index)["files"]) == {"a.mp4", "b.mp4"}
+    assert not index.with_name("index.json").exists()
 
     paths[0].unlink()
     MediaIndex(index).examine(paths[1:], [folder], 10.0)
-    assert set(read(index)["files"]) == {"b.mp4"}
+    assert set(read_index(index)["files"]) == {"b.mp4"}
 
 
 def test_a_folder_of_the_user_gets_no_tag(tmp_path: Path) -> None:
@@ -412,7 +461,7 @@ def test_a_folder_of_the_user_gets_no_tag(tmp_path: Path) -> None:
         folder = tmp_path / name
         if not is_tagged:
             folder.mkdir()
-        MediaIndex(folder / "index.json").examine([clip], [clip.parent], 10.0)
-        assert (folder / "index.json").is_file()
+        MediaIndex(folder / "index.sqlite").examine([clip], [clip.parent], 10.0)
+        assert (folder / "index.sqlite").is_file()
         assert (folder / "CACHEDIR.TAG").exists() == is_tagged
         assert (folder / ".gitignore").exists() == is_tagged

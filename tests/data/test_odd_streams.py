@@ -285,7 +285,7 @@ def test_a_clip_ends_where_the_camera_was_turned(tmp_path: Path) -> None:
     """Stretched to the first shape, faces would be; and a warning says where."""
     (tmp_path / "d").mkdir()
     changing(tmp_path / "d" / "a.webm", [(64, 96), (96, 64)])
-    index = tmp_path / "index.json"
+    index = tmp_path / "index.sqlite"
     for _ in range(2):  # the second time from the index
         library = scanned(tmp_path / "d", index=index, video_config={"min_frames": 1})
         (account,) = library.accounts

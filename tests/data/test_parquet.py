@@ -34,7 +34,7 @@ def clip_bytes(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 def scanned(dataset: Any, **values: Any) -> Any:
     path = Path(dataset["path"] if isinstance(dataset, dict) else dataset)
-    index = path.with_name("cache") / "index.json"
+    index = path.with_name("cache") / "index.sqlite"
     return datasets.scanned(dataset, index=index, **values)
 
 

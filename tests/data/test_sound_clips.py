@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.datasets import scanned
+from tests.support.index_files import read_index, write_index
 from tests.support.sounds import (
     sounding,
     sounds_by_clip,
@@ -16,7 +17,7 @@ from tests.support.sounds import (
     write_sounding,
     write_sounding_folder,
 )
-from videotune.data.dataset import buckets
+from videotune.data.bucketing import buckets
 from videotune.data.probe import probe
 from videotune.data.remarks import code_of
 from videotune.data.sound import read_sound
@@ -94,21 +95,21 @@ def test_a_held_out_clip_has_sound_too(tmp_path: Path) -> None:
 
 
 def contents_of(index: Path) -> list[dict[str, Any]]:
-    return list(json.loads(index.read_text())["contents"].values())
+    return list(read_index(index)["contents"].values())
 
 
 def test_sound_is_scanned_once_and_only_by_runs_that_read_it(
     folder: Path, tmp_path: Path
 ) -> None:
-    index = tmp_path / "cache" / "index.json"
+    index = tmp_path / "cache" / "index.sqlite"
     scanned(folder, index=index, video=SHORT)
     assert not any("sound" in row for row in contents_of(index))
 
     # An index of an earlier version knows nothing of sound.
-    value = json.loads(index.read_text())
+    value = read_index(index)
     for row in value["contents"].values():
         del row["info"]["sound"], row["info"]["unusable_sound"]
-    index.write_text(json.dumps(value))
+    write_index(index, value)
 
     library = scanned(folder, index=index, video=SHORT, generate=BOTH)
     assert sounds_by_clip(library)["loud.mov"] == {True}
@@ -121,11 +122,11 @@ def test_sound_is_scanned_once_and_only_by_runs_that_read_it(
     assert index.stat().st_mtime_ns == written_at
 
     # A damaged scan is made again.
-    value = json.loads(index.read_text())
+    value = read_index(index)
     for row in value["contents"].values():
         if row.get("sound"):
             row["sound"]["peak"] = "loud"
-    index.write_text(json.dumps(value))
+    write_index(index, value)
     assert scanned(folder, index=index, video=SHORT, generate=BOTH) == library
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.clips import noise, numbered, read_numbers, write_clip
 from tests.support.datasets import scanned
-from videotune.data.dataset import Library, totals
+from videotune.data.dataset import totals
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
+from videotune.data.library import Library
 from videotune.types import DETERMINISTIC_VARIANT
 
 

@@ -449,7 +449,7 @@ def test_a_wrong_file_is_one_sentence_and_nothing_is_written(
     assert caught.value.exit_code == FAILED
     assert "one.safetensors" in str(caught.value)
     assert not (lab.tmp / "run" / "config.json").exists()
-    assert {path.name for path in lab.cache.glob("*")} <= {"index.json", "pictures"}
+    assert {path.name for path in lab.cache.glob("*")} <= {"index.sqlite", "pictures"}
 
 
 @pytest.mark.parametrize("how", DATA["together"])

@@ -14,8 +14,9 @@ import pytest
 
 from tests.support.clips import RATES, write_clip
 from videotune.config.schema import Config
-from videotune.data.dataset import Library, scan
+from videotune.data.dataset import scan
 from videotune.data.file_checks import ClipProblem
+from videotune.data.library import Library
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 from videotune.latent_cache.batches import BatchSource

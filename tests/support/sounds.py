@@ -8,7 +8,7 @@ import av
 import numpy as np
 
 from tests.support.clips import numbered, write_clip, write_image
-from videotune.data.dataset import Library
+from videotune.data.library import Library
 
 CHANNEL_LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
 

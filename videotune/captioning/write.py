@@ -13,10 +13,10 @@ from videotune.captioning.overwrite import OverwriteState
 from videotune.config.data_schema import Dataset
 from videotune.console import bar
 from videotune.data.captions import split_variants, with_trigger
-from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
 from videotune.data.layouts import read_folder
+from videotune.data.library import Library
 from videotune.data.metadata_files import Columns
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.files import digest, write_bytes, write_text

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.console import echo
+from videotune.data.clip_table import map_rows
 from videotune.data.dataset import to_json
 from videotune.data.remarks import Remark, codes_of
 from videotune.errors import DONE, FAILED, SKIPPED
@@ -20,6 +21,9 @@ from videotune.models.registry import find
 from videotune.reporter.contact_sheet import contact_sheet as write_contact_sheet
 
 DEFAULT_PRESET = "toy"
+
+COUNTED_TOGETHER = 50_000
+"""Clips whose captions are counted in tokens at once."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,14 @@ def with_unused_sound(job: Job, account: dict[str, Any]) -> dict[str, Any]:
     """Return the account with a note on clips whose sound the run leaves out, if the
     model could learn it.
     """
+    if job.config.reads_sound or job.spec.sound is None:
+        return account
     clips = 0
     for clip in account["clips"]:
         sound = clip["sound"]
         is_usable = sound is not None and sound["problem"] is None
         clips += is_usable and clip["reason"] is None
-    if job.config.reads_sound or job.spec.sound is None or not clips:
+    if not clips:
         return account
 
     have = "clip has" if clips == 1 else "clips have"
@@ -127,6 +133,27 @@ def token_counts(job: Job, captions: Iterable[str]) -> dict[str, int] | None:
     return None if lengths is None else dict(zip(texts, lengths, strict=True))
 
 
+def captions_too_long(job: Job) -> dict[str, int] | None:
+    """Return the tokens of the longest caption of each clip that has one longer than the
+    model reads, by the clip's path. None if they cannot be counted.
+    """
+    too_long = {}
+    clips = job.library.clips
+    for first in range(0, max(1, len(clips)), COUNTED_TOGETHER):
+        part = clips[first : first + COUNTED_TOGETHER]
+        captions: list[str] = []
+        for clip in part:
+            captions += clip.captions
+        tokens_of = token_counts(job, captions)
+        if tokens_of is None:
+            return None
+        for clip in part:
+            tokens = max(tokens_of[caption] for caption in clip.captions)
+            if tokens > job.spec.text_tokens:
+                too_long[clip.path] = tokens
+    return too_long
+
+
 def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
     """Return the account with a warning for each clip that has a caption longer than
     the model reads.
@@ -134,11 +161,8 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
     Without a base model that has a fast tokenizer, a note says that nothing was
     counted.
     """
-    captions: list[str] = []
-    for clip in job.library.clips:
-        captions += clip.captions
-    tokens_of = token_counts(job, captions)
-    if tokens_of is None:
+    too_long = captions_too_long(job)
+    if too_long is None:
         reason = "no base model is named"
         if job.base:
             reason = "the base model has no tokenizer.json here"
@@ -148,16 +172,15 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
             "note_codes": [*account["note_codes"], ""],
         }
 
-    longest = {}
-    for clip in job.library.clips:
-        longest[clip.path] = max(tokens_of[caption] for caption in clip.captions)
-    limit = job.spec.text_tokens
-    rows = []
-    for row in account["clips"]:
-        tokens = longest.get(row["path"], 0)
-        warnings = list(row["warnings"])
-        if tokens > limit:
-            text = f"a caption has {tokens} tokens; the model reads {limit}, the rest is cut"
-            warnings.append(Remark("caption", text))
-        rows.append(row | {"warnings": warnings, "warning_codes": codes_of(warnings)})
-    return account | {"clips": rows}
+    def with_warning(row: dict[str, Any]) -> dict[str, Any]:
+        tokens = too_long.get(row["path"], 0)
+        if not tokens:
+            return row
+        text = (
+            f"a caption has {tokens} tokens; the model reads {job.spec.text_tokens}, "
+            "the rest is cut"
+        )
+        warnings = [*row["warnings"], Remark("caption", text)]
+        return row | {"warnings": warnings, "warning_codes": codes_of(warnings)}
+
+    return account | {"clips": map_rows(account["clips"], with_warning)}

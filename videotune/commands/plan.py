@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from videotune.config.load import preset_card
 from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
@@ -40,6 +39,7 @@ from videotune.planner.gpus import Card, memory_and_name
 from videotune.planner.plan import make_plan
 from videotune.planner.process_choice import Target, shared_job
 from videotune.planner.read_step import known_step_spec, step_spec
+from videotune.presets.shipped import preset_card
 from videotune.trainer import build
 from videotune.validation.overhead import plan_overhead
 

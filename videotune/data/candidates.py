@@ -44,7 +44,7 @@ from videotune.text import counted
 from videotune.types import Clip, Pacing
 
 
-@dataclass
+@dataclass(slots=True)
 class Candidate:
     """A file of a dataset that becomes a clip if it has no problem."""
 
@@ -341,6 +341,7 @@ def _prepare(
             "decode_error",
             f"its frames are damaged from {damaged_at:.2f} s on, within its windows",
         )
+    candidate.media.release()
     candidate.captions, candidate.caption_texts = _captions_of(candidate.file, config)
 
 

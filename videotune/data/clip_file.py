@@ -45,7 +45,7 @@ MAX_REPEATS = 1000
 """A larger number at the beginning of a folder's name is a year, or the like."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ClipFile:
     """A clip of a dataset and its caption."""
 

@@ -84,6 +84,11 @@ class CompanionFiles:
             if path in outside or self._is_in_companion_folder(path):
                 self._by_stem.setdefault(os.path.splitext(path)[0], path)
                 self.paths.add(path)
+        # A clip has many places for a companion, and most datasets have none.
+        self._used_names: set[str] = set()
+        """Names of the folders that companions are in, at any depth."""
+        for path in self.paths:
+            self._used_names.update(path.split(os.sep)[:-1])
 
         self._labels = self._find_labels(media)
         self.paths.update(self._labels.values())
@@ -121,6 +126,8 @@ class CompanionFiles:
         """Return role, used file and unused file where a metadata file names another file
         for a clip than a folder has.
         """
+        if clip not in self._named:
+            return []
         in_folders = self._in_folders(clip)
         # A mask in masks/ is of the clip's conditions too, so it is no rival.
         loss_mask = self._beside(os.path.splitext(clip)[0], LOSS_FOLDERS)
@@ -138,6 +145,8 @@ class CompanionFiles:
 
     def without_clip(self, clips: Collection[str]) -> list[str]:
         """Return the companions that belong to none of the clips, sorted."""
+        if not self.paths:
+            return []
         used: set[str] = set()
         for clip in clips:
             used.update(str(path) for _, path in self.of(clip))
@@ -166,7 +175,8 @@ class CompanionFiles:
 
     def _beside(self, stem: str, folder_names: Sequence[str]) -> str | None:
         """Return a clip's file in the first of these folders that has one."""
-        for candidate in _stems_in(stem, folder_names):
+        used_names = [name for name in folder_names if name in self._used_names]
+        for candidate in _stems_in(stem, used_names) if used_names else ():
             path = self._by_stem.get(candidate)
             if path is not None:
                 return path
@@ -202,7 +212,7 @@ class CompanionFiles:
         return companion_folders
 
     def _is_in_companion_folder(self, path: str) -> bool:
-        return not self._folders.isdisjoint(_parents(path))
+        return bool(self._folders) and not self._folders.isdisjoint(_parents(path))
 
     def _find_labels(self, media: Sequence[str]) -> dict[str, str]:
         """Return the masks next to their clips, by the clip's path without suffix."""

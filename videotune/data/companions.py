@@ -22,7 +22,7 @@ HIDDEN_ALPHA = ("vp8", "vp9", "libvpx", "libvpx-vp9", "av1", "libdav1d")
 """Codecs whose alpha channel is a stream of its own, which FFmpeg does not decode."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Companion:
     """A file that belongs to a clip, or the clip's alpha channel as its mask."""
 

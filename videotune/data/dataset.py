@@ -2,28 +2,21 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent
-from videotune.data.buckets import (
-    SizeChoices,
-    is_valid_size,
-    parse_resolution,
-    visible_share,
-)
+from videotune.data.buckets import SizeChoices, parse_resolution
 from videotune.data.candidates import Candidate, prepare_candidates
-from videotune.data.clip_accounts import account_of
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
+from videotune.data.clip_table import map_rows
 from videotune.data.companion_files import CompanionSettings
 from videotune.data.companions import used_companions
-from videotune.data.dataset_notes import notes_on_clips, variant_notes
+from videotune.data.dataset_notes import notes_on_clips
 from videotune.data.file_checks import ClipProblem, refuse_links
 from videotune.data.frame_counts import (
     planned_frames,
@@ -32,54 +25,33 @@ from videotune.data.frame_counts import (
     split_by_frame_count,
 )
 from videotune.data.frame_folders import join_frames
+from videotune.data.library import (
+    Library,
+    LibraryParts,
+    build_in_files,
+    build_in_memory,
+    may_be_remembered,
+)
+from videotune.data.library_snapshot import (
+    FEWEST_CLIPS,
+    Inputs,
+    has_many_files,
+    read_snapshot,
+)
 from videotune.data.locations import Location, open_location
 from videotune.data.mask_notes import notes_on_masks
 from videotune.data.media_index import MediaIndex
-from videotune.data.media_info import MediaInfo
 from videotune.data.metadata_files import Columns
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.remarks import codes_of
 from videotune.data.source_videos import group_by_source, hold_out
+from videotune.data.window_table import (
+    WindowTable,
+    most_expensive_first,
+)
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_NAME
 from videotune.model_spec import VideoRules
-from videotune.types import Clip, ClipShape, Pacing, Window
-
-
-@dataclass(frozen=True)
-class Library:
-    """The clips of a run and their windows, in path order."""
-
-    clips: tuple[Clip, ...]
-    """Clips for training, and those held out for validation."""
-
-    windows: tuple[Window, ...]
-    """Windows of training clips."""
-
-    held_out_windows: tuple[Window, ...]
-    """Windows of held-out clips."""
-
-    skipped: tuple[tuple[str, str, str], ...]
-    """Path, reason and detail of each file that is not used."""
-
-    accounts: tuple[dict[str, Any], ...]
-    """One ``account_of`` per file."""
-
-    notes: tuple[str, ...]
-    """Notes on the datasets as a whole."""
-
-    media: Mapping[str, MediaInfo]
-    """Media info by clip id."""
-
-    roots: tuple[Path, ...] = ()
-    """Folders of the datasets."""
-
-    @cached_property
-    def regularization(self) -> frozenset[str]:
-        """Ids of the regularization clips."""
-        return frozenset(
-            clip.id for clip in self.clips if clip.kind == "regularization"
-        )
 
 
 def scan(
@@ -105,29 +77,16 @@ def scan(
     if index_path is not None:
         refuse_links(index_path.parent)
 
-    candidates: list[Candidate] = []
-    locations: list[Location] = []
-    unread: list[Path] = []
-    for dataset in config.datasets:
-        cache = Path(dataset.path) / CACHE_NAME
-        if index_path is not None:
-            cache = index_path.parent
-        # Parsed before the files are fetched, so that a wrong resolution is reported at
-        # once.
-        size_choices = _size_choices(dataset, config, rules)
-        video = _video_settings(dataset, config)
-        location = _open(dataset, config, cache, progress)
-        locations.append(location)
-        notes += location.notes
-        files, left_out = choose_evenly(location.files, dataset.max_clips)
-        for file in files:
-            candidate = Candidate(file, dataset, location, size_choices, video)
-            candidates.append(candidate)
-            if file.frames:
-                _join_frames(candidate, cache, progress)
-        if left_out:
-            unread += [file.path for file in left_out]
-            notes.append(_left_out_note(dataset, location, left_out))
+    inputs = _snapshot_inputs(config, rules) if index_path is not None else None
+    if inputs is not None:
+        parts = read_snapshot(inputs)
+        if parts is not None:
+            return Library(**parts)
+
+    listed = _list_files(config, rules, index_path, progress)
+    candidates = listed.candidates
+    locations = listed.locations
+    notes += listed.notes
 
     index = MediaIndex(index_path, progress)
     for candidate in candidates:
@@ -137,7 +96,7 @@ def scan(
         index,
         roots=[location.root for location in locations],
         until=config.video_config.max_duration,
-        unread=unread,
+        unread=listed.left_out,
         reads_sound=config.reads_sound,
     )
 
@@ -149,7 +108,67 @@ def scan(
         candidate.mirror()
     notes += notes_on_clips(usable, config, rules)
     notes = [*notes_on_masks(candidates, usable, config), *notes]
-    return _build_library(candidates, locations, notes, rules, config.seed)
+    parts_of_library = LibraryParts(candidates, locations, notes, rules, config.seed)
+    if len(candidates) < FEWEST_CLIPS:
+        return build_in_memory(parts_of_library)
+    if index.notes or not may_be_remembered(candidates, inputs):
+        inputs = None
+    return build_in_files(parts_of_library, inputs)
+
+
+@dataclass
+class _ListedFiles:
+    """The files of all datasets, before one of them is opened."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    locations: list[Location] = field(default_factory=list)
+    """By dataset."""
+    left_out: list[Path] = field(default_factory=list)
+    """What ``max_clips`` leaves out."""
+    notes: list[str] = field(default_factory=list)
+
+
+def _list_files(
+    config: Config, rules: VideoRules, index_path: Path | None, progress: FileProgressFn
+) -> _ListedFiles:
+    """List the files of all datasets; what is not on this machine is fetched."""
+    listed = _ListedFiles()
+    for dataset in config.datasets:
+        cache = Path(dataset.path) / CACHE_NAME
+        if index_path is not None:
+            cache = index_path.parent
+        # Parsed before the files are fetched, so that a wrong resolution is reported at
+        # once.
+        size_choices = _size_choices(dataset, config, rules)
+        video = _video_settings(dataset, config)
+        location = _open(dataset, config, cache, progress)
+        listed.locations.append(location)
+        listed.notes += location.notes
+
+        files, left_out = choose_evenly(location.files, dataset.max_clips)
+        for file in files:
+            candidate = Candidate(file, dataset, location, size_choices, video)
+            listed.candidates.append(candidate)
+            if file.frames:
+                _join_frames(candidate, cache, progress)
+        if left_out:
+            listed.left_out += [file.path for file in left_out]
+            listed.notes.append(_left_out_note(dataset, location, left_out))
+    return listed
+
+
+def _snapshot_inputs(config: Config, rules: VideoRules) -> Inputs | None:
+    """Return what a library is made of, as it is now. None if its snapshot would not be
+    worth the trouble, or could be of other files.
+    """
+    inputs = Inputs(config, rules)
+    if not has_many_files(inputs.folders, FEWEST_CLIPS):
+        return None
+    try:
+        _ = inputs.fingerprint  # of the files before they are read
+    except OSError:
+        return None  # reading the folder reports what is wrong with it
+    return inputs
 
 
 def _open(
@@ -383,190 +402,20 @@ def _dataset_names(
     return names
 
 
-def _build_library(
-    candidates: Sequence[Candidate],
-    locations: Sequence[Location],
-    notes: Sequence[str],
-    rules: VideoRules,
-    seed: int,
-) -> Library:
-    clips: list[Clip] = []
-    windows: list[Window] = []
-    held_out_windows: list[Window] = []
-    skipped: list[tuple[str, str, str]] = []
-    accounts: list[dict[str, Any]] = []
-    media: dict[str, MediaInfo] = {}
-
-    for candidate in candidates:
-        problem = candidate.problem
-        if problem is not None:
-            skipped.append((candidate.path, problem.reason, problem.detail))
-            accounts.append(account_of(candidate, None, rules))
-            continue
-
-        clip = candidate.to_clip(seed)
-        clips.append(clip)
-        accounts.append(account_of(candidate, clip, rules))
-        media[candidate.clip_id] = candidate.media
-        for companion in candidate.companions.values():
-            media[companion.content_id] = companion.media
-        if candidate.held_out:
-            held_out_windows += candidate.sampling.windows
-        else:
-            windows += candidate.sampling.windows
-
-    notes = [*notes, *variant_notes(candidates, clips)]
-    return Library(
-        clips=tuple(clips),
-        windows=tuple(windows),
-        held_out_windows=tuple(held_out_windows),
-        skipped=tuple(skipped),
-        accounts=tuple(accounts),
-        notes=tuple(notes),
-        media=media,
-        roots=tuple(location.root for location in locations),
-    )
-
-
-def _most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
-    """Sort key of shapes: most pixels first, and of equal ones those with sound."""
-    pixels = shape.frames * shape.height * shape.width
-    return -pixels - shape.sound, shape
-
-
-class BucketKey(NamedTuple):
-    """What the windows of a bucket share."""
-
-    first_step: int
-    """The first step of the phase in which the bucket is shown."""
-    cost: int
-    """Minus the pixels of a sample, so that the most expensive bucket is the first of
-    its phase."""
-    shape: ClipShape
-    batch_size: int
-    """Samples of a forward pass. 0: the run's."""
-    probability: float
-
-
-def buckets(library: Library) -> dict[BucketKey, list[Window]]:
-    """Group the training windows by phase, shape, batch size and probability, the most
-    expensive shape first, in path order.
-
-    A new phase begins where a dataset comes or goes. The windows of a dataset with
-    repeats appear several times: a bucket lists all windows, then those with a second
-    copy, and so on.
-
-    Raises:
-        VideotuneError: if no dataset is trained before a later one begins.
-    """
-    clips = {clip.id: clip for clip in library.clips}
-    trained = {window.clip_id for window in library.windows}
-    pacings = {clips[clip_id].pacing for clip_id in trained}
-    windows_by_key: dict[BucketKey, list[Window]] = {}
-    for first_step in _first_steps(pacings):
-        for copy in range(max((clip.repeats for clip in library.clips), default=1)):
-            for window in library.windows:
-                clip = clips[window.clip_id]
-                if copy < clip.repeats and is_shown(clip.pacing, first_step):
-                    key = _bucket_key(first_step, window.shape, clip.pacing)
-                    windows_by_key.setdefault(key, []).append(window)
-    return dict(sorted(windows_by_key.items()))
-
-
-def _bucket_key(first_step: int, shape: ClipShape, pacing: Pacing) -> BucketKey:
-    cost, _ = _most_expensive_first(shape)
-    return BucketKey(first_step, cost, shape, pacing.batch_size, pacing.probability)
-
-
-def is_shown(pacing: Pacing, step: int) -> bool:
-    """Return whether a step may show clips of this pacing."""
-    has_begun = pacing.from_step <= step
-    return has_begun and (not pacing.until_step or step <= pacing.until_step)
-
-
-def _first_steps(pacings: Collection[Pacing]) -> list[int]:
-    """Return the first step of each phase in which something is shown.
-
-    Raises:
-        VideotuneError: if there is a phase before the last one that shows nothing.
-    """
-    borders = {1}
-    for pacing in pacings:
-        borders.add(pacing.from_step)
-        if pacing.until_step:
-            borders.add(pacing.until_step + 1)
-
-    first_steps = sorted(borders)
-    if pacings and not any(is_shown(pacing, first_steps[-1]) for pacing in pacings):
-        first_steps.pop()
-    for step, next_step in pairwise([*first_steps, 0]):
-        if pacings and not any(is_shown(pacing, step) for pacing in pacings):
-            raise VideotuneError(
-                f"datasets.from_step: no dataset is trained from step {step} to step "
-                f"{next_step - 1}. Let one begin earlier or end later (until_step)."
-            )
-    return first_steps
-
-
-def crop_problem(library: Library, rules: VideoRules, resolution: object) -> str | None:
-    """Return a message if every clip loses over half of its picture to the crop, or
-    None.
-
-    Mostly this means that height and width were exchanged.
-
-    Args:
-        library: the clips.
-        rules: sizes that the model accepts.
-        resolution: ``resolution`` as the user set it, for the message.
-    """
-    windows = {window.clip_id: window for window in library.windows}
-    windows |= {window.clip_id: window for window in library.held_out_windows}
-    cropped = [w for w in windows.values() if w.resize in ("center", "random")]
-    if not cropped or len(cropped) < len(windows):
-        return None
-
-    shares = []
-    turned_shares = []
-    for window in cropped:
-        info = library.media[window.clip_id]
-        size = (window.shape.height, window.shape.width)
-        shares.append(visible_share(info.width, info.height, size))
-        turned_shares.append(visible_share(info.width, info.height, size[::-1]))
-    largest_share = max(shares)
-    if largest_share >= 0.5:
-        return None
-
-    height = cropped[0].shape.height
-    width = cropped[0].shape.width
-    remedy = 'resize="pad" keeps all of them'
-    if min(turned_shares) > largest_share and is_valid_size((width, height), rules):
-        remedy = (
-            f'width={height} and height={width} (resolution "{width}x{height}") '
-            "keep more of them"
-        )
-    return (
-        f"resolution: {resolution} makes frames {width} wide and {height} high, and crops away "
-        f"{1 - largest_share:.0%} or more of every clip; {remedy}. Set that, or "
-        "allow_crop=true if this is intended."
-    )
-
-
 def totals(library: Library) -> dict[str, int]:
     """Count the files found, used, held out and skipped; the first is the sum of the
     others.
     """
-    accounts = library.accounts
+    held_out = int(library.columns.held_out.sum())
     counts = {
-        "found": len(accounts),
-        "used": sum(account["used"] for account in accounts),
-        "held_out": sum(account["held_out"] for account in accounts),
-        "skipped": sum(account["reason"] is not None for account in accounts),
+        "found": len(library.accounts),
+        "used": len(library.clips) - held_out,
+        "held_out": held_out,
+        "skipped": len(library.skipped),
     }
     assert counts["found"] == counts["used"] + counts["held_out"] + counts["skipped"], (
         counts
     )
-    assert counts["skipped"] == len(library.skipped), counts
-    assert counts["found"] == len(library.clips) + len(library.skipped), counts
     return counts
 
 
@@ -575,14 +424,14 @@ def to_json(library: Library) -> dict[str, Any]:
 
     It has the totals, every clip, the buckets of training windows, and the notes.
     """
-    window_counts = Counter(window.shape for window in library.windows)
+    window_counts = WindowTable.of(library.windows).shape_counts()
     bucket_rows = [
         {"shape": str(shape), "sound": shape.sound, "windows": window_counts[shape]}
-        for shape in sorted(window_counts, key=_most_expensive_first)
+        for shape in sorted(window_counts, key=most_expensive_first)
     ]
     return {
         **totals(library),
-        "clips": list(library.accounts),
+        "clips": map_rows(library.accounts, lambda account: account),
         "buckets": bucket_rows,
         "notes": list(library.notes),
         "note_codes": codes_of(library.notes),

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from statistics import median
 
@@ -215,25 +215,30 @@ def _caption_line_notes(candidates: Sequence[Candidate]) -> list[str]:
     return [Remark("caption_lines", note)]
 
 
-def variant_notes(candidates: Iterable[Candidate], clips: Iterable[Clip]) -> list[str]:
-    """Return a note on each dataset whose captions have variants: how many texts are
+class VariantNotes:
+    """Collects notes on datasets whose captions have variants: how many texts are
     encoded.
     """
-    clips_by_id = {clip.id: clip for clip in clips}
-    written: dict[str, set[str]] = {}
-    texts: dict[str, set[str]] = {}
-    for candidate in candidates:
+
+    def __init__(self) -> None:
+        self._written: dict[str, set[str]] = {}
+        self._texts: dict[str, set[str]] = {}
+
+    def add(self, candidate: Candidate, clip: Clip) -> None:
+        """Count the captions of a clip."""
         dataset = candidate.dataset
-        if candidate.problem is None and dataset.varies_captions:
-            clip = clips_by_id[candidate.clip_id]
-            written.setdefault(dataset.path, set()).update(candidate.captions)
-            texts.setdefault(dataset.path, set()).update(clip.captions)
-    return [
-        f"{path}: {counted(len(captions), 'caption')} give "
-        f"{counted(len(texts[path]), 'text')} (caption_variants); each is encoded once and "
-        "cached"
-        for path, captions in written.items()
-    ]
+        if dataset.varies_captions:
+            self._written.setdefault(dataset.path, set()).update(candidate.captions)
+            self._texts.setdefault(dataset.path, set()).update(clip.captions)
+
+    def notes(self) -> list[str]:
+        """Return a note on each such dataset."""
+        return [
+            f"{path}: {counted(len(captions), 'caption')} give "
+            f"{counted(len(self._texts[path]), 'text')} (caption_variants); each is encoded "
+            "once and cached"
+            for path, captions in self._written.items()
+        ]
 
 
 def _flip_notes(candidates: Sequence[Candidate]) -> list[str]:

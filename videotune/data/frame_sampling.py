@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from videotune.config.data_schema import VideoConfig
 from videotune.data.file_checks import ClipProblem
@@ -39,7 +41,7 @@ EPSILON = 1e-6
 """Tolerance for rounding, in seconds or frames."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FrameSampling:
     """The windows of one clip, and how much of the clip they show."""
 
@@ -419,16 +421,31 @@ def _covered_seconds(windows: Iterable[Window], ends: Iterable[float]) -> float:
 
 def _repeats_share(info: MediaInfo, windows: Sequence[Window]) -> float:
     """Return the share of frames that show the same source frame as the one before."""
-    repeated_frames = 0
-    total_frames = 0
-    for window in windows:
-        sample = sample_window(window, DETERMINISTIC_VARIANT, seed=0)
-        indices = info.frames_at(sample.times)
-        repeated_frames += sum(
-            index == following for index, following in pairwise(indices)
-        )
-        total_frames += len(indices)
-    return repeated_frames / total_frames
+    times = [_plain_times(window) for window in windows]
+    indices = info.frame_indices(np.concatenate(times))
+
+    # The first frame of a window follows none.
+    repeats = indices[1:] == indices[:-1]
+    firsts = np.cumsum([len(window_times) for window_times in times[:-1]])
+    if len(firsts):
+        repeats[firsts - 1] = False
+    return int(repeats.sum()) / len(indices)
+
+
+def _plain_times(window: Window) -> NDArray[np.float64]:
+    """Return the frame times of a window in its sample without randomness, bit by bit as
+    ``sample_window`` does.
+    """
+    shape = window.shape
+    start = window.start
+    fps = shape.fps
+    if window.sampling == "start":
+        latest_delay = max(0.0, window.end - window.start - shape.frames / shape.fps)
+        start = window.start + latest_delay * 0.5
+    elif window.sampling != "hold":
+        fps = shape.frames / (window.end - window.start)
+    times = start + np.arange(shape.frames) / fps
+    return np.minimum(times, window.end) if window.sampling == "hold" else times
 
 
 def frame_times(start: float, frames: int, fps: float) -> tuple[float, ...]:
@@ -450,8 +467,9 @@ def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
     """
     shape = window.shape
     is_random = variant != DETERMINISTIC_VARIANT and window.varies
-    # The purpose keeps an old name: another one would draw other frames.
-    random = generator_for(seed, "take", window.id, f"{window.end:.6f}", variant)
+    if is_random:
+        # The purpose keeps an old name: another one would draw other frames.
+        random = generator_for(seed, "take", window.id, f"{window.end:.6f}", variant)
 
     times: tuple[float, ...]
     if window.sampling == "start":

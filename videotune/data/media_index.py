@@ -2,13 +2,10 @@
 
 A file is identified by path (relative to the dataset that holds the index), size and
 modification time, a content by the hash of its bytes: a file that was moved or copied
-is only hashed. The index is one JSON file:
+is only hashed. The index is a database (``index_database``):
 
-    {
-      "version", "av",
-      "files": {path: {size, mtime_ns, id}},
-      "contents": {id + suffix: {"info", "until", "scan", "problem", "sound"}}
-    }
+    files: path -> size, mtime_ns, key of its content
+    contents: id + suffix -> {"info", "until", "scan", "problem", "sound"}
 
 "sound" is the sound scan, which only runs that read sound need.
 
@@ -29,16 +26,21 @@ from videotune import files
 from videotune.data.archives import FileProgressFn, silent
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import REASONS, ClipProblem, check_opens, stat_of
+from videotune.data.index_database import FileRow, IndexDatabase
 from videotune.data.media_info import MediaInfo
+from videotune.data.old_index import take_over
 from videotune.data.sound_scan import SoundScan
 from videotune.data.workers import Call, default_workers
+
+INDEX_NAME = "index.sqlite"
+"""Name of the index in a cache folder."""
 
 INDEX_VERSION = 6
 """Increase it whenever ``probe`` or ``scan_content`` returns something else for the
 same file.
 """
 
-SAVE_EVERY = 60.0
+SAVE_EVERY = 5.0
 """Seconds of a long scan after which the index is saved."""
 
 SLOWEST_DISK = 10e6
@@ -51,12 +53,18 @@ SLOWEST_DECODER = 20.0
 """Seconds per second of a clip, by which its time limit grows: 8K takes so long on one
 thread."""
 
+LOOKED_UP_TOGETHER = 500
+"""Files whose rows are read from the index together."""
+
 AHEAD = 64
 """Clips submitted to the workers before their turn: one that hangs holds up the others
 only if this many are queued behind it.
 """
 
 IndexRow = dict[str, Any]
+
+ID_DIGITS = 32
+"""Digits of a content's id, with which its key begins."""
 
 _ID = re.compile("[0-9a-f]{32}")
 _DAMAGE = (
@@ -89,9 +97,8 @@ class MediaIndex:
     """Media info and content scans by file, read from an index or else from the
     workers.
 
-    The index is saved at the end, every minute, and when a call is interrupted.
-    Problems that may go away (missing rights, a decoder that crashed or hung) are not
-    remembered.
+    The index is saved in batches, and when a call is interrupted. Problems that may go
+    away (missing rights, a decoder that crashed or hung) are not remembered.
 
     Args:
         path: the index file; None keeps nothing.
@@ -100,14 +107,18 @@ class MediaIndex:
 
     def __init__(self, path: Path | None, progress: FileProgressFn = silent) -> None:
         self.path = path
-        self.notes: list[str] = []
-        """Reports of an index that was damaged or cannot be written."""
-
+        self._notes: list[str] = []
         self._progress = progress
-        self._changed = False
-        self._files: dict[str, IndexRow] = {}
-        self._contents: dict[str, IndexRow] = {}
-        self._read()
+        self._has_changed = False
+        versions = {"version": str(INDEX_VERSION), "av": version("av")}
+        self._database = IndexDatabase(path, versions)
+        if path is not None:
+            self._notes += take_over(path, self._database, INDEX_VERSION, self._name)
+
+    @property
+    def notes(self) -> list[str]:
+        """Reports of an index that was damaged or cannot be written."""
+        return [*self._database.notes, *self._notes]
 
     def examine(
         self,
@@ -129,30 +140,36 @@ class MediaIndex:
             until: seconds of each clip to scan.
             unread: files that are not read now, and whose entries stay.
         """
-        lookups = [(path, *self._look_up(path, until)) for path in paths]
+        self._has_changed = False
+        lookups = self._look_up_all(paths, until)
         missing = [
-            (path, stamp) for path, stamp, remembered in lookups if remembered is None
+            (path, stamp)
+            for path, (stamp, remembered) in zip(paths, lookups, strict=True)
+            if remembered is None
         ]
 
         examined: list[Examined] = []
         saved_at = time.monotonic()
         try:
             with closing(self._examine_in_workers(missing, until)) as answers:
-                for path, stamp, remembered in lookups:
+                for path, (stamp, remembered) in zip(paths, lookups, strict=True):
                     self._progress(len(examined), len(paths), str(path))
                     if remembered is None:
+                        assert stamp is not None
                         remembered = self._store(path, stamp, next(answers), until)
                     examined.append(remembered)
 
                     if time.monotonic() - saved_at >= SAVE_EVERY:
-                        self._write()
+                        self._database.flush()
                         saved_at = time.monotonic()
 
             self._progress(len(paths), len(paths), "")
             # Only now: until here the content of a moved file is known by its old path.
             self._drop_vanished([*paths, *unread], roots)
+            if self._has_changed:
+                self._database.drop_unused_contents()
         finally:
-            self._write()
+            self._database.close()
         return examined
 
     def listen(
@@ -165,26 +182,32 @@ class MediaIndex:
             until: seconds of each clip to scan.
         """
         keys = []
-        missing: dict[str, Path] = {}
+        path_by_key: dict[str, Path] = {}
         for path, clip in clips:
             can_sound = clip.problem is None and clip.info and not clip.info.still
             key = _content_key(clip.id, path) if can_sound else ""
             keys.append(key)
-            if key and not self._has_listened(key, until):
-                missing[key] = path
+            if key:
+                path_by_key[key] = path
+        rows = self._rows(list(path_by_key))
+        missing = {
+            key: path
+            for key, path in path_by_key.items()
+            if not _has_listened(rows[key], until)
+        }
 
         failures: dict[str, str] = {}
         try:
-            answers = self._listen_in_workers(missing, until)
+            answers = self._listen_in_workers(missing, rows, until)
             with closing(answers):
                 for position, (key, answer) in enumerate(answers):
                     self._progress(position, len(missing), str(missing[key]))
                     if isinstance(answer, ClipProblem):
                         failures[key] = answer.detail
                     else:
-                        self._store_sound(key, answer)
+                        self._store_sound(key, rows[key], answer)
         finally:
-            self._write()
+            self._database.close()
 
         listened = []
         for (path, clip), key in zip(clips, keys, strict=True):
@@ -192,7 +215,7 @@ class MediaIndex:
                 failed_scan = SoundScan(until, problem=failures[key])
                 clip = clip._replace(sound=failed_scan)
             elif key:
-                row = self._contents[key]
+                row = rows[key]
                 info = MediaInfo.from_json(row["info"] | {"path": str(path)})
                 clip = clip._replace(info=info)
                 if info.sound is not None:
@@ -201,22 +224,15 @@ class MediaIndex:
             listened.append(clip)
         return listened
 
-    def _has_listened(self, key: str, until: float) -> bool:
-        """Return whether the sound of a content is known up to a second."""
-        row = self._contents[key]
-        if "sound" not in row["info"]:  # of an earlier version
-            return False
-        if row["info"]["sound"] is None:
-            return True
-        try:
-            scanned_seconds = SoundScan.from_json(row["sound"]).until
-        except _DAMAGE:
-            return False
-        seconds = MediaInfo.from_json(row["info"] | {"path": ""}).seconds
-        return min(scanned_seconds, seconds) == min(until, seconds)
+    def _rows(self, keys: Sequence[str]) -> dict[str, IndexRow]:
+        """Return the rows of contents that were examined."""
+        return {
+            key: json.loads(value)
+            for key, value in self._database.contents(keys).items()
+        }
 
     def _listen_in_workers(
-        self, missing: dict[str, Path], until: float
+        self, missing: dict[str, Path], rows: dict[str, IndexRow], until: float
     ) -> Generator[tuple[str, Any], None, None]:
         """Yield the workers' answers for contents, each read from one file, by key."""
         if not missing:
@@ -225,7 +241,7 @@ class MediaIndex:
 
         def calls() -> Iterator[Call]:
             for key, path in missing.items():
-                info = self._contents[key]["info"] | {"path": str(path.absolute())}
+                info = rows[key]["info"] | {"path": str(path.absolute())}
                 read_seconds = path.stat().st_size / SLOWEST_DISK
                 limit = pool.limit + read_seconds + min(until, LONGEST_SCAN)
                 yield "listen", {"info": info, "until": until}, limit
@@ -233,33 +249,36 @@ class MediaIndex:
         with closing(pool.map(calls(), AHEAD)) as answers:
             yield from zip(missing, answers, strict=True)
 
-    def _store_sound(self, key: str, answer: IndexRow) -> None:
+    def _store_sound(self, key: str, row: IndexRow, answer: IndexRow) -> None:
         """Store what ``worker_process.listen`` returned for a content."""
-        row = self._contents[key]
         sound = {name: answer[name] for name in ("sound", "unusable_sound")}
         row["info"] = row["info"] | sound
         row["sound"] = answer["scan"]
-        self._changed = True
+        self._database.put_content(key, json.dumps(row))
 
     def _name(self, path: Path) -> str:
-        """Return the name of a file in the index."""
+        """Return the name of a file in the index.
+
+        It is text in any case; the name of a file may not be.
+        """
         if self.path is None:
-            return str(path.absolute())
-        return files.name_in_cache(self.path.parent, path)
+            name = str(path.absolute())
+        else:
+            name = files.name_in_cache(self.path.parent, path)
+        return (
+            name if name.isascii() else name.encode(errors="backslashreplace").decode()
+        )
 
     def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> None:
         """Drop entries of files below ``roots`` that are not in ``paths``."""
-        present_names = {self._name(path) for path in paths}
+        names = self._database.names() - {self._name(path) for path in paths}
         folders = [self._name(root) for root in roots]
         vanished_names = [
-            name
-            for name in self._files
-            if name not in present_names
-            and any(_is_below(name, folder) for folder in folders)
+            name for name in names if any(_is_below(name, folder) for folder in folders)
         ]
-        for name in vanished_names:
-            del self._files[name]
-        self._changed |= bool(vanished_names)
+        if vanished_names:
+            self._database.drop_files(vanished_names)
+            self._has_changed = True
 
     def _examine_in_workers(
         self, missing: Sequence[tuple[Path, IndexRow]], until: float
@@ -275,13 +294,13 @@ class MediaIndex:
         candidate_ids: dict[tuple[int, str], set[str]] = {}
         for path, stamp in missing:
             candidate_ids[stamp["size"], _content_key("", path)] = set()
-        for name, row in self._files.items():
-            ids = candidate_ids.get((row["size"], _content_key("", name)))
-            if (
-                ids is not None
-                and self._content(Path(name), row["id"], until) is not None
-            ):
-                ids.add(row["id"])
+        sizes = sorted({stamp["size"] for _, stamp in missing})
+        known_files = self._database.files_of_sizes(sizes)
+        values = self._database.contents([row.content for row in known_files.values()])
+        for name, row in known_files.items():
+            ids = candidate_ids.get((row.size, _content_key("", name)))
+            if ids is not None and self._content(Path(name), row, values, until):
+                ids.add(row.content[:ID_DIGITS])
 
         def calls() -> Iterator[Call]:
             for path, stamp in missing:
@@ -296,48 +315,68 @@ class MediaIndex:
                 decode_seconds = SLOWEST_DECODER * min(until, LONGEST_SCAN)
                 yield "examine", arguments, pool.limit + hash_seconds + decode_seconds
 
-        yield from pool.map(calls(), AHEAD)
+        yield from pool.map(calls(), max(AHEAD, 4 * pool.count))
 
-    def _look_up(self, path: Path, until: float) -> tuple[IndexRow, Examined | None]:
-        """Return a file's size and modification time, and its entry if these are
+    def _look_up_all(
+        self, paths: Sequence[Path], until: float
+    ) -> list[tuple[IndexRow, Examined | None]]:
+        """Return each file's size and modification time, and its entry if these are
         unchanged and the file can still be opened.
         """
+        lookups: list[tuple[IndexRow, Examined | None]] = []
+        for first in range(0, len(paths), LOOKED_UP_TOGETHER):
+            part = paths[first : first + LOOKED_UP_TOGETHER]
+            names = [self._name(path) for path in part]
+            rows = self._database.files(names)
+            values = self._database.contents(
+                [row.content for row in rows.values() if isinstance(row.content, str)]
+            )
+            for path, name in zip(part, names, strict=True):
+                lookups.append(self._look_up(path, rows.get(name), values, until))
+        return lookups
+
+    def _look_up(
+        self, path: Path, row: FileRow | None, values: dict[str, str], until: float
+    ) -> tuple[IndexRow, Examined | None]:
+        """Return what ``_look_up_all`` does of one file, by the rows that it may have."""
         try:
             stat = stat_of(path)
             stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-            row = self._files.get(self._name(path), {})
-            is_unchanged = stamp.items() <= row.items()
+            if row is None or (row.size, row.mtime_ns) != tuple(stamp.values()):
+                return stamp, None
             # A worker opens the others.
-            if is_unchanged:
-                check_opens(path)
+            check_opens(path)
         except ClipProblem as problem:
             return {}, Examined("", problem=problem)
+        return stamp, self._content(path, row, values, until)
 
-        return stamp, self._content(path, row["id"], until) if is_unchanged else None
-
-    def _content(self, path: Path, content_id: str, until: float) -> Examined | None:
+    def _content(
+        self, path: Path, file_row: FileRow, values: dict[str, str], until: float
+    ) -> Examined | None:
         """Return a remembered content as the file ``path`` has it.
 
         Returns None if the content is not in the index, was scanned for another part of
         the clip, or is damaged; a damaged entry is dropped.
-        """
-        key = _content_key(content_id, path)
 
+        Args:
+            path: the file.
+            file_row: its row.
+            values: JSON of contents by key.
+            until: seconds of the clip to scan.
+        """
+        key = file_row.content
         try:
-            row = self._contents[key]
-            info = None
-            if "info" in row:
-                info = MediaInfo.from_json(row["info"] | {"path": str(path)})
-                scanned_seconds = min(row["until"], info.seconds)
-                if scanned_seconds != min(until, info.seconds):
-                    return None
-            scan = ContentScan.from_json(row["scan"]) if "scan" in row else None
-            problem = _problem_from_json(row["problem"]) if scan is None else None
-            return Examined(content_id, info, scan, problem=problem)
+            content_id = key[:ID_DIGITS]
+            if not _ID.fullmatch(content_id) or key != _content_key(content_id, path):
+                raise ValueError("a file's row has a wrong type")
+            if key not in values:
+                return None
+            return _examined_of(content_id, json.loads(values[key]), path, until)
         except _DAMAGE:
-            self._changed |= self._contents.pop(key, None) is not None
+            if isinstance(key, str):
+                self._database.drop_content(key)
             if not self.notes:
-                self.notes.append(
+                self._notes.append(
                     f"the index {self.path} was damaged in part; those files are read again"
                 )
             return None
@@ -360,82 +399,59 @@ class MediaIndex:
         if not content_id:
             return Examined("", problem=_problem_from_json(answer["problem"]))
 
+        key = _content_key(content_id, path)
+        file_row = FileRow(stamp["size"], stamp["mtime_ns"], key)
         # A known content was only hashed.
         if answer:
             row = answer | {"until": until}
             _drop_path(row)
-            self._contents[_content_key(content_id, path)] = row
-        self._files[self._name(path)] = {**stamp, "id": content_id}
-        self._changed = True
+            values = {key: json.dumps(row)}
+            self._database.put_content(key, values[key])
+        else:
+            values = self._database.contents([key])
+        self._database.put_file(self._name(path), file_row)
+        self._has_changed = True
 
-        examined = self._content(path, content_id, until)
-        assert examined is not None
+        examined = self._content(path, file_row, values, until)
+        if examined is None:
+            # Another process has dropped the content since its hash was known.
+            assert not answer
+            with closing(self._examine_in_workers([(path, stamp)], until)) as answers:
+                return self._store(path, stamp, next(answers), until)
         return examined
 
-    def _read(self) -> None:
-        """Read the index file; leave the index empty if it is damaged or of another
-        version.
-        """
-        if self.path is None or not self.path.exists():
-            return
 
-        try:
-            value = files.read_json(self.path)
-            if (value["version"], value["av"]) != (INDEX_VERSION, version("av")):
-                self._changed = True
-                return
+def _examined_of(
+    content_id: str, row: IndexRow, path: Path, until: float
+) -> Examined | None:
+    """Return a content as a file has it, or None if another part of it was scanned.
 
-            for row in value["files"].values():
-                is_valid = (
-                    isinstance(row["size"], int)
-                    and isinstance(row["mtime_ns"], int)
-                    and _ID.fullmatch(row["id"])
-                )
-                if not is_valid:
-                    raise ValueError("a file's row has a wrong type")
-            if not all(isinstance(row, dict) for row in value["contents"].values()):
-                raise TypeError("a content is not an object")
+    Raises:
+        _DAMAGE: one of these, if the row is damaged.
+    """
+    info = None
+    if "info" in row:
+        info = MediaInfo.from_json(row["info"] | {"path": str(path)})
+        scanned_seconds = min(row["until"], info.seconds)
+        if scanned_seconds != min(until, info.seconds):
+            return None
+    scan = ContentScan.from_json(row["scan"]) if "scan" in row else None
+    problem = _problem_from_json(row["problem"]) if scan is None else None
+    return Examined(content_id, info, scan, problem=problem)
 
-            # Earlier versions named files in a dataset by absolute paths.
-            self._files = {
-                self._name(Path(name)) if os.path.isabs(name) else name: row
-                for name, row in value["files"].items()
-            }
-            self._contents = value["contents"]
-            for row in self._contents.values():
-                _drop_path(row)
-        except (OSError, *_DAMAGE) as error:
-            self.notes.append(
-                f"the index {self.path} was damaged ({type(error).__name__}) "
-                "and has been rebuilt"
-            )
-            self._changed = True
 
-    def _write(self) -> None:
-        """Write the index if it has changed, without contents that no file has."""
-        if self.path is None or not self._changed:
-            return
-
-        used_keys = {_content_key(row["id"], name) for name, row in self._files.items()}
-        contents = {key: row for key, row in self._contents.items() if key in used_keys}
-        value = {
-            "version": INDEX_VERSION,
-            "av": version("av"),
-            "files": self._files,
-            "contents": contents,
-        }
-        try:
-            # json.dumps escapes all but ASCII: a file name may not be valid text.
-            files.tag_cache(self.path.parent)
-            files.write_text(self.path, json.dumps(value))
-        except OSError as error:
-            note = (
-                f"{self.path.parent} cannot be written ({error.strerror}): "
-                "the clips are read again next time"
-            )
-            if note not in self.notes:
-                self.notes.append(note)
-        self._changed = False
+def _has_listened(row: IndexRow, until: float) -> bool:
+    """Return whether the sound of a content is known up to a second."""
+    if "sound" not in row["info"]:  # of an earlier version
+        return False
+    if row["info"]["sound"] is None:
+        return True
+    try:
+        scanned_seconds = SoundScan.from_json(row["sound"]).until
+    except _DAMAGE:
+        return False
+    seconds = MediaInfo.from_json(row["info"] | {"path": ""}).seconds
+    return min(scanned_seconds, seconds) == min(until, seconds)
 
 
 def _drop_path(row: IndexRow) -> None:

@@ -9,12 +9,23 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
-from typing import Any, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from videotune.data.file_checks import ClipProblem
+from videotune.data.packed_integers import PackedIntegers, pack, unpack
 from videotune.data.sound_info import SoundInfo
 from videotune.files import REVALIDATED, Count, Number, checked
+
+if TYPE_CHECKING:
+    Integers = Sequence[int]
+    Counts = Sequence[int]
+else:  # what is checked; ``from_json`` packs it afterwards
+    Integers = tuple[int, ...]
+    Counts = tuple[Count, ...]
 
 MAX_FRAMES = 1 << 24
 """Most frames of a clip: 77 hours at 60 fps."""
@@ -45,7 +56,7 @@ class MediaInfo:
     height: Count
     """Size of the upright picture in square pixels."""
 
-    ticks: tuple[int, ...]
+    ticks: Integers
     """Presentation time of each frame in units of ``time_base``, ascending."""
 
     frame_seconds: Number
@@ -54,7 +65,7 @@ class MediaInfo:
     fps: Number
     """Average frame rate; 0 for an image."""
 
-    keyframes: tuple[Count, ...]
+    keyframes: Counts
     """Indices of frames at which decoding can start."""
 
     container: str
@@ -129,9 +140,8 @@ class MediaInfo:
     def timestamps(self) -> tuple[float, ...]:
         """Presentation time of each frame in seconds, counted from the first one."""
         numerator, denominator = self.time_base
-        return tuple(
-            (tick - self.ticks[0]) * numerator / denominator for tick in self.ticks
-        )
+        first = self.ticks[0]
+        return tuple((tick - first) * numerator / denominator for tick in self.ticks)
 
     @property
     def colours(self) -> str | None:
@@ -146,7 +156,13 @@ class MediaInfo:
     @property
     def seconds(self) -> float:
         """Duration of the clip."""
-        return self.timestamps[-1] + self.frame_seconds
+        numerator, denominator = self.time_base
+        last = (self.ticks[-1] - self.ticks[0]) * numerator / denominator
+        return last + self.frame_seconds
+
+    def release(self) -> None:
+        """Free what is computed again when it is needed."""
+        self.__dict__.pop("timestamps", None)
 
     def frames_at(self, times: Iterable[float]) -> list[int]:
         """Return for each time the index of the frame on display: the latest that has
@@ -166,6 +182,23 @@ class MediaInfo:
         if self.still:
             return [0 for _ in times]
         return [self._frame_at(time) for time in times]
+
+    def frame_indices(self, times: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Return what ``frames_at`` does, as an array (T,) for times (T,)."""
+        if self.still:
+            return np.zeros(len(times), np.intp)
+        outside = (times < -1e-6) | (times > self.seconds + 1e-6)
+        if outside.any():
+            self._frame_at(float(times[outside][0]))  # raises
+
+        stamps = np.array(self.timestamps)
+        indices = np.searchsorted(stamps, times + 1e-6, side="right") - 1
+        indices = np.maximum(indices, 0)
+        following = np.minimum(indices + 1, len(stamps) - 1)
+        duration = stamps[following] - stamps[indices]
+        tolerance = np.minimum(EARLY_SHARE * duration, EARLY_SECONDS)
+        is_early = stamps[following] - times <= tolerance
+        return np.where(is_early, following, indices)
 
     def _frame_at(self, time: float) -> int:
         if not -1e-6 <= time <= self.seconds + 1e-6:
@@ -217,8 +250,8 @@ class MediaInfo:
         Ticks and keyframes are run-length encoded.
         """
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        fields["ticks"] = _pack(self.ticks)
-        fields["keyframes"] = _pack(self.keyframes)
+        fields["ticks"] = pack(self.ticks)
+        fields["keyframes"] = pack(self.keyframes)
         fields["time_base"] = list(self.time_base)
         fields["crop"] = list(self.crop)
         fields["sound"] = None if self.sound is None else vars(self.sound)
@@ -234,8 +267,8 @@ class MediaInfo:
             KeyError, TypeError, ValueError: if the value is anything else.
         """
         fields = dict(value)
-        fields["ticks"] = tuple(_unpack(value["ticks"]))
-        fields["keyframes"] = tuple(_unpack(value["keyframes"]))
+        fields["ticks"] = tuple(unpack(value["ticks"], MAX_FRAMES))
+        fields["keyframes"] = tuple(unpack(value["keyframes"], MAX_FRAMES))
         fields["time_base"] = tuple(value["time_base"])
         fields["crop"] = tuple(value["crop"])
         # An index of an earlier version has no sound.
@@ -254,28 +287,8 @@ class MediaInfo:
             raise ValueError(
                 f"the media info has an impossible rotation: {info.rotation}"
             )
+        # A data set has millions of them.
+        for name in ("ticks", "keyframes"):
+            packed = PackedIntegers(value[name], getattr(info, name))
+            object.__setattr__(info, name, packed)
         return info
-
-
-def _pack(values: Sequence[int]) -> str:
-    """Encode ascending integers as the first one and their steps: 0 1001 2002 -> "0
-    1001x2".
-    """
-    parts = [str(value) for value in values[:1]]
-    steps = (following - value for value, following in pairwise(values))
-    for step, group in groupby(steps):
-        repeats = len(list(group))
-        parts.append(f"{step}x{repeats}" if repeats > 1 else f"{step}")
-    return " ".join(parts)
-
-
-def _unpack(text: str) -> list[int]:
-    """Decode what ``_pack`` wrote."""
-    steps: list[int] = []
-    for part in text.split():
-        step, _, repeats_text = part.partition("x")
-        repeats = int(repeats_text or 1)
-        if len(steps) + repeats > MAX_FRAMES:
-            raise ValueError(f"more than {MAX_FRAMES} frames")
-        steps += [int(step)] * repeats
-    return list(accumulate(steps))

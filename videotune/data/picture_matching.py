@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from videotune.data.content_scan import GRID
 
@@ -40,8 +41,17 @@ COMMON = 4
 middle frames must match too.
 """
 
-BLOCK = 256
-"""Frames that are compared with all others at once."""
+BLOCK = 64
+"""Frames whose neighbours are looked for at once."""
+
+DIRECTIONS = 8
+"""Directions along which neighbours are looked for, before all of a frame is compared."""
+
+SAMPLED_ROWS = 20_000
+"""Frames, at most, of which these directions are found."""
+
+ROUNDING = 0.01
+"""Levels by which rounding may move a frame along a direction."""
 
 MIDDLE = 1
 """Position of the middle frame of a clip; 0 is its first, 2 its last."""
@@ -105,8 +115,8 @@ def _are_near_duplicates(
         return False
 
     # A frame without structure is not in the table.
-    rows_a = np.flatnonzero(frames.clip == index_a)
-    rows_b = np.flatnonzero(frames.clip == index_b)
+    rows_a = frames.rows_of(index_a)
+    rows_b = frames.rows_of(index_b)
     counts = {len(rows_a), len(rows_b), len(clip_a.signatures), len(clip_b.signatures)}
     if len(counts) > 1:
         return False
@@ -125,8 +135,13 @@ def join_by_pictures(clips: Sequence[SourceClip], names: Sequence[str]) -> list[
     """
     number_by_name = {name: number for number, name in enumerate(dict.fromkeys(names))}
     name_numbers = np.array([number_by_name[name] for name in names], np.int64)
-    labels = name_numbers.copy()
+    sources = _JoinedNumbers(len(number_by_name))
     frames = _FrameTable(clips)
+
+    def join(row: int, rows: NDArray[np.int64]) -> None:
+        number = int(name_numbers[frames.clip[row]])
+        for matching_number in np.unique(name_numbers[frames.clip[rows]]).tolist():
+            sources.join(number, matching_number)
 
     # Middle frames join at once; others wait until it is known which frames are common.
     uncommon_matches: list[tuple[int, NDArray[np.int64]]] = []
@@ -134,14 +149,13 @@ def join_by_pictures(clips: Sequence[SourceClip], names: Sequence[str]) -> list[
     for row, matching_rows in frames.matches():
         is_common[row] = _other_names(frames, name_numbers, row, matching_rows) > COMMON
         if frames.position[row] == MIDDLE:
-            middle_rows = matching_rows[frames.position[matching_rows] == MIDDLE]
-            _join(labels, frames, row, middle_rows)
+            join(row, matching_rows[frames.position[matching_rows] == MIDDLE])
         if not is_common[row]:
             uncommon_matches.append((row, matching_rows))
 
     for row, matching_rows in uncommon_matches:
-        _join(labels, frames, row, matching_rows[~is_common[matching_rows]])
-    return [int(label) for label in labels]
+        join(row, matching_rows[~is_common[matching_rows]])
+    return [sources.smallest(number) for number in name_numbers.tolist()]
 
 
 def _other_names(
@@ -151,22 +165,35 @@ def _other_names(
     matching_rows: NDArray[np.int64],
 ) -> int:
     """Return in how many sources, apart from its own, a frame is found."""
-    # A mask is faster than a sort if thousands match.
-    is_present = np.zeros(len(name_numbers), bool)
-    is_present[name_numbers[frames.clip[matching_rows]]] = True
+    present = np.unique(name_numbers[frames.clip[matching_rows]])
     own_name = name_numbers[frames.clip[row]]
-    return int(is_present.sum()) - int(is_present[own_name])
+    return len(present) - int(own_name in present)
 
 
-def _join(
-    labels: NDArray[np.int64], frames: "_FrameTable", row: int, rows: NDArray[np.int64]
-) -> None:
-    """Give the sources of these rows one label, in place."""
-    label = labels[frames.clip[row]]
-    matching_labels = labels[frames.clip[rows]]
-    if (matching_labels != label).any():
-        joined_labels = np.unique(np.append(matching_labels, label))
-        labels[np.isin(labels, joined_labels)] = joined_labels[0]
+class _JoinedNumbers:
+    """Sets of numbers that are joined, each known by its smallest number (union-find).
+
+    Args:
+        count: numbers from 0.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._smaller = list(range(count))
+        """A number of the same set that is smaller, or the number itself."""
+
+    def smallest(self, number: int) -> int:
+        """Return the smallest number of a number's set."""
+        smaller = self._smaller
+        while smaller[number] != number:
+            smaller[number] = smaller[smaller[number]]
+            number = smaller[number]
+        return number
+
+    def join(self, a: int, b: int) -> None:
+        """Join the sets of two numbers."""
+        a = self.smallest(a)
+        b = self.smallest(b)
+        self._smaller[max(a, b)] = min(a, b)
 
 
 class _FrameTable:
@@ -199,10 +226,11 @@ class _FrameTable:
         self.clip = np.array(clip_indices, np.int64)[order]
         """Index of each row's clip."""
 
+        self._by_clip = np.argsort(self.clip, kind="stable")
+        self._sorted_clips = self.clip[self._by_clip]
         self.position = np.array(positions, np.int64)[order]
         """0 for a first frame, 1 for a middle one and for images, 2 for a last one."""
 
-        self._mean = mean[order]
         self._limit = np.minimum(NEAR * structure, NEAR_LEVELS)[order]
         # Scaled so that a squared distance is the mean over the cells of brightness
         # plus the mean over those of colour.
@@ -219,22 +247,42 @@ class _FrameTable:
             mask: (N,) rows that are compared; default is all.
         """
         rows = np.arange(len(self.clip)) if mask is None else np.flatnonzero(mask)
-        row_means = self._mean[rows]
+        if not len(rows):
+            return
+        projected = self._projected(rows)
+        tree = cKDTree(projected)
         for begin in range(0, len(rows), BLOCK):
             block = rows[begin : begin + BLOCK]
-
-            # Rows are in order of their mean, and matching rows have nearly the same.
-            first = np.searchsorted(row_means, self._mean[block[0]] - NEAR_LEVELS)
-            end = np.searchsorted(
-                row_means, self._mean[block[-1]] + NEAR_LEVELS, "right"
+            near = tree.query_ball_point(
+                projected[begin : begin + BLOCK],
+                self._limit[block] + ROUNDING,
+                return_sorted=True,
             )
-            candidates = rows[first:end]
+            for row, candidates in zip(block.tolist(), near, strict=True):
+                others = rows[candidates]
+                others = others[self.clip[others] != self.clip[row]]
+                if len(others):
+                    others = others[self.agree(np.array([row]), others)]
+                if len(others):
+                    yield row, others
 
-            products = self._vectors[block] @ self._vectors[candidates].T
-            is_match = self._is_near(block[:, None], candidates[None, :], products)
-            is_match &= self.clip[block][:, None] != self.clip[candidates][None, :]
-            for index in np.flatnonzero(is_match.any(1)).tolist():
-                yield int(block[index]), candidates[is_match[index]]
+    def rows_of(self, clip: int) -> NDArray[np.int64]:
+        """Return the rows of a clip."""
+        begin, end = np.searchsorted(self._sorted_clips, [clip, clip + 1])
+        return self._by_clip[begin:end]
+
+    def _projected(self, rows: NDArray[np.int64]) -> Vectors:
+        """Return rows along the few directions in which they differ most (N, k).
+
+        Two rows are at most as far apart along these as they are altogether.
+        """
+        vectors = self._vectors[rows]
+        sample = vectors[:: len(rows) // SAMPLED_ROWS + 1].astype(np.float64)
+        centred = sample - sample.mean(0)
+        _, directions = np.linalg.eigh(centred.T @ centred)  # the last differ most
+        basis: Vectors = np.asarray(directions[:, -DIRECTIONS:], np.float32)
+        projected: Vectors = np.matmul(vectors, basis)
+        return projected
 
     def agree(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each pair of rows whether they match."""

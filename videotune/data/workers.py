@@ -38,6 +38,9 @@ START_LIMIT = 120.0
 Python's libraries load slowly from a network disk.
 """
 
+MOST_CHILDREN = 64
+"""Children of the default pool, at most. Each takes some 100 MB of memory."""
+
 PIPE_BYTES = 1 << 20
 """Capacity of an answer pipe: the most that Linux gives to every user.
 
@@ -369,9 +372,11 @@ threads."""
 
 
 def default_workers() -> Workers:
-    """Return this process's pool, with a child per core up to eight; closed at exit."""
+    """Return this process's pool, with a child per core up to ``MOST_CHILDREN``; closed
+    at exit.
+    """
     cores = available_cores()
-    return _default_pools.setdefault(os.getpid(), Workers(min(8, cores)))
+    return _default_pools.setdefault(os.getpid(), Workers(min(MOST_CHILDREN, cores)))
 
 
 @atexit.register

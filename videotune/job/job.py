@@ -15,32 +15,36 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
+from videotune.data.bucketing import BucketKey, buckets, crop_problem, is_shown
 from videotune.data.captions import with_token
-from videotune.data.dataset import (
-    BucketKey,
-    Library,
-    buckets,
-    crop_problem,
-    is_shown,
-    scan,
-)
+from videotune.data.clip_table import map_rows
+from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder
+from videotune.data.library import Library
+from videotune.data.media_index import INDEX_NAME
+from videotune.data.window_table import WindowTable
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import CACHE_NAME, digest, user_cache
 from videotune.job.notes import (
     epoch_notes,
+    interval_notes,
+    micro_batch_notes,
     mixes,
     sizes_as_read,
     unused_keys,
+    unweighted_notes,
     warmup_note,
 )
-from videotune.latent_cache.exposure import Exposure, exposure
+from videotune.latent_cache.exposure import Exposure, exposure, views_of_clips
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_steps_until,
+    entry_views,
     exact,
     phases_of,
     shown_windows,
@@ -73,7 +77,7 @@ class Job:
     library: Library
     shapes: tuple[ClipShape, ...]
     """Shapes of the buckets."""
-    buckets: tuple[tuple[Window, ...], ...]
+    buckets: tuple[Sequence[Window], ...]
     """Windows of the schedule's buckets, most expensive bucket first."""
     schedule: Schedule
     steps: int
@@ -175,16 +179,20 @@ class Job:
         return views_before / len(windows), tuple(views_per_step)
 
     @cached_property
-    def training_windows(self) -> tuple[Window, ...]:
+    def training_windows(self) -> Sequence[Window]:
         """The windows that the run learns from: all but those of regularization, unless
         there are no others.
         """
         regularization = self.library.regularization
         windows = self.library.windows
-        training = [
-            window for window in windows if window.clip_id not in regularization
-        ]
-        return tuple(training) or windows
+        if not regularization:
+            return windows
+        table = WindowTable.of(windows)
+        learnt_owners = np.array(
+            [clip_id not in regularization for clip_id in table.clip_ids], bool
+        )
+        training = table.take(np.flatnonzero(learnt_owners[table.owners()]))
+        return training if len(training) else windows
 
     @cached_property
     def captions(self) -> dict[str, tuple[str, ...]]:
@@ -273,8 +281,8 @@ def open_job(
         *sizes_as_read(resolved),
         *unused_keys(resolved, library, spec, max(schedule.batch_sizes)),
         *token_notes,
-        *_micro_batch_notes(resolved),
-        *_unweighted_notes(config),
+        *micro_batch_notes(resolved),
+        *unweighted_notes(config),
     ]
 
     epoch_steps = steps_per_epoch(schedule)
@@ -284,8 +292,8 @@ def open_job(
         notes.append(arithmetic)
     notes += warmup_note(config, steps)
     steps_between = intervals(config, epoch_steps)
-    notes += _interval_notes(config, steps_between)
-    notes += epoch_notes(library, list(windows_by_bucket.values()), schedule, steps)
+    notes += interval_notes(config, steps_between)
+    notes += epoch_notes(library, tuple(windows_by_bucket.values()), schedule, steps)
 
     return Job(
         resolved=resolved.with_planned(steps_between),
@@ -293,31 +301,13 @@ def open_job(
         base=base,
         library=library,
         shapes=tuple(key.shape for key in windows_by_bucket),
-        buckets=tuple(tuple(windows) for windows in windows_by_bucket.values()),
+        buckets=tuple(windows_by_bucket.values()),
         schedule=schedule,
         steps=steps,
         cache=cache,
         notes=tuple(notes),
         processes=processes,
     )
-
-
-def _unweighted_notes(config: Config) -> list[str]:
-    """Return a note for each dataset that is not trained on."""
-    return [
-        f"{dataset.path} is left out: its loss_weight is 0"
-        for dataset in config.datasets
-        if dataset.loss_weight <= 0
-    ]
-
-
-def _interval_notes(config: Config, steps_between: Mapping[str, int]) -> list[str]:
-    """Return a note for each interval in epochs, with its steps."""
-    notes = []
-    for key, count in steps_between.items():
-        epochs = getattr(config, f"{key}_epochs")
-        notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")
-    return notes
 
 
 def _scan(
@@ -335,7 +325,7 @@ def _scan(
     settings = _scan_config(config, datasets, spec, to_look=to_look)
     try:
         with bar("reading clips") as progress:
-            library = scan(settings, spec.rules, cache / "index.json", progress.update)
+            library = scan(settings, spec.rules, cache / INDEX_NAME, progress.update)
     except OSError as error:
         raise VideotuneError(
             f"the cache {cache} cannot be written: {error}. Set cache_dir to another folder."
@@ -371,22 +361,6 @@ def _scan_config(
     return config.model_copy(update=changes)
 
 
-def _micro_batch_notes(resolved: Resolved) -> list[str]:
-    config = resolved.config
-    is_users = resolved.origins.get("micro_batch_size") != "plan"
-    micro_batch_size = config.micro_batch_size
-    if (
-        not is_users
-        or micro_batch_size is None
-        or micro_batch_size <= config.batch_size
-        or any(dataset.batch_size for dataset in config.datasets)
-    ):
-        return []
-    return [
-        f"micro_batch_size {micro_batch_size} is unused: batch_size is {config.batch_size}"
-    ]
-
-
 def cache_folder(config: Config) -> Path:
     """Return the cache folder: as the config says, or in or beside the first dataset;
     of a Hub dataset, the user's cache.
@@ -404,7 +378,9 @@ def cache_folder(config: Config) -> Path:
 
 def _refuse_idle_steps(library: Library, steps: int) -> None:
     """Raise VideotuneError if the last steps have nothing to train on."""
-    pacings = {clip.pacing for clip in library.clips if not clip.held_out}
+    columns = library.columns
+    numbers = np.unique(columns.pacing[~columns.held_out]).tolist()
+    pacings = [columns.pacings[number] for number in numbers]
     if pacings and not any(is_shown(pacing, steps) for pacing in pacings):
         last_step = max(pacing.until_step for pacing in pacings)
         raise VideotuneError(
@@ -432,12 +408,14 @@ def make_schedule(
     """
     multiplier = config.video_config.video_batch_size_multiplier
     is_mixed = mixes(library)
-    stills = {clip.id for clip in library.clips if clip.still}
+    columns = library.columns
     video_batch = max(1, math.floor(config.batch_size * multiplier))
 
     batches = []
     for key, windows in windows_by_bucket.items():
-        has_video = any(window.clip_id not in stills for window in windows)
+        table = WindowTable.of(windows)
+        clips_of_owners = columns.ids.positions(table.clip_ids)
+        has_video = bool((~columns.still[clips_of_owners])[table.owners()].any())
         batch = video_batch if is_mixed and has_video else config.batch_size
         batch = key.batch_size or batch
         batches.append(batch * config.gradient_accumulation_steps * processes)
@@ -544,16 +522,22 @@ def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, An
     """Return the clip account with the views of each training clip after ``steps``
     steps.
     """
-    views = job.exposure(steps).clips if job.buckets else {}
-    views_by_path = {
-        clip.path: views.get(clip.id, 0)
-        for clip in job.library.clips
-        if not clip.held_out
-    }
-    clips = [
-        clip | {"views": views_by_path.get(clip["path"])} for clip in account["clips"]
-    ]
-    return {**account, "clips": clips}
+    columns = job.library.columns
+    if not job.buckets:
+        views = np.zeros(len(columns.ids), np.int64)
+    elif job.past.step:
+        views_by_id = job.exposure(steps).clips
+        views = np.array([views_by_id.get(name, 0) for name in columns.ids])
+    else:
+        entries = entry_views(job.schedule, steps)
+        views = np.maximum(views_of_clips(entries, job.buckets, columns), 0)
+
+    def with_views_of(row: dict[str, Any]) -> dict[str, Any]:
+        (position,) = columns.ids.positions([row["id"] or ""]).tolist()
+        is_shown = position >= 0 and not columns.held_out[position]
+        return row | {"views": int(views[position]) if is_shown else None}
+
+    return {**account, "clips": map_rows(account["clips"], with_views_of)}
 
 
 def with_new_token(library: Library, config: Config) -> tuple[Library, list[str]]:

@@ -2,14 +2,17 @@
 that are never shown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
-from videotune.data.dataset import Library
-from videotune.latent_cache.exposure import exposure
-from videotune.latent_cache.sampler import Schedule, times_seen
+from videotune.data.library import Library
+from videotune.data.window_table import WindowTable
+from videotune.latent_cache.exposure import views_of_clips
+from videotune.latent_cache.sampler import Schedule, entry_views
 from videotune.model_spec import ModelSpec
 from videotune.text import counted_are
 from videotune.types import Window
@@ -49,19 +52,18 @@ def epoch_notes(
     if not library.windows:
         return []
 
-    views = exposure(times_seen(schedule, steps), buckets).clips
-    total = sum(views.values())
-    training = [
-        count for name, count in views.items() if name not in library.regularization
-    ]
-    share = (total - sum(training)) / total if total else 0.0
+    views = views_of_clips(entry_views(schedule, steps), buckets, library.columns)
+    is_training = (views >= 0) & ~library.columns.regularization
+    total = int(views[views >= 0].sum())
+    training = int(views[is_training].sum())
+    share = (total - training) / total if total else 0.0
 
     notes = []
     if share > 0.5:
         notes.append(
             f"regularization takes {share:.0%} of the samples: give the training clips repeats"
         )
-    unseen = training.count(0)
+    unseen = int((views[is_training] == 0).sum())
     if unseen:
         clips = counted_are(unseen, "training clip")
         notes.append(
@@ -72,7 +74,8 @@ def epoch_notes(
 
 def mixes(library: Library) -> bool:
     """Return whether there are images and videos to train on."""
-    return len({clip.still for clip in library.clips if not clip.held_out}) == 2
+    columns = library.columns
+    return len(np.unique(columns.still[~columns.held_out])) == 2
 
 
 def unused_keys(
@@ -101,9 +104,10 @@ def facts_of(
     config: Config, library: Library, spec: ModelSpec, samples_per_step: int
 ) -> Facts:
     """Return what is known of a run that decides whether a key acts."""
-    windows = (*library.windows, *library.held_out_windows)
-    has_random_windows = any(window.varies for window in windows)
-    held_out_clips = {window.clip_id for window in library.held_out_windows}
+    held_out = WindowTable.of(library.held_out_windows)
+    kinds = [*WindowTable.of(library.windows).used_kinds(), *held_out.used_kinds()]
+    has_random_windows = any(kind.varies for kind in kinds)
+    held_out_clips = held_out.used_clip_ids()
     splits_by_fraction = None
     if config.validation_fraction > 0:
         splits_by_fraction = bool(held_out_clips)
@@ -115,7 +119,7 @@ def facts_of(
         has_random_windows=has_random_windows or spec.image_noise,
         held_out_clips=len(held_out_clips),
         splits_by_fraction=splits_by_fraction,
-        most_frames=max((window.shape.frames for window in windows), default=None),
+        most_frames=max((kind.shape.frames for kind in kinds), default=None),
         samples_per_step=samples_per_step,
     )
 
@@ -128,4 +132,39 @@ def warmup_note(config: Config, steps: int) -> list[str]:
     return [
         f"warmup_steps {warmup_steps}: the run ends at step {steps}, when the learning rate has "
         f"reached {steps / warmup_steps:.0%} of its peak"
+    ]
+
+
+def unweighted_notes(config: Config) -> list[str]:
+    """Return a note for each dataset that is not trained on."""
+    return [
+        f"{dataset.path} is left out: its loss_weight is 0"
+        for dataset in config.datasets
+        if dataset.loss_weight <= 0
+    ]
+
+
+def interval_notes(config: Config, steps_between: Mapping[str, int]) -> list[str]:
+    """Return a note for each interval in epochs, with its steps."""
+    notes = []
+    for key, count in steps_between.items():
+        epochs = getattr(config, f"{key}_epochs")
+        notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")
+    return notes
+
+
+def micro_batch_notes(resolved: Resolved) -> list[str]:
+    """Return a note if a micro-batch could hold more than a step has."""
+    config = resolved.config
+    is_users = resolved.origins.get("micro_batch_size") != "plan"
+    micro_batch_size = config.micro_batch_size
+    if (
+        not is_users
+        or micro_batch_size is None
+        or micro_batch_size <= config.batch_size
+        or any(dataset.batch_size for dataset in config.datasets)
+    ):
+        return []
+    return [
+        f"micro_batch_size {micro_batch_size} is unused: batch_size is {config.batch_size}"
     ]

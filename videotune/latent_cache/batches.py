@@ -2,17 +2,18 @@
 function of the step.
 """
 
-from array import array
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from videotune.config.schema import Config
+from videotune.data.window_table import earlier_copies
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.latent_cache.condition_reader import ConditionReader, SampleConditions
@@ -57,6 +58,9 @@ from videotune.types import (
 DRAWN_TOGETHER = 64
 """Steps whose windows, captions and noise levels are drawn together."""
 
+NAMES_IN_MEMORY = 200_000
+"""Entries of the cache, at most, whose names are made before the first step."""
+
 BLOCKS_IN_MEMORY = 3
 """Blocks of ``DRAWN_TOGETHER`` steps whose draws are kept."""
 
@@ -77,7 +81,7 @@ class BatchSource:
     """Clips by id."""
     sizes: Mapping[str, tuple[int, int]]
     """(width, height) in pixels of each clip, by id."""
-    buckets: tuple[tuple[Window, ...], ...]
+    buckets: tuple[Sequence[Window], ...]
     """The schedule's buckets, most expensive first.
 
     A window of a clip with ``repeats`` r is r times in its bucket.
@@ -226,15 +230,18 @@ class BatchSource:
         repeats = self.clips[window.clip_id].repeats
         views_before = epoch * repeats
         if repeats > 1:
-            views_before += self._earlier_copies[bucket][position]
+            views_before += int(self._earlier_copies[bucket][position])
         return views_before % self.variants if self.variants else views_before
 
     @cached_property
     def names(self) -> dict[tuple[Window, int] | str, str]:
         """Names of the cache entries that steps read, by (window, variant) and by
-        caption.
+        caption. Empty for a large dataset, whose steps make the names that they need.
         """
         names: dict[tuple[Window, int] | str, str] = {}
+        num_entries = sum(len(bucket) for bucket in self.buckets)
+        if num_entries * max(1, self.variants) > NAMES_IN_MEMORY:
+            return names
         for bucket in self.buckets:
             for window in dict.fromkeys(bucket):
                 variants = range(self.variants) if self.varies(window) else (0,)
@@ -255,19 +262,11 @@ class BatchSource:
         return self.config.text_in_step
 
     @cached_property
-    def _earlier_copies(self) -> tuple[Sequence[int], ...]:
+    def _earlier_copies(self) -> tuple[NDArray[np.int64], ...]:
         """For each entry of each bucket, how many entries before it have the same
         window.
         """
-        numbers = []
-        for bucket in self.buckets:
-            copies: Counter[Window] = Counter()
-            earlier = array("L")
-            for window in bucket:
-                earlier.append(copies[window])
-                copies[window] += 1
-            numbers.append(earlier)
-        return tuple(numbers)
+        return tuple(earlier_copies(bucket) for bucket in self.buckets)
 
     def _distribution(self, window: Window, variant: int) -> LatentDistribution:
         """Return a window's cached latents, or encode them if its variants are not

@@ -11,6 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from videotune.data.clip_table import ClipColumns
+from videotune.data.window_table import WindowTable
 from videotune.text import times_between
 from videotune.types import Window
 
@@ -157,6 +162,34 @@ def exposure(
             if window.clip_id in regularization_clips:
                 regularization_ids |= {window.id, window.clip_id}
     return Exposure(windows, clips, frozenset(regularization_ids))
+
+
+def views_of_clips(
+    views: Sequence[Sequence[int] | NDArray[np.int64]],
+    buckets: Sequence[Sequence[Window]],
+    columns: ClipColumns,
+) -> NDArray[np.int64]:
+    """Return the views of each clip (N,), -1 of those that no bucket has.
+
+    Args:
+        views: of each entry of each bucket.
+        buckets: the window of each entry.
+        columns: the clips.
+    """
+    total = np.zeros(len(columns.ids), np.int64)
+    has_entry = np.zeros(len(columns.ids), bool)
+    for bucket_views, bucket in zip(views, buckets, strict=True):
+        table = WindowTable.of(bucket)
+        owners = table.owners()
+        clip_of_owner = columns.ids.positions(table.clip_ids)
+        counts = np.bincount(
+            owners, np.asarray(bucket_views), minlength=len(clip_of_owner)
+        )
+        is_used = np.zeros(len(clip_of_owner), bool)
+        is_used[owners] = True
+        np.add.at(total, clip_of_owner, counts.astype(np.int64))
+        has_entry[clip_of_owner[is_used]] = True
+    return np.where(has_entry, total, -1)
 
 
 def most(exposure: Exposure) -> int:

@@ -16,12 +16,15 @@ And which expert a step trains: runs of steps, dealt out by the experts' shares,
 pure function of the step.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import floor, lcm
+from threading import Lock
 
 import numpy as np
+from numpy.typing import NDArray
 
 from videotune.errors import VideotuneError
 from videotune.rng import generator_for
@@ -215,22 +218,65 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
     """Return how often each window of each bucket is sampled in ``steps`` steps,
     without going through them.
     """
+    return [counts.tolist() for counts in entry_views(schedule, steps)]
+
+
+def entry_views(schedule: Schedule, steps: int) -> list[NDArray[np.int64]]:
+    """Return what ``times_seen`` does, as arrays."""
     counts = []
     for bucket, bucket_steps in enumerate(bucket_steps_until(schedule, steps)):
         windows = schedule.window_counts[bucket]
         full_epochs, remainder = divmod(
             bucket_steps * schedule.batch_sizes[bucket], windows
         )
-        started = epoch_order(schedule, bucket, full_epochs)[:remainder]
-        counts.append((full_epochs + np.bincount(started, minlength=windows)).tolist())
+        views = np.full(windows, full_epochs, np.int64)
+        if remainder:
+            views[epoch_order(schedule, bucket, full_epochs)[:remainder]] += 1
+        counts.append(views)
     return counts
 
 
-@lru_cache(maxsize=64)
-def epoch_order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
+ORDER_BYTES = 200_000_000
+"""Bytes of the orders of epochs that are kept, beside the latest one."""
+
+
+class _Orders:
+    """The orders of epochs that were used last. Safe from many threads."""
+
+    def __init__(self) -> None:
+        self._orders: OrderedDict[tuple[Schedule, int, int], NDArray[np.int64]] = (
+            OrderedDict()
+        )
+        self._lock = Lock()
+
+    def get(self, name: tuple[Schedule, int, int]) -> NDArray[np.int64]:
+        """Return the order of an epoch; draw it if it is not kept."""
+        with self._lock:
+            if name in self._orders:
+                self._orders.move_to_end(name)
+                return self._orders[name]
+        order = _draw_order(*name)
+        with self._lock:
+            self._orders[name] = order
+            while len(self._orders) > 1 and self._bytes() > ORDER_BYTES:
+                self._orders.popitem(last=False)
+        return order
+
+    def _bytes(self) -> int:
+        return sum(order.nbytes for order in self._orders.values())
+
+
+_orders = _Orders()
+
+
+def epoch_order(schedule: Schedule, bucket: int, epoch: int) -> NDArray[np.int64]:
     """Return the windows of a bucket in the order of an epoch (from 0): a permutation
     drawn for (seed, bucket, epoch).
     """
+    return _orders.get((schedule, bucket, epoch))
+
+
+def _draw_order(schedule: Schedule, bucket: int, epoch: int) -> NDArray[np.int64]:
     windows = schedule.window_counts[bucket]
     if not schedule.shuffle:
         return np.arange(windows)

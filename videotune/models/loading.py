@@ -128,6 +128,10 @@ def _tokenizer_fault(tokenizer: Any, longest: int) -> str | None:
     return None
 
 
+ENCODED_TOGETHER = 10_000
+"""Captions that are counted at once. A caption's tokens take some kB."""
+
+
 def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:
     """Return each caption's number of tokens, marks included, without torch.
 
@@ -142,7 +146,11 @@ def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:
         tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(list(captions))]
+    counts: list[int] = []
+    for first in range(0, len(captions), ENCODED_TOGETHER):
+        encodings = tokenizer.encode_batch(captions[first : first + ENCODED_TOGETHER])
+        counts += [len(encoding.ids) for encoding in encodings]
+    return counts
 
 
 def load_model(

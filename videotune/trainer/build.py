@@ -13,6 +13,7 @@ from videotune.adapters.layers import add_full
 from videotune.adapters.lora import inject
 from videotune.config.precision_checks import cannot_train_in_float16
 from videotune.config.schema import Config
+from videotune.data.clip_table import MediaSizes, clips_by_id
 from videotune.diffusion.loss import Objective, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
@@ -221,10 +222,8 @@ def make_source(
         store=store,
         keys=keys,
         condition=family.condition,
-        clips={clip.id: clip for clip in library.clips},
-        sizes={
-            name: (media.width, media.height) for name, media in library.media.items()
-        },
+        clips=clips_by_id(library.clips),
+        sizes=MediaSizes(library.media),
         buckets=job.buckets,
         schedule=job.schedule,
         objective=objective,

@@ -1,0 +1,236 @@
+"""Windows as arrays: ten million of them take 240 MB, and a ``Window`` is made of one
+when it is asked for.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from videotune.types import ClipShape, Window
+
+ROWS_TOGETHER = 4096
+"""Rows that an iteration turns into numbers at once."""
+
+Companions = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class WindowTable(Sequence[Window]):
+    """Windows in an order, each as an owner, a kind, a start and an end.
+
+    It is equal to any sequence of the same windows.
+    """
+
+    clip_ids: Sequence[str]
+    """Id of the clip by owner. Windows of one clip have one owner, unless their
+    companions differ.
+    """
+    companions: Mapping[int, Companions]
+    """Companions by owner, of those that have any."""
+    kinds: tuple[Window, ...]
+    """What windows share beside their clip and times, as windows without these."""
+    owner: NDArray[np.int32]
+    """(N,)."""
+    kind: NDArray[np.int32]
+    """(N,)."""
+    start: NDArray[np.float64]
+    """(N,)."""
+    end: NDArray[np.float64]
+    """(N,)."""
+    rows: NDArray[np.int32] | None = field(default=None)
+    """Which of the N windows there are, in order, perhaps several times. None: all."""
+
+    @classmethod
+    def of(cls, windows: Iterable[Window]) -> "WindowTable":
+        """Return the table of windows."""
+        if isinstance(windows, WindowTable):
+            return windows
+        builder = WindowTableBuilder()
+        builder.add(windows)
+        return builder.table()
+
+    def __len__(self) -> int:
+        return len(self.owner) if self.rows is None else len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Window: ...
+    @overload
+    def __getitem__(self, index: slice) -> "WindowTable": ...
+    def __getitem__(self, index: int | slice) -> "Window | WindowTable":
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self), dtype=np.int32)[index])
+        position = range(len(self))[index]
+        row = position if self.rows is None else int(self.rows[position])
+        return self._window(
+            int(self.owner[row]),
+            int(self.kind[row]),
+            float(self.start[row]),
+            float(self.end[row]),
+        )
+
+    def __iter__(self) -> Iterator[Window]:
+        for first in range(0, len(self), ROWS_TOGETHER):
+            rows: Any = slice(first, min(first + ROWS_TOGETHER, len(self)))
+            if self.rows is not None:
+                rows = self.rows[rows]
+            columns = (self.owner, self.kind, self.start, self.end)
+            lists = [column[rows].tolist() for column in columns]
+            for owner, kind, start, end in zip(*lists, strict=True):
+                yield self._window(owner, kind, start, end)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WindowTable | tuple | list):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            window == another for window, another in zip(self, other, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"WindowTable({list(self)!r})"
+
+    def _window(self, owner: int, kind: int, start: float, end: float) -> Window:
+        window_kind = self.kinds[kind]
+        return Window(
+            self.clip_ids[owner],
+            start,
+            end,
+            window_kind.shape,
+            window_kind.sampling,
+            window_kind.swaps,
+            window_kind.resize,
+            window_kind.flip,
+            self.companions.get(owner, ()),
+        )
+
+    def take(self, positions: NDArray[np.integer[Any]]) -> "WindowTable":
+        """Return the windows at these positions, in this order; the columns are shared."""
+        rows = positions if self.rows is None else self.rows[positions]
+        return replace(self, rows=rows.astype(np.int32, copy=False))
+
+    def owners(self) -> NDArray[np.int32]:
+        """Return the owner of each window."""
+        return self.owner if self.rows is None else self.owner[self.rows]
+
+    def of_kind(self, value: Callable[[Window], Any], dtype: Any) -> NDArray[Any]:
+        """Return a value of each window that depends on its kind only."""
+        values = np.array([value(kind) for kind in self.kinds], dtype)
+        kinds = self.kind if self.rows is None else self.kind[self.rows]
+        return values[kinds] if len(values) else np.zeros(0, dtype)
+
+    def used_kinds(self) -> list[Window]:
+        """Return the kinds that at least one window has, in the order of their first."""
+        kinds = self.kind if self.rows is None else self.kind[self.rows]
+        values, firsts = np.unique(kinds, return_index=True)
+        return [self.kinds[index] for index in values[np.argsort(firsts)]]
+
+    def shape_counts(self) -> dict[ClipShape, int]:
+        """Return how many windows have each shape."""
+        kinds = self.kind if self.rows is None else self.kind[self.rows]
+        counts: dict[ClipShape, int] = {}
+        for kind, count in zip(
+            self.kinds, np.bincount(kinds, minlength=len(self.kinds)), strict=True
+        ):
+            if count:
+                counts[kind.shape] = counts.get(kind.shape, 0) + int(count)
+        return counts
+
+    def used_clip_ids(self) -> set[str]:
+        """Return the ids of the clips that have a window."""
+        return {self.clip_ids[owner] for owner in np.unique(self.owners()).tolist()}
+
+
+class WindowTableBuilder:
+    """Collects windows for a table."""
+
+    def __init__(self) -> None:
+        self._clip_ids: list[str] = []
+        self._companions: dict[int, Companions] = {}
+        self._owners: dict[tuple[str, Companions], int] = {}
+        self._kinds: dict[Window, int] = {}
+        self._rows: list[tuple[int, int, float, float]] = []
+        self._parts: list[NDArray[Any]] = []
+
+    def add(self, windows: Iterable[Window]) -> None:
+        """Append windows."""
+        for window in windows:
+            name = (window.clip_id, window.companions)
+            owner = self._owners.setdefault(name, len(self._owners))
+            if owner == len(self._clip_ids):
+                self._clip_ids.append(window.clip_id)
+                if window.companions:
+                    self._companions[owner] = window.companions
+            kind = _kind_of(window)
+            number = self._kinds.setdefault(kind, len(self._kinds))
+            self._rows.append((owner, number, window.start, window.end))
+            if len(self._rows) >= ROWS_TOGETHER:
+                self._pack()
+
+    def _pack(self) -> None:
+        """Put the collected rows into an array."""
+        self._parts.append(np.array(self._rows, ROW_TYPE))
+        self._rows.clear()
+
+    def table(self) -> WindowTable:
+        """Return the table of all windows."""
+        self._pack()
+        rows = np.concatenate(self._parts)
+        return WindowTable(
+            clip_ids=self._clip_ids,
+            companions=self._companions,
+            kinds=tuple(self._kinds),
+            owner=np.ascontiguousarray(rows["owner"]),
+            kind=np.ascontiguousarray(rows["kind"]),
+            start=np.ascontiguousarray(rows["start"]),
+            end=np.ascontiguousarray(rows["end"]),
+        )
+
+
+ROW_TYPE = np.dtype(
+    [("owner", np.int32), ("kind", np.int32), ("start", float), ("end", float)]
+)
+
+
+def _kind_of(window: Window) -> Window:
+    """Return a window without its clip and times."""
+    return Window(
+        "",
+        0.0,
+        0.0,
+        window.shape,
+        window.sampling,
+        window.swaps,
+        window.resize,
+        window.flip,
+    )
+
+
+def most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
+    """Sort key of shapes: most pixels first, and of equal ones those with sound."""
+    pixels = shape.frames * shape.height * shape.width
+    return -pixels - shape.sound, shape
+
+
+def earlier_copies(windows: Sequence[Window]) -> NDArray[np.int64]:
+    """Return of each window how many windows before it are the window_kind."""
+    if isinstance(windows, WindowTable) and windows.rows is not None:
+        rows = windows.rows
+    else:
+        numbers: dict[Window, int] = {}
+        rows = np.array(
+            [numbers.setdefault(window, len(numbers)) for window in windows], np.int32
+        )
+    order = np.argsort(rows, kind="stable")
+    sorted_rows = rows[order]
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = sorted_rows[1:] != sorted_rows[:-1]
+    positions = np.arange(len(rows))
+    first_of_group = np.maximum.accumulate(np.where(is_first, positions, 0))
+    earlier = np.empty(len(rows), np.int64)
+    earlier[order] = positions - first_of_group
+    return earlier
