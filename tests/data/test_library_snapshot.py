@@ -6,17 +6,20 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.clips import noise, write_clip
-from tests.support.datasets import scanned
+from tests.support.datasets import RULES, config_of, scanned
 from videotune import files
+from videotune.config.schema import Config
 from videotune.data import dataset as module
 from videotune.data import library_snapshot, media_index
-from videotune.data.dataset import to_json
+from videotune.data.dataset import scan, to_json
 from videotune.data.library import Library
-from videotune.data.library_snapshot import snapshots_folder
+from videotune.data.library_snapshot import UNREAD_KEYS, snapshots_folder
+from videotune.errors import VideotuneError
 
 
 @pytest.fixture
@@ -220,3 +223,61 @@ def test_a_copied_dataset_has_a_library_of_its_own(
     shutil.copytree(folder, tmp_path / "copy")
     copy = library_of(tmp_path / "copy")
     assert all(clip.path.startswith(str(tmp_path / "copy")) for clip in copy.clips)
+
+
+class RecordingConfig(Config):
+    """A config that records which of its keys are read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Config.model_fields:
+            READ_KEYS.add(name)
+        return super().__getattribute__(name)
+
+
+READ_KEYS: set[str] = set()
+
+SETTINGS_READ: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sound": {"generate": ["video", "sound"]},
+    "conditions": {"conditions": [{"type": "reference", "probability": 1.0}]},
+    "first frame": {"first_frame_probability": 0.5},
+    "masks": {"loss_mask": {"outside": 0.1}},
+    "windows": {
+        "resize": "random",
+        "video_config": {"windows": "slide", "frame_sample_strategy": "random"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS_READ)
+def test_no_key_that_a_scan_reads_is_left_out(folder: Path, name: str) -> None:
+    """Keys of which another value needs no other library are really not read."""
+    if name == "masks":
+        shutil.copytree(folder / "videos", folder / "masks")
+    config = config_of(folder, **{"resolution": 64, **SETTINGS_READ[name]})
+    recording = RecordingConfig.model_construct(**dict(config))
+    READ_KEYS.clear()
+    scan(recording, RULES, folder / ".videotune-cache" / "index.sqlite")
+    assert {"datasets", "video_config", "seed", "missing_caption"} <= READ_KEYS
+    assert not READ_KEYS & set(UNREAD_KEYS)
+
+
+def test_another_learning_rate_needs_no_scan(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = library_of(folder, learning_rate=1e-4)
+    refuse_scans(monkeypatch)
+    same(library_of(folder, learning_rate=2e-4, batch_size=3, steps=7), first)
+
+
+def test_a_run_that_needs_captions_uses_a_check_unless_some_are_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library_of(folder, missing_caption="skip")
+    with monkeypatch.context() as patch:
+        refuse_scans(patch)
+        library_of(folder, missing_caption="error")
+    (folder / "captions" / "v0x.txt").unlink()
+    library_of(folder, missing_caption="skip")
+    with pytest.raises(VideotuneError, match="v0x"):
+        library_of(folder, missing_caption="error")

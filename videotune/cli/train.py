@@ -235,8 +235,8 @@ def _begin_again(begun: BegunRun, overrides: Overrides, run: Path) -> dict[str, 
     keys = begun["keys"]
     if overrides.data is not None:
         keys = {key: value for key, value in keys.items() if key != "datasets"}
-    asked = replace(overrides, preset=begun["preset"], config=keys)
-    return _train(asked, run, None, begun["allow_skips"])
+    begun_overrides = replace(overrides, preset=begun["preset"], config=keys)
+    return _train(begun_overrides, run, None, begun["allow_skips"])
 
 
 def _train(

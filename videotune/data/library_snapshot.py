@@ -55,6 +55,30 @@ FEWEST_CLIPS = 5000
 MOST_SNAPSHOTS = 4
 """Snapshots that are kept; those that were used longest ago are removed."""
 
+UNREAD_KEYS = (
+    *("base_model_name", "base_parts", "init_from", "base_loras", "cache_dir"),
+    *("steps", "epochs", "batch_size", "gradient_accumulation_steps"),
+    *("micro_batch_size", "shuffle", "deterministic", "allow_crop"),
+    *("experts", "expert_share", "expert_period", "lora", "transformer", "optimizer"),
+    *("learning_rate", "learning_rate_low", "embedding_learning_rate"),
+    *("learning_rate_scheduler", "learning_rate_min", "learning_rate_cycles"),
+    *("learning_rate_power", "learning_rate_decay_steps", "learning_rate_timescale"),
+    *("warmup_steps", "ema", "max_grad_norm", "out_of_memory", "train_dtype"),
+    *("weight_dtype", "gradient_checkpointing", "layer_offload_fraction"),
+    *("attention", "compile", "cuda_graphs", "sharding", "timestep_distribution"),
+    *("timestep_shift", "timestep_mean", "timestep_std", "timestep_scale"),
+    *("timestep_alpha", "timestep_beta", "timestep_min", "timestep_max"),
+    *("timestep_stratified", "loss", "loss_delta", "loss_weighting"),
+    *("loss_weighting_gamma", "dataloader_threads", "validate_every"),
+    *("validate_every_epochs", "early_stopping", "save_every", "save_every_epochs"),
+    *("save_keep", "backup_after", "backup_every", "backup_keep", "sample_after"),
+    *("sample_after_epochs", "samples", "sample", "trackers", "tracker_project"),
+    *("sample_metrics", "forgetting", "output_model_destination"),
+    *("output_model_format", "output_dtype", "push_to", "push_checkpoints_to"),
+    *("push_checkpoints_keep", "notify", "notify_on"),
+)
+"""Settings that no scan reads: another learning rate needs no other library."""
+
 MANIFEST = "snapshot.json"
 
 TABLES = ("windows", "held_out_windows")
@@ -76,13 +100,15 @@ class Inputs:
     """
 
     def __init__(self, config: Config, rules: VideoRules) -> None:
+        self.needs_captions = config.missing_caption == "error"
+        """Whether a scan refuses clips without a caption."""
         self.folders = _folders_of(config)
         """Folders whose files are compared; empty if some dataset is no plain folder."""
         settings = {
             "snapshot": SNAPSHOT_VERSION,
             "videotune": __version__,
             "av": version("av"),
-            "config": config.model_dump(mode="json"),
+            "config": _read_settings(config),
             "rules": asdict(rules),
             "folders": [os.path.abspath(folder) for folder in self.folders],
         }
@@ -113,6 +139,17 @@ class Inputs:
         return all(path.startswith(prefixes) for path in paths)
 
 
+def _read_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that decide a library.
+
+    Whether a missing caption is an error does not: see ``read_snapshot``.
+    """
+    settings = config.model_dump(mode="json", exclude=set(UNREAD_KEYS))
+    if config.missing_caption == "error":
+        settings["missing_caption"] = "skip"
+    return settings
+
+
 def has_many_files(folders: Sequence[str], count: int) -> bool:
     """Return whether there are so many files in folders, at any depth."""
     for folder in folders:
@@ -133,8 +170,8 @@ def _folders_of(config: Config) -> list[str]:
             return []
         folders.append(str(root))
         if root.absolute().name in CLIP_FOLDERS:
-            beside = ("captions", *COMPANION_FOLDERS)
-            folders += [str(root.absolute().with_name(name)) for name in beside]
+            folder_names = ("captions", *COMPANION_FOLDERS)
+            folders += [str(root.absolute().with_name(name)) for name in folder_names]
         if dataset.loss_masks is not None:
             folders.append(str(Path(dataset.loss_masks).expanduser()))
     return folders
@@ -314,10 +351,14 @@ def read_snapshot(inputs: Inputs) -> dict[str, Any] | None:
         if fingerprint != inputs.fingerprint:
             return None
         os.utime(folder / MANIFEST)  # it was used now
-        return read_library(folder)
+        parts = read_library(folder)
     except (OSError, ValueError, KeyError, TypeError):
         # Torn by a full disk, or changed by hand: the library is made anew.
         return None
+    lacks_captions = any(
+        reason.endswith("_caption") for _, reason, _ in parts["skipped"]
+    )
+    return None if inputs.needs_captions and lacks_captions else parts
 
 
 def read_library(folder: Path) -> dict[str, Any]:
@@ -345,7 +386,7 @@ def read_library(folder: Path) -> dict[str, Any]:
                 for owner, pairs in table["companions"]
             },
             kinds=tuple(map(_kind_from_json, table["kinds"])),
-            **{each: column(f"{name}.{each}") for each in COLUMNS},
+            **{part: column(f"{name}.{part}") for part in COLUMNS},
         )
     media = RowsById(IdArray(column("media_ids")), rows("media", MediaInfo.from_json))
     return {

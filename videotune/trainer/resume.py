@@ -111,18 +111,7 @@ def open_run(
         VideotuneError: if a resume would silently be another run.
     """
     if resume is None:
-        run_dir.refuse_run(run)
-        resolved, spec, base = resolve_config(overrides)
-        require_licence(spec, overrides.accept_licence)
-        refuse_what_fails(resolved.config)
-        run_dir.refuse_out_in_data(
-            run, [dataset.path for dataset in resolved.config.datasets]
-        )
-        groups = groups_of(resolved.config, processes)
-        job = open_job(resolved, spec, base, processes=groups)
-        refuse_unequal_parts(job)
-        job, _ = fit(job, False)
-        return OpenedRun(job)
+        return _open_new_run(overrides, run, fit, processes)
 
     # 1. The run as it was.
     run_dir.read_run_config(run)  # raises a clear error if the folder holds no run
@@ -166,6 +155,24 @@ def open_run(
             f"the data has changed: {data_change}. From step {step + 1} on the new data is shown, in an order of its own"
         )
     return OpenedRun(job, checkpoint, tuple(changes), history)
+
+
+def _open_new_run(
+    overrides: Overrides, run: Path, fit: FitFn, processes: int
+) -> OpenedRun:
+    """Open a run that begins."""
+    run_dir.refuse_run(run)
+    resolved, spec, base = resolve_config(overrides)
+    require_licence(spec, overrides.accept_licence)
+    refuse_what_fails(resolved.config)
+    run_dir.refuse_out_in_data(
+        run, [dataset.path for dataset in resolved.config.datasets]
+    )
+    groups = groups_of(resolved.config, processes)
+    job = open_job(resolved, spec, base, processes=groups)
+    refuse_unequal_parts(job)
+    job, _ = fit(job, False)
+    return OpenedRun(job)
 
 
 def count_views(history: History, step: int) -> dict[str, int]:
