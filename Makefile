@@ -24,6 +24,8 @@ test-core: $(VENV)/.dev
 # fuzz, rehearsals of benchmarks, docs, the studio in a browser
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m "slow and not long"
+	@unshare --map-root-user --net true 2>/dev/null || \
+	    echo "no network namespaces (unshare --map-root-user --net), so runs that lose a host were NOT TESTED"
 	@command -v chromium >/dev/null || echo "no Chromium on PATH, so the studio was not tested in a browser: apt-get install chromium"
 
 test-long: $(VENV)/.dev

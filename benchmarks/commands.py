@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from videotune.config import load
+from videotune.presets import shipped
 from videotune.toy.dataset import encode_clip
 
 PROGRAM = (sys.executable, "-m", "videotune")
@@ -105,7 +105,7 @@ def main() -> None:
     rounds = 1 if arguments.tiny else arguments.rounds
     presets = arguments.presets
     if presets is None:
-        presets = TINY_PRESETS if arguments.tiny else load.preset_names()
+        presets = TINY_PRESETS if arguments.tiny else shipped.preset_names()
 
     torch_seconds = measured(TORCH, rounds)
     print(f"{'import torch':<46}{torch_seconds:6.2f} s")

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from videotune.config.load import unflatten
+from videotune.config.nested_keys import unflatten
 from videotune.config.resolve import resolve
 from videotune.job.experts import trained
 from videotune.latent_cache.step_batch import StepBatch

@@ -49,6 +49,8 @@ TESTS = {
         "tests/trainer/test_step.py",
         "tests/effects/test_effects_model.py",
     ],
+    "diffusion/loss.py": ["tests/diffusion"],
+    "diffusion/timesteps.py": ["tests/diffusion"],
     "exporter/adapter_export.py": [
         "tests/exporter",
         "tests/effects/test_effects_options.py",

@@ -52,7 +52,8 @@ def on_post_build(config: Any) -> None:
     site = Path(config["site_dir"])
     docs = Path(config["docs_dir"])
     sources = {
-        page.stem: page.read_text(encoding="utf-8") for page in docs.glob("*.md")
+        page.relative_to(docs).with_suffix("").as_posix(): page.read_text("utf-8")
+        for page in docs.rglob("*.md")
     }
     sources[Path(COMMANDS).stem] = command_page()
 

@@ -17,7 +17,6 @@ from io import StringIO
 from itertools import chain, product
 from typing import Any
 
-from videotune.config import load
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.model_spec import VideoRules
 from videotune.planner.fit import planned_dtype
@@ -38,6 +37,7 @@ from videotune.planner.shipped_readings import (
     whole_numbers,
 )
 from videotune.planner.step_spec import MODES
+from videotune.presets import shipped
 from videotune.types import ClipShape
 
 RANKS = (8, 64)
@@ -87,7 +87,7 @@ class Case:
 def cases() -> list[Case]:
     """Return the presets with a published base model."""
     result = []
-    for preset in load.preset_names():
+    for preset in shipped.preset_names():
         if preset == "toy":
             continue
         with redirect_stderr(StringIO()):  # hides where configs come from

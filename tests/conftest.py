@@ -35,6 +35,7 @@ SLOW = (
     "benchmarks/",
     "docs/",
     "simcuda/",
+    "elastic/",
     "studio/test_browser.py",
     "toy/test_toy_making.py",
 )

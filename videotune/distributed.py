@@ -5,9 +5,13 @@ LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Gradients are summed, not averaged: eac
 process has already divided by the samples of the whole step. Two processes with one
 sample each make the same update as one process with two, and a process without a sample
 adds nothing.
+
+With ``context_parallel`` such a process is a group of processes, of which each has a part
+of the tokens of every sample, and of the gradient.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +25,14 @@ from torch import Tensor, nn
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.memory.accelerator import local_device
+from videotune.process_watch import ProcessWatch, is_lost_connection, watched_store
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=48)
 """Time to wait for the main process, which encodes clips and draws previews by itself.
 
-A dead process ends all of them sooner.
+A process that dies, freezes or is cut off ends all of them sooner (``ProcessWatch``).
 """
 
 SHORT_PATIENCE = timedelta(minutes=15)
@@ -68,11 +73,37 @@ class DistributedContext:
     """The group over which hosts agree, apart from the one that sums on devices."""
     impatient: Any = None
     """The same group with SHORT_PATIENCE."""
+    watch: ProcessWatch | None = None
+    """Ends this process soon after another one is lost."""
+    context_parallel: int = 1
+    """How many processes, with neighbouring ranks, share the tokens of a sample."""
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files, draws previews and prints."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """This process's group, among those that share the samples of a step."""
+        return self.rank // self.context_parallel
+
+    @property
+    def data_size(self) -> int:
+        """How many groups share the samples of a step."""
+        return self.size // self.context_parallel
+
+    @property
+    def context_rank(self) -> int:
+        """This process among those that share the tokens of its samples."""
+        return self.rank % self.context_parallel
+
+    @property
+    def draw_key(self) -> tuple[int, ...]:
+        """What distinguishes this process's draws inside the network from those of others
+        that compute other tokens of its samples.
+        """
+        return (self.context_rank,) if self.context_rank else ()
 
     def any_process(self, *flags: bool) -> tuple[bool, ...]:
         """Return for each flag whether any process raised it; the same on all
@@ -192,6 +223,19 @@ class DistributedContext:
             torch_dist.all_reduce(values)
         return values
 
+    def all_reduce_of_samples(self, values: Tensor) -> Tensor:
+        """Sum, in place, what each group of processes has of its whole samples."""
+        if self.context_rank > 0:
+            values.zero_()
+        return self.all_reduce(values)
+
+
+def run_together(config: Config, dist: DistributedContext) -> bool:
+    """Whether no process can run the network without others, because it lacks weights
+    or tokens.
+    """
+    return sharded(config, dist) or dist.context_parallel > 1
+
 
 def sharded(config: Config, dist: DistributedContext) -> bool:
     """Whether no process has the whole network.
@@ -242,10 +286,19 @@ def join() -> Iterator[DistributedContext]:
     backends = []
     for kind in dict.fromkeys(("cpu", device.type)):
         backends.append(f"{kind}:{torch_dist.get_default_backend_for_device(kind)}")
-    torch_dist.init_process_group(",".join(backends), timeout=PATIENCE)
-    try:
-        hosts = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
-        impatient = torch_dist.new_group(backend="gloo", timeout=SHORT_PATIENCE)
-        yield DistributedContext(rank, size, hosts, impatient)
-    finally:
-        torch_dist.destroy_process_group()
+    with watched_store(rank, size) as (store, watch):
+        torch_dist.init_process_group(
+            ",".join(backends),
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=PATIENCE,
+        )
+        try:
+            hosts = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
+            impatient = torch_dist.new_group(backend="gloo", timeout=SHORT_PATIENCE)
+            yield DistributedContext(rank, size, hosts, impatient, watch)
+        finally:
+            # Taking leave of processes that are gone may take for ever.
+            if not is_lost_connection(sys.exception()):
+                torch_dist.destroy_process_group()

@@ -274,11 +274,21 @@ class ModelSpec:
     """Further arguments of that call with which a guidance of 1 is one pass a step."""
     rescales_guidance: bool = False
     """Whether its pipeline takes ``guidance_rescale``."""
+    caches_first_block: bool = False
+    """Whether diffusers' first-block cache knows its blocks, so that a sample can skip
+    those behind the first.
+    """
     padded_tokens: int | None = None
     """Tokens that a picture is padded to unless it is square.
 
     None: it is not padded.
     """
+    splits_tokens: bool = False
+    """Whether diffusers splits the tokens of a sample over several processes
+    (``context_parallel``).
+    """
+    attention_heads: int = 1
+    """Heads of the attention over video tokens, if ``splits_tokens``."""
     shift_by_tokens: tuple[float, float, float, float] | None = None
     """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows
     with the resolution. None: the shift is fixed.

@@ -189,3 +189,8 @@ def unwrapped(text: str) -> str:
 def file_name(path: object) -> str:
     """Return the last part of a path."""
     return PurePath(str(path)).name
+
+
+def shortened(text: str) -> str:
+    """Return a user's text, short enough to be shown."""
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -2,6 +2,7 @@
 prints then means nothing.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ CASES = sorted(
         *(
             path.stem
             for path in HOME.glob("*.py")
-            if path.stem not in {*PARTS_OF_OTHERS, "data", "gpu", "studio"}
+            if path.stem not in {*PARTS_OF_OTHERS, "data", "gpu", "scale", "studio"}
         ),
     }
 )
@@ -48,6 +49,22 @@ def rehearse(tmp_path: Path, name: str, *words: str) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_a_benchmark_runs_to_its_end(tmp_path: Path, case: str) -> None:
     rehearse(tmp_path, case.split()[0], *WORDS.get(case, ()))
+
+
+def test_processes_send_what_a_plan_calculates(tmp_path: Path) -> None:
+    """Counted in two real processes, with the same ratios as those that are published."""
+    file = tmp_path / "scale.json"
+    rehearse(tmp_path, "scale", "--json", str(file))
+    counted = json.loads(file.read_text())["rows"]
+    published = json.loads((ROOT / "docs" / "benchmarks-scale.json").read_text())
+    assert {row["way"] for row in counted} <= {row["way"] for row in published["rows"]}
+    for row in (*counted, *published["rows"]):
+        assert row["tokens"] == 1.0
+        assert set(row["sent"]) <= {"attention", "prediction", "gradients", "weights"}
+        for name, part in row["sent"].items():
+            # FSDP fills rows up to a multiple of the processes.
+            tolerance = 0.03 if name == "weights" else 0.005
+            assert part["over_theory"] == pytest.approx(1, abs=tolerance), name
 
 
 @pytest.mark.skipif(

@@ -17,8 +17,8 @@ import pytest
 from tests.support.clips import noise, write_clip, write_dataset
 from videotune import __version__
 from videotune.cli.main import main
-from videotune.config.load import preset_names
 from videotune.config.schema import leaves
+from videotune.presets.shipped import preset_names
 
 HEAVY = ("torch", "diffusers", "transformers", "peft", "accelerate")
 

@@ -13,7 +13,6 @@ from videotune import console
 from videotune.cli.cache import encoder_lines
 from videotune.cli.init import ChosenCard, parse_card
 from videotune.commands import doctor
-from videotune.config.load import preset_names
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.formats import refuse_format
@@ -21,6 +20,7 @@ from videotune.latent_cache.entry import KINDS
 from videotune.latent_cache.exposure import BANDS, band_limits, views_text
 from videotune.models.base_model import place, spec_for
 from videotune.planner.gpus import cards
+from videotune.presets.shipped import preset_names
 from videotune.text import (
     counted,
     counted_are,

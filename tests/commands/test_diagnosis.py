@@ -13,7 +13,7 @@ from tests.support.command_line import run as shell
 from tests.support.reports import sample
 from tests.support.run_processes import Work
 from videotune.cli.doctor import show_problems
-from videotune.config.load import merge
+from videotune.config.nested_keys import merge
 from videotune.config.resolve import parse
 from videotune.reporter.diagnosis import findings
 from videotune.reporter.read import read_run

@@ -147,7 +147,8 @@ def test_a_run_has_the_settings_of_its_preset(name: str, preset: Make) -> None:
     """What stands in the preset, and was not set to another value, is what the run goes
     by, and comes from there.
     """
-    from videotune.config.load import flatten, read_preset
+    from videotune.config.nested_keys import flatten
+    from videotune.presets.shipped import read_preset
 
     resolved = resolve_config(preset(name, "steps=3"))[0]
     settings = flatten(resolved.config.model_dump(mode="json"))

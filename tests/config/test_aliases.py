@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from videotune.config.aliases import KEYS, renamed, renamed_run
-from videotune.config.load import flatten, parse_sets, read_config
+from videotune.config.load import parse_sets, read_config
+from videotune.config.nested_keys import flatten
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 from videotune.files import digest

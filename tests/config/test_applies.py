@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from videotune.config.applies import TABLE, Facts, applies_when, conditions, unused
-from videotune.config.load import merge, unflatten
+from videotune.config.nested_keys import merge, unflatten
 from videotune.config.resolve import parse, resolve
 from videotune.config.schema import Config, leaves
 from videotune.errors import VideotuneError

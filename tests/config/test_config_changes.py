@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from videotune.config.config_changes import Change, class_of, drift
-from videotune.config.load import merge
+from videotune.config.nested_keys import merge
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
 

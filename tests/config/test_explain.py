@@ -9,11 +9,11 @@ from jsonschema import Draft202012Validator
 
 from videotune.cli.main import main
 from videotune.config.explain import advice, explain, json_schema
-from videotune.config.load import preset_names, read_preset
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 from videotune.models.registry import find, names
+from videotune.presets.shipped import preset_names, read_preset
 
 LORA: dict[str, Any] = {
     "training_method": "LORA",

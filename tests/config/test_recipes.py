@@ -7,13 +7,7 @@ import pytest
 
 from tests.support.command_line import Bases, run
 from tests.support.run_results import steps_of
-from videotune.config.load import (
-    memory_class,
-    preset_card,
-    preset_names,
-    read_config,
-    read_preset,
-)
+from videotune.config.load import read_config
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.presets.recipes import (
@@ -25,6 +19,12 @@ from videotune.presets.recipes import (
     preset_for,
     presets_of,
     recipes,
+)
+from videotune.presets.shipped import (
+    memory_class,
+    preset_card,
+    preset_names,
+    read_preset,
 )
 
 PRESETS = [

@@ -11,16 +11,16 @@ import typer
 
 from scripts.site_hooks import COMMANDS
 from videotune.cli.main import app
-from videotune.config.load import preset_names
 from videotune.config.schema import leaves
 from videotune.planner.gpus import find_card, memory_and_name
+from videotune.presets.shipped import preset_names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
 ]
 EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 PAGE_OF = {

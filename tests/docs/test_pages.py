@@ -26,9 +26,16 @@ HEADINGS = [line for line in TROUBLES.splitlines() if line.startswith("#")]
 GROUPS = ("Tutorials", "How-to", "Reference", "Explanation")
 
 
+def all_pages() -> set[str]:
+    """Every page below docs/, by its path there, and that of the commands."""
+    return {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} | {
+        "commands.md"
+    }
+
+
 def links(page: Path) -> list[str]:
     found = re.findall(
-        r"\]\(([\w-]+\.md)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")
+        r"\]\(([\w/-]+\.md)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")
     )
     return list(dict.fromkeys(found))
 
@@ -58,16 +65,14 @@ def navigation() -> dict[str, list[str]]:
 def test_the_start_page_leads_to_every_page_the_studio_first() -> None:
     names = links(DOCS / "index.md")
     assert names[0] == "studio.md"
-    every_page = {page.name for page in DOCS.glob("*.md")} | {"commands.md"}
-    assert set(names) == every_page - {"index.md"}
+    assert set(names) == all_pages() - {"index.md"}
 
 
 def test_every_page_is_in_one_of_four_groups() -> None:
     groups = navigation()
     assert tuple(groups) == ("Home", *GROUPS)
     names = [name for group in GROUPS for name in groups[group]]
-    every_page = {page.name for page in DOCS.glob("*.md")} | {"commands.md"}
-    assert sorted(names) == sorted(every_page - {"index.md"})
+    assert sorted(names) == sorted(all_pages() - {"index.md"})
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -170,7 +175,7 @@ def test_messages_do_not_point_into_the_docs_of_a_clone() -> None:
 
 
 def test_no_page_argues_with_a_guide() -> None:
-    files = [*(ROOT / "videotune" / "presets").glob("*.json"), *DOCS.glob("*.md")]
+    files = [*(ROOT / "videotune" / "presets").glob("*.json"), *DOCS.rglob("*.md")]
     files.append(ROOT / "videotune" / "config" / "advice.json")
     for path in files:
         if path.name != "documents.md":  # it compares published recipes

@@ -29,11 +29,14 @@ def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
     ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     pages = sorted(
-        path.name for path in tmp_path.iterdir() if (path / "index.html").is_file()
+        path.parent.relative_to(tmp_path).as_posix()
+        for path in tmp_path.glob("*/**/index.html")
     )
     sources = {
-        page.stem: page.read_text(encoding="utf-8")
-        for page in (ROOT / "docs").glob("*.md")
+        page.relative_to(ROOT / "docs").with_suffix("").as_posix(): page.read_text(
+            encoding="utf-8"
+        )
+        for page in (ROOT / "docs").rglob("*.md")
     } | {"commands": command_page()}
     assert pages == sorted(set(sources) - {"index"})
     listed = re.findall(r"\]\(([^)]+)\)", (tmp_path / "llms.txt").read_text())

@@ -285,6 +285,25 @@ def test_guidance_scaled_back_has_the_deviation_of_the_prompt_s_prediction(
         preview_of(lab, sample__guidance_rescale=0.5)
 
 
+@pytest.mark.effect("sample.cache_threshold")
+def test_a_preview_skips_blocks_whose_input_hardly_changes(
+    lab: Lab, tiny_bases: Callable[..., Path]
+) -> None:
+    films = []
+    for threshold in (0.0, 1e-9, 1.0):
+        films.append(
+            preview_of(lab, sample__steps=6, sample__cache_threshold=threshold)
+        )
+    assert np.array_equal(films[0], films[1])
+    assert difference(films[0], films[2]) > 0
+    with pytest.raises(VideotuneError, match="first-block cache"):
+        preview_of(
+            lab,
+            base_model_name=str(tiny_bases("wan_vace")),
+            sample__cache_threshold=0.1,
+        )
+
+
 @pytest.mark.effect("samples")
 @pytest.mark.parametrize("variant", ["ti2v", "i2v"])
 def test_a_preview_begins_with_the_image_that_its_prompt_names(

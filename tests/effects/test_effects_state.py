@@ -4,6 +4,7 @@ do to a run.
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from tests.support.trainers import (
     job_of,
     overrides_of,
     run_steps,
+    source_of,
     trainer_of,
     weights,
     written,
 )
 from videotune.distributed import DistributedContext
 from videotune.files import read_json
+from videotune.latent_cache.step_batch import share_of
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import read_journal
-from videotune.trainer.build import make_objective, open_models
+from videotune.trainer.build import make_objective, open_models, plain_batch
 from videotune.trainer.expert_pool import make_expert_schedule, open_pool
 from videotune.trainer.loop import train_loop
 from videotune.trainer.saving import Saving, save
@@ -426,3 +429,32 @@ def test_sharding_leaves_a_process_its_part_of_the_weights(
         assert trained["FULL"] == trained["OFF"], "the adapter each process has whole"
     else:
         assert trained == held
+
+
+@pytest.mark.effect("context_parallel")
+def test_processes_that_share_a_sample_have_a_part_of_its_tokens(
+    lab: Lab, one_of_two: DistributedContext
+) -> None:
+    """And compute all of a step's samples; the network's output is whole."""
+    tokens: dict[int, list[int]] = {1: [], 2: []}
+    samples = {}
+    for parts in (1, 2):
+        job = job_of(lab, {"context_parallel": parts})
+        family = open_models(job.spec, job.base, job.config)
+        objective = make_objective(job.spec, job.config)
+        schedule = make_expert_schedule(job.spec, job.config, objective)
+        dist = replace(one_of_two, context_parallel=parts)
+        samples[parts] = share_of((dist.data_rank, dist.data_size), 2)
+        pool = open_pool(family, job.config, schedule, 4, 1, dist)
+
+        seen = tokens[parts]
+        pool.net.blocks[1].register_forward_pre_hook(
+            lambda _, args, seen=seen: seen.append(args[0].shape[1])
+        )
+        source = source_of(lab, {"context_parallel": parts})
+        batch = plain_batch(source, source.buckets[0][0])
+        prediction = family.predict(pool.net, batch.x0, torch.tensor([0.5]), batch)
+        assert prediction.shape == batch.x0.shape
+
+    assert tokens[1] == [2 * count for count in tokens[2]] != []
+    assert samples == {1: (0, 1), 2: (0, 2)}

@@ -24,7 +24,7 @@ from tests.support.run_results import updates
 from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.adapters.effect import new_weight
 from videotune.adapters.lora import ADAPTER, add_lora
-from videotune.config.load import unflatten
+from videotune.config.nested_keys import unflatten
 from videotune.config.resolve import parse
 from videotune.config.sections import BaseLora, Lora
 from videotune.errors import VideotuneError

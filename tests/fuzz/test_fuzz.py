@@ -19,12 +19,12 @@ from tests.support.damaged_files import COUNT, try_each
 from tests.support.run_parts import open_run
 from videotune.commands.sample import open_sampler
 from videotune.commands.sample_options import SampleOptions
-from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
 from videotune.exporter.adapter_export import read_adapter, read_parts
 from videotune.job.overrides import Overrides, resolve_config, user_keys
 from videotune.models.base_model import place, spec_for
 from videotune.models.registry import find
+from videotune.presets.shipped import preset_names, read_preset
 from videotune.reporter.build import write_report
 from videotune.reporter.diagnosis import diagnose
 from videotune.runs.checkpoint import complete_checkpoints, last_checkpoint

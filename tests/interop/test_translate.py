@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from videotune.cli.interop import ORDER
-from videotune.config.load import flatten
+from videotune.config.nested_keys import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.config.suggestions import flat_leaves, others

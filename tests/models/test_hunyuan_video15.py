@@ -29,7 +29,6 @@ from tests.support.families import (
     open_family,
     small_shape,
 )
-from videotune.config.load import read_preset
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_parts
@@ -44,6 +43,7 @@ from videotune.models.hunyuan_video15_prompt import CROP, SYSTEM_MESSAGE, TEMPLA
 from videotune.models.planning_mode import select_all
 from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
+from videotune.presets.shipped import read_preset
 from videotune.types import Batch, ClipShape
 
 Bases, Open = Callable[..., Path], Callable[..., Any]

@@ -16,13 +16,7 @@ from typing import Any
 import pytest
 
 from scripts import write_manifests as writer
-from videotune.config.load import (
-    flatten,
-    memory_class,
-    preset_about,
-    preset_names,
-    read_preset,
-)
+from videotune.config.nested_keys import flatten
 from videotune.config.resolve import resolve
 from videotune.data.buckets import parse_resolution
 from videotune.data.frame_counts import snap_frames
@@ -32,6 +26,12 @@ from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find, names
 from videotune.planner.fit import MEMORY_KEYS, fit, requested_card
+from videotune.presets.shipped import (
+    memory_class,
+    preset_about,
+    preset_names,
+    read_preset,
+)
 from videotune.types import BasePlace, ClipShape
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 
 from scripts.studio_pictures import take_pictures
 from tests.support.browser import make_project, open_page, open_studio, violations
-from videotune.config.load import flatten
+from videotune.config.nested_keys import flatten
 from videotune.files import life
 from videotune.studio import projects
 

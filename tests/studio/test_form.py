@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from videotune.config.load import merge, without_rivals
+from videotune.config.load import without_rivals
+from videotune.config.nested_keys import merge
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 from videotune.studio import form, projects

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.browser import Studio, open_studio
 from tests.support.waiting import wait_until
-from videotune.config.load import flatten
+from videotune.config.nested_keys import flatten
 from videotune.studio import projects
 
 pytestmark = pytest.mark.slow

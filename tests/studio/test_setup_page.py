@@ -132,7 +132,7 @@ def test_fields_that_are_left_within_a_moment_are_all_kept(studio: Studio) -> No
 
 
 def projects_flat(studio: Studio) -> dict[str, Any]:
-    from videotune.config.load import flatten
+    from videotune.config.nested_keys import flatten
 
     return flatten(studio.draft())
 
@@ -225,8 +225,8 @@ def test_what_a_config_says_is_text_on_the_page(studio: Studio) -> None:
 
 
 def test_every_preset_has_a_card_and_every_fact_a_preset(studio: Studio) -> None:
-    from videotune.config.load import preset_names, read_preset
     from videotune.files import read_json
+    from videotune.presets.shipped import preset_names, read_preset
     from videotune.studio import setup_page
 
     text = studio.page()
@@ -238,8 +238,8 @@ def test_every_preset_has_a_card_and_every_fact_a_preset(studio: Studio) -> None
 
 
 def test_what_a_model_takes_is_what_its_checkpoint_takes() -> None:
-    from videotune.config.load import preset_names
     from videotune.job.overrides import Overrides, resolve_config
+    from videotune.presets.shipped import preset_names
     from videotune.studio import model_choices
 
     seen = set()

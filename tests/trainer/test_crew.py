@@ -30,7 +30,7 @@ from tests.support.launcher import (
 from tests.support.run_processes import KILLED
 from tests.support.sounding_clips import write_sounding_clips
 from videotune.distributed import DistributedContext, launched
-from videotune.errors import DONE, VideotuneError
+from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.job.overrides import Overrides
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import read_journal
@@ -166,7 +166,10 @@ def test_a_resume_may_have_another_number_of_processes(
     sets = ("batch_size=1", *QUIET, "save_every=1", "warmup_steps=0")
     begin = ["train", "--out", str(run), *overrides_from(words, *sets)]
     killed = processes(2, logs, begin, fault="killed in the third save")
-    assert killed.codes == (KILLED, KILLED), killed.said
+    assert killed.codes[0] == KILLED, killed.said
+    assert killed.codes[1] in (KILLED, FAILED), (
+        "it may end by itself before it is killed"
+    )
     assert complete_checkpoints(run)[-1].step == 2
 
     for count, steps, step in ((3, STEPS - 1, 2), (1, STEPS, STEPS - 1)):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from tests.support.command_line import Bases, export, train
 from tests.support.launcher import (
@@ -30,6 +29,7 @@ from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
+from videotune.memory.context_parallel import process_mesh
 from videotune.runs.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
 from videotune.runs.journal import read_journal
 from videotune.runs.run_dir import read_run_config
@@ -346,7 +346,7 @@ def test_a_sharded_network_computes_attention_as_the_config_says(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )
     try:
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = process_mesh("cpu", 1, 1)
         loader = ExpertLoader(family, config.config, ("transformer",), mesh)
         pool = ExpertPool(ExpertSchedule(("transformer",)), ("transformer",), nn.Module)
         pool.attention = "_native_math"

@@ -12,7 +12,6 @@ import typer
 
 from videotune import console
 from videotune.cli.options import Arg, Opt
-from videotune.config.load import preset_card
 from videotune.console import doing, echo, print_table
 from videotune.errors import VideotuneError
 from videotune.files import write_text
@@ -25,6 +24,7 @@ from videotune.presets.recipes import (
     recipe,
     recipes,
 )
+from videotune.presets.shipped import preset_card
 
 UNKNOWN_CARD = 1_000_000
 """Memory in GB of a card that nobody named: every preset fits it."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune.cli.options import Arg, AsJson, Offline, Opt, Verbose
-from videotune.config.load import preset_names, shortened
 from videotune.console import answer, doing, echo, print_table, tell
 from videotune.errors import VideotuneError
-from videotune.text import counted, plain, shape_words, some
+from videotune.presets.shipped import preset_names
+from videotune.text import counted, plain, shape_words, shortened, some
 
 if TYPE_CHECKING:
     from videotune.interop.translate import Imported

@@ -143,7 +143,10 @@ def main() -> None:
     _set_up_signals()
     _set_up_streams()
     try:
-        sys.exit(app(standalone_mode=False) or DONE)
+        exit_code = app(standalone_mode=False) or DONE
+        # A launcher's signal may come while Python ends, and needs no answer by then.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.exit(exit_code)
     except TyperException as error:
         # exit code 1: 2 would say that something was skipped
         if error.format_message().strip():  # a bare `videotune` has shown its help

@@ -67,6 +67,14 @@ CardOption = Annotated[
         help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"
     ),
 ]
+GpusOption = Annotated[
+    int | None,
+    Opt(
+        min=1,
+        max=1024,
+        help="plan so many of these cards in one machine, and how they share samples (default: context_parallel)",
+    ),
+]
 Views = Annotated[
     list[int] | None,
     Opt(
@@ -85,6 +93,7 @@ def plan(
     card: CardOption = None,
     views: Views = None,
     verbose: Verbose = False,
+    gpus: GpusOption = None,
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
 
@@ -112,6 +121,7 @@ def plan(
         vram=vram,
         card=card,
         views=tuple(views or ()),
+        gpus=gpus,
     )
     answer(as_json, result.plan, lambda _: show_plan(result, verbose=verbose))
     raise typer.Exit(result.exit_code)
@@ -165,6 +175,8 @@ def show_summary(result: PlanResult) -> None:
         tell(
             f"most memory: {device['phase']}{how}, {memory_size(device['need_bytes'])}"
         )
+    if facts["processes"]:
+        tell(sent_text(facts["processes"]))
     disk = facts["disk"]
     cache = f"{size(cache_bytes(disk))} of cache"
     if "run_bytes" in disk:
@@ -450,11 +462,25 @@ def show_fit(facts: Mapping[str, Any]) -> None:
         line += "; this machine has too little"
     tell(line)
 
+    if facts["processes"]:
+        tell(sent_text(facts["processes"]))
     if facts["hours"] is not None:
         time = f"steps {time_text(facts['hours'], facts['seconds_a_step'])}"
         if facts["hours_beside"]:
             time += f", validation and previews {time_text(facts['hours_beside'], 0)}"
         tell(f"time: {time}; {source_of_rates(device)}")
+
+
+def sent_text(processes: Mapping[str, Any]) -> str:
+    """Return what each GPU sends in a step, and how long the step waits for it."""
+    sent = processes["sent_bytes"]
+    parts = ", ".join(f"{name} {size(count)}" for name, count in sent.items() if count)
+    line = f"each GPU sends in a step: {parts}"
+    if processes["link_bytes_a_second"] is None:
+        return line
+    link = size(processes["link_bytes_a_second"])
+    waiting = processes["seconds_waiting"]
+    return f"{line}; the step waits {waiting:.3g} s for it, over {link} a second"
 
 
 def parts_text(parts: Mapping[str, int]) -> str:

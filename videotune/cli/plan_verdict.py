@@ -29,6 +29,8 @@ def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
         line = f"it is tight on {card}: {need} of {total}, so close other programs"
     else:
         line = f"it does not fit {card}: it needs {need} of {total}"
+    if facts["processes"]:
+        line += f", {processes_text(facts['processes'])}"
     if device["unstreamed_bytes"] > device["vram_bytes"] and facts["fits"]:
         line += f" ({memory_size(device['unstreamed_bytes'])} without streaming)"
 
@@ -49,6 +51,18 @@ def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
     elif facts["fits"]:
         line += "; hours: --card NAME, such as --card 'RTX 4090'"
     return line
+
+
+def processes_text(processes: Mapping[str, Any]) -> str:
+    """Return how several GPUs share a step."""
+    text = f"on each of {processes['count']}"
+    if processes["context_parallel"] > 1:
+        text += (
+            f" (context {processes['context_parallel']} × data {processes['groups']})"
+        )
+    else:
+        text += ", which take different samples"
+    return text
 
 
 def example_text(examples: Sequence[Mapping[str, Any]]) -> str:

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from videotune.cli.options import Arg, AsJson
-from videotune.config.explain import explain, json_schema
-from videotune.config.load import (
-    flatten,
+from videotune.config.nested_keys import flatten
+from videotune.console import echo, print_json, print_table, tell
+from videotune.presets.recipes import display_name
+from videotune.presets.shipped import (
     preset_about,
     preset_card,
     preset_named,
@@ -16,9 +17,6 @@ from videotune.config.load import (
     preset_reasons,
     read_preset,
 )
-from videotune.config.schema import leaves
-from videotune.console import echo, print_json, print_table, tell
-from videotune.presets.recipes import display_name
 
 presets_app = typer.Typer(
     help="List presets, and every key of a config.", no_args_is_help=True
@@ -58,6 +56,8 @@ def show_preset(name: Annotated[str, Arg(help="the preset")]) -> None:
 @presets_app.command("keys")
 def list_keys() -> None:
     """List every key of a config with its default and meaning."""
+    from videotune.config.schema import leaves
+
     rows = []
     for name, field in leaves().items():
         default = (
@@ -72,6 +72,8 @@ def list_keys() -> None:
 @config_app.command("schema")
 def show_schema() -> None:
     """Print the JSON Schema of a config file, for editors."""
+    from videotune.config.explain import json_schema
+
     print_json(json_schema())
 
 
@@ -83,6 +85,8 @@ def explain_key(
     as_json: AsJson = False,
 ) -> None:
     """Explain a key: meaning, unit, bounds, default with its reason, and advice."""
+    from videotune.config.explain import explain
+
     facts = explain(key)
     if as_json:
         print_json({"key": key} | dict(facts))

@@ -73,10 +73,14 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
     print_table("runs", ["run", "state", "step", "left", "verdict"], rows, right=(3,))
 
     from videotune.reporter.comfyui import place_of
+    from videotune.reporter.restarts import launcher_sentence
 
     newest, *others = runs
     if others:
         print(f"newest: {newest.run}")
+    restarts = launcher_sentence(list(newest.restarts))
+    if restarts:
+        print(restarts)
     print(f"next: {newest.next_command}")
     for path, step in newest.exports:
         program = "diffusers and others"

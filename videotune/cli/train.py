@@ -61,6 +61,14 @@ def train(
     overrides: Overrides,
     out: Annotated[Path, Opt(help="the run folder")],
     resume: Annotated[bool, Opt("--resume", help="resume the run in --out")] = False,
+    auto_resume: Annotated[
+        bool,
+        Opt(
+            "--auto-resume",
+            help="begin the run, or resume it if this same command began it; "
+            "torchrun --max-restarts sets it",
+        ),
+    ] = False,
     step: ResumeStep = None,
     override: Override = False,
     allow_data_change: AllowDataChange = False,
@@ -79,6 +87,12 @@ def train(
         raise VideotuneError(
             "--from, --override, --allow-data-change and --replan need --resume. Add it."
         )
+    if resume and auto_resume:
+        raise VideotuneError(
+            "--resume continues any run, and --auto-resume only what this command began. "
+            "Leave one of them out"
+        )
+    _refuse_repeated_rollback(step)
 
     sets = []
     if init_from:
@@ -89,17 +103,37 @@ def train(
         overrides, sets=(*overrides.sets, *sets), accept_licence=accept_licence
     )
     if not resume:
-        _refuse_early(overrides, out, allow_skips)
-        return _train(overrides, out, None, allow_skips)
+        _refuse_early(overrides, out, allow_skips, auto_resume=auto_resume)
+        return _train(overrides, out, None, allow_skips, auto_resume=auto_resume)
     _refuse_no_run(out, step)
     options = (step, override, allow_data_change, replan)
     return _train(overrides, out, options, allow_skips)
 
 
-def _refuse_early(overrides: Overrides, run: Path, allow_skips: str | None) -> None:
+def _refuse_repeated_rollback(step: int | None) -> None:
+    """Refuse to go back to a step if a launcher may give the command again."""
+    from videotune.runs.same_command import launcher_restarts
+
+    if step is not None and launcher_restarts():
+        raise VideotuneError(
+            "--from would go back to its step at each restart. Give the command once "
+            "without --max-restarts, and then without --from"
+        )
+
+
+def _refuse_early(
+    overrides: Overrides, run: Path, allow_skips: str | None, *, auto_resume: bool
+) -> None:
     """Refuse a new run for its folder, a missing file or caption before torch is
     imported.
+
+    Whether a run that is there may go on is decided later, by all processes.
     """
+    from videotune.runs.same_command import NO_RUN, begun_by, launcher_restarts
+
+    if (auto_resume or launcher_restarts()) and begun_by(run) != NO_RUN:
+        return
+
     from videotune.job.early_captions import refuse_missing_captions
     from videotune.job.overrides import check_files
     from videotune.runs.run_dir import refuse_run
@@ -142,6 +176,7 @@ def resume(
 
     overrides = Overrides(data=data, sets=tuple(sets or ()))
     check_settings(overrides)
+    _refuse_repeated_rollback(step)
     fetched = _fetch(run, data, new_folder, step)
     if fetched is not None:
         overrides = replace(overrides, data=None)  # it is in the new config
@@ -200,8 +235,8 @@ def _begin_again(begun: BegunRun, overrides: Overrides, run: Path) -> dict[str, 
     keys = begun["keys"]
     if overrides.data is not None:
         keys = {key: value for key, value in keys.items() if key != "datasets"}
-    asked = replace(overrides, preset=begun["preset"], config=keys)
-    return _train(asked, run, None, begun["allow_skips"])
+    begun_overrides = replace(overrides, preset=begun["preset"], config=keys)
+    return _train(begun_overrides, run, None, begun["allow_skips"])
 
 
 def _train(
@@ -209,6 +244,8 @@ def _train(
     run: Path,
     resume_options: tuple[int | None, bool, bool, bool] | None,
     allow_skips: str | None,
+    *,
+    auto_resume: bool = False,
 ) -> dict[str, Any]:
     """Train a run and print how it ended.
 
@@ -217,6 +254,7 @@ def _train(
         run: The run folder.
         resume_options: The values of ``Resume``; None: a new run.
         allow_skips: How many clips may be skipped.
+        auto_resume: Resume the run if this command began it.
     """
     doing("opening the run")
     from videotune.commands.train import Resume
@@ -227,6 +265,7 @@ def _train(
             overrides,
             run,
             resume=Resume(*resume_options) if resume_options else False,
+            auto_resume=auto_resume,
             allow_skips=allow_skips,
             begun=BEGUN,
         )

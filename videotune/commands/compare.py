@@ -16,7 +16,8 @@ from videotune.commands.sample import (
     shape_of,
 )
 from videotune.commands.sample_options import SampleOptions, refuse_compare
-from videotune.config.load import merge, parse_sets
+from videotune.config.load import parse_sets
+from videotune.config.nested_keys import merge
 from videotune.console import bar, echo
 from videotune.data.video_writer import (
     read_video,

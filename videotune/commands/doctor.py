@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from videotune._version import __version__
-from videotune.config.load import preset_card, preset_names
 from videotune.console import size
 from videotune.files import read_json
 from videotune.memory.accelerator import has_bf16, local_device, needs_float16, overlaps
+from videotune.presets.shipped import preset_card, preset_names
 from videotune.text import memory_size
 
 

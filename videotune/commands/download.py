@@ -4,12 +4,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from videotune.config.load import read_preset
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.files import disk_usage
 from videotune.models.base_model import place
 from videotune.models.hub import describe_download, download_text
+from videotune.presets.shipped import read_preset
 
 
 def download(model: str, *, dry_run: bool = False) -> dict[str, Any]:

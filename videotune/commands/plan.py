@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from videotune.config.load import preset_card
 from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
@@ -38,7 +37,9 @@ from videotune.planner.fit import (
 )
 from videotune.planner.gpus import Card, memory_and_name
 from videotune.planner.plan import make_plan
+from videotune.planner.process_choice import Target, shared_job
 from videotune.planner.read_step import known_step_spec, step_spec
+from videotune.presets.shipped import preset_card
 from videotune.trainer import build
 from videotune.validation.overhead import plan_overhead
 
@@ -75,6 +76,7 @@ def plan(
     views: Sequence[int] = (),
     allow_skips: str | None = None,
     known: bool = False,
+    gpus: int | None = None,
     **overrides: Any,
 ) -> PlanResult:
     """Return what a run would do, on this machine or on another GPU.
@@ -89,11 +91,21 @@ def plan(
         allow_skips: how many clips may be skipped: a number, or "all".
         known: leave memory and time out unless such a step was measured before, because
             measuring takes seconds.
+        gpus: how many such GPUs of one machine train. Unless the config sets ``context_parallel``, the plan chooses
+            how many of them share a sample. None: as many as the config lets share one.
         overrides: fields of ``Overrides``.
     """
     all_overrides = to_overrides(config, overrides, allow_skips)
     resolved, spec, base = resolve_config(all_overrides, planning=True)
-    job = plan_overhead(open_job(resolved, spec, base))
+    limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
+    if gpus is not None and gpus > 1 and limit is None:
+        raise VideotuneError(
+            "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
+        )
+    spare = spare_memory(limit or 0, is_free=memory_from == "machine")
+    gpus = gpus or resolved.config.context_parallel
+    target = Target(gpus, limit, known_gpu, spare)
+    job = plan_overhead(shared_job(resolved, spec, base, target))
     refuse_skips(job, allow_skips)
 
     facts = make_plan(job, views or exposure.TARGETS)
@@ -103,14 +115,12 @@ def plan(
     facts["disk"] |= {"free_bytes": free, "short_bytes": max(0, needed - free)}
 
     if job.base is None:
-        if vram or card:
+        if vram or card or gpus > 1:
             raise VideotuneError(
-                "--vram, --card: what a run needs is read from its base model. Set base_model_name"
+                "--vram, --card, --gpus: what a run needs is read from its base model. Set base_model_name"
             )
         return PlanResult(facts, job)
 
-    limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
-    spare = spare_memory(limit or 0, is_free=memory_from == "machine")
     dtype = planned_dtype(job.config, limit is not None, known_gpu)
     if not known or known_step_spec(job, dtype) is not None:
         with bar("measuring without memory"):
@@ -120,7 +130,7 @@ def plan(
         if limit is None and local_device().type == "cpu":
             numbers = step_spec(job, dtype)
             cpu = measured_cpu()
-            seconds = step_seconds(job, numbers, result.training, cpu)
+            seconds = step_seconds(job, numbers, result.training, cpu, dtype)
             return PlanResult(
                 facts,
                 job,

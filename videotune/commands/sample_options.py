@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from videotune.config.load import merge, parse_sets
+from videotune.config.load import parse_sets
+from videotune.config.nested_keys import merge
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_target import changes_connectors

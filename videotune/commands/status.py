@@ -17,6 +17,7 @@ from videotune.reporter.outcome import FINISHED_STATES, RUNNING_STATES, status
 from videotune.reporter.previews import step_in
 from videotune.reporter.progress import progress
 from videotune.reporter.read import read_run
+from videotune.reporter.restarts import Restart, restarts_of
 
 MAX_DEPTH = 4
 """Levels of folders that are searched for runs."""
@@ -67,6 +68,9 @@ class RunOverview:
         """Whether an exported file is of the recommended checkpoint."""
         return step is not None and step == self.recommended
 
+    restarts: tuple[Restart, ...] = ()
+    """How the run went on after it began."""
+
     @property
     def next_command(self) -> str:
         """The command that the user runs next."""
@@ -96,6 +100,7 @@ class RunOverview:
             "verdict_parts": self.verdict_parts,
             "recommended": self.recommended,
             "exports": [str(path) for path, _ in self.exports],
+            "restarts": [restart.to_json() for restart in self.restarts],
             "next": self.next_command,
         }
 
@@ -156,8 +161,10 @@ def overview(run: Path) -> RunOverview:
     facts = status(run)
     seconds_left = None
     exports = []
+    restarts: list[Restart] = []
     if any((run / name).is_file() for name in RUN_FILES):
         contents = read_run(run)
+        restarts = restarts_of(contents)
         if facts["state"] in RUNNING_STATES:
             seconds_left = progress(contents).left
         for record in contents.exports or ():
@@ -178,6 +185,7 @@ def overview(run: Path) -> RunOverview:
         verdict_parts=facts["verdict_parts"],
         recommended=recommended,
         exports=tuple(exports),
+        restarts=tuple(restarts),
     )
 
 

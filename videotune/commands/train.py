@@ -4,7 +4,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,21 @@ from videotune.planner.out_of_memory import (
 )
 from videotune.planner.plan import make_plan
 from videotune.planner.settings import chosen_for_run, peak
+from videotune.process_watch import is_lost_connection
 from videotune.reporter import build, contact_sheet
+from videotune.reporter.outcome import FINISHED_STATES, status
 from videotune.runs.checkpoint import complete_checkpoints, pick
 from videotune.runs.checkpoint_pusher import CheckpointPusher, open_pusher
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
 from videotune.runs.notifications import Notifier, keep_addresses, open_notifier
 from videotune.runs.run_dir import BegunRun, only_process, write_begun
-from videotune.runs.stop_signals import hangup_is_termination, signals
+from videotune.runs.same_command import begun_by_this_command, launcher_restarts
+from videotune.runs.stop_signals import requests_end_the_process, signals
 from videotune.trainer import saving
 from videotune.trainer.deterministic import same_bits
 from videotune.trainer.export import export_run
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
-from videotune.trainer.progress import announce
+from videotune.trainer.progress import Resumed, announce
 from videotune.trainer.resume import OpenedRun, Resume, open_run, restore
 from videotune.trainer.setup import build_trainer
 from videotune.trainer.step import OutOfMemory
@@ -89,8 +92,15 @@ class TrainResult:
 
     @property
     def exit_code(self) -> int:
-        """0: trained to the end; 130: interrupted, and saved."""
-        return DONE if self.why in ("done", "early") else INTERRUPTED
+        """0: trained to the end; 130: interrupted, and saved.
+
+        Under a launcher that starts a command again until it ends with 0, a request to
+        stop is an end as well.
+        """
+        is_end = self.why in FINISHED_STATES
+        if launcher_restarts():
+            is_end = is_end or self.why == "stopped"
+        return DONE if is_end else INTERRUPTED
 
 
 def train(
@@ -98,6 +108,7 @@ def train(
     out: Path | str = "run",
     *,
     resume: Resume | bool = False,
+    auto_resume: bool = False,
     allow_skips: str | None = None,
     begun: float | None = None,
     **overrides: Any,
@@ -111,6 +122,8 @@ def train(
         config: the config.
         out: the run folder.
         resume: continue the run in ``out``.
+        auto_resume: continue the run in ``out`` if the same config began it, and begin
+            it if there is none. torchrun with --max-restarts sets it.
         allow_skips: how many clips may be skipped: a number, or "all".
         begun: the ``time.perf_counter()`` at which the program began, if its time
             counts as the run's.
@@ -124,10 +137,15 @@ def train(
     all_overrides = to_overrides(config, overrides, None if how else allow_skips)
 
     guard_stderr()
-    hangup_is_termination()
+    requests_end_the_process()
     try:
         return train_once(
-            all_overrides, run, resume=how, allow_skips=allow_skips, begun=begun
+            all_overrides,
+            run,
+            resume=how,
+            auto_resume=auto_resume or launcher_restarts(),
+            allow_skips=allow_skips,
+            begun=begun,
         )
     except DeviceFull as error:
         if not error.remedy:
@@ -157,6 +175,8 @@ class Followers:
         except BaseException as error:
             waits = not isinstance(error, KeyboardInterrupt)
             waits = waits and not _tries_again(error)
+            # The others of the run wait for this process to end, and then go on.
+            waits = waits and not is_lost_connection(error)
             raise
         finally:
             if waits:
@@ -168,15 +188,30 @@ def train_once(
     run: Path,
     *,
     resume: Resume | None,
+    auto_resume: bool = False,
     allow_skips: str | None = None,
     begun: float | None = None,
 ) -> TrainResult:
     """Do what ``train`` does, without a second try."""
     with join() as dist:
+        is_restart = (
+            resume is None
+            and auto_resume
+            and begun_by_this_command(run, _asked(overrides, allow_skips), dist)
+        )
+        if is_restart:
+            finished = _result_if_finished(run, dist)
+            if finished is not None:
+                return finished
+            # The run's own config is what this command asked for.
+            overrides = Overrides()
+            resume = Resume(restarted=True)
+
         opened = dist.main_first(
             lambda: open_run(overrides, run, resume, chosen_for_run, dist.size)
         )
         config = opened.job.config
+        dist = replace(dist, context_parallel=config.context_parallel)
         goes_on = resume is not None
         followers = Followers(
             open_notifier(run, config, goes_on=goes_on),
@@ -207,6 +242,18 @@ def train_once(
                 return work(opened, run, resume, plan, dist, heartbeat, followers)
 
 
+def _result_if_finished(run: Path, dist: DistributedContext) -> TrainResult | None:
+    """Return the result of a run that has ended as it should; None: it has not."""
+    now = dist.broadcast(status(run) if dist.is_main else {})
+    if now["state"] not in FINISHED_STATES:
+        return None
+    if dist.is_main:
+        echo(
+            f"{run} is finished: {now['why']}, at step {now['step']}. Nothing is left to do"
+        )
+    return TrainResult(run, now["state"], now["step"])
+
+
 def _tries_again(error: BaseException) -> bool:
     """Return whether ``train`` goes on by itself after an error."""
     return isinstance(error, DeviceFull) and bool(error.remedy)
@@ -230,6 +277,8 @@ def work(
     followers: Followers | None = None,
 ) -> TrainResult:
     """Do the work of one process of the run, from loading to the report."""
+    if dist.watch is not None:
+        dist.watch.activity = lambda: (heartbeat.state, heartbeat.step)
     callbacks = callbacks_of(opened.job)
     trainer = build_trainer(
         opened, run, plan, callbacks, resume is not None, dist, heartbeat
@@ -240,7 +289,7 @@ def work(
         if resume is not None:
             restore(trainer, opened, branch=resume.step is not None)
         if dist.is_main:
-            announce(trainer, list(opened.changes) if resume is not None else None)
+            announce(trainer, _resumed(opened, resume))
         if followers is not None:
             follow(trainer, followers)
 
@@ -256,6 +305,12 @@ def work(
             trainer.trackers.close()  # still open if the run failed
         trainer.journal.close()
     return result
+
+
+def _resumed(opened: OpenedRun, resume: Resume | None) -> Resumed | None:
+    if resume is None:
+        return None
+    return Resumed(opened.changes, restarted=resume.restarted)
 
 
 def follow(trainer: Trainer, followers: Followers) -> None:

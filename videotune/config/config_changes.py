@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from videotune.config.load import flatten
+from videotune.config.nested_keys import flatten
 from videotune.config.schema import leaves
 
 

@@ -1,9 +1,8 @@
-"""Read config files, presets and ``--set`` options into nested dicts.
+"""Read config files and ``--set`` options into nested dicts.
 
 An unknown key is an error with the nearest name.
 """
 
-import difflib
 import json
 import re
 import tomllib
@@ -22,20 +21,20 @@ from videotune.bounds import (
     too_deep,
 )
 from videotune.config.aliases import renamed
+from videotune.config.nested_keys import flatten
 from videotune.config.schema import leaves
 from videotune.config.suggestions import nearest_key, other_trainer
 from videotune.console import echo
-from videotune.errors import VideotuneError, did_you_mean
-from videotune.files import read_json, walk_json
+from videotune.errors import VideotuneError
+from videotune.files import walk_json
 from videotune.pages import docs_page
+from videotune.text import shortened
 
 MOST_LETTERS = 100_000
 """Letters of one value, at most."""
 
 MOST_TOLD = 8
 """Faults that one message names, at most."""
-
-PRESETS = Path(__file__).parents[1] / "presets"
 
 
 def warn(text: str) -> None:
@@ -260,88 +259,6 @@ for _tag, _form in (
     )
 
 
-def preset_names() -> list[str]:
-    """Return the names of the presets that come with the package."""
-    return sorted(path.stem for path in PRESETS.glob("*.json"))
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    """Return the keys of a preset, by its name as ``preset_named`` takes it."""
-    full_name = preset_named(name)
-    keys = _preset(full_name)
-    for description in ("about", "why"):
-        keys.pop(description, None)
-    check_keys(keys, f"preset {full_name}")
-    return keys
-
-
-def preset_named(name: str) -> str:
-    """Return a preset's full name.
-
-    A leading ``#``, the ending ``.json`` and its class of memory (16GB) may be left
-    out. Without its class it is the one for the largest GPUs. Raises VideotuneError
-    with the nearest name.
-    """
-    wanted = name.removeprefix("#").removesuffix(".json").strip().lower()
-    memory_classes = {preset: memory_class(preset) for preset in preset_names()}
-
-    matches = []
-    for preset, gigabytes in memory_classes.items():
-        without_class = preset.lower().removesuffix(f" {gigabytes}gb")
-        if wanted in (preset.lower(), without_class):
-            matches.append(preset)
-    if matches:
-        exact_then_largest = [
-            (preset.lower() == wanted, memory_classes[preset] or 0, preset)
-            for preset in matches
-        ]
-        return max(exact_then_largest, key=lambda entry: entry[:2])[2]
-
-    wanted_words = set(_words_of(wanted))
-    similar = [
-        preset
-        for preset in memory_classes
-        if wanted_words <= set(_words_of(preset.lower()))
-    ]
-    if not wanted_words or not similar:
-        similar = difflib.get_close_matches(wanted, list(memory_classes), 1, 0.4)
-    raise VideotuneError(
-        f"there is no preset {name!r}{did_you_mean(similar[:6])}  `videotune presets list` shows all."
-    )
-
-
-def _words_of(name: str) -> list[str]:
-    return re.findall(r"[a-z]+|[\d.]+", name)
-
-
-def memory_class(preset: str) -> int | None:
-    """Return the GB of the GPUs that a preset is for, as its name ends, or None if it
-    names none.
-    """
-    ending = re.search(r" (\d+)GB$", preset)
-    return int(ending[1]) if ending else None
-
-
-def preset_about(name: str) -> str:
-    """Return a preset's description, one line."""
-    return str(_preset(preset_named(name)).get("about", ""))
-
-
-def preset_card(name: str) -> int | None:
-    """Return the GB of the cards that a preset is for, or None if it is for any."""
-    card = re.search(r"cards of (\d+) GB", preset_about(name))
-    return int(card[1]) if card else None
-
-
-def preset_reasons(name: str) -> dict[str, str]:
-    """Return why each key of a preset has its value, by dotted name."""
-    return dict(_preset(preset_named(name)).get("why", {}))
-
-
-def _preset(full_name: str) -> dict[str, Any]:
-    return dict(read_json(PRESETS / f"{full_name}.json"))
-
-
 def parse_sets(sets: Iterable[str]) -> dict[str, Any]:
     """Parse ``--set key.sub=value`` options into a nested dict.
 
@@ -378,22 +295,6 @@ def _set_value(option: str, text: str) -> Any:
     except (ValueError, RecursionError) as error:
         # A number of 5,000 digits, or brackets without an end.
         raise VideotuneError(f"--set {option[:80]}…: {str(error)[:100]}") from error
-
-
-def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested dicts. The last one wins, and lists are replaced whole."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            # An optimizer's name is short for the section; its other keys stay as they
-            # are.
-            if name == "optimizer" and isinstance(value, str):
-                value = {"name": value}
-            are_sections = isinstance(value, Mapping) and isinstance(
-                merged.get(name), Mapping
-            )
-            merged[name] = merge(merged[name], value) if are_sections else value
-    return merged
 
 
 EPOCH_KEYS = {
@@ -433,40 +334,6 @@ def in_one_unit(layer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted names into nested dicts.
-
-    Raises VideotuneError for a name that is a value and a section.
-    """
-    nested: dict[str, Any] = {}
-    for name, value in flat.items():
-        *sections, last = name.split(".")
-        inner = nested
-        for section in sections:
-            inner = inner.setdefault(section, {})
-            if not isinstance(inner, dict):
-                raise VideotuneError(
-                    f"{name}: {section} is a value and holds no keys. Leave one of them out"
-                )
-        inner[last] = value
-    return nested
-
-
-OPEN_KEYS = frozenset(("optimizer.args",))
-"""Keys whose value is an object with any names."""
-
-
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn a nested dict into one by dotted names. Lists are values."""
-    flat: dict[str, Any] = {}
-    for name, inner in value.items():
-        if isinstance(inner, Mapping) and f"{prefix}{name}" not in OPEN_KEYS:
-            flat |= flatten(inner, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = inner
-    return flat
-
-
 def check_keys(raw: Mapping[str, Any], where: str) -> None:
     """Raise VideotuneError for keys that do not exist, each with the nearest name in
     its section.
@@ -490,8 +357,3 @@ def check_keys(raw: Mapping[str, Any], where: str) -> None:
     if len(unknown) > MOST_TOLD:
         faults.append(f"and {len(unknown) - MOST_TOLD} more")
     raise VideotuneError(f"{where}: {'; '.join(faults)}")
-
-
-def shortened(text: str) -> str:
-    """Return a user's text, short enough to be shown."""
-    return text if len(text) <= 80 else f"{text[:79]}…"

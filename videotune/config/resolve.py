@@ -13,14 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from videotune.config.load import (
-    EPOCH_KEYS,
-    MOST_TOLD,
-    flatten,
-    merge,
-    shortened,
-    without_rivals,
-)
+from videotune.config.load import EPOCH_KEYS, MOST_TOLD, without_rivals
+from videotune.config.nested_keys import flatten, merge
 from videotune.config.optimizer_classes import is_class
 from videotune.config.optimizers import (
     NUMBERS_OF_NAMES,
@@ -33,6 +27,7 @@ from videotune.config.suggestions import nearest_value
 from videotune.config.validators import refuse_what_does_not_apply
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
+from videotune.text import shortened
 
 
 @dataclass(frozen=True)

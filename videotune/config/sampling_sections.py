@@ -58,6 +58,11 @@ class Sample(Section):
     """
     base_loras: bool = safe(True)
     """false: without the LoRA files of base_loras"""
+    cache_threshold: float = safe(0.0, ge=0, le=1)
+    """a step skips the network's blocks behind the first while the first one's output
+    has changed by less than this share (diffusers' first-block cache); 0: none is
+    skipped
+    """
 
 
 class Prompt(Section):

@@ -281,6 +281,8 @@ class Config(Section):
     """of several processes: FULL: each keeps a part of the denoiser's weights, and of
     what trains of them
     """
+    context_parallel: int = safe(1, ge=1)
+    """processes that share each sample, by its tokens (divides the number of processes)"""
     timestep_distribution: Timesteps | None = override(None)
     """how noise levels are drawn (default: the family's)"""
     timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = (

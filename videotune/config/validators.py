@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from videotune.config.applies import Facts, unused
 from videotune.config.connector_checks import faults_with_connectors
+from videotune.config.context_checks import faults_of_context, faults_of_context_in
 from videotune.config.data_schema import Dataset
 from videotune.config.graph_checks import faults_of_graphs, saved_attention_faults
 from videotune.config.optimizer_classes import (
@@ -61,6 +62,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         faults_of_graphs,
         saved_attention_faults,
         _with_sharding,
+        faults_of_context,
         _with_the_optimizer,
         _with_the_method,
         faults_with_eight_bits,
@@ -510,6 +512,7 @@ def _of_conditions(config: Config, spec: ModelSpec) -> Iterator[str]:
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
     yield from _unused(config, spec)
     yield from faults_of_passes(config, spec)
+    yield from faults_of_context_in(config, spec)
     targets = config.lora.targets
     yield from _of_conditions(config, spec)
     yield from faults_with_sound(config, spec)

@@ -50,13 +50,13 @@ def buckets(library: Library) -> dict[BucketKey, WindowTable]:
 
     positions_by_key: dict[BucketKey, list[NDArray[np.integer]]] = {}
     for first_step in _first_steps(trained):
-        shown = np.array(
+        is_pacing_shown = np.array(
             [is_shown(pacing, first_step) for pacing in columns.pacings], bool
         )
         numbers, keys = _key_numbers(windows, columns, windows_pacing, first_step)
         for copy in range(int(columns.repeats.max(initial=1))):
             has_copy = copy < columns.repeats[clip_of_window]
-            positions = np.flatnonzero(has_copy & shown[windows_pacing])
+            positions = np.flatnonzero(has_copy & is_pacing_shown[windows_pacing])
             for number, part in _grouped(positions, numbers[positions]):
                 positions_by_key.setdefault(keys[number], []).append(part)
     return {
@@ -131,14 +131,14 @@ def last_windows(*tables: WindowTable) -> Iterator[Window]:
     """Yield the last window of each clip; of a clip in several tables, that of the last
     table.
     """
-    seen: set[str] = set()
+    yielded_ids: set[str] = set()
     for table in reversed(tables):
         owners = table.owners()
         _, from_end = np.unique(owners[::-1], return_index=True)
         for position in np.sort(len(owners) - 1 - from_end).tolist():
             window = table[position]
-            if window.clip_id not in seen:
-                seen.add(window.clip_id)
+            if window.clip_id not in yielded_ids:
+                yielded_ids.add(window.clip_id)
                 yield window
 
 

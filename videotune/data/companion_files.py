@@ -85,10 +85,10 @@ class CompanionFiles:
                 self._by_stem.setdefault(os.path.splitext(path)[0], path)
                 self.paths.add(path)
         # A clip has many places for a companion, and most datasets have none.
-        self._used_names = {
-            part for path in self.paths for part in path.split(os.sep)[:-1]
-        }
+        self._used_names: set[str] = set()
         """Names of the folders that companions are in, at any depth."""
+        for path in self.paths:
+            self._used_names.update(path.split(os.sep)[:-1])
 
         self._labels = self._find_labels(media)
         self.paths.update(self._labels.values())

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -82,29 +83,10 @@ def scan(
         if parts is not None:
             return Library(**parts)
 
-    candidates: list[Candidate] = []
-    locations: list[Location] = []
-    unread: list[Path] = []
-    for dataset in config.datasets:
-        cache = Path(dataset.path) / CACHE_NAME
-        if index_path is not None:
-            cache = index_path.parent
-        # Parsed before the files are fetched, so that a wrong resolution is reported at
-        # once.
-        size_choices = _size_choices(dataset, config, rules)
-        video = _video_settings(dataset, config)
-        location = _open(dataset, config, cache, progress)
-        locations.append(location)
-        notes += location.notes
-        files, left_out = choose_evenly(location.files, dataset.max_clips)
-        for file in files:
-            candidate = Candidate(file, dataset, location, size_choices, video)
-            candidates.append(candidate)
-            if file.frames:
-                _join_frames(candidate, cache, progress)
-        if left_out:
-            unread += [file.path for file in left_out]
-            notes.append(_left_out_note(dataset, location, left_out))
+    listed = _list_files(config, rules, index_path, progress)
+    candidates = listed.candidates
+    locations = listed.locations
+    notes += listed.notes
 
     index = MediaIndex(index_path, progress)
     for candidate in candidates:
@@ -114,7 +96,7 @@ def scan(
         index,
         roots=[location.root for location in locations],
         until=config.video_config.max_duration,
-        unread=unread,
+        unread=listed.left_out,
         reads_sound=config.reads_sound,
     )
 
@@ -132,6 +114,47 @@ def scan(
     if index.notes or not may_be_remembered(candidates, inputs):
         inputs = None
     return build_in_files(parts_of_library, inputs)
+
+
+@dataclass
+class _ListedFiles:
+    """The files of all datasets, before one of them is opened."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    locations: list[Location] = field(default_factory=list)
+    """By dataset."""
+    left_out: list[Path] = field(default_factory=list)
+    """What ``max_clips`` leaves out."""
+    notes: list[str] = field(default_factory=list)
+
+
+def _list_files(
+    config: Config, rules: VideoRules, index_path: Path | None, progress: FileProgressFn
+) -> _ListedFiles:
+    """List the files of all datasets; what is not on this machine is fetched."""
+    listed = _ListedFiles()
+    for dataset in config.datasets:
+        cache = Path(dataset.path) / CACHE_NAME
+        if index_path is not None:
+            cache = index_path.parent
+        # Parsed before the files are fetched, so that a wrong resolution is reported at
+        # once.
+        size_choices = _size_choices(dataset, config, rules)
+        video = _video_settings(dataset, config)
+        location = _open(dataset, config, cache, progress)
+        listed.locations.append(location)
+        listed.notes += location.notes
+
+        files, left_out = choose_evenly(location.files, dataset.max_clips)
+        for file in files:
+            candidate = Candidate(file, dataset, location, size_choices, video)
+            listed.candidates.append(candidate)
+            if file.frames:
+                _join_frames(candidate, cache, progress)
+        if left_out:
+            listed.left_out += [file.path for file in left_out]
+            listed.notes.append(_left_out_note(dataset, location, left_out))
+    return listed
 
 
 def _snapshot_inputs(config: Config, rules: VideoRules) -> Inputs | None:

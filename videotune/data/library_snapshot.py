@@ -170,8 +170,8 @@ def _folders_of(config: Config) -> list[str]:
             return []
         folders.append(str(root))
         if root.absolute().name in CLIP_FOLDERS:
-            beside = ("captions", *COMPANION_FOLDERS)
-            folders += [str(root.absolute().with_name(name)) for name in beside]
+            folder_names = ("captions", *COMPANION_FOLDERS)
+            folders += [str(root.absolute().with_name(name)) for name in folder_names]
         if dataset.loss_masks is not None:
             folders.append(str(Path(dataset.loss_masks).expanduser()))
     return folders
@@ -386,7 +386,7 @@ def read_library(folder: Path) -> dict[str, Any]:
                 for owner, pairs in table["companions"]
             },
             kinds=tuple(map(_kind_from_json, table["kinds"])),
-            **{each: column(f"{name}.{each}") for each in COLUMNS},
+            **{part: column(f"{name}.{part}") for part in COLUMNS},
         )
     media = RowsById(IdArray(column("media_ids")), rows("media", MediaInfo.from_json))
     return {

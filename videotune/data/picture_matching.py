@@ -140,8 +140,8 @@ def join_by_pictures(clips: Sequence[SourceClip], names: Sequence[str]) -> list[
 
     def join(row: int, rows: NDArray[np.int64]) -> None:
         number = int(name_numbers[frames.clip[row]])
-        for other in np.unique(name_numbers[frames.clip[rows]]).tolist():
-            sources.join(number, other)
+        for matching_number in np.unique(name_numbers[frames.clip[rows]]).tolist():
+            sources.join(number, matching_number)
 
     # Middle frames join at once; others wait until it is known which frames are common.
     uncommon_matches: list[tuple[int, NDArray[np.int64]]] = []

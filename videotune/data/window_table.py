@@ -95,16 +95,16 @@ class WindowTable(Sequence[Window]):
         return f"WindowTable({list(self)!r})"
 
     def _window(self, owner: int, kind: int, start: float, end: float) -> Window:
-        same = self.kinds[kind]
+        window_kind = self.kinds[kind]
         return Window(
             self.clip_ids[owner],
             start,
             end,
-            same.shape,
-            same.sampling,
-            same.swaps,
-            same.resize,
-            same.flip,
+            window_kind.shape,
+            window_kind.sampling,
+            window_kind.swaps,
+            window_kind.resize,
+            window_kind.flip,
             self.companions.get(owner, ()),
         )
 
@@ -217,7 +217,7 @@ def most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
 
 
 def earlier_copies(windows: Sequence[Window]) -> NDArray[np.int64]:
-    """Return of each window how many windows before it are the same."""
+    """Return of each window how many windows before it are the window_kind."""
     if isinstance(windows, WindowTable) and windows.rows is not None:
         rows = windows.rows
     else:

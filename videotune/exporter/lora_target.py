@@ -1,16 +1,21 @@
 """The files that ``lora`` commands read and write, checked before torch is imported."""
 
+from __future__ import annotations
+
 import math
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from videotune.config.sections import LoraFile
 from videotune.errors import VideotuneError
 from videotune.models.model_files import headers
 from videotune.text import counted, some
+
+if TYPE_CHECKING:
+    from videotune.config.sections import LoraFile
 
 FORM_KINDS = {
     "diffusers": ("LORA", "DORA"),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from videotune.config import load, suggestions
+from videotune.config import nested_keys, suggestions
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.files import read_json
@@ -537,7 +537,7 @@ def _without_refused(
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config from dotted keys; its datasets become a list."""
-    config = load.unflatten(flat)
+    config = nested_keys.unflatten(flat)
     if "datasets" in config:
         config["datasets"] = list(config["datasets"].values())
     return config

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from videotune.config.load import merge
+from videotune.config.nested_keys import merge
 from videotune.data.candidates import caption_message
 from videotune.data.clip_file import ClipFile
 from videotune.data.layouts import read_folder

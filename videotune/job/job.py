@@ -32,9 +32,12 @@ from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import CACHE_NAME, digest, user_cache
 from videotune.job.notes import (
     epoch_notes,
+    interval_notes,
+    micro_batch_notes,
     mixes,
     sizes_as_read,
     unused_keys,
+    unweighted_notes,
     warmup_note,
 )
 from videotune.latent_cache.exposure import Exposure, exposure, views_of_clips
@@ -248,7 +251,7 @@ def open_job(
     Args:
         to_look: only look at the data: a clip without a caption is skipped, and there
             may be no window.
-        processes: how many processes train.
+        processes: how many processes train; those that share each sample count as one.
 
     Raises:
         VideotuneError: if no dataset is given, captions are missing or no clip can be
@@ -278,8 +281,8 @@ def open_job(
         *sizes_as_read(resolved),
         *unused_keys(resolved, library, spec, max(schedule.batch_sizes)),
         *token_notes,
-        *_micro_batch_notes(resolved),
-        *_unweighted_notes(config),
+        *micro_batch_notes(resolved),
+        *unweighted_notes(config),
     ]
 
     epoch_steps = steps_per_epoch(schedule)
@@ -289,7 +292,7 @@ def open_job(
         notes.append(arithmetic)
     notes += warmup_note(config, steps)
     steps_between = intervals(config, epoch_steps)
-    notes += _interval_notes(config, steps_between)
+    notes += interval_notes(config, steps_between)
     notes += epoch_notes(library, tuple(windows_by_bucket.values()), schedule, steps)
 
     return Job(
@@ -305,24 +308,6 @@ def open_job(
         notes=tuple(notes),
         processes=processes,
     )
-
-
-def _unweighted_notes(config: Config) -> list[str]:
-    """Return a note for each dataset that is not trained on."""
-    return [
-        f"{dataset.path} is left out: its loss_weight is 0"
-        for dataset in config.datasets
-        if dataset.loss_weight <= 0
-    ]
-
-
-def _interval_notes(config: Config, steps_between: Mapping[str, int]) -> list[str]:
-    """Return a note for each interval in epochs, with its steps."""
-    notes = []
-    for key, count in steps_between.items():
-        epochs = getattr(config, f"{key}_epochs")
-        notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")
-    return notes
 
 
 def _scan(
@@ -374,22 +359,6 @@ def _scan_config(
     if to_look and config.missing_caption == "error":
         changes["missing_caption"] = "skip"
     return config.model_copy(update=changes)
-
-
-def _micro_batch_notes(resolved: Resolved) -> list[str]:
-    config = resolved.config
-    is_users = resolved.origins.get("micro_batch_size") != "plan"
-    micro_batch_size = config.micro_batch_size
-    if (
-        not is_users
-        or micro_batch_size is None
-        or micro_batch_size <= config.batch_size
-        or any(dataset.batch_size for dataset in config.datasets)
-    ):
-        return []
-    return [
-        f"micro_batch_size {micro_batch_size} is unused: batch_size is {config.batch_size}"
-    ]
 
 
 def cache_folder(config: Config) -> Path:

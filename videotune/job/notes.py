@@ -2,7 +2,7 @@
 that are never shown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -132,4 +132,39 @@ def warmup_note(config: Config, steps: int) -> list[str]:
     return [
         f"warmup_steps {warmup_steps}: the run ends at step {steps}, when the learning rate has "
         f"reached {steps / warmup_steps:.0%} of its peak"
+    ]
+
+
+def unweighted_notes(config: Config) -> list[str]:
+    """Return a note for each dataset that is not trained on."""
+    return [
+        f"{dataset.path} is left out: its loss_weight is 0"
+        for dataset in config.datasets
+        if dataset.loss_weight <= 0
+    ]
+
+
+def interval_notes(config: Config, steps_between: Mapping[str, int]) -> list[str]:
+    """Return a note for each interval in epochs, with its steps."""
+    notes = []
+    for key, count in steps_between.items():
+        epochs = getattr(config, f"{key}_epochs")
+        notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")
+    return notes
+
+
+def micro_batch_notes(resolved: Resolved) -> list[str]:
+    """Return a note if a micro-batch could hold more than a step has."""
+    config = resolved.config
+    is_users = resolved.origins.get("micro_batch_size") != "plan"
+    micro_batch_size = config.micro_batch_size
+    if (
+        not is_users
+        or micro_batch_size is None
+        or micro_batch_size <= config.batch_size
+        or any(dataset.batch_size for dataset in config.datasets)
+    ):
+        return []
+    return [
+        f"micro_batch_size {micro_batch_size} is unused: batch_size is {config.batch_size}"
     ]

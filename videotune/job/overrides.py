@@ -11,15 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from videotune.config.load import (
-    checked_keys,
-    merge,
-    parse_sets,
-    read_config,
-    read_preset,
-    shortened,
-    without_rivals,
-)
+from videotune.config.load import checked_keys, parse_sets, read_config, without_rivals
+from videotune.config.nested_keys import merge
 from videotune.config.notify_addresses import WITH_SECRETS
 from videotune.config.resolve import Resolved, check_values, resolve
 from videotune.config.schema import Config
@@ -41,8 +34,10 @@ from videotune.models.base_model import (
 )
 from videotune.models.model_files import NotHere, note
 from videotune.models.registry import find
+from videotune.presets.shipped import read_preset
 from videotune.sampling.given_files import FILE_KEYS
 from videotune.sampling.prompts import resolve_prompts
+from videotune.text import shortened
 from videotune.types import BasePlace
 
 

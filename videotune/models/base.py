@@ -339,15 +339,26 @@ class DiffusersModel(AutoencodingCheckpoint):
         """Let video tokens attend only to their own latent frame and to the text, if
         ``on``.
         """
+        isolate(net, self.video_attentions(net), on, self.token_frames, self.text_first)
+
+    def video_attentions(self, net: nn.Module) -> list[nn.Module]:
+        """Return the modules in which video tokens attend to each other."""
         attentions = []
         for name in self.spec.blocks:
             for block in net.get_submodule(name).children():
                 attentions.append(getattr(block, self.attention))
-        isolate(net, attentions, on, self.token_frames, self.text_first)
+        return attentions
 
     def token_frames(self, hidden_states: Tensor, **_: Any) -> int:
         """Return how many frames the video tokens have, from the transformer's inputs."""
         return hidden_states.shape[2] // self.spec.patch[0]
+
+    def token_plan(self, net: Any) -> Mapping[str, Any]:
+        """Return diffusers' plan of which tensors of a network are split by tokens over
+        several processes, and which are gathered.
+        """
+        plan: Mapping[str, Any] = net._cp_plan
+        return plan
 
     def scheduler(self, shift: float | None) -> Any:
         """Load the checkpoint's scheduler, with another timestep shift if one is

@@ -101,6 +101,7 @@ class CogVideoX(DiffusersModel):
         default_resolution=588,
         timestep_shift=1.0,
         sample_steps=50,
+        caches_first_block=True,
         sample_guidance=6.0,
         licence="CogVideoX License",
         timestep_distribution="UNIFORM",

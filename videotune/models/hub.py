@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
-from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.files import digest, read_json, size_text, user_cache, write_text
 from videotune.http_limits import AnswerLimits
@@ -28,6 +27,7 @@ from videotune.models.other_models import (
     other_model_of_pipeline,
     refuse_other_model,
 )
+from videotune.presets.shipped import preset_names, read_preset
 from videotune.types import LogFn
 
 if TYPE_CHECKING:

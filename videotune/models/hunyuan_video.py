@@ -274,6 +274,7 @@ class HunyuanVideo(DiffusersModel):
         default_resolution=544,
         timestep_shift=7.0,
         sample_steps=50,
+        caches_first_block=True,
         sample_guidance=6.0,
         licence="Tencent Hunyuan Community License",
         keeps_variance=True,

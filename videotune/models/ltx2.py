@@ -11,6 +11,7 @@ sound. Samples are drawn by diffusers' pipeline, which always draws both.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ from videotune.models.pipelines import (
     least_steps_of,
 )
 from videotune.models.position_cache import cached_positions
+from videotune.models.token_plans import sound_attention_plan, video_token_plan
 from videotune.types import (
     Batch,
     ClipShape,
@@ -152,6 +154,7 @@ class LTX2(LTX2Sampling):
             idle_paths=idle_paths(BLOCKS),
         ),
         connectors=connector_rules(1024, 4096, 2048),
+        splits_tokens=True,
         default_resolution=627,
         timestep_distribution="STRETCHED_LOGIT_NORMAL",
         timestep_shift=4.48,
@@ -238,6 +241,7 @@ class LTX2(LTX2Sampling):
             ),
             latent_channels=configs.latent_channels,
             text_width=text_width,
+            attention_heads=net["num_attention_heads"],
             text_numbers=cls.spec.text_tokens * sound_width,
             sound=sound_rules(folder, net),
             connectors=rules_of_checkpoint(folder, cls.spec.text_tokens),
@@ -342,6 +346,19 @@ class LTX2(LTX2Sampling):
                 "use_cross_timestep", True
             ),
         }
+
+    def token_plan(self, net: Any) -> Mapping[str, Any]:
+        """Return diffusers' plan for the tokens of the video, with their timesteps.
+
+        Its positions are of two forms, of which diffusers' own plan knows the older.
+        The captions stay whole, as for LTX-Video, and so does the sound of samples.
+        """
+        if net.config.rope_type == "split":
+            # (B, heads, tokens, width)
+            plan = video_token_plan(net, rope_dims=4, rope_tokens_dim=2)
+        else:
+            plan = video_token_plan(net, rope_dims=3, rope_tokens_dim=1)
+        return plan | sound_attention_plan(plan["rope"][0])
 
     def _one_silent_token(
         self, net: nn.Module, x_t: Tensor, batch: Batch

@@ -40,6 +40,7 @@ from videotune.models.pipelines import (
     without_shift_warning,
 )
 from videotune.models.position_cache import cached_positions
+from videotune.models.token_plans import video_token_plan
 from videotune.rng import generator_for, seed32
 from videotune.types import (
     Batch,
@@ -126,9 +127,11 @@ class LTXVideo(DiffusersModel):
                 r"transformer_blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",
             ),
         },
+        splits_tokens=True,
         default_resolution=600,
         timestep_shift=4.48,
         sample_steps=50,
+        caches_first_block=True,
         least_steps=2,
         sample_guidance=3.0,
         licence="LTX-Video RAIL-M licence",
@@ -205,6 +208,7 @@ class LTXVideo(DiffusersModel):
             latent_channels=configs.latent_channels,
             text_tokens=text_tokens,
             text_width=net["caption_channels"],
+            attention_heads=net["num_attention_heads"],
             licence=licence,
             further_conditions=CONDITIONS if newer else {},
             # The newer pipeline passes a timestep for each token.
@@ -307,6 +311,14 @@ class LTXVideo(DiffusersModel):
         )
         of_clip = output[0][:, -math.prod(x_t.shape[2:]) :]
         return of_clip.transpose(1, 2).reshape(x_t.shape).float()
+
+    def token_plan(self, net: Any) -> Mapping[str, Any]:
+        """Return diffusers' plan for the tokens of the video, with their timesteps.
+
+        The captions' tokens, which diffusers' own plan also splits, stay whole, as for
+        Wan: the backward pass of its attention takes as many keys as queries.
+        """
+        return video_token_plan(net, rope_dims=3, rope_tokens_dim=1)
 
     def _positions(
         self,

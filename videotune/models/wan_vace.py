@@ -58,8 +58,11 @@ class WanVace(Wan):
             for name, patterns in Wan.spec.lora_targets.items()
         },
         first_frame=0.0,
+        # What its second list of blocks gives would be added twice in a skipped step.
+        caches_first_block=False,
         further_conditions=CONDITIONS,
         control_channels=96,
+        splits_tokens=False,
     )
     variants = ("vace", "vace-a14b")
     transformer_class = "WanVACETransformer3DModel"
@@ -100,8 +103,11 @@ class WanVace(Wan):
             blocks=cls.spec.blocks,
             lora_targets=cls.spec.lora_targets,
             first_frame=0.0,
+            # What its second list of blocks gives would be added twice in a skipped step.
+            caches_first_block=False,
             further_conditions=CONDITIONS,
             control_channels=expected,
+            splits_tokens=False,
         )
 
     def lora_formats(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Memory settings that the config leaves open are chosen.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import psutil
@@ -33,7 +33,13 @@ from videotune.planner.ledger import CountsByPart
 from videotune.planner.memory import Constraints, Need
 from videotune.planner.network_facts import linear_sizes
 from videotune.planner.read_step import step_spec, step_spec_with_tiles
-from videotune.planner.step_spec import UNCHANGED, StepSpec, sharded
+from videotune.planner.step_spec import (
+    UNCHANGED,
+    StepSpec,
+    sharded,
+    with_shared_samples,
+)
+from videotune.planner.traffic import exchanged_bytes_per_token, process_count, traffic
 from videotune.text import memory_size
 from videotune.trainer.build import (
     DTYPES,
@@ -197,12 +203,19 @@ def config_constraints(config: Config, blocks: int, batch: int) -> Constraints:
     )
 
 
-def process_share(job: Job, spec: StepSpec) -> StepSpec:
-    """Return what this process holds of a step: its shards, if the weights are sharded."""
-    if job.config.sharding != "FULL" or job.processes == 1:
+def process_share(job: Job, spec: StepSpec, dtype: str) -> StepSpec:
+    """Return what this process holds of a step: its tokens, if samples are shared, and
+    its shards, if the weights are sharded.
+    """
+    config = job.config
+    if config.context_parallel > 1:
+        tokens = max(job.spec.video_tokens(shape) for shape in job.shapes)
+        exchanged = tokens * exchanged_bytes_per_token(job, dtype)
+        spec = with_shared_samples(spec, config.context_parallel, exchanged)
+    if config.sharding != "FULL" or process_count(job) == 1:
         return spec
-    is_full = job.config.training_method == "FINE_TUNE" and job.config.transformer.train
-    return sharded(spec, job.processes, is_full)
+    is_full = config.training_method == "FINE_TUNE" and config.transformer.train
+    return sharded(spec, process_count(job), is_full)
 
 
 def pass_samples(job: Job) -> list[int]:
@@ -241,7 +254,7 @@ def _fit_within(
     job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None
 ) -> Fit:
     """Choose the open memory settings for a device of which all bytes may be used."""
-    spec = process_share(job, step_spec(job, dtype))
+    spec = process_share(job, step_spec(job, dtype), dtype)
     config = job.config
     batch = max(pass_samples(job))
     constraints = config_constraints(config, len(spec.blocks), batch)
@@ -260,7 +273,7 @@ def _fit_within(
     other_phases = memory.fit_other_phases(spec, training, vram)
     preview = other_phases.get("preview")
     if vram is not None and preview is not None and memory.room(preview[1]) > vram:
-        tiled_spec = process_share(job, step_spec_with_tiles(job, dtype))
+        tiled_spec = process_share(job, step_spec_with_tiles(job, dtype), dtype)
         other_phases = memory.fit_other_phases(tiled_spec, training, vram)
 
     streamed = training.choice.streamed
@@ -354,6 +367,10 @@ def _training_remedies(job: Job, spec: StepSpec, vram: int) -> list[str]:
         f"the settings that need least ({settings}) need {need}: take a larger card, "
         f"fewer frames (video_config.frames) or a lower resolution"
     ]
+    if job.spec.splits_tokens and config.context_parallel == 1:
+        lines.append(
+            "several cards can share each sample (context_parallel): plan --gpus N"
+        )
     if config.text_encoder.train:
         lines.append(
             "text_encoder.train=false leaves the text encoder as it is, outside of the step"
@@ -454,8 +471,38 @@ def to_json(
             "parts": host,
         },
         "chosen": result.chosen,
+        "processes": processes_of(job, step_spec(job, dtype), result, dtype),
         "micro_batch": training.choice.micro_batch,
         "remedies": list(result.remedies),
+    }
+
+
+def processes_of(
+    job: Job, spec: StepSpec, result: Fit, dtype: str
+) -> dict[str, Any] | None:
+    """Return how several processes share a step, and what each sends in it.
+
+    None for one process. Seconds are those of a named card.
+
+    Args:
+        job: The run.
+        spec: The step of a whole network.
+        result: The fit.
+        dtype: The dtype of the training.
+    """
+    if process_count(job) == 1:
+        return None
+    sent = traffic(job, spec, result.training, dtype)
+    card = result.card
+    return {
+        "count": process_count(job),
+        "context_parallel": job.config.context_parallel,
+        "groups": job.processes,
+        "sharding": job.config.sharding,
+        "sent_bytes": {name: round(size) for name, size in asdict(sent).items()},
+        "link_bytes_a_second": card and round(card.peer_link),
+        "seconds_waiting": card and round(sent.seconds(card), 4),
+        "seconds_beside": card and round(sent.seconds_beside(card), 4),
     }
 
 
@@ -472,7 +519,7 @@ def _times(result: Fit, job: Job, dtype: str) -> dict[str, float | None]:
 def _times_on(card: Card, result: Fit, job: Job, dtype: str) -> dict[str, float]:
     """Return the hours of the run and the seconds of a step on a card."""
     spec = step_spec(job, dtype)
-    step = step_seconds(job, spec, result.training, card)
+    step = step_seconds(job, spec, result.training, card, dtype)
     hours = step * job.steps / 3600
     return {
         "hours": round(hours, 3),
@@ -515,12 +562,26 @@ def cache_seconds(
     )
 
 
-def step_seconds(job: Job, spec: StepSpec, training: Need, card: Card) -> float:
-    """Return the calculated seconds of a step: the mean over the buckets."""
+def step_seconds(
+    job: Job, spec: StepSpec, training: Need, card: Card, dtype: str
+) -> float:
+    """Return the calculated seconds of a step: the mean over the buckets.
+
+    Args:
+        job: The run.
+        spec: The step of a whole network.
+        training: What a process needs with the chosen settings.
+        card: The card.
+        dtype: The dtype of the training.
+    """
     mean = 0.0
     for shape, samples, share in zip(
         job.shapes, pass_samples(job), job.shares, strict=True
     ):
         work = memory.relative_work(spec, job.spec.tokens(shape))
         mean += memory.seconds(training, samples, card, work) * share
-    return job.config.gradient_accumulation_steps * mean
+    computing = job.config.gradient_accumulation_steps * mean
+
+    sent = traffic(job, spec, training, dtype)
+    # Weights arrive while blocks compute; for everything else the step waits.
+    return max(computing + sent.seconds(card), sent.seconds_beside(card))

@@ -31,6 +31,10 @@ class Card:
     """Dense bfloat16 operations a second."""
     link: float
     """Bytes a second between host and device."""
+    peer_link: float = 24e9
+    """Bytes a second that it sends to another GPU of its machine: over NVLink, if all of
+    the machine have it, else over its link to the host.
+    """
     timed: bool = True
     """Whether the rate is the GPU's own, so that a time can be calculated from it."""
     bandwidth: float | None = None
@@ -62,7 +66,9 @@ def cards() -> tuple[Card, ...]:
     A card that is sold with several memories has several rows, whose names have the
     memory.
     """
-    rows = read_json(Path(__file__).with_name("gpus.json"))["cards"]
+    content = read_json(Path(__file__).with_name("gpus.json"))
+    rows = content["cards"]
+    nvlink = content["nvlink"]
     names = [row[0] for row in rows]
 
     table = []
@@ -74,6 +80,7 @@ def cards() -> tuple[Card, ...]:
                 vram=gigabytes * 2**30,
                 flops=USUAL.flops if rate is None else rate * 1e12,
                 link=link * 1e9,
+                peer_link=nvlink.get(name, link) * 1e9,
                 timed=rate is not None,
                 bandwidth=bandwidth * 1e9,
             )

@@ -94,6 +94,15 @@ class Work:
             operations=self.operations + times * added.operations,
         )
 
+    def shared(self, parts: int) -> Work:
+        """Return a part of this work; the host starts as many kernels."""
+        return Work(
+            flops=self.flops / parts,
+            attention=self.attention / parts,
+            moved=self.moved / parts,
+            operations=self.operations,
+        )
+
 
 @dataclass(frozen=True)
 class Reading:

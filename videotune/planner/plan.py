@@ -48,6 +48,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "seconds_a_step": None,
         "examples": [],
         "chosen": None,
+        "processes": None,
         "remedies": [],
         "effective_batch": job.effective_batch,
         "micro_batch": min(

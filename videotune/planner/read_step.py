@@ -24,6 +24,7 @@ from videotune.planner.step_spec import (
     assemble,
     is_consistent,
 )
+from videotune.planner.traffic import process_count
 from videotune.trainer.build import DTYPES, weights_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def _of_run(spec: StepSpec, job: Job) -> StepSpec:
     """Return the spec with what depends on the run alone."""
     config = job.config
     reason = find(job.spec.name).no_cuda_graphs or cannot_capture(config)
-    captures = config.cuda_graphs is not False and job.processes == 1 and not reason
+    captures = (
+        config.cuda_graphs is not False and process_count(job) == 1 and not reason
+    )
     return replace(spec, captures=captures)
 
 

@@ -141,8 +141,10 @@ def decide_compile(job: Job) -> Job:
         reason = reason or "how long a step takes is unknown"
     elif reason is None:
         spec, training = known
-        plain = step_seconds(job, spec, training, card)
-        faster = step_seconds(job, spec, memory.compiled(training), card)
+        plain = step_seconds(job, spec, training, card, dtype_name(job.config))
+        faster = step_seconds(
+            job, spec, memory.compiled(training), card, dtype_name(job.config)
+        )
         saved = job.steps * (plain - faster)
         cost = COMPILE_SECONDS * len(job.spec.blocks) * min(2, len(job.buckets))
         compiles = saved > cost
@@ -163,7 +165,7 @@ def planned_need(job: Job, dtype: str) -> tuple[StepSpec, Need] | None:
     batch = max(pass_samples(job))
     constraints = config_constraints(config, len(spec.blocks), batch)
     plainest = memory.choices(spec, batch, constraints)[0]
-    return spec, memory.need(process_share(job, spec), plainest)
+    return spec, memory.need(process_share(job, spec, dtype), plainest)
 
 
 def peak(job: Job, measured: Mapping[str, int]) -> dict[str, int | None] | None:

@@ -21,7 +21,7 @@ from videotune.memory.device_buffers import SLOTS
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.planner.cache_size import pixels_of
-from videotune.planner.ledger import PASSES, CountsByPart, Reading, Work, plus
+from videotune.planner.ledger import KEPT, PASSES, CountsByPart, Reading, Work, plus
 from videotune.planner.plan_inputs import PlanInputs
 from videotune.trainer.build import what_trains
 from videotune.trainer.optimizer_bytes import state_bytes
@@ -41,6 +41,21 @@ TILED = "the denoiser offloaded, decoded in tiles"
 GATHERED = 2
 """Blocks that are whole on a process with shards of each: one computes, the next one
 arrives.
+"""
+
+
+PASSES_OF_BLOCK = 3
+"""Passes of a block at most: forward, forward again, and backward."""
+
+ATTENTION_PASSES = 3.5
+"""Operations of attention forward and backward, as a multiple of those forward."""
+
+EXCHANGED = 2
+EXCHANGE_MOVES = 28
+EXCHANGE_STARTS = 14
+"""What an attention adds whose tokens several processes share: tensors of its size that
+exist beside the activations, that are moved on the device, and kernels. Read on fake
+tensors of Wan 1.3B.
 """
 
 
@@ -130,6 +145,48 @@ def sharded(spec: StepSpec, processes: int, full: bool) -> StepSpec:
         return Reading(phases, reading.work)
 
     return spec.changed(shard)
+
+
+def with_shared_samples(spec: StepSpec, parts: int, exchanged: float) -> StepSpec:
+    """Return the step of a process that shares each sample with others, by its tokens.
+
+    Of a sample it holds and computes its part. Keys and values of captions, which each
+    process has whole, are few and counted so too. diffusers computes attention once more
+    in its backward pass.
+
+    Args:
+        spec: The step of whole samples.
+        parts: Processes that share a sample.
+        exchanged: Bytes of one tensor that attention exchanges, of a whole sample.
+    """
+    attention_forward = spec.one_sample[OFF].work.attention / ATTENTION_PASSES
+
+    def share(reading: Reading, samples: int) -> Reading:
+        phases = {}
+        for phase, sizes in reading.phases.items():
+            shared = dict(sizes)
+            if phase in (*PASSES, KEPT):
+                shared["activations"] = -(-sizes.get("activations", 0) // parts)
+            if phase in PASSES:
+                shared["exchanged by attention"] = round(
+                    EXCHANGED * samples * exchanged / parts
+                )
+            phases[phase] = shared
+
+        again = samples * attention_forward
+        work = reading.work.plus(Work(flops=again, attention=again)).shared(parts)
+        moved = EXCHANGE_MOVES * samples * exchanged / parts
+        exchange = Work(flops=0, moved=moved, operations=EXCHANGE_STARTS)
+        attentions = PASSES_OF_BLOCK * len(spec.blocks)
+        return Reading(phases, work.plus(exchange, attentions))
+
+    # Nothing of attention can be saved.
+    kept = {
+        mode: tuple(-(-size // parts) for size in sizes)
+        for mode, sizes in spec.kept.items()
+        if mode != ATTENTION_SAVED
+    }
+    return replace(spec.changed(share), kept=kept)
 
 
 def is_consistent(spec: StepSpec) -> bool:

@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from videotune.config import load
+from videotune.config.nested_keys import flatten, merge, unflatten
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json
+from videotune.presets import shipped
 from videotune.text import some
 
 SMALL = 20
@@ -60,17 +61,19 @@ def recipe(purpose: str) -> dict[str, Any]:
 
 def models() -> dict[str, list[str]]:
     """Return the presets of each model, those for small cards first."""
-    names = sorted(load.preset_names(), key=lambda name: load.preset_card(name) or 0)
+    names = sorted(
+        shipped.preset_names(), key=lambda name: shipped.preset_card(name) or 0
+    )
     presets: dict[str, list[str]] = {}
     for name in names:
-        model = name.removesuffix(f" {load.memory_class(name)}GB")
+        model = name.removesuffix(f" {shipped.memory_class(name)}GB")
         presets.setdefault(model, []).append(name)
     return presets
 
 
 def display_name(preset: str) -> str:
     """Return the name of a preset's model, as the list of presets shows it."""
-    return re.split(", |: ", load.preset_about(preset))[0]
+    return re.split(", |: ", shipped.preset_about(preset))[0]
 
 
 def find_model(text: str) -> str:
@@ -84,7 +87,7 @@ def find_model(text: str) -> str:
         VideotuneError: None or several fit; the message names the nearest.
     """
     wanted = _without_spaces(text)
-    for preset in load.preset_names():
+    for preset in shipped.preset_names():
         is_exact = wanted == _without_spaces(preset)
         if is_exact and preset not in models():
             return preset
@@ -124,7 +127,7 @@ def _with_cards(names: Sequence[str]) -> str:
     """Return models with the cards of their presets, as the list of presets names them."""
     texts = []
     for model in names:
-        cards = [load.preset_card(preset) for preset in presets_of(model)]
+        cards = [shipped.preset_card(preset) for preset in presets_of(model)]
         sizes = [f"{card} GB" for card in cards if card is not None]
         texts.append(f"{model} ({some(sizes)})" if sizes else model)
     return ", ".join(texts)
@@ -133,7 +136,7 @@ def _with_cards(names: Sequence[str]) -> str:
 def _spellings(model: str) -> list[str]:
     """Return what a model is called, by its own name first."""
     preset = models()[model][0]
-    repository = str(load.read_preset(preset).get("base_model_name", ""))
+    repository = str(shipped.read_preset(preset).get("base_model_name", ""))
     return [model, display_name(preset), repository, repository.rpartition("/")[2]]
 
 
@@ -157,7 +160,7 @@ def _usual_method(names: Sequence[str]) -> list[str]:
     """Return those of some models that train a LoRA, or all if none does."""
     loras = []
     for model in names:
-        settings = load.read_preset(models()[model][0])
+        settings = shipped.read_preset(models()[model][0])
         if settings.get("training_method", "LORA") == "LORA":
             loras.append(model)
     return loras or list(names)
@@ -203,7 +206,7 @@ def preset_for(model: str, card: int | None) -> str:
     fitting = [
         name
         for name in presets
-        if card is None or (load.preset_card(name) or 0) <= card
+        if card is None or (shipped.preset_card(name) or 0) <= card
     ]
     if not fitting:
         raise VideotuneError(
@@ -240,7 +243,7 @@ def config_of(
     """
     chosen = recipe(purpose)
     recipe_keys = chosen["keys"]
-    reasons = load.preset_reasons(preset) | {
+    reasons = shipped.preset_reasons(preset) | {
         "epochs": EPOCHS,
         "datasets": chosen["advice"],
         "prior_preservation": PRIOR,
@@ -254,11 +257,11 @@ def config_of(
     keys: dict[str, Any] = {"datasets": [dataset]}
     if prior:
         keys["prior_preservation"] = prior
-    preset_keys = load.read_preset(preset)
+    preset_keys = shipped.read_preset(preset)
     preset_steps = preset_keys.pop("steps", None)
     keys |= preset_keys
     values = {key: row[0] for key, row in recipe_keys.items()}
-    keys = load.merge(keys, load.unflatten(values))
+    keys = merge(keys, unflatten(values))
     is_small = clips < SMALL
     keys["epochs"] = chosen["small" if is_small else "large"]
     keys, reasons = _fit_card(keys, reasons, preset, card)
@@ -266,12 +269,12 @@ def config_of(
 
     count = f"{'fewer than' if is_small else 'at least'} {SMALL} clips"
     about = f"{chosen['about']}, {count}; preset {preset}"
-    if card and load.preset_card(preset):
+    if card and shipped.preset_card(preset):
         card_words = f"a card of {card} GB"
         if card_name:
             card_words = f"the card {card_name} ({card} GB)"
         about += f", the largest of its model for {card_words}"
-    about += f": {load.preset_about(preset)}"
+    about += f": {shipped.preset_about(preset)}"
     lines = [
         *_comment(f"videotune init: {purpose}, {about}"),
         "",
@@ -288,9 +291,9 @@ def _fit_card(
 ) -> tuple[dict[str, Any], Reasons]:
     """Take the setting that a preset names for larger cards, if the card is one."""
     larger = re.search(
-        r"With --set (\S+)=(\S+) for cards of (\d+) GB", load.preset_about(preset)
+        r"With --set (\S+)=(\S+) for cards of (\d+) GB", shipped.preset_about(preset)
     )
-    preset_card = load.preset_card(preset)
+    preset_card = shipped.preset_card(preset)
     if larger is None or preset_card is None or card is None:
         return keys, reasons
     key = larger[1]
@@ -300,9 +303,9 @@ def _fit_card(
 
     reason = (
         f"for cards of {gigabytes} GB and more; the preset is for {preset_card} GB "
-        f"and has {load.flatten(keys)[key]}"
+        f"and has {flatten(keys)[key]}"
     )
-    keys = load.merge(keys, load.unflatten({key: larger[2]}))
+    keys = merge(keys, unflatten({key: larger[2]}))
     return keys, reasons | {key: reason}
 
 

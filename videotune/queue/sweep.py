@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from videotune.config.load import merge
+from videotune.config.nested_keys import merge
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
 from videotune.queue.entries import CONFIG_SUFFIXES, QueueEntry, add, entries

@@ -26,6 +26,7 @@ from videotune.reporter.read import (
     number,
     read_run,
 )
+from videotune.reporter.restarts import restarts_of
 from videotune.runs.step_sums import Steps, regularization
 
 LONG_CAPTION = 120
@@ -154,7 +155,7 @@ def _figures(run: Run) -> dict[str, Any]:
     if num_preserved:
         training_clips = (training_clips or 0) - num_preserved
 
-    resumes = [text.value_text(row.get("from_step")) for row in run.of_kind("resume")]
+    resumes = [restart.text for restart in restarts_of(run)]
     return {
         "started": text.moment(start["time"]) if "time" in start else None,
         "device": start.get("device"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from videotune.config.load import flatten
+from videotune.config.nested_keys import flatten
 from videotune.config.resolve import parse
 from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json

@@ -277,7 +277,9 @@ def begin(
             part.unlink()
     write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
     write_json(run / "plan.json", plan)
-    write_config(run, job, fingerprints, train_dtype)
+    begun = read_begun(run)
+    command = None if begun is None else digest(dict(begun))
+    write_config(run, job, fingerprints, train_dtype, command=command)
 
 
 def write_config(
@@ -286,6 +288,7 @@ def write_config(
     fingerprints: Mapping[str, str],
     train_dtype: str,
     user_values: Mapping[str, Any] | None = None,
+    command: str | None = None,
 ) -> None:
     """Write ``config.json``: every key with its origin, the base model and the data.
 
@@ -299,6 +302,7 @@ def write_config(
         train_dtype: the dtype in which the run computes.
         user_values: what the user set for the replaced keys, if they were replaced
             before.
+        command: digest of what the user asked for at the start. None: it is not known.
     """
     content = job.resolved.to_json()
     warmup_steps = job.config.warmup_steps
@@ -323,6 +327,7 @@ def write_config(
         "past": asdict(job.past),
         "asked": dict(user_values),
         "versions": versions(),
+        "command": command,
     }
     write_json(run / "config.json", content | {"digest": digest(content)})
     (run / BEGUN).unlink(missing_ok=True)

@@ -13,6 +13,9 @@ from videotune.errors import INTERRUPTED
 ONE_PRESS = 2.0
 """Seconds within which signals of a terminal and a launcher count as one request."""
 
+WARNING = getattr(signal, "SIGUSR1", None)
+"""What Slurm sends before a job's time is over. Windows has none."""
+
 HANGUP = getattr(signal, "SIGHUP", None)
 """What a closed terminal sends. Windows has none."""
 
@@ -32,6 +35,8 @@ class Signals:
     """Whether there are several processes, each of which the launcher signals once
     more.
     """
+    was_warned: bool = False
+    """Whether SIGUSR1 asked, and no other signal has come since."""
     _breaking: bool = False
 
     @contextmanager
@@ -50,36 +55,43 @@ class Signals:
             self._breaking = False
 
 
-def hangup_is_termination() -> None:
-    """Let a closed terminal do what SIGTERM does, unless the process was started to
-    ignore it (nohup).
+def requests_end_the_process() -> None:
+    """Let SIGUSR1 and a closed terminal do what SIGTERM does, until the first step.
+
+    If the process was started to ignore the terminal's signal (nohup), it still does.
     """
-    if HANGUP is not None and signal.getsignal(HANGUP) == signal.SIG_DFL:
-        signal.signal(HANGUP, signal.getsignal(signal.SIGTERM))
+    for number in (HANGUP, WARNING):
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.getsignal(signal.SIGTERM))
 
 
 @contextmanager
 def signals(is_distributed: bool = False) -> Iterator[Signals]:
-    """Let SIGINT, SIGTERM and SIGHUP ask the run to finish its step and save.
+    """Let SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask the run to finish its step and save.
 
-    A second signal ends the process at once.
-
-    Except for a second SIGHUP, which a closed terminal may send. If the process was
-    started to ignore SIGHUP, it still does.
+    A second SIGINT or SIGTERM ends the process at once. The first one after SIGUSR1 does
+    not: Slurm sends SIGUSR1 some time before the end, and SIGTERM at the end. If the
+    process was started to ignore SIGHUP, it still does.
     """
     requests = Signals(is_distributed=is_distributed)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        is_press = number not in (HANGUP, WARNING)
         if requests.stop:
             is_same_press = (
                 requests.is_distributed and time.monotonic() - requests.at < ONE_PRESS
             )
-            if number == HANGUP or is_same_press:
+            if not is_press or is_same_press:
+                return
+            if requests.was_warned:
+                requests.was_warned = False
+                requests.at = time.monotonic()
                 return
             _print_now("videotune: stopped at once; the last checkpoint is complete")
             os._exit(INTERRUPTED)  # waits for nothing, not even for threads
 
         requests.stop = True
+        requests.was_warned = number == WARNING
         requests.at = time.monotonic()
         _print_now(
             "stopping after this step and saving; press once more to stop at once"
@@ -88,6 +100,8 @@ def signals(is_distributed: bool = False) -> Iterator[Signals]:
             raise Interrupted
 
     numbers = [signal.SIGINT, signal.SIGTERM]
+    if WARNING is not None:
+        numbers.append(WARNING)
     if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
         numbers.append(HANGUP)
     previous_handlers = {number: signal.signal(number, on_signal) for number in numbers}

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import time
 from typing import Any, NamedTuple
 
-from videotune.config.load import flatten
+from videotune.config.nested_keys import flatten
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.runs.scalars import scalars

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from videotune.adapters.side_update import UpdatesByExpert, set_strength
 from videotune.files import digest
+from videotune.lazy import diffusers
 from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, LatentDistribution, SampleRequest
 
@@ -64,6 +65,11 @@ class SampleSettings:
 
     base_loras: bool = True
     """False: without the LoRA files under the training."""
+
+    cache_threshold: float = 0.0
+    """Share by which the first block's output must change for the blocks behind it to be
+    computed. 0: they are computed in each step.
+    """
 
 
 class SampleLatents(NamedTuple):
@@ -125,9 +131,8 @@ def draw_samples(
         family,
         nets,
         isolated=isolated,
-        isolate=not settings.temporal_attention,
         updates=updates or {},
-        strength=settings.strength,
+        settings=settings,
     )
     with torch.no_grad(), closing(eval_nets):
         for index, (prompt, seed) in enumerate(samples):
@@ -146,6 +151,7 @@ def draw_samples(
                 latents.append(SampleLatents(video[0], sound[0]))
             else:
                 latents.append(SampleLatents(family.sample(*arguments)[0]))
+            eval_nets.forget_sample()
 
             if on_done:
                 on_done(len(latents))
@@ -211,9 +217,9 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
         family: the model family.
         nets: network of each expert.
         isolated: whether the networks' frames are isolated outside this mapping.
-        isolate: whether they are inside.
         updates: added to the networks' linear modules inside.
-        strength: of the networks' adapter inside.
+        settings: of the samples: whether frames are isolated inside, the strength of the
+            networks' adapter, and whether blocks are skipped.
     """
 
     def __init__(
@@ -222,16 +228,16 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
         nets: Mapping[str, nn.Module],
         *,
         isolated: bool,
-        isolate: bool,
         updates: UpdatesByExpert,
-        strength: float,
+        settings: SampleSettings,
     ) -> None:
         self.family = family
         self.nets = nets
         self.isolated = isolated
-        self.isolate = isolate
+        self.isolate = not settings.temporal_attention
         self.updates = updates
-        self.strength = strength
+        self.strength = settings.strength
+        self.cache_threshold = settings.cache_threshold
         self._changed: list[tuple[ref[nn.Module], bool]] = []
         """Networks that were looked up, and whether they were in training mode."""
         self._undo = ExitStack()
@@ -246,6 +252,8 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
             self._undo.callback(set_strength(net, self.strength))
             for update in self.updates.get(name, ()):
                 self._undo.callback(update.add_to(net))
+            if self.cache_threshold:
+                self._undo.callback(_skip_similar_steps(net, self.cache_threshold))
         return net
 
     def __iter__(self) -> Iterator[str]:
@@ -253,6 +261,17 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
 
     def __len__(self) -> int:
         return len(self.nets)
+
+    def forget_sample(self) -> None:
+        """Forget what the blocks of the sample before gave, so that the next sample
+        begins with whole steps.
+        """
+        if not self.cache_threshold:
+            return
+        for reference, _ in self._changed:
+            net: Any = reference()
+            if net is not None:
+                net._reset_stateful_cache()
 
     def close(self) -> None:
         """Restore the networks that are still in memory."""
@@ -264,6 +283,21 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
             net.train(was_training)
             if self.isolate != self.isolated:
                 self.family.isolate_frames(net, self.isolated)
+
+
+def _skip_similar_steps(net: Any, threshold: float) -> Callable[[], None]:
+    """Let a network skip the blocks behind its first while that one's output changes by
+    less than ``threshold``. Return what ends this.
+    """
+    net.enable_cache(diffusers.FirstBlockCacheConfig(threshold=threshold))
+    network = ref(net)
+
+    def end() -> None:
+        still_loaded: Any = network()
+        if still_loaded is not None:
+            still_loaded.disable_cache()
+
+    return end
 
 
 def decode(

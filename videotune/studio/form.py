@@ -12,14 +12,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from videotune.config.applies import Facts, unused
 from videotune.config.data_schema import Dataset
 from videotune.config.explain import advice, default, values
-from videotune.config.load import (
-    EPOCH_KEYS,
-    checked_keys,
-    flatten,
-    merge,
-    read_preset,
-    unflatten,
-)
+from videotune.config.load import EPOCH_KEYS, checked_keys
+from videotune.config.nested_keys import flatten, merge, unflatten
 from videotune.config.optimizer_classes import usable_classes
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.resolve import parse
@@ -28,6 +22,7 @@ from videotune.data.buckets import parse_size
 from videotune.data.captions import split_variants
 from videotune.data.clip_file import CAPTION_SUFFIXES
 from videotune.errors import VideotuneError
+from videotune.presets.shipped import read_preset
 from videotune.studio.projects import CLIP_KEYS, CLIPS, MANAGED_KEYS, texts
 
 WidgetKind = Literal["choice", "switch", "whole", "number", "text", "json"]

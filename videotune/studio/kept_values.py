@@ -4,7 +4,7 @@ otherwise.
 
 from dataclasses import dataclass
 
-from videotune.config.load import flatten
+from videotune.config.nested_keys import flatten
 from videotune.studio import projects
 from videotune.studio.form import (
     fields,

@@ -9,10 +9,15 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from videotune.config.load import preset_about, preset_card, preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.planner.gpus import Card, cards, memory_or_card
+from videotune.presets.shipped import (
+    preset_about,
+    preset_card,
+    preset_names,
+    read_preset,
+)
 from videotune.studio import gpu
 from videotune.studio.web import CurrentPage, fragment, render
 

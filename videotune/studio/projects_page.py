@@ -9,8 +9,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from videotune.config.load import preset_named
 from videotune.errors import VideotuneError
+from videotune.presets.shipped import preset_named
 from videotune.queue import entries as queued
 from videotune.studio import (
     clips,

@@ -11,18 +11,13 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
-from videotune.config.load import (
-    checked_keys,
-    flatten,
-    merge,
-    preset_named,
-    preset_reasons,
-    unflatten,
-)
+from videotune.config.load import checked_keys
+from videotune.config.nested_keys import flatten, merge, unflatten
 from videotune.config.resolve import parse
 from videotune.data.remarks import with_codes
 from videotune.errors import VideotuneError
 from videotune.files import write_json
+from videotune.presets.shipped import preset_named, preset_reasons
 from videotune.reporter.curves import COLOURS
 from videotune.reporter.read import mapping
 from videotune.studio import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
-from videotune.config.load import flatten
+from videotune.config.nested_keys import flatten
 from videotune.errors import VideotuneError
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob

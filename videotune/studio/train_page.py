@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 
-from videotune.config.load import flatten, unflatten
+from videotune.config.nested_keys import flatten, unflatten
 from videotune.errors import VideotuneError
 from videotune.files import life, write_json
 from videotune.queue import entries as queued

@@ -17,12 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from videotune.config.load import checked_keys, merge, preset_named
+from videotune.config.load import checked_keys
+from videotune.config.nested_keys import merge
 from videotune.config.resolve import parse
 from videotune.data.archives import unpack
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.files import digest, read_typed, write_json
+from videotune.presets.shipped import preset_named
 from videotune.runs.schemas import parse_line
 from videotune.runs.schemas import read_record as read_run_record
 from videotune.studio.form import as_config, clip_keys_of, preset_keys

@@ -7,14 +7,14 @@ from itertools import chain
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from videotune.adapters.layers import Parameters
 from videotune.adapters.lora import bind_parameters
 from videotune.config.schema import Config
 from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
-from videotune.distributed import DistributedContext, sharded
+from videotune.distributed import DistributedContext, run_together
 from videotune.errors import VideotuneError
 from videotune.job.experts import TEXT, trained
 from videotune.latent_cache.sampler import ExpertSchedule, exact
@@ -23,6 +23,7 @@ from videotune.memory.attention import set_attention
 from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_blocks
 from videotune.memory.compiling import CompiledBlocks
+from videotune.memory.context_parallel import all_of, process_mesh, split_tokens
 from videotune.memory.eight_bit_matmul import matmul_note
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
@@ -166,8 +167,8 @@ def open_pool(
         dist: this process among those of the run.
     """
     mesh = None
-    if sharded(config, dist):
-        mesh = init_device_mesh(local_device().type, (dist.size,))
+    if run_together(config, dist):
+        mesh = process_mesh(local_device().type, dist.data_size, dist.context_parallel)
 
     loader = ExpertLoader(family, config, expert_schedule.names, mesh)
     names = [expert.name for expert in family.spec.experts]
@@ -220,10 +221,15 @@ class ExpertLoader:
         trained_experts: Sequence[str],
         mesh: DeviceMesh | None,
     ) -> None:
+        """``mesh``: the processes that must run the network together (``process_mesh``)."""
         self._family = family
         self._config = config
         self._trained_experts = tuple(trained_experts)
         self._mesh = mesh
+        self._weights_mesh: DeviceMesh | None = None
+        """The processes that share the weights out. None: each has all of them."""
+        if mesh is not None and config.sharding == "FULL":
+            self._weights_mesh = all_of(mesh)
         self.new_parameters: dict[str, Parameters] = {}
         """Parameters by expert that no optimizer holds yet."""
         self._host_weights: dict[str, HostWeights] = {}
@@ -244,8 +250,11 @@ class ExpertLoader:
             parameters = trainable.module_params or trainable.parameters
             self._bind(pool, name, net, parameters)
 
-        if self._mesh is not None:
-            new_parameters = self._shard(pool, name, net, parameters, self._mesh)
+        self._set_up_attention(pool, net)
+        if self._weights_mesh is not None:
+            new_parameters = self._shard(
+                pool, name, net, parameters, self._weights_mesh
+            )
         else:
             new_parameters = self._place(pool, name, net, parameters, is_first=is_first)
 
@@ -257,7 +266,9 @@ class ExpertLoader:
         """Read a denoiser from its files: onto the host if its blocks go to the device
         one at a time.
         """
-        from_host = bool(self._config.layer_offload_fraction) or self._mesh is not None
+        from_host = (
+            bool(self._config.layer_offload_fraction) or self._weights_mesh is not None
+        )
         net = self._family.denoiser(
             name, device=torch.device("cpu") if from_host else None
         )
@@ -276,6 +287,15 @@ class ExpertLoader:
             echo(packed_note(net, "the denoiser", stored_dtype))
         if weights.matmul is not None:
             echo(matmul_note(net, "the denoiser", weights.matmul))
+
+    def _set_up_attention(self, pool: ExpertPool, net: nn.Module) -> None:
+        """Set the attention back end, and split tokens over the processes of a group."""
+        if pool.attention != "native":
+            set_attention(net, pool.attention)
+        if self._mesh is None or self._mesh["ulysses"].size() == 1:
+            return
+        plan = self._family.token_plan(net)
+        split_tokens(net, plan, self._family.video_attentions(net), self._mesh)
 
     def _bind(
         self, pool: ExpertPool, name: str, net: nn.Module, parameters: Parameters
@@ -306,8 +326,6 @@ class ExpertLoader:
         """Shard a denoiser over the processes and return this process's part of its
         parameters.
         """
-        if pool.attention != "native":
-            set_attention(net, pool.attention)
         mode = self._config.gradient_checkpointing or ON
         checkpoint_blocks(net, mode, whole_graph=True)
         if pool.compiled is not None:
@@ -337,11 +355,9 @@ class ExpertLoader:
         *,
         is_first: bool,
     ) -> Parameters:
-        """Set up attention, compilation and block offload, and return the parameters as
-        the device holds them.
+        """Set up compilation and block offload, and return the parameters as the device
+        holds them.
         """
-        if pool.attention != "native":
-            set_attention(net, pool.attention)
         pool.streams = arrange_blocks(
             net,
             self._family.spec,

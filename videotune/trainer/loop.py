@@ -16,11 +16,12 @@ from videotune.errors import VideotuneError
 from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
+from videotune.process_watch import ProcessLost, is_lost_connection, lost_message
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
 from videotune.trainer.captured_passes import CapturedPasses, no_cuda_graphs
 from videotune.trainer.progress import CompileReport, doing, write_step
-from videotune.trainer.saving import finish_pending_save, save
+from videotune.trainer.saving import finish_pending_save, rescue_message, save
 from videotune.trainer.step import OutOfMemory, StepSettings, train_step
 from videotune.trainer.step_record import Clock, StepRecord
 from videotune.trainer.trainer import Trainer
@@ -73,6 +74,7 @@ def train_loop(trainer: Trainer) -> str:
         OutOfMemory: if a step does not fit on the device.
         NoBatch: if the batch of a step cannot be read.
         NotFinite: after ``MAX_SKIPPED_STEPS`` non-finite steps in a row.
+        ProcessLost: if another process of the run is gone.
     """
     if trainer.participates:
         for callback in trainer.callbacks:
@@ -85,7 +87,17 @@ def train_loop(trainer: Trainer) -> str:
     timing_compiler = nullcontext() if compiled is None else compiled.clock.running()
     with bar("training", lambda: doing(trainer)) as progress, timing_compiler:
         trainer.heartbeat.set("training", trainer.first - 1)
-        return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
+        try:
+            return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
+        except RuntimeError as error:
+            if not is_lost_connection(error):
+                raise
+            # The last record may wait for a sum that never arrives, so it is not
+            # written; a checkpoint that a thread writes is whole.
+            finish_pending_save(trainer)
+            raise ProcessLost(
+                f"{lost_message(error)}. {rescue_message(trainer.run)}"
+            ) from error
 
 
 def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
@@ -338,7 +350,7 @@ def remaining_batches(trainer: Trainer) -> Iterator[StepBatch]:
             first=trainer.first,
             last=trainer.job.steps,
             threads=trainer.job.config.dataloader_threads,
-            rank_and_size=(trainer.dist.rank, trainer.dist.size),
+            rank_and_size=(trainer.dist.data_rank, trainer.dist.data_size),
             spares=trainer.weights_sharded,
         )
     except (VideotuneError, OSError) as error:

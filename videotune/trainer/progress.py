@@ -2,7 +2,8 @@
 clips, the time left.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
 
@@ -77,18 +78,28 @@ class CompileReport:
         self._reported_graphs = graphs
 
 
-def announce(trainer: Trainer, changes: list[str] | None) -> None:
+@dataclass(frozen=True)
+class Resumed:
+    """How a run goes on."""
+
+    changes: Sequence[str] = ()
+    """What differs from before, in words."""
+    restarted: bool = False
+    """Whether a launcher gave the run's command again."""
+
+
+def announce(trainer: Trainer, resumed: Resumed | None) -> None:
     """Write the first line of this process into the journal, open the trackers, and
     print the run in a sentence.
 
     Args:
         trainer: the run.
-        changes: what a resume changes. None: this is not a resume.
+        resumed: how the run goes on. None: it begins.
     """
     job = trainer.job
     parameters = _count_parameters(trainer)
-    if changes is not None:
-        _write_resume(trainer, changes)
+    if resumed is not None:
+        _write_resume(trainer, resumed)
     if not trainer.journal.history.of_kind("start"):
         _write_start(trainer, parameters)
     track(trainer)
@@ -149,15 +160,33 @@ def _describe_devices(trainer: Trainer) -> str:
     devices = f"{trainer.dist.size} processes, this one on {device}"
     if trainer.weights_sharded:
         devices += ", which share its weights"
+    if trainer.dist.context_parallel > 1:
+        devices += f", {trainer.dist.context_parallel} to a sample"
     return devices
 
 
-def _write_resume(trainer: Trainer, changes: list[str]) -> None:
+def _write_resume(trainer: Trainer, resumed: Resumed) -> None:
+    """Write the journal's line of a resume, with the number of processes before it and
+    from now on.
+    """
     details: dict[str, Any] = {}
-    if changes:
-        details["changes"] = changes
-    if trainer.dist.size > 1:
-        details["processes"] = trainer.dist.size
+    if resumed.changes:
+        details["changes"] = list(resumed.changes)
+    if resumed.restarted:
+        details["restarted"] = True
+
+    earlier = trainer.journal.history.of_kind("resume")
+    begun_with = trainer.job.processes * trainer.dist.context_parallel
+    before = earlier[-1].get("processes", 1) if earlier else begun_with
+    now = trainer.dist.size
+    if now > 1:
+        details["processes"] = now
+    if before != now:
+        details["processes_before"] = before
+        echo(
+            f"{counted(now, 'process', 'processes')} continue the run of {before}: "
+            f"its steps keep their {trainer.job.effective_batch} samples"
+        )
     trainer.journal.event(
         "resume", from_step=trainer.first - 1, versions=versions(), **details
     )

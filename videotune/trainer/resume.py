@@ -10,13 +10,15 @@ from typing import Any
 
 from videotune.adapters.layers import load_weights
 from videotune.config.config_changes import Change, drift, of_class
-from videotune.config.load import in_one_unit, merge, without_rivals
+from videotune.config.load import in_one_unit, without_rivals
+from videotune.config.nested_keys import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
 from videotune.data.bucketing import buckets
 from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
+from videotune.job.context_checks import groups_of, refuse_unequal_parts
 from videotune.job.experts import of_expert
 from videotune.job.job import Job, ViewHistory, make_schedule, open_job, with_views
 from videotune.job.overrides import (
@@ -72,6 +74,8 @@ class Resume:
     """The data may have changed."""
     replan: bool = False
     """Choose memory settings again."""
+    restarted: bool = False
+    """Whether a launcher gave the run's command again."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +111,7 @@ def open_run(
         VideotuneError: if a resume would silently be another run.
     """
     if resume is None:
-        run_dir.refuse_run(run)
-        resolved, spec, base = resolve_config(overrides)
-        require_licence(spec, overrides.accept_licence)
-        refuse_what_fails(resolved.config)
-        run_dir.refuse_out_in_data(
-            run, [dataset.path for dataset in resolved.config.datasets]
-        )
-        job, _ = fit(open_job(resolved, spec, base, processes=processes), False)
-        return OpenedRun(job)
+        return _open_new_run(overrides, run, fit, processes)
 
     # 1. The run as it was.
     run_dir.read_run_config(run)  # raises a clear error if the folder holds no run
@@ -138,6 +134,8 @@ def open_run(
 
     # 3. The job from here on.
     job = open_job(resolved, spec, base, processes=run_config.get("processes", 1))
+    groups_of(resolved.config, processes)  # refuses a number that does not divide
+    refuse_unequal_parts(job)
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, run_config["settings"], setting_changes, run)
     job = replace(job, past=ViewHistory(**run_config.get("past", {})))
@@ -157,6 +155,24 @@ def open_run(
             f"the data has changed: {data_change}. From step {step + 1} on the new data is shown, in an order of its own"
         )
     return OpenedRun(job, checkpoint, tuple(changes), history)
+
+
+def _open_new_run(
+    overrides: Overrides, run: Path, fit: FitFn, processes: int
+) -> OpenedRun:
+    """Open a run that begins."""
+    run_dir.refuse_run(run)
+    resolved, spec, base = resolve_config(overrides)
+    require_licence(spec, overrides.accept_licence)
+    refuse_what_fails(resolved.config)
+    run_dir.refuse_out_in_data(
+        run, [dataset.path for dataset in resolved.config.datasets]
+    )
+    groups = groups_of(resolved.config, processes)
+    job = open_job(resolved, spec, base, processes=groups)
+    refuse_unequal_parts(job)
+    job, _ = fit(job, False)
+    return OpenedRun(job)
 
 
 def count_views(history: History, step: int) -> dict[str, int]:
@@ -475,5 +491,10 @@ def _write_changed_config(trainer: Trainer) -> None:
         is_unchanged = settings[key] == old["settings"][key]
         asked[key] = value if is_unchanged else settings[key]
     run_dir.write_config(
-        run, job, old["base"]["fingerprints"], old["settings"]["train_dtype"], asked
+        run,
+        job,
+        old["base"]["fingerprints"],
+        old["settings"]["train_dtype"],
+        asked,
+        old.get("command"),
     )

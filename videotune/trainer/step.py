@@ -351,7 +351,7 @@ def accumulate_gradients(
     size = settings.samples_per_micro_batch(samples_in_step)
     parts = micro_batches(step_batch, size)
     if is_sharded:
-        parts = pad_for_sharding(parts, step_batch, size, settings.dist.size)
+        parts = pad_for_sharding(parts, step_batch, size, settings.dist.data_size)
 
     for micro_batch in parts:
         weight = 0.0 if micro_batch.is_padding else len(micro_batch.batch)
@@ -368,9 +368,9 @@ def accumulate_gradients(
 
         # Seeded after the base model's passes, which would move the draws.
         if settings.network_seed is not None:
-            first_sample = micro_batch.first_sample
-            seed = settings.network_seed
-            torch.manual_seed(seed32(seed, "network", step_batch.step, first_sample))
+            sample = (step_batch.step, micro_batch.first_sample)
+            key = (*sample, *settings.dist.draw_key)
+            torch.manual_seed(seed32(settings.network_seed, "network", *key))
         if settings.captured is None:
             output = _forward_and_backward(settings, net, trainable, inputs, clock)
         else:
@@ -538,7 +538,7 @@ def _finish_gradients_across_processes(
     # In a run with sound, a bucket without it leaves the modules of sound without a
     # gradient. It must stay missing, or the optimizer would move them.
     dist.all_reduce_gradients(replicated, keep_missing=settings.family.spec.reads_sound)
-    dist.all_reduce(values)
+    dist.all_reduce_of_samples(values)
     if trainable.loss_scale is not None:
         trainable.loss_scale.unscale(parameters)
     # An adapter is never sharded: then a process has no rows.

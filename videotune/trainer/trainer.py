@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from videotune.adapters.layers import LiveText
-from videotune.distributed import DistributedContext, sharded
+from videotune.distributed import DistributedContext, run_together, sharded
 from videotune.job.experts import prefix
 from videotune.job.job import Job
 from videotune.latent_cache.batches import BatchSource
@@ -154,23 +154,28 @@ class Trainer:
 
     @property
     def weights_sharded(self) -> bool:
-        """Whether no process has the whole network, so that all must run it together."""
+        """Whether no process has the whole network."""
         return sharded(self.job.config, self.dist)
+
+    @property
+    def runs_together(self) -> bool:
+        """Whether all processes must run the network together."""
+        return run_together(self.job.config, self.dist)
 
     @property
     def participates(self) -> bool:
         """Whether this process takes part in validation, previews and sample metrics."""
-        return self.dist.is_main or self.weights_sharded
+        return self.dist.is_main or self.runs_together
 
     def in_step(self) -> AbstractContextManager[None]:
-        """Return a block that all processes run together if the weights are sharded."""
-        return self.dist.together() if self.weights_sharded else nullcontext()
+        """Return a block that all processes run together, if they must."""
+        return self.dist.together() if self.runs_together else nullcontext()
 
     def breaking(self) -> AbstractContextManager[None]:
         """Return a block that raises Interrupted when the user asks to stop, unless
         other processes would wait for it.
         """
-        return nullcontext() if self.weights_sharded else self.signals.breaking()
+        return nullcontext() if self.runs_together else self.signals.breaking()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

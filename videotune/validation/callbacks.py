@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from videotune.console import echo
+from videotune.job.context_checks import refuse_unequal_shape
 from videotune.job.job import Job
 from videotune.latent_cache.encode import CacheItems
 from videotune.models.base import DiffusersModel
@@ -285,6 +286,7 @@ class Previews(SamplingCallback):
         requests = selection.preview_requests(self._job)
         for settings in dict.fromkeys(request.settings for request in requests):
             updates_of(family, self._job.config, settings)
+            refuse_unequal_shape(self._job, settings.shape, "samples")
         for request in requests:
             read_given(request.files, request.settings.shape, "samples")
 

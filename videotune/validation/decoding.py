@@ -35,7 +35,7 @@ def broadcast_from_main(trainer: Trainer, value: T) -> T:
 
     Otherwise return the value of this process.
     """
-    return trainer.dist.broadcast(value) if trainer.weights_sharded else value
+    return trainer.dist.broadcast(value) if trainer.runs_together else value
 
 
 def updates_of(
@@ -121,7 +121,7 @@ class SamplingCallback(Callback):
         samples: PromptSeeds,
         conditions: Sequence[LatentDistribution | None],
     ) -> list[RenderedSample]:
-        """Generate samples. All processes that share the network's weights take part.
+        """Generate samples. All processes take part that must run the network together.
 
         Args:
             trainer: the run.

@@ -95,7 +95,10 @@ def forgetting_plan(job: Job, count: int) -> ForgettingPlan | None:
     # First frames are encoded only for the windows' own shapes.
     shape = usual_shape(job)
     if not windows:
-        shape = reading_shape(shape, job.spec.rules)
+        small_shape = reading_shape(shape, job.spec.rules)
+        # Processes that share samples must be able to share these.
+        if job.spec.video_tokens(small_shape) % job.config.context_parallel == 0:
+            shape = small_shape
     drawing_steps = max(DRAWING_STEPS, job.spec.least_steps)
     drawing = settings_at(job.config, job.spec, shape, drawing_steps)
     steps = max(settings.steps, job.spec.least_steps)

@@ -298,6 +298,7 @@ def sample_settings(
         strength=sample.strength,
         loras=tuple((lora.file, lora.strength, lora.expert) for lora in sample.loras),
         base_loras=sample.base_loras,
+        cache_threshold=sample.cache_threshold,
     )
 
 
@@ -314,6 +315,12 @@ def _refuse_unused_sampling(config: Config, spec: ModelSpec) -> None:
     if sample.guidance_rescale and not spec.rescales_guidance:
         raise VideotuneError(
             f"sample.guidance_rescale: the pipeline of {spec.title} has none. Leave it out"
+        )
+
+    if sample.cache_threshold and not spec.caches_first_block:
+        raise VideotuneError(
+            f"sample.cache_threshold: diffusers' first-block cache does not know the blocks "
+            f"of {spec.title}. Leave it out"
         )
 
     if sample.strength != 1.0 and config.training_method != "LORA":
