@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -254,7 +255,29 @@ def feed_forward_spoilt(rank: int, *, is_cut: bool) -> None:
     PartMovement.built = spoiling  # type: ignore[method-assign]
 
 
+def entries_noted(rank: int, *, last_entry: int = 0) -> None:
+    """Each entry that is written to a cache is noted beside it; with ``last_entry`` the
+    process of rank 1 is killed after so many of its own.
+    """
+    from videotune.latent_cache.store import LatentCache
+
+    put = LatentCache.put
+    written: list[str] = []
+
+    def noting(store: LatentCache, kind: str, key: str, *content: Any) -> None:
+        put(store, kind, key, *content)
+        written.append(key)
+        with (store.folder.parent / "written.log").open("a") as notes:
+            notes.write(f"{kind}/{key} {rank}\n")
+        if rank == 1 and len(written) == last_entry:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    LatentCache.put = noting  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[[int], None]] = {
+    "entries noted": entries_noted,
+    "killed after an entry": partial(entries_noted, last_entry=1),
     "feed-forward cut": partial(feed_forward_spoilt, is_cut=True),
     "feed-forward not updated": partial(feed_forward_spoilt, is_cut=False),
     "no kernels": without_kernels,

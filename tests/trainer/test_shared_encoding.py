@@ -1,0 +1,43 @@
+"""Processes that encode together: no entry is written twice, and none is missing, however
+often one of them is killed.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.launcher import overrides_of, processes
+from tests.support.run_processes import KILLED
+from videotune.errors import DONE
+from videotune.latent_cache.store import LatentCache
+
+
+def test_killed_processes_leave_nothing_out_and_repeat_nothing(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def arguments(cache: Path) -> list[str]:
+        words = overrides_of(small_clips, tiny_bases("wan"), cache)
+        sets = [part for text in words.sets for part in ("--set", text)]
+        return ["cache", "--data", str(small_clips), *sets]
+
+    cache = tmp_path / "shared" / "cache"
+    for _ in range(2):
+        ended = processes(
+            3, tmp_path / "logs", arguments(cache), "killed after an entry"
+        )
+        assert KILLED in ended.codes, ended.said
+        assert DONE not in ended.codes
+    ended = processes(3, tmp_path / "logs", arguments(cache), "entries noted")
+    assert ended.codes == (DONE,) * 3, ended.said
+
+    alone = tmp_path / "alone" / "cache"
+    ended = processes(1, tmp_path / "logs", arguments(alone), "entries noted")
+    assert ended.codes == (DONE,), ended.said
+
+    lines = (cache.parent / "written.log").read_text().splitlines()
+    writes = Counter(line.split()[0] for line in lines)
+    assert len({line.split()[1] for line in lines}) == 3, "all three had a share"
+    names = {f"{kind}/{key}" for kind, key in LatentCache(alone).names()}
+    assert set(writes) == names
+    assert set(writes.values()) == {1}
+    assert {f"{kind}/{key}" for kind, key in LatentCache(cache).names()} == names
