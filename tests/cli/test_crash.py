@@ -16,8 +16,8 @@ import sys
 import videotune.cli.main as command_line
 def fail(*words, **options):
     raise {error}
-import videotune.cli.presets
-videotune.cli.presets.leaves = fail
+import videotune.config.schema
+videotune.config.schema.leaves = fail
 command_line.main()
 """
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from videotune.latent_cache.exposure import BANDS
-
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
 
@@ -17,6 +15,8 @@ def fewer_steps(result: PlanResult) -> str:
     """Return the steps at the limits of the bands, and those that ``init`` would choose,
     in words; empty if the windows are seen moderately often.
     """
+    from videotune.latent_cache.exposure import BANDS
+
     views = result.plan["views"]["per_window"]["max"]
     limits = [int(upper) for upper, _ in BANDS if MODERATE_LIMIT <= upper <= views]
     if not limits:

@@ -155,6 +155,7 @@ class LTX2(LTX2Sampling):
         ),
         connectors=connector_rules(1024, 4096, 2048),
         splits_tokens=True,
+        attention_heads=32,
         default_resolution=627,
         timestep_distribution="STRETCHED_LOGIT_NORMAL",
         timestep_shift=4.48,

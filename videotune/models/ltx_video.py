@@ -128,6 +128,7 @@ class LTXVideo(DiffusersModel):
             ),
         },
         splits_tokens=True,
+        attention_heads=32,
         default_resolution=600,
         timestep_shift=4.48,
         sample_steps=50,

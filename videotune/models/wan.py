@@ -131,6 +131,7 @@ class Wan(DiffusersModel):
             "cross_attention": (r"blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",),
         },
         splits_tokens=True,
+        attention_heads=12,
         default_resolution=480,
         timestep_shift=3.0,
         sample_steps=30,
