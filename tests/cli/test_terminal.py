@@ -17,7 +17,7 @@ from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.formats import refuse_format
 from videotune.latent_cache.entry import KINDS
-from videotune.latent_cache.exposure import BANDS, band_limits, views_text
+from videotune.latent_cache.view_bands import BANDS, band_limits, views_text
 from videotune.models.base_model import place, spec_for
 from videotune.planner.gpus import cards
 from videotune.presets.shipped import preset_names

@@ -28,7 +28,7 @@ from videotune.errors import DONE, INTERRUPTED
 from videotune.files import digest, read_json, write_json
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.latent_cache.exposure import views_text
+from videotune.latent_cache.view_bands import views_text
 from videotune.model_spec import VideoRules
 from videotune.planner.plan import make_plan
 from videotune.runs.checkpoint import pick

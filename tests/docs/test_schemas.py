@@ -23,7 +23,7 @@ from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
 from videotune.files import read_json
 from videotune.job.overrides import Overrides
-from videotune.latent_cache.exposure import BANDS
+from videotune.latent_cache.view_bands import BANDS
 from videotune.runs.journal import read_journal
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.resume import Resume

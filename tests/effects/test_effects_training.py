@@ -752,7 +752,7 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
     training = Need(Choice(1, "OFF", 0), {}, {}, work, moved=0.0)
     chosen = {}
 
-    def counted(job: Any, spec: None, need: Need, card: Card) -> float:
+    def counted(job: Any, spec: None, need: Need, card: Card, dtype: str) -> float:
         return memory.seconds(need, 1, card)
 
     for steps in (10, 1000):

@@ -38,6 +38,7 @@ INTERNAL = {
         "pipeline._prepare_video_ids",
         "pipeline._scale_video_ids",
         "gate._force_inference_output",
+        "diffusers.models._modeling_parallel",  # how plans say what is split by tokens
     },
 }
 USED = re.compile(

@@ -14,7 +14,7 @@ from tests.support.reports import (
     write_file,
 )
 from videotune import studio
-from videotune.latent_cache.exposure import views_text
+from videotune.latent_cache.view_bands import views_text
 from videotune.reporter.build import contact_sheet_page
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import exposure as exposure_of

@@ -91,7 +91,9 @@ def test_a_resume_may_share_samples_otherwise(
     run = tmp_path / "run"
     sets = ("batch_size=2", "context_parallel=2", "save_every=1")
     killed = in_processes(2, run, words, *sets, fault="killed in the third save")
-    assert killed.codes == (KILLED, KILLED), killed.said
+    # The other process may notice it before its own turn comes.
+    assert KILLED in killed.codes, killed.said
+    assert DONE not in killed.codes, killed.said
     assert complete_checkpoints(run)[-1].step == 2
 
     ended = resumed(2, run, 2, "context_parallel=1", f"steps={STEPS - 1}")

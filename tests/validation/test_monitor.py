@@ -14,21 +14,14 @@ from hypothesis import strategies as st
 from tests.support.journal_lines import step_line
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import TimestepSampler
-from videotune.latent_cache.exposure import (
-    ADVICE,
-    Exposure,
-    advice,
-    band,
-    exposure,
-    most,
-    steps_for,
-)
+from videotune.latent_cache.exposure import Exposure, exposure, most, steps_for
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_of,
     bucket_steps_until,
     times_seen,
 )
+from videotune.latent_cache.view_bands import ADVICE, advice, band
 from videotune.runs.journal import Journal
 from videotune.trainer.throughput import RECENT, Throughput, time_left
 from videotune.types import Batch, ClipShape, Conditioning, Window

@@ -13,7 +13,7 @@ from videotune.cli.plan_views import fewer_steps
 from videotune.console import answer, doing, out, print_table, size, tell
 from videotune.errors import VideotuneError
 from videotune.job.shown_notes import remember
-from videotune.latent_cache.exposure import views_text
+from videotune.latent_cache.view_bands import views_text
 from videotune.text import counted, memory_size, plain, shape_words, times_between
 from videotune.user_settings import has_accepted
 

@@ -15,7 +15,7 @@ def fewer_steps(result: PlanResult) -> str:
     """Return the steps at the limits of the bands, and those that ``init`` would choose,
     in words; empty if the windows are seen moderately often.
     """
-    from videotune.latent_cache.exposure import BANDS
+    from videotune.latent_cache.view_bands import BANDS
 
     views = result.plan["views"]["per_window"]["max"]
     limits = [int(upper) for upper, _ in BANDS if MODERATE_LIMIT <= upper <= views]

@@ -3,14 +3,18 @@
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from videotune.config.schema import Config
+from videotune.files import read_json
 from videotune.model_spec import ModelSpec
 
 SPLIT_ATTENTION = ("auto", "native", "_native_cudnn", "_native_flash", "flash")
 """Installed back ends of attention that diffusers splits with gradients."""
 
-SPLIT_MODELS = "Wan, LTX-Video and LTX-2"
+SPLIT_MODELS = ", ".join(
+    read_json(Path(__file__).with_name("models_with_token_plans.json"))
+)
 """Models whose tokens diffusers splits, in words."""
 
 
@@ -49,7 +53,7 @@ def faults_of_context_in(config: Config, spec: ModelSpec) -> Iterator[str]:
 
     if not spec.splits_tokens:
         yield (
-            f"context_parallel: diffusers splits the tokens of {SPLIT_MODELS}, not of {spec.title}. Set it to 1"
+            f"context_parallel: diffusers splits the tokens of these models: {SPLIT_MODELS}; not of {spec.title}. Set it to 1"
         )
     elif spec.attention_heads % parts:
         divisors = [n for n in range(1, parts) if spec.attention_heads % n == 0]

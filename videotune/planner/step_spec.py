@@ -55,7 +55,7 @@ EXCHANGE_MOVES = 28
 EXCHANGE_STARTS = 14
 """What an attention adds whose tokens several processes share: tensors of its size that
 exist beside the activations, that are moved on the device, and kernels. Read on fake
-tensors of Wan 1.3B.
+tensors of a network of 1.3 billion parameters.
 """
 
 

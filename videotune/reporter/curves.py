@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from videotune.latent_cache.exposure import BANDS
-from videotune.latent_cache.exposure import band as band_of
+from videotune.latent_cache.view_bands import BANDS
+from videotune.latent_cache.view_bands import band as band_of
 from videotune.reporter.charts import Line, line_chart, smooth, smoothing_width, thin
 from videotune.reporter.read import (
     LearntPart,

@@ -15,7 +15,7 @@ from videotune.config.nested_keys import flatten
 from videotune.config.resolve import parse
 from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
-from videotune.latent_cache.exposure import views_text
+from videotune.latent_cache.view_bands import views_text
 from videotune.reporter.inventory import is_toy
 from videotune.reporter.read import Run, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir

@@ -1,7 +1,7 @@
 """The bar's count of how often the training windows have been seen."""
 
 from videotune.job.job import Job
-from videotune.latent_cache.exposure import views_text
+from videotune.latent_cache.view_bands import views_text
 
 COUNT_INTERVAL = 0.1
 """Mean views of a window after which they are counted anew: to count goes through all
