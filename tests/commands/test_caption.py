@@ -106,6 +106,8 @@ def texts(clips: Path) -> dict[str, str]:
     return {
         str(path.relative_to(clips)): path.read_text()
         for path in sorted(clips.rglob("captions/**/*.txt"))
+        # A file that is being written has a hidden name until it is whole.
+        if not path.name.startswith(".")
     }
 
 
