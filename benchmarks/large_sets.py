@@ -240,11 +240,13 @@ def main() -> None:
     results: dict[str, dict[int, dict[str, Any]]] = {"cold": {}}
     for size in arguments.cold:
         folder = home / f"real-{size}"
-        make_real(folder, size)
+        if not folder.exists():
+            make_real(folder, size)
         results["cold"][size] = in_process("cold", folder)
     for size in arguments.sizes:
         folder = home / f"set-{size}"
-        make_stand_ins(folder, size)
+        if not folder.exists():
+            make_stand_ins(folder, size)
         for part in PARTS:
             results.setdefault(part, {})[size] = in_process(part, folder)
 

@@ -9,6 +9,7 @@ import pytest
 from tests.elastic.conftest import Undisturbed, WorkOf
 from tests.support.elastic import (
     LOST_AFTER,
+    SOON_LOST,
     assert_same_losses,
     ended,
     printed,
@@ -18,7 +19,7 @@ from tests.support.elastic import (
 from tests.support.hosts import Host, network
 from videotune.errors import DONE
 
-EXPECTED_STOP = LOST_AFTER + 10
+EXPECTED_STOP = LOST_AFTER + 20
 """Seconds within which the processes of other hosts end: those without a sign of life,
 five of grace, and some on a machine that others use.
 """
@@ -82,7 +83,8 @@ def test_two_hosts_go_on_without_the_third(
     reference = undisturbed(60, 3)
     work = work_of(60)
     launchers = [
-        torchrun_on(host, work, log) for host, log in zip(hosts, logs, strict=True)
+        torchrun_on(host, work, log, SOON_LOST)
+        for host, log in zip(hosts, logs, strict=True)
     ]
     wait_until(lambda: work.step >= 12, "some steps", logs)
     lost_at = time.monotonic()

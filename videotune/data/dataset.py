@@ -109,11 +109,15 @@ def scan(
     notes += notes_on_clips(usable, config, rules)
     notes = [*notes_on_masks(candidates, usable, config), *notes]
     parts_of_library = LibraryParts(candidates, locations, notes, rules, config.seed)
-    if len(candidates) < FEWEST_CLIPS:
-        return build_in_memory(parts_of_library)
-    if index.notes or not may_be_remembered(candidates, inputs):
-        inputs = None
-    return build_in_files(parts_of_library, inputs)
+    return _build_library(parts_of_library, None if index.notes else inputs)
+
+
+def _build_library(parts: LibraryParts, inputs: Inputs | None) -> Library:
+    """Put a library together: in memory, or if it is large in files."""
+    if len(parts.candidates) < FEWEST_CLIPS:
+        return build_in_memory(parts)
+    is_lasting = may_be_remembered(parts.candidates, inputs)
+    return build_in_files(parts, inputs if is_lasting else None)
 
 
 @dataclass

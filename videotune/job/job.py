@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,6 @@ from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
 from videotune.data.bucketing import BucketKey, buckets, crop_problem, is_shown
-from videotune.data.captions import with_token
 from videotune.data.clip_table import map_rows
 from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder
@@ -30,6 +29,7 @@ from videotune.data.media_index import INDEX_NAME
 from videotune.data.window_table import WindowTable
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import CACHE_NAME, digest, user_cache
+from videotune.job.new_token import with_new_token
 from videotune.job.notes import (
     epoch_notes,
     interval_notes,
@@ -538,37 +538,3 @@ def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, An
         return row | {"views": int(views[position]) if is_shown else None}
 
     return {**account, "clips": map_rows(account["clips"], with_views_of)}
-
-
-def with_new_token(library: Library, config: Config) -> tuple[Library, list[str]]:
-    """Put the new token of an embedding into every caption that lacks it, because such
-    a caption would teach nothing.
-
-    Returns:
-        The library, and notes on what was done.
-    """
-    if config.training_method != "EMBEDDING":
-        return library, []
-
-    token = config.embedding.token
-    lacking = 0
-    total = 0
-    clips = []
-    for clip in library.clips:
-        total += len(clip.captions)
-        lacking += sum(token not in caption for caption in clip.captions)
-        captions = tuple(with_token(caption, token) for caption in clip.captions)
-        clips.append(replace(clip, captions=captions))
-    accounts = []
-    for account in library.accounts:
-        captions_of_account = [
-            with_token(caption, token) for caption in account["captions"]
-        ]
-        accounts.append(account | {"captions": captions_of_account})
-
-    notes = [f"the new token is {token!r}: use it in prompts"]
-    if lacking:
-        notes.append(
-            f"{lacking} of {total} captions do not contain {token!r}: it is put in front of them"
-        )
-    return replace(library, clips=tuple(clips), accounts=tuple(accounts)), notes
