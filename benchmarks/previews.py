@@ -124,6 +124,21 @@ def show(rows: Sequence[Row]) -> None:
         )
 
 
+def draw_sheet(
+    path: Path, rows: Sequence[Row], clips_of_rows: Sequence[Sequence[Clip]]
+) -> None:
+    """Write a picture with a row of frames for each threshold."""
+    sheet = []
+    for row, clips in zip(rows, clips_of_rows, strict=True):
+        frames: list[Any] = []
+        for clip in clips[:SHEET_CLIPS]:
+            last = len(clip) - 1
+            for number in range(SHEET_FRAMES):
+                frames.append(clip[last * number // (SHEET_FRAMES - 1)])
+        sheet.append((f"{row.threshold:g}", frames))
+    write_sheet(path, sheet, LABEL_WIDTH)
+
+
 def parse() -> argparse.Namespace:
     """Return the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -135,6 +150,7 @@ def parse() -> argparse.Namespace:
     add("--out", type=Path)
     add("--picture", type=Path)
     add("--tiny", action="store_true", help="seconds, with figures that mean nothing")
+
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.thresholds = [0.2]
@@ -148,6 +164,7 @@ def main() -> None:
     arguments = parse()
     rows, clips_of_rows = measure(arguments)
     show(rows)
+
     if arguments.out:
         write_json(
             arguments.out,
@@ -158,17 +175,9 @@ def main() -> None:
                 "rows": [asdict(row) for row in rows],
             },
         )
+
     if arguments.picture:
-        sheet = []
-        for row, clips in zip(rows, clips_of_rows, strict=True):
-            frames: list[Any] = []
-            for clip in clips[:SHEET_CLIPS]:
-                last = len(clip) - 1
-                frames += [
-                    clip[last * i // (SHEET_FRAMES - 1)] for i in range(SHEET_FRAMES)
-                ]
-            sheet.append((f"{row.threshold:g}", frames))
-        write_sheet(arguments.picture, sheet, LABEL_WIDTH)
+        draw_sheet(arguments.picture, rows, clips_of_rows)
 
 
 if __name__ == "__main__":

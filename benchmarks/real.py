@@ -4,9 +4,9 @@
     [--work runs/real] [--out docs/real] [--peer NAME='COMMAND'] [--offline] [--tiny]
 
 For each preset, in this order: its base model is downloaded, planned, trained for
-``--steps`` steps with previews before and after, and five steps more are profiled. Each
-part is a process of its own, and its result is written as soon as it is known. A second
-call goes on with what is missing or has failed; a run that was stopped is resumed.
+``--steps`` steps with previews before and after, and five more steps are profiled. Each
+part runs in its own process, and its result is written at once. A second call does what
+is missing or has failed, and resumes a run that was stopped.
 
 Written into ``--out``: ``real.json``, the page ``README.md`` with a table, and for each
 preset a sheet of its previews.
@@ -94,7 +94,7 @@ LAST_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
-class Place:
+class PresetRun:
     """Where a preset is measured, and with what."""
 
     preset: str
@@ -152,26 +152,26 @@ class Place:
     @property
     def options(self) -> list[str]:
         """Options of ``plan`` and ``train``."""
-        words = ["--data", str(self.data), "--preset", self.preset]
+        options = ["--data", str(self.data), "--preset", self.preset]
         for setting in self.sets:
-            words += ["--set", setting]
+            options += ["--set", setting]
         if self.offline:
-            words.append("--offline")
-        return words
+            options.append("--offline")
+        return options
 
 
 class PartFailed(Exception):
     """A part ended with an error; the text is the end of what it printed."""
 
 
-def videotune(*words: str, out: Path | None = None) -> str:
+def videotune(*arguments: str, out: Path | None = None) -> str:
     """Run a command of videotune and return what it prints.
 
     Args:
-        words: the command.
+        arguments: the command and its options.
         out: keep its messages in this file, too.
     """
-    command = [sys.executable, "-m", "videotune", *words]
+    command = [sys.executable, "-m", "videotune", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if out is not None:
         write_text(out, done.stdout + done.stderr)
@@ -180,18 +180,18 @@ def videotune(*words: str, out: Path | None = None) -> str:
     return done.stdout
 
 
-def download(place: Place) -> dict[str, Any]:
+def download(preset_run: PresetRun) -> dict[str, Any]:
     """Fetch the base model; what is complete is not fetched again."""
-    if place.base is not None or place.offline:
+    if preset_run.base is not None or preset_run.offline:
         return {"seconds": 0.0}
     begun = time.perf_counter()
-    videotune("download", place.preset)
+    videotune("download", preset_run.preset)
     return {"seconds": round(time.perf_counter() - begun, 1)}
 
 
-def read_plan(place: Place) -> dict[str, Any]:
+def read_plan(preset_run: PresetRun) -> dict[str, Any]:
     """Return what is planned for this card: seconds a step, and memory."""
-    planned = json.loads(videotune("plan", *place.options, "--json"))
+    planned = json.loads(videotune("plan", *preset_run.options, "--json"))
     device = planned["device"] or {}
     return {
         "seconds_a_step": planned["seconds_a_step"],
@@ -201,19 +201,26 @@ def read_plan(place: Place) -> dict[str, Any]:
     }
 
 
-def train(place: Place) -> dict[str, Any]:
+def train(preset_run: PresetRun) -> dict[str, Any]:
     """Train, or resume, and return what the journal has of the run."""
-    if (place.run / "config.json").is_file():
-        if not History(place.run).of_kind("end"):
-            videotune("resume", str(place.run), out=place.log)
+    if (preset_run.run / "config.json").is_file():
+        ends = History(preset_run.run).of_kind("end")
+        if not ends or ends[-1]["why"] != "done":
+            videotune("resume", str(preset_run.run), out=preset_run.log)
     else:
-        words = ("train", *place.options, "--out", str(place.run), "--accept-licence")
-        videotune(*words, out=place.log)
+        arguments = (
+            "train",
+            *preset_run.options,
+            "--out",
+            str(preset_run.run),
+            "--accept-licence",
+        )
+        videotune(*arguments, out=preset_run.log)
 
-    history = History(place.run)
+    history = History(preset_run.run)
     end = history.of_kind("end")[-1]
-    steps = list(history.read_steps(place.steps))
-    seconds = [sum(line["seconds"].values()) for line in steps[place.warm_up :]]
+    steps = list(history.read_steps(preset_run.steps))
+    seconds = [sum(line["seconds"].values()) for line in steps[preset_run.warm_up :]]
     samples = history.of_kind("sample")
     memory = end.get("memory") or {}
     return {
@@ -231,55 +238,62 @@ def _as_gib(count: int | None) -> float | None:
     return None if count is None else round(count / GIB, 2)
 
 
-def draw_sheet(place: Place) -> dict[str, Any]:
+def draw_sheet(preset_run: PresetRun) -> dict[str, Any]:
     """Write the previews of the base model and of the last step as one picture."""
     rows = []
-    for line in History(place.run).of_kind("sample"):
-        frames, _ = read_video(place.run / line["path"], SHEET_WIDTH)
+    for line in History(preset_run.run).of_kind("sample"):
+        frames, _ = read_video(preset_run.run / line["path"], SHEET_WIDTH)
         last = len(frames) - 1
         shown = [frames[last * i // (SHEET_FRAMES - 1)] for i in range(SHEET_FRAMES)]
         rows.append((f"step {line['step']}", shown))
-    path = place.out / f"{place.name}.jpg"
+    path = preset_run.out / f"{preset_run.name}.jpg"
     write_sheet(path, rows, LABEL_WIDTH)
     return {"picture": path.name}
 
 
-def profile_steps(place: Place) -> dict[str, Any]:
+def profile_steps(preset_run: PresetRun) -> dict[str, Any]:
     """Return the milliseconds of a step's kernels by kind, and the card's idle time.
 
     The steps are the trainer's own, on the run's cached clips, in a run folder that is
     thrown away.
     """
-    command = [sys.executable, __file__, "--profile", json.dumps(_as_json(place))]
+    command = [sys.executable, __file__, "--profile", json.dumps(_as_json(preset_run))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PartFailed(done.stderr.strip()[-LAST_CHARACTERS:])
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _as_json(place: Place) -> dict[str, Any]:
-    values = {"preset": place.preset, "steps": place.steps, "offline": place.offline}
-    values |= {name: str(getattr(place, name)) for name in ("data", "work", "out")}
-    values["base"] = None if place.base is None else str(place.base)
+def _as_json(preset_run: PresetRun) -> dict[str, Any]:
+    values = {
+        "preset": preset_run.preset,
+        "steps": preset_run.steps,
+        "offline": preset_run.offline,
+    }
+    values |= {name: str(getattr(preset_run, name)) for name in ("data", "work", "out")}
+    values["base"] = None if preset_run.base is None else str(preset_run.base)
     return values
 
 
-def profile_here(place: Place) -> dict[str, Any]:
+def profile_here(preset_run: PresetRun) -> dict[str, Any]:
     """Do what ``profile_steps`` does, in this process."""
-    sets = (*place.sets, "save_every=0", "sample_after=0", "samples=0")
+    sets = (*preset_run.sets, "save_every=0", "sample_after=0", "samples=0")
     overrides = Overrides(
-        preset=place.preset, data=str(place.data), sets=sets, accept_licence=True
+        preset=preset_run.preset,
+        data=str(preset_run.data),
+        sets=sets,
+        accept_licence=True,
     )
     job = open_job(*resolve_config(overrides))
-    with tempfile.TemporaryDirectory(dir=place.work) as folder:
+    with tempfile.TemporaryDirectory(dir=preset_run.work) as folder:
         run = Path(folder) / "run"
         trainer = build_trainer(OpenedRun(job), run, make_plan(job), [])
         steps: Any = train_steps(trainer)
-        for _ in range(place.warm_up):
+        for _ in range(preset_run.warm_up):
             next(steps).read()
         on_card = ProfilerActivity.CUDA in supported_activities()
         activity = ProfilerActivity.CUDA if on_card else ProfilerActivity.CPU
-        count = min(PROFILED, place.steps - place.warm_up)
+        count = min(PROFILED, preset_run.steps - preset_run.warm_up)
         with profile(activities=[activity]) as profiler:
             for _ in range(count):
                 next(steps).read()
@@ -311,26 +325,28 @@ def _kernels(profiler: profile, steps: int, *, on_card: bool) -> dict[str, Any]:
     }
 
 
-def measure_peer(place: Place, command: str) -> dict[str, Any]:
+def measure_peer(preset_run: PresetRun, command: str) -> dict[str, Any]:
     """Return the seconds of a step of another trainer."""
     seconds = []
-    for steps in (place.steps, 2 * place.steps):
-        with tempfile.TemporaryDirectory(dir=place.work) as folder:
-            words = [
+    for steps in (preset_run.steps, 2 * preset_run.steps):
+        with tempfile.TemporaryDirectory(dir=preset_run.work) as folder:
+            filled_command = [
                 word.format(
-                    preset=place.preset,
-                    clips=place.data,
+                    preset=preset_run.preset,
+                    clips=preset_run.data,
                     steps=steps,
                     out=Path(folder) / "out",
                 )
                 for word in shlex.split(command)
             ]
             begun = time.perf_counter()
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                filled_command, capture_output=True, text=True, check=False
+            )
             seconds.append(time.perf_counter() - begun)
         if done.returncode:
             raise PartFailed((done.stderr or done.stdout).strip()[-LAST_CHARACTERS:])
-    return {"seconds_a_step": round((seconds[1] - seconds[0]) / place.steps, 4)}
+    return {"seconds_a_step": round((seconds[1] - seconds[0]) / preset_run.steps, 4)}
 
 
 PARTS = {
@@ -343,18 +359,20 @@ PARTS = {
 """What is done for each preset, in this order. A part that fails ends its preset."""
 
 
-def measure(place: Place, row: dict[str, Any], peers: Sequence[tuple[str, str]]) -> Any:
+def measure(
+    preset_run: PresetRun, row: dict[str, Any], peers: Sequence[tuple[str, str]]
+) -> Any:
     """Yield after each part that was missing in a row, and is there now or has failed."""
     row.pop("failed", None)
     for part, measure_part in PARTS.items():
         if part in row:
             continue
-        print(f"{place.preset}: {part} …", flush=True)
+        print(f"{preset_run.preset}: {part} …", flush=True)
         try:
-            row[part] = measure_part(place)
+            row[part] = measure_part(preset_run)
         except PartFailed as failure:
             row["failed"] = {"part": part, "why": str(failure)}
-            print(f"{place.preset}: {part} failed: {failure}", flush=True)
+            print(f"{preset_run.preset}: {part} failed: {failure}", flush=True)
             yield
             return
         yield
@@ -363,9 +381,9 @@ def measure(place: Place, row: dict[str, Any], peers: Sequence[tuple[str, str]])
     for name, command in peers:
         if "seconds_a_step" in results.get(name, {}):
             continue
-        print(f"{place.preset}: {name} …", flush=True)
+        print(f"{preset_run.preset}: {name} …", flush=True)
         try:
-            results[name] = measure_peer(place, command)
+            results[name] = measure_peer(preset_run, command)
         except PartFailed as failure:
             results[name] = {"failed": str(failure)}
         yield
@@ -375,7 +393,11 @@ def page(found: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     machine = found["machine"]
     rows: dict[str, dict[str, Any]] = found["presets"]
-    peers = sorted({name for row in rows.values() for name in row.get("peers", {})})
+    names_of_peers: set[str] = set()
+    for row in rows.values():
+        names_of_peers.update(row.get("peers", {}))
+    peers = sorted(names_of_peers)
+
     columns = ["preset", "s a step", "planned", "GiB", "planned", "a preview, s"]
     columns += [f"{name}, s a step" for name in peers]
     lines = [
@@ -484,7 +506,7 @@ def main() -> None:
         values = json.loads(arguments.profile)
         for name in ("data", "work", "out", "base"):
             values[name] = None if values[name] is None else Path(values[name])
-        print(json.dumps(profile_here(Place(**values))))
+        print(json.dumps(profile_here(PresetRun(**values))))
         return
     if local_device().type == "cpu" and not arguments.tiny:
         sys.exit("no GPU is here: --tiny rehearses on a CPU")
@@ -504,7 +526,7 @@ def main() -> None:
     }
     peers = [tuple(peer.split("=", 1)) for peer in arguments.peer]
     for preset in arguments.presets:
-        place = Place(
+        preset_run = PresetRun(
             preset,
             data.absolute(),
             arguments.work,
@@ -514,7 +536,7 @@ def main() -> None:
             arguments.offline,
         )
         row = found["presets"].setdefault(preset, {})
-        for _ in measure(place, row, peers):
+        for _ in measure(preset_run, row, peers):
             write_json(results, found)
             write_text(arguments.out / "README.md", page(found))
     print((arguments.out / "README.md").read_text(encoding="utf-8"))
