@@ -3,7 +3,7 @@
     python benchmarks/large_sets.py [--sizes 1000 10000 100000] [--cold 100 300 1000]
         [--folder DIR] [--json FILE] [--tiny]
 
-Each reading is taken in a process of its own, after its imports.
+Each reading runs in its own process, and begins after the imports.
 
 cold      ``check`` of real clips that no index knows: each is hashed, decoded and scanned.
 known     ``check`` of clips that the index knows, as after a change of the settings.
@@ -87,7 +87,7 @@ def picture_of(rng: np.random.Generator) -> str:
 
 
 def make_stand_ins(folder: Path, count: int) -> None:
-    """Link so many clips to a few files, list their captions, and fill the index."""
+    """Hard-link ``count`` clips to a few files, list their captions, and fill the index."""
     folder.mkdir(parents=True)
     source = folder.with_suffix(".mp4")
     write_video(source, 0, FRAMES)
@@ -191,7 +191,7 @@ def measure(part: str, folder: Path) -> dict[str, Any]:
 
 
 def in_process(part: str, folder: Path) -> dict[str, Any]:
-    """Take one reading in a process of its own."""
+    """Run one reading in its own process."""
     caches = folder.parent / "caches"
     done = subprocess.run(
         [sys.executable, __file__, "--part", part, "--folder", str(folder)],

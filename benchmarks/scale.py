@@ -230,7 +230,7 @@ def theory(work: Path, way: Way, processes: int) -> dict[str, float]:
 
 
 def run(work: Path, way: Way, processes: int, steps: int) -> list[dict[str, Any]]:
-    """Train in so many processes, and return the counts of each."""
+    """Train in ``count`` processes, and return the counts of each."""
     out = Path(tempfile.mkdtemp(dir=work))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
