@@ -79,7 +79,7 @@ class Way:
         return self.parts or processes
 
     def runs_in(self, processes: int) -> bool:
-        """Whether so many processes can share the work so."""
+        """Whether that many processes can share the work in this way."""
         return processes == 1 or 1 <= self.parts_of(processes) <= processes
 
 
@@ -230,7 +230,7 @@ def theory(work: Path, way: Way, processes: int) -> dict[str, float]:
 
 
 def run(work: Path, way: Way, processes: int, steps: int) -> list[dict[str, Any]]:
-    """Train in ``count`` processes, and return the counts of each."""
+    """Train in ``processes`` processes, and return the counts of each."""
     out = Path(tempfile.mkdtemp(dir=work))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
