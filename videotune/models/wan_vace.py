@@ -103,11 +103,10 @@ class WanVace(Wan):
             blocks=cls.spec.blocks,
             lora_targets=cls.spec.lora_targets,
             first_frame=0.0,
-            # What its second list of blocks gives would be added twice in a skipped step.
-            caches_first_block=False,
+            caches_first_block=cls.spec.caches_first_block,
             further_conditions=CONDITIONS,
             control_channels=expected,
-            splits_tokens=False,
+            splits_tokens=cls.spec.splits_tokens,
         )
 
     def lora_formats(self) -> tuple[str, ...]:
