@@ -143,7 +143,6 @@ def four_heads(
         (4, 2, "OFF", "LORA"),
         (4, 4, "FULL", "LORA"),
         (8, 4, "FULL", "FINE_TUNE"),
-        (8, 2, "OFF", "LORA"),
     ],
 )
 def test_groups_that_share_samples_share_the_samples_of_a_step(
