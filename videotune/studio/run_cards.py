@@ -1,0 +1,73 @@
+"""How many GPUs of this computer a run takes: what a form asks for, and what the run of a
+folder had.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from videotune.errors import VideotuneError
+from videotune.queue.cards import cards_of
+from videotune.queue.entries import QueueEntry
+from videotune.studio import gpu
+from videotune.studio.gpu import Gpu
+from videotune.studio.status import read_live
+from videotune.studio.web import FormData
+
+
+def choices() -> range:
+    """Return the numbers of GPUs that a run may take."""
+    return range(1, max(1, len(gpu.list_gpus())) + 1)
+
+
+def cards_from(form: FormData) -> int:
+    """Return the number of GPUs that a form asks for; 1 where it has no such field.
+
+    Raises:
+        VideotuneError: if this computer has fewer.
+    """
+    cards = int(form.number("gpus") or 1)
+    there = choices()
+    if cards not in there:
+        raise VideotuneError(
+            f"GPUs: {cards} are not to be had; this computer has {there[-1]}. Choose from 1 to {there[-1]}"
+        )
+    return cards
+
+
+def cards_of_run(folder: Path) -> int:
+    """Return how many GPUs the last process of a run had, as far as they are here."""
+    run = read_live(folder)
+    processes = run.last("resume")["processes"] or run.last("start")["processes"]
+    return min(processes, choices()[-1]) if isinstance(processes, int) else 1
+
+
+@dataclass(frozen=True)
+class CardJobs:
+    """The running entries on a GPU."""
+
+    first: Sequence[QueueEntry]
+    """Entries of which this is the only GPU, or the first one."""
+
+    further: Sequence[QueueEntry]
+    """Entries that are shown at another GPU, and take this one too."""
+
+
+def jobs_by_card(
+    entries: Sequence[QueueEntry], cards: Sequence[Gpu]
+) -> tuple[Mapping[int, CardJobs], list[QueueEntry]]:
+    """Return the running entries of each GPU, and those that have no GPU of these."""
+    names_by_entry = {
+        entry.name: cards_of(entry.job) if entry.job is not None else ()
+        for entry in entries
+    }
+    by_card = {}
+    shown: set[str] = set()
+    for card in cards:
+        name = str(card.index)
+        here = [entry for entry in entries if name in names_by_entry[entry.name]]
+        first = [entry for entry in here if entry.name not in shown]
+        further = [entry for entry in here if entry.name in shown]
+        shown.update(entry.name for entry in first)
+        by_card[card.index] = CardJobs(first, further)
+    return by_card, [entry for entry in entries if entry.name not in shown]
