@@ -140,13 +140,13 @@ def show_queue(rows: Sequence[dict[str, Any]]) -> None:
     columns = ["name", "state", "priority", "step", "why"]
     if any(row["cards"] > 1 for row in rows):
         columns.insert(3, "cards")
-    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    cells = [_cells(row, columns) for row in rows]
     titles = ["GPUs" if column == "cards" else column for column in columns]
     print_table("queue", titles, cells)
 
 
-def _cell(value: Any) -> Any:
-    return "" if value is None else value
+def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
+    return ["" if row[column] is None else row[column] for column in columns]
 
 
 @queue_app.command("run")

@@ -63,7 +63,7 @@ def assign_cards(
     assignment = Assignment()
     free = free_cards(cards, running)
     paused = [entry for entry in running if entry.state == "paused"]
-    reachable = len(cards) - sum(map(places_of, paused))
+    reachable = len(cards) - sum(map(slots_of, paused))
     waiting: list[QueueEntry] = []
 
     for entry in ready:
@@ -76,13 +76,13 @@ def assign_cards(
         ):
             break
 
-        places = places_needed(cards, entry)
-        if places > len(free):
+        slots = slots_needed(cards, entry)
+        if slots > len(free):
             waiting.append(entry)
             continue
-        names = tuple(card for card in free[:places] if card is not None)
+        names = tuple(card for card in free[:slots] if card is not None)
         assignment.starts.append((entry, names))
-        free = free[places:]
+        free = free[slots:]
         for earlier in waiting:
             before = assignment.overtaken.get(earlier.name, earlier.overtaken)
             assignment.overtaken[earlier.name] = before + 1
@@ -97,17 +97,17 @@ def free_cards(cards: Cards, running: Sequence[QueueEntry]) -> list[str | None]:
             busy.update(cards_of(entry.job))
     free = [card for card in cards if card not in busy]
     # A job on a GPU that is not in the list takes one too.
-    return free[: max(0, len(cards) - sum(map(places_of, running)))]
+    return free[: max(0, len(cards) - sum(map(slots_of, running)))]
 
 
-def places_of(entry: QueueEntry) -> int:
+def slots_of(entry: QueueEntry) -> int:
     """Return how many GPUs the job of an entry takes."""
     if entry.job is None:
         return 1
     return max(1, len(cards_of(entry.job)), entry.job.processes)
 
 
-def places_needed(cards: Cards, entry: QueueEntry) -> int:
+def slots_needed(cards: Cards, entry: QueueEntry) -> int:
     """Return how many of a worker's GPUs an entry takes.
 
     The one place without a choice stands for the whole machine.
@@ -122,9 +122,9 @@ def _keeps_cards(
 
     Not while paused trainings have so many that it could not start in any case.
     """
-    places = places_needed(cards, entry)
+    slots = slots_needed(cards, entry)
     overtaken = assignment.overtaken.get(entry.name, entry.overtaken)
-    return overtaken >= places and places <= reachable
+    return overtaken >= slots and slots <= reachable
 
 
 def _refusal(cards: Cards, entry: QueueEntry, count: Callable[[], int]) -> str:
@@ -132,11 +132,11 @@ def _refusal(cards: Cards, entry: QueueEntry, count: Callable[[], int]) -> str:
     if entry.cards == 1:
         return ""
     has_choice = tuple(cards) != ANY_CARD
-    there = len(cards) if has_choice else count()
-    if entry.cards <= there:
+    available = len(cards) if has_choice else count()
+    if entry.cards <= available:
         return ""
     owner = "the queue's worker" if has_choice else "this machine"
     return (
-        f"it asks for {entry.cards} GPUs, and {owner} has {there}. "
+        f"it asks for {entry.cards} GPUs, and {owner} has {available}. "
         "Run the queue with more, or add it again with fewer"
     )

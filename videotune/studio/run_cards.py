@@ -27,10 +27,10 @@ def cards_from(form: FormData) -> int:
         VideotuneError: if this computer has fewer.
     """
     cards = int(form.number("gpus") or 1)
-    there = choices()
-    if cards not in there:
+    numbers = choices()
+    if cards not in numbers:
         raise VideotuneError(
-            f"GPUs: {cards} are not to be had; this computer has {there[-1]}. Choose from 1 to {there[-1]}"
+            f"GPUs: {cards} are not to be had; this computer has {numbers[-1]}. Choose from 1 to {numbers[-1]}"
         )
     return cards
 
@@ -62,12 +62,14 @@ def jobs_by_card(
         for entry in entries
     }
     by_card = {}
-    shown: set[str] = set()
+    shown_names: set[str] = set()
     for card in cards:
         name = str(card.index)
-        here = [entry for entry in entries if name in names_by_entry[entry.name]]
-        first = [entry for entry in here if entry.name not in shown]
-        further = [entry for entry in here if entry.name in shown]
-        shown.update(entry.name for entry in first)
+        entries_here = [
+            entry for entry in entries if name in names_by_entry[entry.name]
+        ]
+        first = [entry for entry in entries_here if entry.name not in shown_names]
+        further = [entry for entry in entries_here if entry.name in shown_names]
+        shown_names.update(entry.name for entry in first)
         by_card[card.index] = CardJobs(first, further)
-    return by_card, [entry for entry in entries if entry.name not in shown]
+    return by_card, [entry for entry in entries if entry.name not in shown_names]
