@@ -21,6 +21,7 @@ from videotune.reporter.outcome import describe_state, grounds, recommended_chec
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping, number
+from videotune.runs.rank_figures import find_stragglers, ranks_in
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import (
     gpu,
@@ -183,6 +184,7 @@ def run_context(page: PageContext) -> dict[str, Any]:
     if verdict["turned"] or run.last("end"):
         best, best_why = recommended_checkpoint(run, verdict)
 
+    ranks = ranks_in(run.life)
     waits = (
         entries_ahead(page.root, entry)
         if entry is not None and code == "queued"
@@ -208,6 +210,8 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "unexpected_end": restarts.unexpected_end(page, entry, job),
         "clips_changed": restarts.stopped_by_changed_clips(job),
         "restarted_from": restarts.restart_step(run, job),
+        "ranks": ranks,
+        "stragglers": find_stragglers(ranks),
         "busy": code in BUSY_STATUSES,
         "beat": mapping(run.life),
     }
