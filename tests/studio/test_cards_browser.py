@@ -55,6 +55,9 @@ def test_a_run_that_asks_for_two_gpus_shows_its_two_processes(
     count = page.locator("#run-gpus")
     assert count.locator("option").all_inner_texts() == ["1", "2"]
     count.select_option("2")
+    if os.environ.get("VIDEOTUNE_PICTURES"):
+        page.locator("#start:not([disabled])").wait_for()
+        page.screenshot(path=Path(os.environ["VIDEOTUNE_PICTURES"]) / "setup.png")
     page.locator("#start:not([disabled])").click()
     page.wait_for_url("**/train?run=run-1")
 
@@ -65,6 +68,8 @@ def test_a_run_that_asks_for_two_gpus_shows_its_two_processes(
     table = page.locator("#processes table").inner_text()
     assert "Own work" in table
     assert page.locator("#processes tbody tr").count() == 2
+    box = page.locator("#processes .scroll-x")
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), "it fits"
     if os.environ.get("VIDEOTUNE_PICTURES"):
         folder = Path(os.environ["VIDEOTUNE_PICTURES"])
         page.screenshot(path=folder / "train.png", full_page=True)
