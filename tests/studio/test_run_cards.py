@@ -1,5 +1,6 @@
 """Runs of the studio that ask for several GPUs."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,11 +104,23 @@ def test_a_run_that_left_the_queue_goes_on_with_the_gpus_that_it_had(
     run = tmp_path / "run"
     assert run_cards.cards_of_run(run) == 1
     run.mkdir()
-    (run / "journal.jsonl").write_text('{"kind": "start", "processes": 4}\n')
+    write_json(
+        run / "config.json", {"processes": 2, "settings": {"context_parallel": 2}}
+    )
     have_cards(8)
     assert run_cards.cards_of_run(run) == 4
     have_cards(2)
     assert run_cards.cards_of_run(run) == 2
+
+    have_cards(8)
+    journal = run / "journal.jsonl"
+    resume = {"kind": "resume", "from_step": 3, "versions": {}, "processes": 3}
+    journal.write_text(json.dumps(resume) + "\n")
+    assert run_cards.cards_of_run(run) == 3
+    resume.pop("processes")
+    with journal.open("a") as file:
+        file.write(json.dumps(resume) + "\n")
+    assert run_cards.cards_of_run(run) == 1
 
 
 def test_a_refused_run_says_why_on_its_page_and_in_the_queue(

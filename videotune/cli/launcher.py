@@ -47,7 +47,8 @@ def run_rank(arguments: Sequence[str]) -> int:
 
     # If the launcher is killed, the queue starts the run again. Linux ends this process
     # with it; elsewhere the watch of the processes notices within a minute.
-    torch_multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]
+    if sys.platform == "linux":
+        torch_multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]
     sys.argv = ["videotune", *arguments]
     try:
         main()

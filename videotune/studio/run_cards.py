@@ -9,9 +9,10 @@ from pathlib import Path
 from videotune.errors import VideotuneError
 from videotune.queue.cards import cards_of
 from videotune.queue.entries import QueueEntry
+from videotune.reporter.read import mapping, number
 from videotune.studio import gpu
 from videotune.studio.gpu import Gpu
-from videotune.studio.status import read_live
+from videotune.studio.status import read_cached, read_live
 from videotune.studio.web import FormData
 
 
@@ -37,9 +38,17 @@ def cards_from(form: FormData) -> int:
 
 def cards_of_run(folder: Path) -> int:
     """Return how many GPUs the last process of a run had, as far as they are here."""
-    run = read_live(folder)
-    processes = run.last("resume")["processes"] or run.last("start")["processes"]
-    return min(processes, choices()[-1]) if isinstance(processes, int) else 1
+    config = mapping(read_cached(folder / "config.json"))
+    groups = number(config["processes"]) or 1
+    group_size = number(mapping(config["settings"])["context_parallel"]) or 1
+    processes = groups * group_size
+
+    resumes = [
+        record for record in read_live(folder).journal if record["kind"] == "resume"
+    ]
+    if resumes:
+        processes = number(resumes[-1].get("processes")) or 1  # one is not written
+    return min(int(processes), choices()[-1])
 
 
 @dataclass(frozen=True)
