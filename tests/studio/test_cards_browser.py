@@ -55,9 +55,6 @@ def test_a_run_that_asks_for_two_gpus_shows_its_two_processes(
     count = page.locator("#run-gpus")
     assert count.locator("option").all_inner_texts() == ["1", "2"]
     count.select_option("2")
-    if os.environ.get("VIDEOTUNE_PICTURES"):
-        page.locator("#start:not([disabled])").wait_for()
-        page.screenshot(path=Path(os.environ["VIDEOTUNE_PICTURES"]) / "setup.png")
     page.locator("#start:not([disabled])").click()
     page.wait_for_url("**/train?run=run-1")
 
@@ -70,9 +67,6 @@ def test_a_run_that_asks_for_two_gpus_shows_its_two_processes(
     assert page.locator("#processes tbody tr").count() == 2
     box = page.locator("#processes .scroll-x")
     assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), "it fits"
-    if os.environ.get("VIDEOTUNE_PICTURES"):
-        folder = Path(os.environ["VIDEOTUNE_PICTURES"])
-        page.screenshot(path=folder / "train.png", full_page=True)
 
     (entry,) = entries(queue)
     assert entry.job is not None
@@ -80,8 +74,6 @@ def test_a_run_that_asks_for_two_gpus_shows_its_two_processes(
     page.goto(f"{studio.address}/queue")
     page.get_by_text("works for run-1").wait_for()
     assert page.get_by_text("2 GPUs").first.is_visible()
-    if os.environ.get("VIDEOTUNE_PICTURES"):
-        page.screenshot(path=folder / "queue.png", full_page=True)
 
     page.get_by_role("button", name="Stop run-1").click()
     wait_until(lambda: entries(queue)[0].state == "stopped", WAIT / 1000)
