@@ -41,6 +41,8 @@ class MeasuredStep:
     total: float
     waiting: float
     data: float
+    memory: int
+    """Bytes that the process held after it."""
 
 
 class RankMeter:
@@ -92,11 +94,16 @@ class RankMeter:
             total=sum(seconds.values()),
             waiting=seconds.get("waiting", 0.0),
             data=seconds.get("data", 0.0),
+            memory=self._memory(),
         )
         self._steps = (*self._steps, measured)[-WINDOW:]
 
     def figures(self) -> RankFigures | None:
-        """Return what was measured so far; None before the second step."""
+        """Return what was measured so far; None before the second step.
+
+        A thread calls it, whose end the other processes would take for that of this one.
+        So it reads nothing that could fail.
+        """
         steps = self._steps
         if not steps:
             return None
@@ -104,7 +111,6 @@ class RankMeter:
         samples = steps[-1].samples
         waiting = median(step.waiting for step in steps)
         own_work = median(step.total - step.waiting for step in steps)
-        memory, peak = self._memory()
         return RankFigures(
             rank=self._dist.rank,
             host=socket.gethostname(),
@@ -116,17 +122,17 @@ class RankMeter:
             waiting_seconds=None if self._in_step else round(waiting, 6),
             data_seconds=round(median(step.data for step in steps), 6),
             samples_per_second=round(samples / total, 6) if total else None,
-            memory_bytes=memory,
-            peak_bytes=peak,
+            memory_bytes=steps[-1].memory,
+            peak_bytes=self._peak,
         )
 
-    def _memory(self) -> tuple[int, int]:
-        """Return the bytes that this process holds, and has held at most."""
+    def _memory(self) -> int:
+        """Return the bytes that this process holds on its device, or of the host."""
         if overlaps(self._device):
-            return torch.accelerator.memory_reserved(self._device), self._peak
+            return int(torch.accelerator.memory_reserved(self._device))
         memory = int(psutil.Process().memory_info().rss)
-        self._peak = max(self._peak, memory)  # as far as it was seen
-        return memory, self._peak
+        self._peak = max(self._peak, memory)  # between two steps, as far as it was seen
+        return memory
 
     def _figures_of_others(self) -> list[RankFigures]:
         watch = self._dist.watch
