@@ -440,6 +440,7 @@ class Heartbeat(TypedDict):
     since: NotRequired[Moment]
     progress: NotRequired[dict[str, str | Count] | None]
     seconds: NotRequired[dict[str, Number]]
+    ranks: NotRequired[Any]  # runs/rank_figures.py checks each
 
 
 def life(run: Path, now: float | None = None) -> dict[str, Any] | None:

@@ -94,6 +94,10 @@ class ProcessWatch:
 
     def __init__(self, rank: int, size: int, store: torch_dist.Store) -> None:
         self.activity: ActivityFn = lambda: ("starting", 0)
+        self.details: Callable[[], str] = lambda: ""
+        """Returns what this process tells the others besides, in a line."""
+        self.details_of_others: tuple[str, ...] = ()
+        """What the others have told so, in the order of their ranks."""
         self._store = store
         self._own_key = _key(rank)
         self._others = [other for other in range(size) if other != rank]
@@ -132,9 +136,10 @@ class ProcessWatch:
         while not self._has_ended.is_set():
             count += 1
             state, step = self.activity()
+            value = f"{count} {state} {step} {self.details()}"
             with suppress(RuntimeError):  # _verdict counts the seconds without answer
-                self._store.set(self._own_key, f"{count} {state} {step}")
-                self._read_others(f"{count} {state} {step}".encode())
+                self._store.set(self._own_key, value)
+                self._read_others(value.encode())
             self._has_ended.wait(self._every)
         if self._has_left:
             with suppress(RuntimeError):  # the others, and the store, may have left
@@ -153,6 +158,11 @@ class ProcessWatch:
                 self._heard[other] = now
         self._answered = now
         self._values = values
+        self.details_of_others = tuple(
+            value.decode().split(" ", 3)[3]
+            for value in values.values()
+            if value != LEFT.encode()
+        )
         self._stuck.note(now, [own_value, *values.values()])
 
     def _judge_until_ended(self) -> None:
@@ -214,7 +224,9 @@ class StuckSteps:
     def note(self, now: float, values: Sequence[bytes]) -> None:
         """Note what all processes do now."""
         activities = [
-            value.decode().split(" ") for value in values if value != LEFT.encode()
+            value.decode().split(" ", 3)[:3]
+            for value in values
+            if value != LEFT.encode()
         ]
         was_training = self._all_train
         self._all_train = all(state == "training" for _, state, _ in activities)

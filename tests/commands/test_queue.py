@@ -125,7 +125,7 @@ def test_each_card_has_one_training(
 ) -> None:
     home, started = filled(a=3, b=2, c=1), []
     monkeypatch.setattr(
-        worker, "start", lambda _, entry, card: started.append((entry.name, card))
+        worker, "start", lambda _, entry, cards: started.append((entry.name, *cards))
     )
     assert worker._start_ready(
         home, ["0", "1"], (), worker.StateReporter(lambda _: None)
@@ -303,10 +303,10 @@ def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_a
     )
     entry = find_entry(home, "a")
     assert (entry.state, entry.tries) == ("waiting", 0), "its tries count anew"
-    queue.start(home, entry, None)
+    queue.start(home, entry)
     ended(home, "a", None, turn=entry.turn)
     assert find_entry(home, "a").state == "waiting", "the machine went off under it"
-    queue.start(home, find_entry(home, "a"), None)
+    queue.start(home, find_entry(home, "a"))
     assert started == [resumed, ["train", "--out", str(tmp_path / "run a"), "--resume"]]
 
 

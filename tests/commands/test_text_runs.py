@@ -22,7 +22,7 @@ from videotune.config.sections import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.store import LatentCache
-from videotune.trainer.step import encode_live_text
+from videotune.trainer.text_encoders import encode_live_text
 from videotune.types import Batch
 
 TOKEN = "<zorble>"

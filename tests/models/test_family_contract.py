@@ -39,7 +39,7 @@ from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
 from videotune.model_spec import ModelSpec
 from videotune.models.registry import find, names
 from videotune.rng import generator_for
-from videotune.trainer.step import encode_live_text
+from videotune.trainer.text_encoders import encode_live_text
 from videotune.types import Batch, ClipShape, SampleRequest, Window
 from videotune.validation.validation_loss import (
     ValidationLoss,

@@ -71,7 +71,7 @@ def test_the_command_line_sets_it_before_torch_is_imported() -> None:
         "import sys, os\n"
         "from videotune.cli import main\n"
         "assert 'torch' not in sys.modules\n"
-        "main._set_up_libraries()\n"
+        "main.set_up_libraries()\n"
         "print(os.environ['GOMP_SPINCOUNT'])"
     )
     environment = {

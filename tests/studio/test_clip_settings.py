@@ -12,7 +12,14 @@ import pytest
 from tests.support.clips import noise, write_clip, write_image
 from videotune.commands.check import check
 from videotune.files import write_json
-from videotune.studio import clips, form, projects, queue_page, setup_page, train_page
+from videotune.studio import (
+    clips,
+    form,
+    projects,
+    queue_page,
+    run_settings,
+    setup_page,
+)
 
 SETUP = "/p/cats/setup"
 
@@ -74,7 +81,7 @@ def test_settings_of_clips_are_those_of_the_projects_datasets(
     run = cats.folder / "runs" / "run-1"
     settings = {"datasets": [{**own, "caption_variants": 8}], "seed": 0}
     write_json(run / "config.json", {"settings": settings, "origins": {"datasets": "user", "seed": "default"}})  # fmt: skip
-    assert train_page.changed_settings(cats, run) == {"datasets": keys}
+    assert run_settings.changed_settings(cats, run) == {"datasets": keys}
 
 
 def test_presets_and_configs_bring_settings_of_clips_and_no_paths() -> None:

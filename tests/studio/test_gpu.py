@@ -4,52 +4,17 @@ the real path of ctypes.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.driver import build_driver
 
-LIBRARY = """
-#include <stdio.h>
-#include <string.h>
-typedef struct { unsigned long long total, free, used; } memory;
-typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory2;
-typedef struct { unsigned int gpu, memory; } rates;
-int nvmlInit_v2(void) { return INIT; }
-int nvmlInitWithFlags(unsigned flags) { return INIT; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { return "an error"; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(long)(index + 1); return 0; }
-int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
-  snprintf(name, size, "Card %ld", (long)handle - 1); return 0; }
-int nvmlDeviceGetMemoryInfo(void *handle, memory *found) {
-  found->total = 24000000000ULL; found->used = 6000000000ULL; found->free = 18000000000ULL; return 0; }
-int nvmlDeviceGetUtilizationRates(void *handle, rates *found) { found->gpu = 0; found->memory = 1; return 0; }
-int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *found) { *found = 61; return 0; }
-int nvmlDeviceGetPowerUsage(void *handle, unsigned *found) { *found = 250500; return (long)handle == 2 ? 3 : 0; }
-"""
 ASK = "import json; from videotune.studio.gpu import list_gpus; print(json.dumps([one.__dict__ for one in list_gpus()]))"
 
 
 def read_cards(folder: Path, init: int = 0) -> list[dict[str, object]]:
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None or sys.platform != "linux":
-        pytest.skip("no C compiler")
-    (folder / "nvml.c").write_text(LIBRARY)
-    library = folder / "libnvidia-ml.so.1"
-    words = [
-        "-shared",
-        "-fPIC",
-        "-w",
-        f"-DINIT={init}",
-        "-o",
-        library,
-        folder / "nvml.c",
-    ]
-    subprocess.run([compiler, *words], check=True)
+    build_driver(folder, init)
     found = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     printed = subprocess.run(
         [sys.executable, "-c", ASK],

@@ -286,6 +286,19 @@ def entries_noted(rank: int, *, last_entry: int = 0) -> None:
     LatentCache.put = noting  # type: ignore[method-assign]
 
 
+def slow_in_each_step(rank: int) -> None:
+    """The process of rank 1 sleeps in each of its steps."""
+    from videotune.trainer import step
+
+    forward_pass = step.forward_pass
+
+    def delayed(*arguments: Any) -> Any:
+        time.sleep(0.4 if rank == 1 else 0.0)
+        return forward_pass(*arguments)
+
+    step.forward_pass = delayed
+
+
 FAULTS: dict[str, Callable[[int], None]] = {
     "entries noted": entries_noted,
     "killed after an entry": partial(entries_noted, last_entry=1),
@@ -296,4 +309,5 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "killed in the second save": killed_in_the_second_save,
     "killed in the third save": killed_in_the_third_save,
     "no room once": without_room_once,
+    "slow in each step": slow_in_each_step,
 }

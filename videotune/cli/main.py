@@ -139,7 +139,7 @@ def main() -> None:
     """
     from typer.exceptions import TyperException
 
-    _set_up_libraries()
+    set_up_libraries()
     _set_up_signals()
     _set_up_streams()
     try:
@@ -171,7 +171,7 @@ def main() -> None:
     sys.exit(FAILED)
 
 
-def _set_up_libraries() -> None:
+def set_up_libraries() -> None:
     """Set the environment that libraries read when they are imported."""
     lazy.freeze_imports = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +40,24 @@ Gpus = Annotated[
     str | None,
     Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each"),
 ]
+CardCount = Annotated[
+    int,
+    Opt(
+        "--gpus",
+        min=1,
+        max=entries.MAX_CARDS,
+        help="train it on so many GPUs, a process on each",
+    ),
+]
+CardsPerRun = Annotated[
+    int,
+    Opt(
+        "--gpus-per-run",
+        min=1,
+        max=entries.MAX_CARDS,
+        help="train each run on so many GPUs, a process on each",
+    ),
+]
 Watch = Annotated[
     bool, Opt("--watch", help="wait for more entries when the queue is empty")
 ]
@@ -75,6 +93,7 @@ def add(
     name: EntryName = None,
     out: RunFolder = None,
     priority: Priority = 0,
+    gpus: CardCount = 1,
     queue: QueueFolder = DEFAULT_QUEUE,
     allow_skips: Skips = None,
 ) -> None:
@@ -89,7 +108,21 @@ def add(
         else:
             name = "run"
     config = standalone_config(overrides)
-    print(entries.add(queue, name, config, out, priority, allow_skips))
+    _refuse_uneven_groups(config, gpus)
+    path = entries.add(
+        queue, name, config, out, priority=priority, skips=allow_skips, cards=gpus
+    )
+    print(path)
+
+
+def _refuse_uneven_groups(config: Mapping[str, Any], gpus: int) -> None:
+    """Refuse a number of GPUs that the groups of ``context_parallel`` do not divide."""
+    group = config.get("context_parallel", 1)
+    if gpus % group:
+        raise VideotuneError(
+            f"--gpus {gpus}: context_parallel lets {group} GPUs share each sample. "
+            f"Give a multiple of {group}"
+        )
 
 
 @queue_app.command("ls")
@@ -105,11 +138,15 @@ def ls(queue: QueueFolder = DEFAULT_QUEUE, as_json: AsJson = False) -> None:
 def show_queue(rows: Sequence[dict[str, Any]]) -> None:
     """Print the queue as a table."""
     columns = ["name", "state", "priority", "step", "why"]
-    cells = [
-        [row["name"], row["state"], row["priority"], row["step"], row["why"] or ""]
-        for row in rows
-    ]
-    print_table("queue", columns, cells)
+    if any(row["cards"] > 1 for row in rows):
+        columns.insert(3, "cards")
+    cells = [_cells(row, columns) for row in rows]
+    titles = ["GPUs" if column == "cards" else column for column in columns]
+    print_table("queue", titles, cells)
+
+
+def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
+    return ["" if row[column] is None else row[column] for column in columns]
 
 
 @queue_app.command("run")
@@ -137,6 +174,7 @@ def sweep(
     out: SweepFolder,
     vary: Vary,
     gpus: Gpus = None,
+    gpus_per_run: CardsPerRun = 1,
     allow_skips: Skips = None,
     no_run: NoRun = False,
 ) -> dict[str, Any]:
@@ -146,7 +184,7 @@ def sweep(
     """
     from videotune.queue.sweep import plan_sweep, run_sweep
 
-    names = plan_sweep(out, overrides, vary, allow_skips)
+    names = plan_sweep(out, overrides, vary, allow_skips, gpus_per_run)
     echo(f"{counted(len(names), 'run')} in {out}")
     if no_run:
         return {}

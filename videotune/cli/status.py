@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune.cli.options import Arg
 from videotune.console import print_table, tell
-from videotune.text import counted, duration, some
+from videotune.text import counted, duration, memory_size, plain, some
 
 if TYPE_CHECKING:
     from videotune.commands.status import DatasetOverview, RunOverview
@@ -78,6 +78,7 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
     newest, *others = runs
     if others:
         print(f"newest: {newest.run}")
+    _show_processes(newest)
     restarts = launcher_sentence(list(newest.restarts))
     if restarts:
         print(restarts)
@@ -98,6 +99,37 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         if run.state not in going_well:
             print(f"next for {run.run} ({run.state}): {run.next_command}")
     _show_others([run for run in others if run.state in going_well])
+
+
+def _show_processes(run: RunOverview) -> None:
+    """Show what each process of a run needs for a step, and name one that is slower."""
+    from videotune.runs.rank_figures import find_stragglers
+
+    if not run.ranks:
+        return
+    rows = []
+    for figures in run.ranks:
+        rows.append(
+            [
+                figures.rank,
+                f"{figures.device} of {figures.host}",
+                memory_size(figures.memory_bytes),
+                memory_size(figures.peak_bytes),
+                _seconds(figures.own_seconds),
+                _seconds(figures.waiting_seconds),
+                _seconds(figures.data_seconds),
+                plain(figures.samples_per_second),
+            ]
+        )
+    columns = ["process", "device", "memory", "peak", "own work of a step"]
+    columns += ["waiting for others", "reading", "samples a second"]
+    print_table("processes", columns, rows, right=tuple(range(2, len(columns))))
+    for straggler in find_stragglers(run.ranks):
+        print(str(straggler))
+
+
+def _seconds(value: float | None) -> str:
+    return "in step" if value is None else f"{value:.3f} s"
 
 
 def _show_others(runs: Sequence[RunOverview]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.layouts import RUN_FILES, read_folder
 from videotune.data.probe import probe
 from videotune.errors import VideotuneError
+from videotune.files import life
 from videotune.reporter.outcome import (
     FINISHED_STATES,
     RUNNING_STATES,
@@ -23,6 +24,7 @@ from videotune.reporter.previews import step_in
 from videotune.reporter.progress import progress
 from videotune.reporter.read import read_run
 from videotune.reporter.restarts import Restart, restarts_of
+from videotune.runs.rank_figures import RankFigures, find_stragglers, ranks_in
 
 MAX_DEPTH = 4
 """Levels of folders that are searched for runs."""
@@ -82,6 +84,9 @@ class RunOverview:
     restarts: tuple[Restart, ...] = ()
     """How the run went on after it began."""
 
+    ranks: Sequence[RankFigures] = ()
+    """What each process needs for a step; empty for a run of one process."""
+
     @property
     def next_command(self) -> str:
         """The command that the user runs next."""
@@ -112,6 +117,10 @@ class RunOverview:
             "recommended": self.recommended,
             "exports": [str(path) for path, _ in self.exports],
             "restarts": [restart.to_json() for restart in self.restarts],
+            "processes": [figures.to_json() for figures in self.ranks],
+            "slow_processes": [
+                straggler.figures.rank for straggler in find_stragglers(self.ranks)
+            ],
             "next": self.next_command,
         }
 
@@ -203,6 +212,7 @@ def overview(run: Path) -> RunOverview:
         is_toy=is_toy,
         exports=tuple(exports),
         restarts=tuple(restarts),
+        ranks=ranks_in(life(run)),
     )
 
 

@@ -13,7 +13,7 @@ from videotune.commands.publish import publish
 from videotune.config.notify_addresses import masked_list
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
-from videotune.distributed import DistributedContext, join
+from videotune.distributed import DistributedContext, join, run_together
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.job.job import refuse_nothing_to_learn, refuse_skips
@@ -42,6 +42,7 @@ from videotune.trainer.deterministic import same_bits
 from videotune.trainer.export import export_run
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
 from videotune.trainer.progress import Resumed, announce
+from videotune.trainer.rank_meter import RankMeter
 from videotune.trainer.resume import OpenedRun, Resume, open_run, restore
 from videotune.trainer.setup import build_trainer
 from videotune.trainer.step import OutOfMemory
@@ -284,6 +285,11 @@ def work(
     trainer = build_trainer(
         opened, run, plan, callbacks, resume is not None, dist, heartbeat
     )
+    if dist.watch is not None:
+        in_step = run_together(opened.job.config, dist)
+        meter = RankMeter(dist, trainer.family.device, in_step=in_step)
+        trainer.rank_meter = meter
+        heartbeat.ranks = lambda: [ranks.to_json() for ranks in meter.all_ranks()]
     if dist.is_main:
         contact_sheet.copy_pictures(opened.job, run)
     try:

@@ -37,6 +37,9 @@ MAX_LIST_BYTES = 32_000_000
 
 POLL_SECONDS = 0.5
 
+MAX_CARDS = 1024
+"""Largest number of GPUs of a training."""
+
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NAME_PATTERN = re.compile(r"[\w][\w.,=+-]{0,149}")
 
@@ -54,6 +57,14 @@ class EntryRecord(TypedDict, total=False):
     """How often it was queued again; a process belongs to the turn that started it."""
 
     held: bool
+
+    cards: Annotated[int, Interval(ge=1, le=MAX_CARDS)]
+
+    overtaken: Count
+    """How often a later entry has started while this one waited for several GPUs."""
+
+    refused: str
+    """Why a worker could not start it; empty if it can."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,15 @@ class QueueEntry:
     turn: int = 0
     """How often it was queued again."""
 
+    cards: int = 1
+    """How many GPUs it asks for, each with a process of its own."""
+
+    overtaken: int = 0
+    """How often a later entry has started while this one waited for its GPUs."""
+
+    refused: str = ""
+    """Why the last worker could not start it; empty if it could."""
+
     @property
     def kind(self) -> str:
         """The command that it runs."""
@@ -102,8 +122,8 @@ class QueueEntry:
         """Return the entry as ``queue ls --json`` prints it."""
         has_failed = self.state == "waiting" and self.tries > 0
         has_ended = self.state in ("failed", "stopped") or has_failed
-        reason = None
-        if self.job is not None and has_ended:
+        reason = self.refused or None
+        if reason is None and self.job is not None and has_ended:
             reason = jobs.describe_outcome(self.job)
 
         return {
@@ -113,6 +133,7 @@ class QueueEntry:
             "run": str(self.run),
             "config": str(self.config),
             "tries": self.tries,
+            "cards": self.cards,
             "card": None if self.job is None else self.job.env.get(GPU_VARIABLE),
             "why": reason,
         }
@@ -173,10 +194,14 @@ def _entry(
     arguments = tuple(record.get("words") or ())
     is_held = bool(record.get("held"))
     turn = record.get("turn", 0)
+    refused = record.get("refused", "")
     # A process that still runs decides, whenever it was started.
     entry_jobs = sorted(entry_jobs, key=lambda job: not job.is_running)
     turn_jobs = [job for job in entry_jobs if job.turn == turn or job.is_running]
     tries = _failures_in_a_row(turn_jobs)
+    state = _state(turn_jobs, tries, is_held, _max_tries(arguments, run))
+    if refused and (state == "waiting" or (state == "stopped" and not is_held)):
+        state = "failed"
 
     return QueueEntry(
         name=path.stem,
@@ -185,13 +210,16 @@ def _entry(
         priority=record.get("priority") or 0,
         added=float(record.get("added") or path.stat().st_mtime),
         skips=record.get("skips"),
-        state=_state(turn_jobs, tries, is_held, _max_tries(arguments, run)),
+        state=state,
         tries=tries,
         job=entry_jobs[0] if entry_jobs else None,
         arguments=arguments,
         is_fresh=not turn_jobs,
         is_held=is_held,
         turn=turn,
+        cards=record.get("cards", 1),
+        overtaken=record.get("overtaken", 0),
+        refused=refused,
     )
 
 
@@ -248,6 +276,7 @@ def add(
     priority: int = 0,
     skips: str | None = None,
     arguments: Sequence[str] = (),
+    cards: int = 1,
 ) -> Path:
     """Add a config to the queue and return its file.
 
@@ -260,6 +289,7 @@ def add(
         skips: value of ``train --allow-skips``.
         arguments: the command to run, if it is not ``train --config``. More than one
             such command may be about the same run.
+        cards: how many GPUs it asks for.
 
     Raises:
         VideotuneError: if the name is taken or not a valid file name, or if the run
@@ -290,6 +320,8 @@ def add(
         }
         if arguments:
             record["words"] = list(arguments)
+        if cards > 1:
+            record["cards"] = cards
         write_json(queue / LIST_FILE, _read_records(queue) | {name: record})
         write_json(config_path, config)
     return config_path
@@ -342,7 +374,7 @@ def remove(queue: Path, name: str) -> Path:
     return entry.run
 
 
-def _change_records(queue: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
+def change_records(queue: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
     """Change settings of some entries in ``queue.json``."""
     with FileLock(queue / LIST_LOCK):
         records = _read_records(queue)
@@ -370,9 +402,11 @@ def requeue(queue: Path, name: str, arguments: Sequence[str] | None = None) -> N
     change = {
         "turn": entry.turn + 1,
         "held": False,
+        "overtaken": 0,
+        "refused": "",
         "words": list(new_arguments),
     }
-    _change_records(queue, {name: change})
+    change_records(queue, {name: change})
 
 
 def hold(queue: Path, name: str) -> None:
@@ -380,7 +414,7 @@ def hold(queue: Path, name: str) -> None:
     again.
     """
     entry = find_entry(queue, name)
-    _change_records(queue, {name: {"held": True}})
+    change_records(queue, {name: {"held": True}})
     if entry.job is not None and entry.job.is_running:
         jobs.stop(entry.job)
 
@@ -402,16 +436,17 @@ def reorder(queue: Path, names: Sequence[str]) -> None:
             "priority": -negative_priority,
             "added": added + position / 1e5,
         }
-    _change_records(queue, changes)
+    change_records(queue, changes)
 
 
-def start(queue: Path, entry: QueueEntry, card: str | None) -> None:
-    """Run an entry in a separate process; a training that started before is resumed.
+def start(queue: Path, entry: QueueEntry, cards: Sequence[str] = ()) -> None:
+    """Run an entry in a separate process, or one for each GPU that it asks for; a
+    training that started before is resumed.
 
     Args:
         queue: folder of the queue.
         entry: the entry.
-        card: number of the GPU; None for no choice.
+        cards: numbers of the GPUs; empty for no choice.
     """
     has_started_run = (entry.run / "config.json").is_file()
     is_training_to_resume = (
@@ -422,8 +457,17 @@ def start(queue: Path, entry: QueueEntry, card: str | None) -> None:
     else:
         arguments = _train_arguments(entry, resume=has_started_run)
 
-    env = {} if card is None else {GPU_VARIABLE: card}
-    jobs.start(queue, entry.kind, arguments, entry.name, env=env, turn=entry.turn)
+    if entry.overtaken:
+        change_records(queue, {entry.name: {"overtaken": 0}})
+    jobs.start(
+        queue,
+        entry.kind,
+        arguments,
+        entry.name,
+        env={GPU_VARIABLE: ",".join(cards)} if cards else {},
+        turn=entry.turn,
+        processes=entry.cards,
+    )
 
 
 def _train_arguments(entry: QueueEntry, *, resume: bool) -> list[str]:

@@ -76,6 +76,7 @@ class JobRecord(TypedDict):
     uptime: NotRequired[Uptime]
     turn: NotRequired[Count]
     env: NotRequired[dict[str, str]]
+    processes: NotRequired[Count]
 
 
 class ProcessRecord(TypedDict):
@@ -122,6 +123,9 @@ class QueuedJob:
     turn: int = 0
     """The turn of its queue entry that it belongs to."""
 
+    processes: int = 1
+    """How many processes run the command together, each with a GPU of its own."""
+
     @property
     def is_running(self) -> bool:
         """Whether its process exists, running or paused."""
@@ -135,6 +139,7 @@ def start(
     about: str = "",
     env: Mapping[str, str] | None = None,
     turn: int = 0,
+    processes: int = 1,
 ) -> QueuedJob:
     """Start ``videotune ARGUMENTS`` as a separate process.
 
@@ -145,6 +150,7 @@ def start(
         about: the object of the command.
         env: environment variables on top of those of this process.
         turn: the turn of the queue entry that the job belongs to.
+        processes: how many processes run the command together.
 
     Raises:
         VideotuneError: if no process can take an argument.
@@ -162,6 +168,8 @@ def start(
     }
     if env:
         record["env"] = dict(env)
+    if processes > 1:
+        record["processes"] = processes
     write_json(folder / "job.json", record)
 
     with (folder / "runner-log").open("wb") as runner_log:
@@ -248,6 +256,7 @@ def _read_job(folder: Path, ended_at: int) -> QueuedJob:
         ended=exit_record["ended"] if exit_record else None,
         env=record.get("env", {}),
         turn=record.get("turn", 0),
+        processes=record.get("processes", 1),
     )
 
 

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from videotune.files import read_json, write_json
 from videotune.queue.processes import mark_process
@@ -27,7 +29,7 @@ def run(folder: Path) -> int:
         signal.signal(signal_number, lambda *_: None)
 
     with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
-        arguments = [sys.executable, "-m", "videotune", *job["words"]]
+        arguments = [sys.executable, "-m", *_command(job)]
         command = subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
@@ -47,6 +49,14 @@ def run(folder: Path) -> int:
 
     write_json(folder / "rc.json", {"code": exit_code, "ended": round(time.time(), 3)})
     return 0
+
+
+def _command(job: Mapping[str, Any]) -> list[str]:
+    """Return the module that runs a job, and its arguments."""
+    processes = job.get("processes", 1)
+    if processes > 1:
+        return ["videotune.cli.launcher", str(processes), *job["words"]]
+    return ["videotune", *job["words"]]
 
 
 if __name__ == "__main__":

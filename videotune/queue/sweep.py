@@ -72,7 +72,11 @@ def combinations(vary: Sequence[str]) -> list[dict[str, str]]:
 
 
 def plan_sweep(
-    out: Path, overrides: Overrides, vary: Sequence[str], skips: str | None = None
+    out: Path,
+    overrides: Overrides,
+    vary: Sequence[str],
+    skips: str | None = None,
+    cards: int = 1,
 ) -> list[str]:
     """Queue a run for each combination after checking all of them.
 
@@ -83,6 +87,7 @@ def plan_sweep(
         overrides: config and options of all runs.
         vary: ``KEY=V1,V2`` arguments.
         skips: value of ``train --allow-skips``.
+        cards: how many GPUs each run asks for.
 
     Returns:
         The names of the runs.
@@ -107,7 +112,7 @@ def plan_sweep(
             (out / f"{name}{suffix}").exists() for suffix in CONFIG_SUFFIXES
         )
         if not is_queued:
-            add(out, name, config, skips=skips)
+            add(out, name, config, skips=skips, cards=cards)
     return list(config_by_name)
 
 

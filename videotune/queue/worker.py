@@ -1,7 +1,7 @@
 """The worker of a queue: starts waiting entries as GPUs become free."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from filelock import FileLock, Timeout
 
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.queue import jobs
+from videotune.queue.cards import ANY_CARD, Cards, assign_cards
 from videotune.queue.entries import (
-    GPU_VARIABLE,
     POLL_SECONDS,
     EntryState,
     QueueEntry,
+    change_records,
     entries,
     start,
 )
@@ -39,11 +40,11 @@ class StateReporter:
 
 def run_queue(
     queue: Path,
-    cards: Sequence[str | None] = (None,),
+    cards: Cards = ANY_CARD,
     watch: bool = False,
     report: Callable[[QueueEntry], Any] = print,
 ) -> int:
-    """Run the waiting entries, one per GPU, until none waits.
+    """Run the waiting entries, each on as many GPUs as it asks for, until none waits.
 
     Entries that stopped before this worker started are resumed. Ctrl-C asks the
     trainings to save and end, and waits for that. If the worker is killed they
@@ -75,6 +76,10 @@ def run_queue(
                 f"another `videotune queue run` is working on {queue}"
             ) from error
 
+        # This worker may have more GPUs than the last one.
+        refused = [entry.name for entry in entries(queue) if entry.refused]
+        if refused:
+            change_records(queue, {name: {"refused": ""} for name in refused})
         # By their folders and not by their times, which a step of the clock may move.
         ended_before = {
             entry.job.folder
@@ -93,7 +98,7 @@ def run_queue(
 
 def _start_ready(
     queue: Path,
-    cards: Sequence[str | None],
+    cards: Cards,
     ended_before: Collection[Path],
     reporter: StateReporter,
 ) -> bool:
@@ -116,12 +121,17 @@ def _start_ready(
         if entry.state == "waiting" or _was_interrupted(entry, ended_before)
     ]
 
-    busy_cards = [entry.job.env.get(GPU_VARIABLE) for entry in running if entry.job]
-    free_cards = [card for card in cards if card not in busy_cards]
-    # A job on a GPU that is not in the list takes one too.
-    free_cards = free_cards[: max(0, len(cards) - len(busy_cards))]
-    for entry, card in zip(ready, free_cards, strict=False):
-        start(queue, entry, card)
+    assignment = assign_cards(cards, running, ready)
+    changes: dict[str, dict[str, Any]] = {}
+    for name, sentence in assignment.refused.items():
+        changes[name] = {"refused": sentence}
+    for name, count in assignment.overtaken.items():
+        changes[name] = {"overtaken": count}
+    if changes:
+        change_records(queue, changes)
+
+    for entry, names in assignment.starts:
+        start(queue, entry, names)
     return bool(running or ready)
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +72,8 @@ class Heartbeat:
             "since": now,
             "progress": None,
         }
+        self.ranks: Callable[[], list[dict[str, Any]]] | None = None
+        """Returns the figures of each process of a run that has several."""
         self._lock = threading.Lock()
         self._has_ended = threading.Event()
         self._has_changed = threading.Event()
@@ -129,7 +131,12 @@ class Heartbeat:
         """
         with self._lock:
             try:
-                now = {"seconds": self.seconds(), "time": round(time.time(), 3)}
+                now: dict[str, Any] = {
+                    "seconds": self.seconds(),
+                    "time": round(time.time(), 3),
+                }
+                if self.ranks is not None:
+                    now["ranks"] = self.ranks()
                 write_json(self.path, self._facts | now, durable=False)
             except OSError:  # the training reports it where it meets the same disk
                 with suppress(OSError):

@@ -20,7 +20,7 @@ from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
-from videotune.studio import gpu, header, projects
+from videotune.studio import gpu, header, projects, run_cards
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.licences import refuse_open_licence
@@ -137,6 +137,7 @@ def submit(
     arguments: Sequence[str],
     kind: str = "",
     config: Mapping[str, Any] | None = None,
+    cards: int = 1,
 ) -> str:
     """Queue a command about a run and make sure that a worker runs.
 
@@ -150,6 +151,7 @@ def submit(
         arguments: the command; "{config}" stands for the path of the config's file.
         kind: kind of a command other than the training; its entries are numbered.
         config: config of a new training.
+        cards: how many GPUs a new entry asks for.
 
     Returns:
         The name of the entry.
@@ -181,7 +183,9 @@ def submit(
                 config_path if argument == "{config}" else argument
                 for argument in arguments
             ]
-            queued.add(queue, name, config or {}, folder, arguments=arguments)
+            queued.add(
+                queue, name, config or {}, folder, arguments=arguments, cards=cards
+            )
         ensure_worker(root)
     return name
 
@@ -206,7 +210,11 @@ def _free_name(stem: str, taken_names: Collection[str]) -> str:
 
 
 def queue_run(
-    root: Path, project: Project, title: str = "", keys: Mapping[str, Any] | None = None
+    root: Path,
+    project: Project,
+    title: str = "",
+    keys: Mapping[str, Any] | None = None,
+    cards: int = 1,
 ) -> str:
     """Queue a new run.
 
@@ -216,6 +224,7 @@ def queue_run(
         title: title of the run; its name is the title in plain letters. Empty for
             run-N.
         keys: settings; None for the settings of the project.
+        cards: how many GPUs it asks for.
 
     Returns:
         The name of the run.
@@ -251,7 +260,8 @@ def queue_run(
         preset_arguments = projects.preset_arguments(project)
         arguments = ["train", *preset_arguments, "--config", "{config}"]
         arguments += ["--out", str(folder), *projects.skip_arguments(project)]
-        submit(root, project, run, arguments, config={**settings, "datasets": datasets})
+        config = {**settings, "datasets": datasets}
+        submit(root, project, run, arguments, config=config, cards=cards)
         return run
 
 
@@ -314,6 +324,7 @@ def queue_sweep(
     project: Project,
     vary: Mapping[str, str],
     check: Callable[[Mapping[str, Any]], object] = lambda config: None,
+    cards: int = 1,
 ) -> str:
     """Queue a run for every combination of values and return the name of the sweep.
 
@@ -322,6 +333,7 @@ def queue_sweep(
         project: the project.
         vary: comma-separated values of each key.
         check: called with each config; may raise VideotuneError.
+        cards: how many GPUs each run asks for.
 
     Raises:
         VideotuneError: if a value is invalid; then nothing is queued.
@@ -339,7 +351,7 @@ def queue_sweep(
 
     values_by_run = {}
     for number, (config, values) in enumerate(zip(configs, value_sets, strict=True), 1):
-        run = queue_run(root, project, f"{name}.{number}", config)
+        run = queue_run(root, project, f"{name}.{number}", config, cards)
         values_by_run[run] = values
     write_json(folder / f"{name}.json", {"runs": values_by_run})
     return name
@@ -358,17 +370,21 @@ def board(page: PageContext) -> str:
     ensure_worker(page.root)
     entries = queued.entries(queue_folder(page.root))
     sweeps, damaged_sweeps = _read_sweeps(page.root)
+    cards = gpu.list_gpus()
+    running = [entry for entry in entries if entry.state in ("running", "paused")]
+    by_card, elsewhere = run_cards.jobs_by_card(running, cards)
     return render(
         "queue_board",
         entries=entries,
         states=_states_by_run(entries),
-        cards=gpu.list_gpus(),
+        cards=cards,
+        by_card=by_card,
+        elsewhere=elsewhere,
         sweeps=sweeps,
         damaged_sweeps=damaged_sweeps,
         titles={
             project.name: project.title for project in projects.list_projects(page.root)
         },
-        card=queued.GPU_VARIABLE,
         life=life,
         best=best_validation_loss,
         far=lambda entry: process_progress(read_live(entry.run), entry.job),
@@ -475,5 +491,6 @@ def start_sweep(page: CurrentPage, form: PostedForm) -> Response:
     vary = {key: values for key, values in pairs if key and values.strip()}
     project = page.current_project
     check = page.path_rule.check_config
-    name = queue_sweep(page.root, project, vary, check)
+    cards = run_cards.cards_from(form)
+    name = queue_sweep(page.root, project, vary, check, cards)
     return reply(f"{name} is queued", redirect="/queue")

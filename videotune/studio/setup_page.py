@@ -29,6 +29,7 @@ from videotune.studio import (
     plan_server,
     projects,
     queue_page,
+    run_cards,
     trash,
 )
 from videotune.studio.auto_caption import HUB_MODEL
@@ -335,7 +336,12 @@ def show(page: CurrentPage) -> Response:
     sweepable_kinds = ("whole", "number", "choice", "json")
     sweepable = [field for field in fields() if field.kind in sweepable_kinds]
     return page_response(
-        page, "setup", header.REGIONS | REGIONS, "Setup", sweepable=sweepable
+        page,
+        "setup",
+        header.REGIONS | REGIONS,
+        "Setup",
+        sweepable=sweepable,
+        gpu_choices=run_cards.choices(),
     )
 
 
@@ -511,7 +517,9 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
     """
     project = page.current_project
     if act == "start":
-        run = queue_page.queue_run(page.root, project, form["run"].strip())
+        cards = run_cards.cards_from(form)
+        title = form["run"].strip()
+        run = queue_page.queue_run(page.root, project, title, cards=cards)
         address = f"/p/{quote(project.name)}/train?run={quote(run)}"
         return reply(f"{run} is queued", redirect=address)
 

@@ -8,7 +8,6 @@ from urllib.parse import quote
 from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 
-from videotune.config.nested_keys import flatten, unflatten
 from videotune.errors import VideotuneError
 from videotune.files import life, write_json
 from videotune.queue import entries as queued
@@ -21,15 +20,24 @@ from videotune.reporter.kept import kept_figures
 from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
-from videotune.reporter.read import Run, items, mapping, number
+from videotune.reporter.read import Run, mapping, number
+from videotune.runs.rank_figures import find_stragglers, ranks_in
 from videotune.sampling.picture_faults import describe_faults, describe_sound
-from videotune.studio import gpu, header, projects, queue_page, restarts, trash
-from videotune.studio.form import clip_keys_of, inherited_values
+from videotune.studio import (
+    gpu,
+    header,
+    projects,
+    queue_page,
+    restarts,
+    run_cards,
+    trash,
+)
 from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
+from videotune.studio.run_settings import changed_settings
 from videotune.studio.status import (
     checkpoints,
     process_progress,
@@ -91,6 +99,8 @@ def run_status(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str
     """
     if entry is not None and entry.state == "waiting":
         return "queued"
+    if entry is not None and entry.refused:
+        return "failed"
 
     ended = run.last("end")["time"] or 0
     state = job.state if job is not None else "stopped"
@@ -174,6 +184,7 @@ def run_context(page: PageContext) -> dict[str, Any]:
     if verdict["turned"] or run.last("end"):
         best, best_why = recommended_checkpoint(run, verdict)
 
+    ranks = ranks_in(run.life)
     waits = (
         entries_ahead(page.root, entry)
         if entry is not None and code == "queued"
@@ -199,6 +210,8 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "unexpected_end": restarts.unexpected_end(page, entry, job),
         "clips_changed": restarts.stopped_by_changed_clips(job),
         "restarted_from": restarts.restart_step(run, job),
+        "ranks": ranks,
+        "stragglers": find_stragglers(ranks),
         "busy": code in BUSY_STATUSES,
         "beat": mapping(run.life),
     }
@@ -380,6 +393,7 @@ def show(page: CurrentPage) -> Response:
         "Train",
         run=selected_run(page),
         runs=run_names(page),
+        gpu_choices=run_cards.choices(),
         **comparable_runs(page),
     )
 
@@ -450,7 +464,8 @@ def resume(page: PageContext, run: Path, form: FormData) -> str:
         arguments.append("--allow-data-change")
 
     check_run_paths(page, run)
-    queue_page.submit(page.root, page.current_project, run.name, arguments)
+    cards = run_cards.cards_of_run(run)  # a run that has left the queue keeps them
+    queue_page.submit(page.root, page.current_project, run.name, arguments, cards=cards)
     return ""
 
 
@@ -476,39 +491,8 @@ def start_now(page: PageContext, run: Path, form: FormData) -> str:
     entry = training_entry(page.root, page.current_project, run.name)
     if entry is None or entry.state != "waiting":
         raise VideotuneError(f"{run.name} is not waiting in the queue")
-    queued.start(queue_page.queue_folder(page.root), entry, None)
+    queued.start(queue_page.queue_folder(page.root), entry)
     return ""
-
-
-def changed_settings(project: Project, run: Path) -> dict[str, Any]:
-    """Return the settings of a run that differ from the project's preset.
-
-    Settings that the studio manages itself are left out.
-    """
-    config = mapping(read_cached(run / "config.json"))
-    preset_values = inherited_values(project.preset)
-    origins = mapping(config["origins"])
-    excluded = ("datasets", "init_from", *projects.MANAGED_KEYS)
-
-    changed = {}
-    for key, value in flatten(mapping(config["settings"])).items():
-        is_chosen = origins[key] in ("user", "preset")
-        if is_chosen and key not in excluded and value != preset_values.get(key):
-            changed[key] = value
-
-    clip_keys = _clip_keys(project, mapping(config["settings"]))
-    if clip_keys:
-        changed["datasets"] = clip_keys
-    return unflatten(changed)
-
-
-def _clip_keys(project: Project, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a run had for the clips of the project."""
-    clips = str(project.folder / projects.CLIPS)
-    for row in items(settings.get("datasets")):
-        if isinstance(row, Mapping) and row.get("path") == clips:
-            return clip_keys_of(row)
-    return {}
 
 
 def use_settings(page: PageContext, run: Path, form: FormData) -> str:
@@ -584,5 +568,6 @@ def start(page: CurrentPage, form: PostedForm) -> Response:
         keys = changed_settings(project, run)
         keys["init_from"] = str(checkpoint(run, form))
 
-    name = queue_page.queue_run(page.root, project, form["title"], keys)
+    cards = run_cards.cards_from(form)
+    name = queue_page.queue_run(page.root, project, form["title"], keys, cards)
     return reply(redirect=f"/p/{quote(project.name)}/train?run={quote(name)}")

@@ -266,10 +266,25 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
             f"{WAITS}: {share_waited:.0%} of their time; a faster disk, or more dataloader_threads, would help",
         )
 
+    if trainer.rank_meter is not None:
+        _compare_processes(trainer, record, line["seconds"])
     if trainer.dist.is_main:  # the others may not see the run folder
         fields = progress_parts(trainer, record.step, line)
         remaining = seconds_left(trainer, record.step)
         progress.update(record.step, trainer.job.steps, fields, remaining)
+
+
+def _compare_processes(
+    trainer: Trainer, record: StepRecord, seconds: Mapping[str, float]
+) -> None:
+    """Measure a step of this process; on the main one, warn of one that is slower."""
+    meter = trainer.rank_meter
+    assert meter is not None
+    peak = trainer.peaks.get("reserved_bytes", 0)
+    meter.add(record.step, seconds, len(record.window_ids), peak)
+    if trainer.dist.is_main:
+        for sentence in meter.newly_slow():
+            trainer.journal.warn(record.step, sentence)
 
 
 def _warn_of_loss_scale(trainer: Trainer, line: Mapping[str, Any]) -> None:

@@ -57,6 +57,7 @@ from videotune.trainer.step_record import (
     empty_values,
     write_values,
 )
+from videotune.trainer.text_encoders import encode_live_text
 from videotune.types import Batch, Velocity
 
 
@@ -199,7 +200,7 @@ def train_step(
         _accumulate_with_fallbacks(settings, net, trainable, step_batch, clock, values)
 
         if backward_optimizer is None:
-            grad_norm = _finish_gradients(trainable, settings, values)
+            grad_norm = _finish_gradients(trainable, settings, values, clock)
         else:
             grad_norm = backward_optimizer.norm()
         if settings.gradient_norms is not None:
@@ -472,25 +473,8 @@ def _with_graph_from_text(batch: Batch) -> Batch:
     return replace(batch, conditioning=replace(batch.conditioning, text=text))
 
 
-def encode_live_text(
-    family: DiffusersModel, text: LiveText | None, batch: Batch
-) -> Batch:
-    """Return the batch with its captions encoded now; unchanged if text states are
-    cached (``text`` None).
-
-    Extras of a clip, such as its first frame, stay as they are. Training and validation
-    both call this.
-    """
-    if text is None:
-        return batch
-    captions = [text.spell(caption) for caption in batch.captions]
-    encoded = family.encode_in_loop(captions)
-    extras = {**batch.conditioning.extras, **encoded.extras}
-    return replace(batch, conditioning=replace(encoded, extras=extras))
-
-
 def _finish_gradients(
-    trainable: TrainableState, settings: StepSettings, values: Tensor
+    trainable: TrainableState, settings: StepSettings, values: Tensor, clock: Clock
 ) -> Tensor:
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
     norm () before clipping.
@@ -512,11 +496,11 @@ def _finish_gradients(
         if trainable.loss_scale is not None:
             trainable.loss_scale.unscale(parameters)
         return clip_grad_norm(parameters, settings.max_grad_norm)
-    return _finish_gradients_across_processes(trainable, settings, values)
+    return _finish_gradients_across_processes(trainable, settings, values, clock)
 
 
 def _finish_gradients_across_processes(
-    trainable: TrainableState, settings: StepSettings, values: Tensor
+    trainable: TrainableState, settings: StepSettings, values: Tensor, clock: Clock
 ) -> Tensor:
     """Do what ``_finish_gradients`` does, where several processes share the step."""
     dist = settings.dist
@@ -532,8 +516,10 @@ def _finish_gradients_across_processes(
 
     # In a run with sound, a bucket without it leaves the modules of sound without a
     # gradient. It must stay missing, or the optimizer would move them.
+    clock.mark("optimizer")
     dist.all_reduce_gradients(replicated, keep_missing=settings.family.spec.reads_sound)
     dist.sum_over_groups(values)
+    clock.mark("waiting")
     if trainable.loss_scale is not None:
         trainable.loss_scale.unscale(parameters)
     # An adapter is never sharded: then a process has no rows.

@@ -1,6 +1,7 @@
 """Train text encoders: check their settings, and attach what trains of them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from videotune.config.sections import token_names
 from videotune.job.experts import of_expert
 from videotune.memory.checkpointing import checkpoint_text
 from videotune.models.base import DiffusersModel
+from videotune.types import Batch
 
 ROWS = "embedding."
 """Prefix of token rows in a checkpoint; the text encoder's name follows."""
@@ -22,6 +24,23 @@ def live_text(config: Config) -> layers.LiveText | None:
         return None
     is_embedding = config.training_method == "EMBEDDING"
     return layers.LiveText(config.embedding.tokens if is_embedding else ())
+
+
+def encode_live_text(
+    family: DiffusersModel, text: layers.LiveText | None, batch: Batch
+) -> Batch:
+    """Return the batch with its captions encoded now; unchanged if text states are
+    cached (``text`` None).
+
+    Extras of a clip, such as its first frame, stay as they are. Training and validation
+    both call this.
+    """
+    if text is None:
+        return batch
+    captions = [text.spell(caption) for caption in batch.captions]
+    encoded = family.encode_in_loop(captions)
+    extras = {**batch.conditioning.extras, **encoded.extras}
+    return replace(batch, conditioning=replace(encoded, extras=extras))
 
 
 def refuse_text(family: DiffusersModel, config: Config) -> None:

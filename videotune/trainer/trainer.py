@@ -26,6 +26,7 @@ from videotune.runs.stop_signals import Signals
 from videotune.runs.trackers import Trackers
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.gradient_norms import GradientNorms
+from videotune.trainer.rank_meter import RankMeter
 from videotune.trainer.text_encoders import live_text
 from videotune.trainer.throughput import Throughput
 from videotune.trainer.views_counted import ViewsCounted
@@ -80,6 +81,8 @@ class Trainer:
     gradient_norms: GradientNorms | None = None
     """Norms of gradients that a callback has asked for."""
     throughput: Throughput = field(default_factory=Throughput)
+    rank_meter: RankMeter | None = None
+    """Measures this process among others. None: it is the only one."""
     trackers: Trackers | None = None
     peaks: dict[str, int] = field(default_factory=dict)
     """Bytes that the device held at most within a step, by torch's names

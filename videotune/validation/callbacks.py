@@ -22,7 +22,7 @@ from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.loop import base_guidance
 from videotune.trainer.saving import Saving, best_step, save
-from videotune.trainer.step import encode_live_text
+from videotune.trainer.text_encoders import encode_live_text
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Batch, ClipShape, LatentDistribution, Window
 from videotune.validation import selection

@@ -1,0 +1,172 @@
+"""What each process of a run has measured, and which one is named as slower."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command_line import train
+from tests.support.launcher import QUIET, overrides_of, processes
+from tests.support.run_results import warnings_of
+from videotune.commands.status import overview
+from videotune.errors import DONE
+from videotune.files import life
+from videotune.job.overrides import Overrides
+from videotune.runs.rank_figures import (
+    FEWEST_STEPS,
+    RankFigures,
+    find_stragglers,
+    from_text,
+    ranks_in,
+    to_text,
+)
+
+USUAL = RankFigures(
+    rank=0,
+    host="host",
+    device="GPU 0",
+    step=60,
+    measured=50,
+    samples=1,
+    own_seconds=1.0,
+    waiting_seconds=0.1,
+    data_seconds=0.01,
+    samples_per_second=0.9,
+    memory_bytes=1,
+    peak_bytes=2,
+)
+
+
+def ranks_of(*own_seconds: float, **changes: Any) -> list[RankFigures]:
+    return [
+        replace(USUAL, rank=rank, own_seconds=seconds, **changes)
+        for rank, seconds in enumerate(own_seconds)
+    ]
+
+
+def named(ranks: list[RankFigures]) -> list[int]:
+    return [straggler.figures.rank for straggler in find_stragglers(ranks)]
+
+
+def test_a_process_is_named_that_is_slower_than_the_median_of_the_others() -> None:
+    assert named(ranks_of(1.0, 1.05, 1.6, 0.98)) == [2]
+    assert named(ranks_of(1.0, 1.6)) == [1]
+    assert named(ranks_of(1.0, 1.4, 0.9, 1.1)) == []
+
+
+def test_several_slow_ones_do_not_hide_each_other() -> None:
+    assert named(ranks_of(1.0, 1.0, 1.0, 2.0, 3.0)) == [3, 4]
+
+
+def test_a_difference_of_milliseconds_is_none() -> None:
+    assert named(ranks_of(0.01, 0.09)) == []
+
+
+def test_a_process_with_few_steps_is_not_compared() -> None:
+    assert named(ranks_of(1.0, 2.0, measured=FEWEST_STEPS - 1)) == []
+
+
+def test_a_process_with_more_samples_is_compared_with_those_that_have_as_many() -> None:
+    ranks = ranks_of(1.0, 1.0, 2.0, 2.0)
+    ranks = [*ranks[:2], *(replace(figures, samples=2) for figures in ranks[2:])]
+    assert named(ranks) == []
+    ranks[3] = replace(ranks[3], own_seconds=4.0)
+    assert named(ranks) == [3]
+
+
+def test_of_processes_in_step_only_the_reading_is_compared() -> None:
+    ranks = [replace(USUAL, rank=rank, own_seconds=None) for rank in range(3)]
+    assert named(ranks) == []
+    ranks[1] = replace(ranks[1], data_seconds=0.5)
+    assert named(ranks) == [1]
+    (straggler,) = find_stragglers(ranks)
+    assert "reading" in str(straggler)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "3",
+        '{"rank": 1}',
+        json.dumps(USUAL.to_json() | {"rank": "x"}),
+    ],
+)
+def test_a_damaged_line_is_nothing(text: str) -> None:
+    assert from_text(text) is None
+    assert ranks_in({"ranks": [text]}) == []
+
+
+def test_figures_come_back_from_a_line_and_a_heartbeat() -> None:
+    assert from_text(to_text(USUAL)) == USUAL
+    later = replace(USUAL, rank=1, own_seconds=None)
+    assert ranks_in({"ranks": [later.to_json(), USUAL.to_json()]}) == [USUAL, later]
+    assert ranks_in(None) == []
+
+
+@pytest.fixture(scope="module")
+def words(
+    small_clips: Path,
+    tiny_bases: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Overrides:
+    cache = tmp_path_factory.mktemp("ranks") / "cache"
+    return overrides_of(small_clips, tiny_bases("wan"), cache, *QUIET)
+
+
+def train_in_two(words: Overrides, run: Path, *sets: str, fault: str = "") -> str:
+    """Train in two processes, and return what they have printed."""
+    arguments = ["train", "--out", str(run), "--data", str(words.data)]
+    for text in (*words.sets, *sets):
+        arguments += ["--set", text]
+    ended = processes(2, run.parent / "logs", arguments, fault)
+    assert ended.codes == (DONE, DONE), ended.said
+    return "".join(ended.said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["", "slow in each step"])
+def test_a_process_with_a_delay_in_each_step_is_named(
+    fault: str,
+    words: Overrides,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Process 1 sleeps in its steps, and process 0 waits for it."""
+    monkeypatch.setenv("VIDEOTUNE_LOST_AFTER", "10")  # the figures come each second
+    run = tmp_path / "run"
+    train_in_two(words, run, "steps=60", "save_every=60", fault=fault)
+
+    about_processes = [text for text in warnings_of(run) if "process 1" in text]
+    ranks = overview(run).ranks
+    assert [figures.rank for figures in ranks] == [0, 1]
+    assert all(figures.memory_bytes > 0 for figures in ranks)
+    first, second = ranks
+    if not fault:
+        assert about_processes == []
+        assert find_stragglers(ranks) == []
+        return
+    (sentence,) = about_processes
+    assert "slower than the others" in sentence
+    assert [s.figures.rank for s in find_stragglers(ranks)] == [1]
+    assert first.own_seconds is not None
+    assert first.waiting_seconds is not None
+    assert second.own_seconds is not None
+    assert second.waiting_seconds is not None
+    assert second.own_seconds > 0.4 > first.own_seconds
+    assert first.waiting_seconds > 0.3 > second.waiting_seconds
+
+
+def test_a_run_of_one_process_has_no_such_figures(
+    words: Overrides, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train(words, run) == DONE
+    assert "ranks" not in (life(run) or {})
+    assert overview(run).ranks == []
