@@ -99,14 +99,15 @@ def seconds_of(way: str, work: Work) -> tuple[float, set[tuple[str, str]]]:
 
 
 def compare(work: Work, rounds: int) -> dict[str, Any]:
-    """Alternate the two ways; the first round only warms."""
+    """Alternate the two ways; the first of several rounds only warms."""
+    warming = int(rounds > 1)
     ratios = []
-    for index in range(rounds + 1):
+    for index in range(warming + rounds):
         order = list(WAYS) if index % 2 else list(reversed(WAYS))
         took = {way: seconds_of(way, work) for way in order}
         if took["ours"][1] != took["simple"][1]:
             raise RuntimeError("the two caches differ")
-        if index or rounds == 1:
+        if index >= warming:
             ratios.append(took["simple"][0] / took["ours"][0])
     low, high = bootstrap(ratios)
     median = statistics.median(ratios)

@@ -90,8 +90,8 @@ def test_pixels_go_to_the_card_as_bytes_and_without_a_wait(tmp_path: Path) -> No
     seen = on_card(filled, tmp_path)
     simple, ours = seen["simple"], seen["ours"]
     assert seen["errors"] == []
-    assert seen["clips"] == 4
+    assert seen["clips"] == 8
     assert ours["entries"] == simple["entries"]
     assert ours["bytes"] == 3 * seen["pixels"]
     assert simple["bytes"] == 4 * ours["bytes"]
-    assert (simple["waits"] - ours["waits"], ours["waits"]) == (4, 0)
+    assert (simple["waits"] - ours["waits"], ours["waits"]) == (8, 0)
