@@ -22,15 +22,22 @@ from videotune.latent_cache.store import LatentCache
 from videotune.types import Window
 
 CPU = torch.device("cpu")
+CARD = torch.device("mps")
+"""A card without memory of its own; nothing is put on it here."""
 
 
 def put(writer: EntryWriter, number: int) -> None:
     writer.put("latents", f"k{number}", {"mean": torch.full((999,), number)}, {})
 
 
-def put_all(store: LatentCache, count: int, error: Exception | None = None) -> None:
+def put_all(
+    store: LatentCache,
+    count: int,
+    error: Exception | None = None,
+    device: torch.device = CARD,
+) -> None:
     """Hand entries over, and fail if there is an error to fail with."""
-    with EntryWriter(store) as writer:
+    with EntryWriter(store, device) as writer:
         for number in range(count):
             put(writer, number)
         if error is not None:
@@ -69,7 +76,7 @@ def test_few_entries_wait_for_the_disk(tmp_path: Path) -> None:
     handed_over: list[int] = []
 
     def hand_over() -> None:
-        with EntryWriter(store) as writer:
+        with EntryWriter(store, CARD) as writer:
             for number in range(4):
                 put(writer, number)
                 handed_over.append(number)
@@ -83,15 +90,16 @@ def test_few_entries_wait_for_the_disk(tmp_path: Path) -> None:
     assert written(tmp_path) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("device", [CPU, CARD], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_disk_that_cannot_be_written_ends_the_filling(
-    tmp_path: Path, count: int
+    tmp_path: Path, count: int, device: torch.device
 ) -> None:
     """Also if the last entry was handed over before the failure is known."""
     store = LatentCache(tmp_path)
     (tmp_path / "latents").write_text("a file in the place of the folder")
     with pytest.raises(VideotuneError, match="cannot be written"):
-        put_all(store, count)
+        put_all(store, count, device=device)
 
 
 def test_a_kill_leaves_whole_entries_in_their_order(tmp_path: Path) -> None:
@@ -135,12 +143,15 @@ class Frames:
             self.is_closed = True
 
 
-def test_one_sample_is_fetched_ahead_and_an_error_comes_in_its_turn() -> None:
+@pytest.mark.parametrize("device", [CPU, CARD], ids=str)
+def test_one_sample_is_fetched_ahead_and_an_error_comes_in_its_turn(
+    device: torch.device,
+) -> None:
     source = Frames()
     seen: list[int] = []
 
     def look_at_all() -> None:
-        for _, frames, waited in stage_ahead(source(5, fails_at=3), CPU):
+        for _, frames, waited in stage_ahead(source(5, fails_at=3), device):
             seen.append(int(frames[0, 0, 0, 0]))
             assert waited >= 0
             assert source.fetched <= len(seen) + 1
@@ -153,7 +164,7 @@ def test_one_sample_is_fetched_ahead_and_an_error_comes_in_its_turn() -> None:
 
 def test_a_fetching_that_is_given_up_closes_its_source() -> None:
     source = Frames()
-    staged = stage_ahead(source(5), CPU)
+    staged = stage_ahead(source(5), CARD)
     next(staged)
     staged.close()
     assert source.is_closed

@@ -140,7 +140,8 @@ def fill(
     progress: ProgressFn,
     lock_is_held: bool = False,
 ) -> float:
-    """Encode what is missing. A thread writes each entry while the next one is encoded.
+    """Encode what is missing. On a card, a thread writes each entry while the
+    next one is encoded.
 
     Args:
         family: the base model.
@@ -161,7 +162,7 @@ def fill(
     """
     keys = CacheKeys.of(family, seed)
     lock = nullcontext() if lock_is_held else store.write_lock()
-    with lock, EntryWriter(store) as writer:
+    with lock, EntryWriter(store, family.device) as writer:
         _fill_captions(family, writer, keys, todo.captions, progress)
         try:
             waited = _fill_windows(

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from videotune.latent_cache.store import LatentCache
@@ -18,15 +19,16 @@ being encoded.
 
 
 class EntryWriter:
-    """One thread that hashes and writes entries in the order in which they come.
+    """Hashes and writes entries in the order in which they come, in a thread if the
+    encoder runs on a card. On a CPU the thread would take the encoder's time.
 
     Use it as a context manager: at its end everything is on the disk, also if the block
     has failed.
     """
 
-    def __init__(self, store: LatentCache) -> None:
+    def __init__(self, store: LatentCache, device: torch.device) -> None:
         self.store = store
-        self._pool = pool_without_openmp(1)
+        self._pool = None if device.type == "cpu" else pool_without_openmp(1)
         self._pending: deque[Future[None]] = deque()
 
     def put(
@@ -41,8 +43,11 @@ class EntryWriter:
         Nobody may write to the tensors afterwards.
 
         Raises:
-            VideotuneError: if an earlier entry could not be written.
+            VideotuneError: if this entry or an earlier one could not be written.
         """
+        if self._pool is None:
+            self.store.put(kind, key, tensors, about)
+            return
         while len(self._pending) >= PENDING_ENTRIES:
             self._pending.popleft().result()
         write = self._pool.submit(self.store.put, kind, key, tensors, about)
@@ -58,6 +63,7 @@ class EntryWriter:
         traceback: TracebackType | None,
     ) -> None:
         """Wait for the disk. Raises VideotuneError if an entry could not be written."""
-        self._pool.shutdown(wait=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
         for write in self._pending:
             write.result()

@@ -20,13 +20,20 @@ def stage_ahead(
     """Yield each sample, in order, with its frames, uint8 (T,H,W,3) on the host, and the
     seconds that the caller waited for them.
 
-    A thread fetches one sample ahead. For a device that copies by itself it puts the
-    frames into pinned memory, which torch reuses once they have been copied.
+    For a card, a thread fetches one sample ahead. If the card copies by itself, the frames
+    lie in pinned memory, which torch reuses once they have been copied. On a CPU the
+    thread would take the encoder's time.
 
     Args:
         decoded: what ``decode_ahead`` yields; it is closed at the end.
         device: where the frames will be encoded.
     """
+    if device.type == "cpu":
+        with closing(decoded):
+            for sample, array, waited in decoded:
+                yield sample, torch.from_numpy(array), waited
+        return
+
     pool = pool_without_openmp(1)
     with closing(decoded):
         try:
