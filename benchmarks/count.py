@@ -39,7 +39,7 @@ CASES = {
 
 OURS = "videotune"
 AFTER_PASSES = "optimizer"
-"""The phase of the optimizer, and of the clipping in the other loops."""
+"""The phase of the update; clipping counts as part of the passes, in every loop."""
 
 
 class Counts(Ledger):
@@ -69,7 +69,8 @@ class Counts(Ledger):
 def prepared_run(case: Case) -> FakeRun:
     """Return the run of a case, on fake tensors."""
     wanted = case.wanted()
-    dtype = DTYPES["FLOAT_32" if case.model == TINY else "BFLOAT_16"]
+    usual_dtype = "FLOAT_32" if case.model == TINY else "BFLOAT_16"
+    dtype = DTYPES[dict(case.sets).get("train_dtype", usual_dtype)]
     family = find(wanted.spec.name)(layout(case.model), torch.device("cpu"), dtype)
     return FakeRun(family, wanted.config)
 
@@ -92,9 +93,9 @@ def counted_loop(case: Case, checkpointing: str, name: str) -> Counts:
     """Count a step of another loop in the same way."""
     run = prepared_run(case)
     ours = run.network(tuple(run.depths.items()))
+    step = PlainStep(run, ours, LOOPS[name], checkpointing == ON)
     counts = Counts()
     with run.mode, run.family.planning_mode(), catch_warnings(action="ignore"):
-        step = PlainStep(run, ours, LOOPS[name], checkpointing == ON)
         batch = run.prepared(case.wanted().shapes[0], case.batch)
         step(batch, lambda: None)
         with counts:

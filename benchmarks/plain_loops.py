@@ -79,7 +79,7 @@ class PlainStep:
             self.update = optimizer.step  # type: ignore[assignment]
 
     def __call__(self, prepared: StepBatch, after_passes: Callable[[], None]) -> None:
-        """Make a step; ``after_passes`` is called when gradients are there."""
+        """Make a step; ``after_passes`` is called before the update."""
         batch = prepared.batch
         assert batch is not None
         dtype = self.run.family.dtype
@@ -92,8 +92,8 @@ class PlainStep:
         loss = (predicted.float() - target).square().mean()
         loss.backward()
 
-        after_passes()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0, foreach=True)
+        after_passes()
         self.update()
         for parameter in self.trained:
             parameter.grad = None

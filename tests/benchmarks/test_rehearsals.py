@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[2] / "benchmarks"
-PARTS_OF_OTHERS = {"bare", "gpu_matmul8", "gpu_rig", "toy_runs"}
+PARTS_OF_OTHERS = {"bare", "gpu_matmul8", "gpu_rig", "plain_loops", "toy_runs"}
 """Files that the benchmarks themselves start or import."""
 
 WORDS = {"data decode": ("decode",), "data encode": ("encode",)}
