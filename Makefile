@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := requirements.lock
 TORCH := $(shell sed -n 's/^. torch==/torch==/p' $(LOCK))
 # The empty variable lets child processes keep what they compile.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 .PHONY: demo test test-core test-slow test-long lint docs golden bench ledgers mutants wheel-demo clean
 
@@ -14,22 +14,22 @@ demo: $(VENV)/.base
 	$(BIN)/videotune demo --out demo
 
 test: $(VENV)/.dev lint
-	$(PYTEST) -m "not long and not slow"
+	$(PYTEST) -n 2 -m "not long and not slow"
 
 # goldens, the family contract, exact resume with a kill, exports read back: for every commit
 test-core: $(VENV)/.dev
-	$(PYTEST) -m "not long and not slow" tests/trainer/test_golden.py tests/models/test_family_contract.py \
+	$(PYTEST) -n 2 -m "not long and not slow" tests/trainer/test_golden.py tests/models/test_family_contract.py \
 	    tests/commands/test_exact_state.py tests/exporter/test_export_kinds.py
 
-# fuzz, rehearsals of benchmarks, docs, the studio in a browser
+# fuzz, rehearsals of benchmarks, docs, the studio in a browser; three at a time, because many wait for processes
 test-slow: $(VENV)/.dev
-	$(PYTEST) -m "slow and not long"
+	$(PYTEST) -n 3 -m "slow and not long"
 	@unshare --map-root-user --net true 2>/dev/null || \
 	    echo "no network namespaces (unshare --map-root-user --net), so runs that lose a host were NOT TESTED"
 	@command -v chromium >/dev/null || echo "no Chromium on PATH, so the studio was not tested in a browser: apt-get install chromium"
 
 test-long: $(VENV)/.dev
-	$(PYTEST)
+	$(PYTEST) -n 2
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -236,7 +236,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     from videotune.config.resolve import parse
     from videotune.data.dataset import scan
     from videotune.data.workers import Workers
-    from videotune.latent_cache.encode import CacheItems, fill, missing
+    from videotune.latent_cache.encode import CacheItems, encode_missing, missing
     from videotune.latent_cache.keys import CacheKeys
     from videotune.latent_cache.store import LatentCache
     from videotune.models.base_model import of_base, place
@@ -276,7 +276,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
                 )
                 workers = Workers(count) if count else None
                 begun = time.monotonic()
-                waited = fill(
+                waited = encode_missing(
                     family,
                     store,
                     todo,

@@ -157,7 +157,7 @@ def measure(part: str, folder: Path) -> dict[str, Any]:
     from videotune.commands.check import check
     from videotune.job.job import open_job
     from videotune.job.overrides import resolve_config, to_overrides
-    from videotune.latent_cache.batches import DRAWN_TOGETHER
+    from videotune.latent_cache.batches import draws_of
     from videotune.models.registry import find
 
     overrides = to_overrides(None, {"data": str(folder), "preset": "toy"}, None)
@@ -166,18 +166,18 @@ def measure(part: str, folder: Path) -> dict[str, Any]:
     source = None
     if part == "draws":
         source = stand_in_source(open_job(*resolved), family)
-        _ = source.step_draws(1)
+        _ = draws_of(source, 1)
 
     before = memory("VmRSS")
     begun = time.perf_counter()
     cpu_begun = time.process_time()
     if part == "start":
         job = open_job(*resolved)
-        _ = stand_in_source(job, family).step_draws(1)
+        _ = draws_of(stand_in_source(job, family), 1)
         windows = len(job.library.windows)
     elif source is not None:
-        for block in range(10):
-            _ = source.step_draws(block * 1000 * DRAWN_TOGETHER + 1)
+        for step in range(1, 640_001, 1000):
+            _ = draws_of(source, step)
         windows = sum(len(bucket) for bucket in source.buckets)
     else:
         job = check(data=str(folder)).job

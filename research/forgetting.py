@@ -158,7 +158,7 @@ def make_student(experiment: Experiment) -> None:
     batches = [
         plain_batch(trainer.source, window) for window in trainer.job.training_windows
     ]
-    empty = trainer.family.condition([trainer.source.text("")] * STUDENT_BATCH)
+    empty = trainer.family.condition([trainer.source.text_states("")] * STUDENT_BATCH)
     objective = trainer.source.objective
 
     for step in range(STUDENT_STEPS):
@@ -166,7 +166,9 @@ def make_student(experiment: Experiment) -> None:
         random = generator_for(0, "student", step)
         chosen = random.integers(len(batches), size=STUDENT_BATCH)
         x0 = torch.cat([batches[index].x0 for index in chosen])
-        texts = [trainer.source.text(batches[index].captions[0]) for index in chosen]
+        texts = [
+            trainer.source.text_states(batches[index].captions[0]) for index in chosen
+        ]
         with_prompt = Batch.of(x0, trainer.family.condition(texts))
         without = Batch.of(x0, empty)
         t = objective.timesteps.draw(torch.from_numpy(random.random(STUDENT_BATCH)))

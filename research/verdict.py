@@ -204,7 +204,11 @@ class Dense:
             ]
             types = [self.source.conditions.usual] * len(some)
             batch = assemble(
-                self.source, some, captions, [self.source.plain(w) for w in some], types
+                self.source,
+                some,
+                captions,
+                [self.source.plain_latents(w) for w in some],
+                types,
             )
             shape = tuple(batch.x0.shape)
             noise = torch.from_numpy(

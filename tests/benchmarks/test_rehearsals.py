@@ -16,8 +16,11 @@ PARTS_OF_OTHERS = {"bare", "gpu_matmul8", "gpu_rig", "plain_loops", "toy_runs"}
 """Files that the benchmarks themselves start or import."""
 
 WORDS = {"data decode": ("decode",), "data encode": ("encode",)}
-"""Arguments of those that need some. tests/memory/test_gpu_rehearsal.py rehearses
-gpu.py.
+"""Arguments of those that need some."""
+
+REHEARSED_ELSEWHERE = {"data", "gpu", "real", "scale", "studio"}
+"""data above and scale and studio below, gpu.py in tests/planner/test_gpu_rehearsal.py,
+and real.py in tests/simcuda/test_real.py.
 """
 
 CASES = sorted(
@@ -26,7 +29,7 @@ CASES = sorted(
         *(
             path.stem
             for path in HOME.glob("*.py")
-            if path.stem not in {*PARTS_OF_OTHERS, "data", "gpu", "scale", "studio"}
+            if path.stem not in PARTS_OF_OTHERS | REHEARSED_ELSEWHERE
         ),
     }
 )

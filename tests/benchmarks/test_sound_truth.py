@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HOME = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.long
 def test_each_modality_follows_the_other_and_apart_neither_does(tmp_path: Path) -> None:
     out = tmp_path / "sound.json"
     words = ("--seeds", "0", "--steps", "250", "--batch", "24", "--out", str(out))

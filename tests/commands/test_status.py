@@ -201,3 +201,16 @@ def test_a_damaged_clip_does_not_lack_a_caption(
     dataset = status_of(tmp_path, capsys)["dataset"]
     assert (dataset["without_caption"], dataset["unreadable"]) == (0, 1)
     assert dataset["next"].startswith("videotune check ")
+
+
+@pytest.mark.parametrize("base", ["asset:toy", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"])
+def test_files_of_the_toy_are_called_so(
+    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = full_run(tmp_path / "runs" / "finished")
+    config = json.loads((finished / "config.json").read_text())
+    config["settings"]["base_model_name"] = base
+    (finished / "config.json").write_text(json.dumps(config))
+
+    assert run("status", finished) == DONE
+    assert ("fit the toy" in capsys.readouterr().out) == base.startswith("asset:")

@@ -14,7 +14,7 @@ import torch
 from tests.support.clips import noise, write_clip, write_dataset, write_image
 from tests.support.trainers import Lab, job_of, source_of
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import BatchSource, make_step_batch
+from videotune.latent_cache.batches import BatchSource, draws_of, make_step_batch
 from videotune.sampling.given_files import GivenFiles, refuse_given
 from videotune.sampling.given_latents import encode_given
 from videotune.trainer.build import open_models, plain_batch
@@ -42,7 +42,7 @@ def folder(lab: Lab) -> Path:
 
 def shown(source: BatchSource, step: int) -> list[tuple[frozenset[str], torch.Tensor]]:
     """The conditions of each sample of a step, and its mask channels (4,F)."""
-    types = source.step_draws(step).condition_types
+    types = draws_of(source, step).condition_types
     image = make_step_batch(source, step).batch.conditioning.extras["image"]
     return list(zip(types, image[:, :4, :, 0, 0], strict=True))
 

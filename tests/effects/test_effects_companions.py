@@ -20,7 +20,7 @@ from tests.support.trainers import (
 )
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import make_step_batch
+from videotune.latent_cache.batches import draws_of, make_step_batch
 from videotune.models.registry import find
 from videotune.trainer.build import open_models, plain_batch
 
@@ -133,7 +133,7 @@ def test_a_mask_is_cropped_and_mirrored_with_its_clip(lab: Lab, masked: Path) ->
             batch = make_step_batch(source, step).batch
             assert batch is not None
             columns = batch.loss_mask[0, 0, 0, 0].tolist()
-            [(window, variant)] = source.step_draws(step).samples
+            [(window, variant)] = draws_of(source, step).samples
             is_flipped = source.keys.sample(window, variant).flipped
             assert columns == ([0, 0, 1, 1] if is_flipped else [1, 1, 0, 0])
             seen.add(is_flipped)

@@ -19,7 +19,7 @@ from tests.support.run_results import film, of_kind
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import BatchSource, make_step_batch
+from videotune.latent_cache.batches import BatchSource, draws_of, make_step_batch
 from videotune.latent_cache.condition_reader import SampleConditions
 from videotune.latent_cache.conditions import known_cells
 from videotune.model_spec import VideoRules
@@ -94,7 +94,7 @@ def test_what_is_given_knows_nothing_of_what_is_hidden(
             write_image(folder / "masks" / "a.png", pixels)
         source, batch = plain(lab, knobs, folder)
         batches.append(batch)
-        slices.append(source.plain(source.buckets[0][0]).mean)
+        slices.append(source.plain_latents(source.buckets[0][0]).mean)
 
     first, second = batches
     mask = first.conditioning_mask.expand(-1, -1, -1, *first.x0.shape[3:])
@@ -134,7 +134,7 @@ def test_every_condition_is_drawn_by_itself(lab: Lab) -> None:
     shown = [
         types
         for step in range(1, 101)
-        for types in source.step_draws(step).condition_types
+        for types in draws_of(source, step).condition_types
     ]
     for name, share in (("first_frame", 0.3), ("last_frame", 0.4), ("mask", 0.4)):
         counted = sum(name in types for types in shown) / len(shown)
@@ -184,11 +184,11 @@ def test_drawn_boxes_differ_and_are_those_of_the_seed(lab: Lab) -> None:
     folder = clips(lab.tmp / "clips", noise(FRAMES, 64, 64))
     knobs = conditions("mask") | {"video_config.variants": 4}
     source = source_of(lab, knobs, folder)
-    numbers = {source.step_draws(step).boxes[0] for step in range(1, 33)}
+    numbers = {draws_of(source, step).boxes[0] for step in range(1, 33)}
     assert numbers == {0, 1, 2, 3}
     window = source.buckets[0][0]
     latents = [
-        source.conditions.entries(
+        source.conditions.encoded_conditions(
             SampleConditions(window, 0, frozenset({"mask"}), number)
         )["mask"]["latents"]
         for number in range(4)

@@ -21,7 +21,7 @@ from tests.support.trainers import Lab, job_of, pixels, run_steps, source_of, tr
 from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
 from videotune.job.job import Job, refuse_skips
-from videotune.latent_cache.batches import make_step_batch
+from videotune.latent_cache.batches import draws_of, make_step_batch
 from videotune.latent_cache.sampler import sample_indices
 from videotune.latent_cache.store import LatentCache
 from videotune.planner.plan import buckets_of
@@ -171,7 +171,7 @@ def test_a_dataset_drops_its_captions_by_a_share_of_its_own(lab: Lab) -> None:
         empty: Counter[str] = Counter()
         total: Counter[str] = Counter()
         for step in range(1, 301):
-            draws = source.step_draws(step)
+            draws = draws_of(source, step)
             for (window, _), caption in zip(draws.samples, draws.captions, strict=True):
                 name = names[window.clip_id][0]
                 assert caption in ("", names[window.clip_id])

@@ -12,7 +12,7 @@ import torch
 from tests.support.clips import noise, write_clip, write_dataset, write_image
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.diffusion.loss import denoising_loss
-from videotune.latent_cache.batches import make_step_batch
+from videotune.latent_cache.batches import draws_of, make_step_batch
 from videotune.latent_cache.conditions import condition_key, condition_samples
 from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.given_latents import encode_given
@@ -91,7 +91,7 @@ def test_all_samples_of_a_step_have_one_or_none(lab: Lab, folder: Path) -> None:
     counted = 0
     for step in range(1, 41):
         with_reference = {
-            "reference" in types for types in source.step_draws(step).condition_types
+            "reference" in types for types in draws_of(source, step).condition_types
         }
         assert len(with_reference) == 1
         extras = make_step_batch(source, step).batch.conditioning.extras

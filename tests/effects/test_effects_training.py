@@ -795,7 +795,7 @@ def test_a_compiler_that_fails_ends_no_run(
         words = [w for s in (*settings, f"compile={compiled}") for w in ("--set", s)]
         words = ["train", "--out", str(tmp_path / run), *words]
         ended = processes(1, tmp_path / f"logs-{run}", words, "no compiler")
-        assert ended.codes == (DONE,), ended.said
+        assert ended.codes == (DONE,), ended.failures
         losses[run] = [line["loss"] for line in of_kind(tmp_path / run, "step")]
     assert losses["failing"] == losses["plain"]
     (warning,) = of_kind(tmp_path / "failing", "warning")

@@ -26,11 +26,15 @@ def work_of(
     tiny_bases: Callable[[str], Path],
     tmp_path: Path,
 ) -> WorkOf:
-    """The number of steps -> a run of so many steps with a sample a process."""
+    """The number of steps, and those between checkpoints -> a run with a sample a process."""
 
-    def get(steps: int) -> Work:
+    def get(steps: int, save_every: int = 5) -> Work:
         config = write_config(
-            elastic_folder, small_clips, tiny_bases("wan"), steps=steps
+            elastic_folder,
+            small_clips,
+            tiny_bases("wan"),
+            steps=steps,
+            save_every=save_every,
         )
         return Work(config, tmp_path / "run")
 

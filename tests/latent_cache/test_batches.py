@@ -174,7 +174,7 @@ def test_latents_with_a_variance_are_drawn_per_view(source: BatchSource) -> None
         {},
     )
     one, again, other = (
-        source.sample(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0))
+        source.draw_latents(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0))
     )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -334,16 +334,17 @@ def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
     _, _, cached = make("t2v", "resolution=16x32", "resize=random", *video)
     in_the_loop = with_config(cached, {"variants": 0})
     first = [
-        source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)
+        source.draw_latents(source.buckets[0][0], 0).mean
+        for source in (cached, in_the_loop)
     ]
     second = [
-        source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean
+        source.draw_latents(source.buckets[0][0], source.variant(0, 0, 1)).mean
         for source in (cached, in_the_loop)
     ]
     assert torch.equal(*first)
     assert torch.equal(*second)
     assert not torch.equal(first[0], second[0])
-    assert not torch.equal(first[0], cached.plain(cached.buckets[0][0]).mean)
+    assert not torch.equal(first[0], cached.plain_latents(cached.buckets[0][0]).mean)
 
 
 @pytest.mark.parametrize("patch_frames", [1, 2])
@@ -606,7 +607,7 @@ class Noisy:
 def noise_in(
     source: BatchSource, window: Window, variant: int, plain: torch.Tensor
 ) -> float:
-    difference = source.sample(window, variant, 1, 0).extras["image"] - plain
+    difference = source.draw_latents(window, variant, 1, 0).extras["image"] - plain
     assert difference.std() < 1e-6
     return float(difference.mean())
 
@@ -623,8 +624,8 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     source = make_source(job, family, store, clean.objective)
     in_the_loop = with_config(source, {"variants": 0})
     for window in job.library.windows[:2]:
-        plain = clean.plain(window).extras["image"]
-        assert torch.equal(source.plain(window).extras["image"], plain)
+        plain = clean.plain_latents(window).extras["image"]
+        assert torch.equal(source.plain_latents(window).extras["image"], plain)
         wanted_ = [
             float(generator_for(5, "image noise", window.id, v).standard_normal())
             for v in range(4)

@@ -27,8 +27,8 @@ from videotune.latent_cache import decode_ahead, keys
 from videotune.latent_cache.encode import (
     CacheItems,
     cut_captions,
+    encode_missing,
     entries_of,
-    fill,
     missing,
 )
 from videotune.latent_cache.keys import CacheKeys
@@ -124,7 +124,7 @@ def filled(
     """Fill a cache with what the data lacks there; what was encoded."""
     watched: Any = Watched(family)
     cache = LatentCache(folder)
-    fill(
+    encode_missing(
         watched,
         cache,
         todo_of(family, cache, data),
@@ -194,7 +194,9 @@ def test_progress_report_and_what_is_freed(
     )
     todo = todo_of(family, cache, data)
     assert (
-        fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row))
+        encode_missing(
+            family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row)
+        )
         > 0
     )
     assert [row[1:] for row in told] == [
@@ -375,9 +377,9 @@ def test_two_fills_at_once_do_not_disturb_each_other(
         LatentCache(tmp_path).write_lock(),
         pytest.raises(VideotuneError, match=f"process {os.getpid()} on"),
     ):
-        fill(watched, late, todo, data.facts, data.seed, None, quiet)
+        encode_missing(watched, late, todo, data.facts, data.seed, None, quiet)
     filled(family, tmp_path, data)
-    fill(watched, late, todo, data.facts, data.seed, None, quiet)
+    encode_missing(watched, late, todo, data.facts, data.seed, None, quiet)
     assert (watched.captions, watched.pixels) == ([], [])
 
 
@@ -444,7 +446,7 @@ def test_a_vae_that_fails_names_the_clip_and_the_window(
     cache = LatentCache(tmp_path)
     todo = todo_of(family, cache, data)
     with pytest.raises(VideotuneError) as caught:
-        fill(family, cache, todo, data.facts, data.seed, None, quiet)
+        encode_missing(family, cache, todo, data.facts, data.seed, None, quiet)
     assert str(caught.value).startswith(
         f"{data.facts[window.clip_id].path}: window {window.id}: "
     )

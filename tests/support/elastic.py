@@ -60,7 +60,13 @@ class Work:
 
 
 def write_config(
-    folder: Path, clips: Path, base: Path, *, steps: int, samples: int = 1
+    folder: Path,
+    clips: Path,
+    base: Path,
+    *,
+    steps: int,
+    samples: int = 1,
+    save_every: int = 5,
 ) -> Path:
     """Write the config of a run that learns a little in each of its steps.
 
@@ -70,6 +76,7 @@ def write_config(
         base: the base model.
         steps: of the run.
         samples: that a process takes in each step.
+        save_every: steps between two checkpoints.
     """
     settings: dict[str, Any] = {
         "base_model_name": str(base),
@@ -77,7 +84,7 @@ def write_config(
         "datasets": [{"path": str(clips)}],
         "resolution": "32x32",
         "steps": steps,
-        "save_every": 5,
+        "save_every": save_every,
         "batch_size": samples,
         "caption_dropout": 0.3,
         "learning_rate": 0.001,
@@ -88,7 +95,7 @@ def write_config(
         part, _, name = key.rpartition(".")
         section = settings.setdefault(part, {}) if part else settings
         section[name] = int(value)
-    config = folder / f"{steps}-steps-of-{samples}.json"
+    config = folder / f"{steps}-steps-of-{samples}-saved-each-{save_every}.json"
     config.write_text(json.dumps(settings))
     return config
 

@@ -21,6 +21,7 @@ import torch
 
 from tests.support import fork_server, interruptions
 from tests.support.run_results import steps_of
+from videotune.errors import DONE
 from videotune.job.overrides import Overrides
 from videotune.runs.checkpoint import complete_checkpoints
 
@@ -44,6 +45,16 @@ class Ended:
 
     codes: tuple[int, ...]
     said: tuple[str, ...]
+
+    @property
+    def failures(self) -> str:
+        """What the processes said that failed, those first that nobody killed."""
+        failed = [rank for rank, code in enumerate(self.codes) if code != DONE]
+        failed.sort(key=lambda rank: self.codes[rank] == -signal.SIGKILL)
+        return "\n".join(
+            f"process {rank} ended with {self.codes[rank]}: {self.said[rank]}"
+            for rank in failed
+        )
 
 
 def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:

@@ -19,7 +19,7 @@ from tests.support.run_parts import fill as fill_cache
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import BatchSource
-from videotune.latent_cache.encode import CacheItems, fill, missing
+from videotune.latent_cache.encode import CacheItems, encode_missing, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.trainer.build import make_objective, make_source, open_models
@@ -154,7 +154,7 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
         store = LatentCache(Path(folder))
         items = CacheItems((), tuple((window, variant) for window in windows))
         todo = missing(store, CacheKeys.of(family, seed), items)
-        fill(
+        encode_missing(
             eye,
             store,
             todo,

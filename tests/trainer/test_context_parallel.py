@@ -71,7 +71,7 @@ def test_two_processes_that_share_each_sample_are_one(
     run = tmp_path / "run"
     settings = ("batch_size=2", "context_parallel=2", f"training_method={method}")
     ended = in_processes(2, run, words, *settings)
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     assert_runs_close(run, alone(method), ("weights", "ema", "optimizer"))
 
 
@@ -97,9 +97,9 @@ def test_a_resume_may_share_samples_otherwise(
     assert complete_checkpoints(run)[-1].step == 2
 
     ended = resumed(2, run, 2, "context_parallel=1", f"steps={STEPS - 1}")
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     ended = resumed(1, run, STEPS - 1, f"steps={STEPS}")
-    assert ended.codes == (DONE,), ended.said
+    assert ended.codes == (DONE,), ended.failures
     assert_runs_close(run, alone("LORA"))
 
 
@@ -111,7 +111,7 @@ def test_a_run_of_one_process_goes_on_in_two_that_share_its_samples(
     for name in ("run", "again"):
         run = shutil.copytree(alone("FINE_TUNE"), tmp_path / name)
         ended = resumed(2, run, 2, "context_parallel=2")
-        assert ended.codes == (DONE, DONE), ended.said
+        assert ended.codes == (DONE, DONE), ended.failures
         assert_runs_close(run, alone("FINE_TUNE"), ("weights", "ema", "optimizer"))
         runs.append(run)
     for part in ("weights", "ema", "optimizer"):
@@ -143,7 +143,6 @@ def four_heads(
         (4, 2, "OFF", "LORA"),
         (4, 4, "FULL", "LORA"),
         (8, 4, "FULL", "FINE_TUNE"),
-        (8, 2, "OFF", "LORA"),
     ],
 )
 def test_groups_that_share_samples_share_the_samples_of_a_step(
@@ -167,7 +166,7 @@ def test_groups_that_share_samples_share_the_samples_of_a_step(
     run = tmp_path / "run"
     shared = (f"batch_size={4 // groups}", f"context_parallel={parts}")
     ended = in_processes(count, run, four_heads, *settings, *shared)
-    assert ended.codes == (DONE,) * count, ended.said
+    assert ended.codes == (DONE,) * count, ended.failures
     kept = ("weights", "ema", "optimizer")
     assert_runs_close(run, whole, kept)
     readings = [
@@ -178,7 +177,7 @@ def test_groups_that_share_samples_share_the_samples_of_a_step(
     assert_previews_close(run, whole)
 
     ended = resumed(1, run, 2, "context_parallel=1")
-    assert ended.codes == (DONE,), ended.said
+    assert ended.codes == (DONE,), ended.failures
     assert_runs_close(run, whole, kept)
 
 
@@ -257,7 +256,7 @@ def test_a_sample_that_is_shared_is_that_of_one_process(
     ended = in_processes(
         2, run, Overrides(data=words.data, sets=both), "context_parallel=2"
     )
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     assert_runs_close(run, whole)
     readings = [
         [line["train"]["mean"] for line in of_kind(folder, "validation")]
@@ -303,7 +302,7 @@ def test_blocks_of_a_network_that_is_shared_are_compiled(
         f"sharding={sharding}",
     )
     ended = in_processes(2, run, words, *settings, fault="no kernels")
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     assert_runs_close(run, alone("LORA"))
     assert of_kind(run, "warning") == []
     (end,) = of_kind(run, "end")

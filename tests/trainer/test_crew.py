@@ -144,7 +144,7 @@ def test_two_processes_learn_sound_as_one_does(
     run = tmp_path / "run"
     arguments = ["--out", str(run), *overrides_from(words, "batch_size=1")]
     ended = processes(2, tmp_path / "logs", ["train", *arguments])
-    assert ended.codes == (DONE, DONE), "".join(ended.said)
+    assert ended.codes == (DONE, DONE), ended.failures
     assert_runs_close(run, whole)
     parts = [line.get("sound") for line in steps_of(run)]
     theirs = [line.get("sound") for line in steps_of(whole)]
@@ -175,7 +175,7 @@ def test_a_resume_may_have_another_number_of_processes(
     for count, steps, step in ((3, STEPS - 1, 2), (1, STEPS, STEPS - 1)):
         resumed = ["--resume", "--from", str(step), "--set", f"steps={steps}"]
         ended = processes(count, logs, ["train", "--out", str(run), *resumed])
-        assert ended.codes == (DONE,) * count, ended.said
+        assert ended.codes == (DONE,) * count, ended.failures
     assert_runs_close(run, alone)
     assert [
         line.get("processes", 1)

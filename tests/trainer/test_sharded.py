@@ -121,7 +121,7 @@ def two(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
         *LOOKING,
         *READ,
     )
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     assert ended.said[0].count("\ntraining ") == 1
     assert "training " not in ended.said[1], "the first process alone talks"
     return run
@@ -214,7 +214,7 @@ def test_a_part_of_shared_out_weights_that_does_not_move_is_named(
     run = tmp_path / "run"
     sets = ("steps=12", "save_every=0", FULL, *QUIET)
     ended = several(2, run, words, *sets, fault=fault)
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     (line,) = of_kind(run, "parts")
     still = [label for label, part in line["parts"].items() if not part["moved"]]
     assert still == ["feed-forward"]
@@ -274,7 +274,7 @@ def test_each_process_writes_its_rows_and_the_export_gathers_them(
 def test_a_sharded_run_goes_on_bit_for_bit(two: Path, tmp_path: Path) -> None:
     run = shutil.copytree(two, tmp_path / "run")
     ended = go_on(2, run, "--resume", "--from", "2")
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     same(run, two)
 
 
@@ -299,7 +299,7 @@ def test_a_run_of_one_process_goes_on_sharded_by_three(
     run = shutil.copytree(alone("FINE_TUNE"), tmp_path / "run")
     sets = [word for text in ("sharding=FULL", *QUIET) for word in ("--set", text)]
     ended = go_on(3, run, "--resume", "--from", "2", *sets)
-    assert ended.codes == (DONE,) * 3, ended.said
+    assert ended.codes == (DONE,) * 3, ended.failures
     assert (pick(run, STEPS).folder / "weights-00003-of-00003.safetensors").is_file()
     rounded(run, alone("FINE_TUNE"))
 
@@ -324,7 +324,7 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
     """
     run, cache = tmp_path / "run", tmp_path / "cache"
     ended = several(2, run, words, f"cache_dir={cache}", *QUIET, *READ)
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     assert "with 2 processes" in ended.said[0]
     alike(
         LatentCache(cache),
@@ -386,7 +386,7 @@ def test_where_one_process_has_no_room_all_wait_and_go_on(
     ended = several(
         2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room once"
     )
-    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.codes == (DONE, DONE), ended.failures
     assert "there is room again" in ended.said[0]
     assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2, STEPS]
 
@@ -534,7 +534,7 @@ def test_blocks_of_a_sharded_network_are_compiled(
     for run, fault in faults.items():
         chosen = (*settings, "compile=true")
         ended = several(2, tmp_path / run, words, *chosen, fault=fault)
-        assert ended.codes == (DONE, DONE), ended.said
+        assert ended.codes == (DONE, DONE), ended.failures
         assert_runs_close(tmp_path / run, tmp_path / "plain")
         warnings = [line["text"] for line in of_kind(tmp_path / run, "warning")]
         assert ["compile: " in text for text in warnings] == [True] * (run == "failing")

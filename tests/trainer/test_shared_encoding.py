@@ -28,11 +28,11 @@ def test_killed_processes_leave_nothing_out_and_repeat_nothing(
         assert KILLED in ended.codes, ended.said
         assert DONE not in ended.codes
     ended = processes(3, tmp_path / "logs", arguments(cache), "entries noted")
-    assert ended.codes == (DONE,) * 3, ended.said
+    assert ended.codes == (DONE,) * 3, ended.failures
 
     alone = tmp_path / "alone" / "cache"
     ended = processes(1, tmp_path / "logs", arguments(alone), "entries noted")
-    assert ended.codes == (DONE,), ended.said
+    assert ended.codes == (DONE,), ended.failures
 
     lines = (cache.parent / "written.log").read_text().splitlines()
     writes = Counter(line.split()[0] for line in lines)

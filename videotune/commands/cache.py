@@ -17,7 +17,7 @@ from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, 
 from videotune.latent_cache.store import LatentCache
 from videotune.text import counted_are
 from videotune.trainer.build import open_models
-from videotune.trainer.cache_filling import fill_distributed
+from videotune.trainer.cache_filling import fill_cache_of_run
 from videotune.validation.callbacks import cache_items_of
 
 
@@ -44,7 +44,7 @@ def cache(
             echo(f"note: {note}")
 
         family = open_models(job.spec, job.base, job.config)
-        fill_distributed(job, family, cache_items_of(job), dist)
+        fill_cache_of_run(job, family, cache_items_of(job), dist)
         dist.barrier()
     return CacheResult(
         job.cache, len(job.library.windows) + len(job.library.held_out_windows)

@@ -59,6 +59,9 @@ class RunOverview:
     recommended: int | None
     """The recommended checkpoint's step; None if nothing is saved."""
 
+    is_toy: bool
+    """Whether it trained the toy, which no other program has."""
+
     exports: tuple[tuple[Path, int | None], ...]
     """The files that it has exported and that are still there, each with the step in its
     name; those of the recommended step first.
@@ -162,9 +165,11 @@ def overview(run: Path) -> RunOverview:
     seconds_left = None
     exports = []
     restarts: list[Restart] = []
+    is_toy = False
     if any((run / name).is_file() for name in RUN_FILES):
         contents = read_run(run)
         restarts = restarts_of(contents)
+        is_toy = contents.is_toy
         if facts["state"] in RUNNING_STATES:
             seconds_left = progress(contents).left
         for record in contents.exports or ():
@@ -184,6 +189,7 @@ def overview(run: Path) -> RunOverview:
         verdict=facts["verdict"],
         verdict_parts=facts["verdict_parts"],
         recommended=recommended,
+        is_toy=is_toy,
         exports=tuple(exports),
         restarts=tuple(restarts),
     )

@@ -55,14 +55,8 @@ from videotune.types import (
     Window,
 )
 
-DRAWN_TOGETHER = 64
-"""Steps whose windows, captions and noise levels are drawn together."""
-
-NAMES_IN_MEMORY = 200_000
-"""Entries of the cache, at most, whose names are made before the first step."""
-
-BLOCKS_IN_MEMORY = 3
-"""Blocks of ``DRAWN_TOGETHER`` steps whose draws are kept."""
+KEYS_IN_MEMORY = 200_000
+"""Entries of the cache, at most, whose keys are made before the first step."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +96,6 @@ class BatchSource:
     _encode_lock: Lock = field(
         default_factory=Lock, init=False, repr=False, compare=False
     )
-    _blocks: dict[int, list[StepDraws]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def timesteps_of(self, step: int, modality: str = "video") -> TimestepSampler:
         """Return the noise levels that a step draws from: with its bucket's shift,
@@ -132,12 +123,12 @@ class BatchSource:
             timesteps = timesteps.within(expert.t_lo, expert.t_hi)
         return timesteps
 
-    def text(self, caption: str) -> dict[str, Tensor]:
+    def text_states(self, caption: str) -> dict[str, Tensor]:
         """Return a caption's cached states."""
-        name = self.names.get(caption) or self.keys.text(caption)
-        return self.store.get("text", name)
+        key = self.text_keys.get(caption) or self.keys.text(caption)
+        return self.store.get("text", key)
 
-    def sample(
+    def draw_latents(
         self, window: Window, variant: int, *name: str | int
     ) -> LatentDistribution:
         """Return a window's latents as a mean without variance, drawn for ``name`` if
@@ -154,26 +145,26 @@ class BatchSource:
         drawn = distribution.mean + torch.exp(0.5 * distribution.logvar) * noise
         return replace(distribution, mean=drawn, logvar=None)
 
-    def plain(self, window: Window) -> LatentDistribution:
+    def plain_latents(self, window: Window) -> LatentDistribution:
         """Return a window without random frames, crop or image noise, as validation and
         previews read it.
         """
-        return self.sample(window, DETERMINISTIC_VARIANT, window.id)
+        return self.draw_latents(window, DETERMINISTIC_VARIANT, window.id)
 
-    def plain_with_conditions(self, window: Window) -> LatentDistribution:
+    def plain_latents_with_conditions(self, window: Window) -> LatentDistribution:
         """Return a plain window with what most samples are given, as previews read it."""
-        latents = self.plain(window)
+        latents = self.plain_latents(window)
         reader = self.conditions
         sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
-        entries = reader.entries(sample)
+        encoded = reader.encoded_conditions(sample)
         states = reader.channel_states(sample, latents.extras)
-        latents = replace(latents, extras=states | appended_latents(entries, self.spec))
+        latents = replace(latents, extras=states | appended_latents(encoded, self.spec))
         if set(filter(self.spec.is_in_place, reader.usual)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
         if latents.start is not None and "first_frame" in reader.usual:
             x0[:, :1] = latents.start
-        known = reader.put_in_place(x0, sample, entries)
+        known = reader.put_in_place(x0, sample, encoded)
         return replace(latents, mean=x0, known=known)
 
     def given_modality(self, window: Window) -> LatentDistribution:
@@ -183,12 +174,12 @@ class BatchSource:
         is learnt, the usual conditions and the clip's sound.
         """
         if "video" not in self.spec.generates:
-            latents = self.plain(window)
+            latents = self.plain_latents(window)
             everything = torch.ones(latents.mean.shape[1:], dtype=torch.bool)
             return replace(latents, known=everything)
-        latents = self.plain_with_conditions(window)
-        entry = ConditionSample(window, DETERMINISTIC_VARIANT, SOUND)
-        return replace(latents, sound=self.condition_tensors(entry)[LATENTS])
+        latents = self.plain_latents_with_conditions(window)
+        sound = ConditionSample(window, DETERMINISTIC_VARIANT, SOUND)
+        return replace(latents, sound=self.condition_tensors(sound)[LATENTS])
 
     @cached_property
     def conditions(self) -> ConditionReader:
@@ -218,8 +209,8 @@ class BatchSource:
         return self.variants == 0 and not is_plain and self.varies(window)
 
     def variant(self, bucket: int, position: int, epoch: int) -> int:
-        """Return which variant of its window the entry at ``position`` of a bucket
-        shows in epoch ``epoch``.
+        """Return which variant the window at ``position`` of a bucket shows in epoch
+        ``epoch``.
         """
         window = self.buckets[bucket][position]
         if not self.varies(window):
@@ -234,27 +225,39 @@ class BatchSource:
         return views_before % self.variants if self.variants else views_before
 
     @cached_property
-    def names(self) -> dict[tuple[Window, int] | str, str]:
-        """Names of the cache entries that steps read, by (window, variant) and by
-        caption. Empty for a large dataset, whose steps make the names that they need.
+    def latents_keys(self) -> dict[tuple[Window, int], str]:
+        """Keys of the latents that steps read, by window and variant.
+
+        Empty for a large dataset, whose steps make the keys that they need.
         """
-        names: dict[tuple[Window, int] | str, str] = {}
-        num_entries = sum(len(bucket) for bucket in self.buckets)
-        if num_entries * max(1, self.variants) > NAMES_IN_MEMORY:
-            return names
+        if not self._keys_fit_memory:
+            return {}
+        keys: dict[tuple[Window, int], str] = {}
         for bucket in self.buckets:
             for window in dict.fromkeys(bucket):
                 variants = range(self.variants) if self.varies(window) else (0,)
                 for variant in variants:
                     sample = self.keys.sample(window, variant)
-                    names[window, variant] = self.keys.latents(sample)
+                    keys[window, variant] = self.keys.latents(sample)
+        return keys
 
+    @cached_property
+    def text_keys(self) -> dict[str, str]:
+        """Keys of the text states that steps read, by caption. Empty for a large
+        dataset.
+        """
+        if not self._keys_fit_memory:
+            return {}
         captions = {""}
         if not self.text_in_step:
             for clip in self.clips.values():
                 captions.update(clip.captions)
-        names.update((caption, self.keys.text(caption)) for caption in captions)
-        return names
+        return {caption: self.keys.text(caption) for caption in captions}
+
+    @property
+    def _keys_fit_memory(self) -> bool:
+        num_windows = sum(len(bucket) for bucket in self.buckets)
+        return num_windows * max(1, self.variants) <= KEYS_IN_MEMORY
 
     @cached_property
     def text_in_step(self) -> bool:
@@ -263,7 +266,7 @@ class BatchSource:
 
     @cached_property
     def _earlier_copies(self) -> tuple[NDArray[np.int64], ...]:
-        """For each entry of each bucket, how many entries before it have the same
+        """For each position of each bucket, how many positions before it have the same
         window.
         """
         return tuple(earlier_copies(bucket) for bucket in self.buckets)
@@ -279,10 +282,10 @@ class BatchSource:
             with self._encode_lock:
                 return self.encode(window, variant)
 
-        name = self.names.get((window, variant))
-        if name is None:
-            name = self.keys.latents(self.keys.sample(window, variant))
-        tensors = dict(self.store.get("latents", name))
+        key = self.latents_keys.get((window, variant))
+        if key is None:
+            key = self.keys.latents(self.keys.sample(window, variant))
+        tensors = dict(self.store.get("latents", key))
         mean = tensors.pop("mean")
         logvar = tensors.pop("logvar", None)
         start = tensors.pop("start", None)
@@ -292,35 +295,17 @@ class BatchSource:
         """Return the loss's weight in each cell of a sample, (F,H,W), or None if its
         clip has no mask.
         """
-        name = self.keys.mask(self.keys.sample(window, variant))
-        if name is None:
+        key = self.keys.mask(self.keys.sample(window, variant))
+        if key is None:
             return None
 
         if self.is_encoded_in_step(window, variant):
             assert self.read_mask is not None, "without cached variants masks are read"
             share = self.read_mask(window, variant)
         else:
-            share = self.store.get("masks", name)["share"].clamp(0, 1)
+            share = self.store.get("masks", key)["share"].clamp(0, 1)
         settings = self.config.loss_mask
         return settings.outside + (settings.inside - settings.outside) * share
-
-    def step_draws(self, step: int) -> StepDraws:
-        """Return the draws of a step.
-
-        A block of steps is drawn together, and the latest blocks are kept.
-        """
-        number, index = divmod(step - 1, DRAWN_TOGETHER)
-        block = self._blocks.get(number)
-        if block is None:
-            first = number * DRAWN_TOGETHER + 1
-            block = [
-                draws_of(self, each) for each in range(first, first + DRAWN_TOGETHER)
-            ]
-            # Two threads may draw the same block: it is equal.
-            self._blocks[number] = block
-            for outdated in list(self._blocks)[:-BLOCKS_IN_MEMORY]:
-                self._blocks.pop(outdated, None)
-        return block[index]
 
 
 def draws_of(source: BatchSource, step: int) -> StepDraws:
@@ -419,7 +404,7 @@ def make_step_batch(
         spares: give a process without a sample another one's, so that all run the
             network together.
     """
-    draws = source.step_draws(step)
+    draws = draws_of(source, step)
     windows = [window for window, _ in draws.samples]
     begin, end = share_of(rank_and_size, len(windows))
     is_spare = spares and begin == end
@@ -460,7 +445,7 @@ def _batch_of_process(
     samples = draws.samples[begin:end]
     latents = []
     for number, (window, variant) in enumerate(samples, start=begin):
-        latents.append(source.sample(window, variant, step, number))
+        latents.append(source.draw_latents(window, variant, step, number))
 
     batch = assemble(
         source,
@@ -522,11 +507,11 @@ def assemble(
     for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
         box = boxes[index] if boxes else 0
         sample = SampleConditions(window, variant, condition_types[index], box)
-        entries = source.conditions.entries(sample)
-        known.append(source.conditions.put_in_place(x0[index], sample, entries))
+        encoded = source.conditions.encoded_conditions(sample)
+        known.append(source.conditions.put_in_place(x0[index], sample, encoded))
         states_of_clip = latents[index].extras
         states = source.conditions.channel_states(sample, states_of_clip)
-        extras.append(states | appended_latents(entries, source.spec))
+        extras.append(states | appended_latents(encoded, source.spec))
     conditioning_mask = as_mask(known)
 
     loss_mask = picture_mask(windows, source.sizes, x0)
@@ -559,7 +544,7 @@ def _conditioning(
     if not source.text_in_step:
         states = []
         for caption, sample_extras in zip(captions, extras, strict=True):
-            states.append(source.text(caption) | sample_extras)
+            states.append(source.text_states(caption) | sample_extras)
         return source.condition(states)
 
     names = extras[0].keys() if extras else ()

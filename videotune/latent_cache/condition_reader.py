@@ -61,11 +61,13 @@ class ConditionReader:
         """How many boxes are drawn for a view, of which each sample hides one."""
         return max(1, self.config.video_config.variants)
 
-    def entries(self, sample: SampleConditions) -> dict[str, dict[str, Tensor]]:
+    def encoded_conditions(
+        self, sample: SampleConditions
+    ) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a sample's conditions that are encoded on their own, by
         type; but for what channels show.
         """
-        entries: dict[str, dict[str, Tensor]] = {}
+        encoded: dict[str, dict[str, Tensor]] = {}
         for condition in self.config.conditions:
             is_read = condition.type in sample.types
             if not is_read or self.spec.is_on_channels(condition.type):
@@ -75,26 +77,26 @@ class ConditionReader:
             )
             if choices:
                 chosen = choices[sample.box % len(choices)]
-                entries[condition.type] = self.tensors_of(chosen)
-        return entries
+                encoded[condition.type] = self.tensors_of(chosen)
+        return encoded
 
     def put_in_place(
         self,
         x0: Tensor,
         sample: SampleConditions,
-        entries: Mapping[str, Mapping[str, Tensor]],
+        encoded: Mapping[str, Mapping[str, Tensor]],
     ) -> Tensor:
         """Write what a sample is given into its latents (C,F,H,W), in place.
 
         Args:
             x0: the latents.
             sample: the sample.
-            entries: of its conditions.
+            encoded: tensors of its conditions, by type.
 
         Returns:
             (F,H,W) bool: the cells that are given.
         """
-        return put_conditions(x0, self.spec, sample.types, self.prefix_frames, entries)
+        return put_conditions(x0, self.spec, sample.types, self.prefix_frames, encoded)
 
     def channel_states(
         self, sample: SampleConditions, states_of_clip: Mapping[str, Tensor]

@@ -53,7 +53,7 @@ SOUND = "sound"
 
 LATENTS = "latents"
 KNOWN = "known"
-"""Names of the tensors of an entry."""
+"""Names of the tensors of an encoded condition."""
 
 SMALLEST_BOX = 0.3
 LARGEST_BOX = 0.7
@@ -166,7 +166,7 @@ def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
 
 
 def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
-    """Return the name of a condition's entry."""
+    """Return the key of a condition in the cache."""
     frames = keys.sample(sample.window, sample.variant)
     if sample.type == SOUND:
         return keys.sound(frames)
@@ -378,7 +378,7 @@ def put_conditions(
     spec: ModelSpec,
     condition_types: frozenset[str],
     prefix_frames: int,
-    entries: Mapping[str, Mapping[str, Tensor]],
+    encoded: Mapping[str, Mapping[str, Tensor]],
 ) -> Tensor:
     """Write what a sample is given into its latents, in place.
 
@@ -387,7 +387,7 @@ def put_conditions(
         spec: of the model. What it takes on channels or appended is left out.
         condition_types: conditions of the sample.
         prefix_frames: latent frames of a prefix.
-        entries: of each condition that is encoded on its own, its tensors.
+        encoded: of each condition that is encoded on its own, its tensors.
 
     Returns:
         (F,H,W) bool: the cells that are given.
@@ -401,12 +401,12 @@ def put_conditions(
 
     in_place = frozenset(filter(spec.is_in_place, condition_types))
     if "mask" in in_place:
-        entry = entries["mask"]
-        cells = entry[KNOWN].bool()
-        conditioned[:, cells] = entry[LATENTS][:, cells]
+        box = encoded["mask"]
+        cells = box[KNOWN].bool()
+        conditioned[:, cells] = box[LATENTS][:, cells]
         known |= cells
     for name in ("suffix", "last_frame"):
-        latents = _end_in_place(name, spec, entries)
+        latents = _end_in_place(name, spec, encoded)
         if latents is not None and name in condition_types:
             count = min(latents.shape[1], frames - 1)
             conditioned[:, -count:] = latents[:, -count:]
@@ -427,14 +427,14 @@ def put_conditions(
 
 
 def _end_in_place(
-    condition: str, spec: ModelSpec, entries: Mapping[str, Mapping[str, Tensor]]
+    condition: str, spec: ModelSpec, encoded: Mapping[str, Mapping[str, Tensor]]
 ) -> Tensor | None:
     """Return the latents that have the place of a clip's last ones, or None without
     any.
     """
-    if condition not in entries:
+    if condition not in encoded:
         return None
-    latents = entries[condition][LATENTS]
+    latents = encoded[condition][LATENTS]
     if spec.is_in_place(condition):
         return latents
     is_longer = condition == "suffix" and latents.shape[1] > APPENDED_OF_SUFFIX
@@ -442,18 +442,18 @@ def _end_in_place(
 
 
 def appended_latents(
-    entries: Mapping[str, Mapping[str, Tensor]], spec: ModelSpec
+    encoded: Mapping[str, Mapping[str, Tensor]], spec: ModelSpec
 ) -> dict[str, Tensor]:
     """Return the latents (C,n,H,W) of what is appended to a sample, by type, which is
     also the name that a batch has for them.
 
     Args:
-        entries: of each condition that is encoded on its own, its tensors.
+        encoded: of each condition that is encoded on its own, its tensors.
         spec: of the model.
     """
     return {
         name: tensors[LATENTS]
-        for name, tensors in entries.items()
+        for name, tensors in encoded.items()
         if spec.is_appended(name)
     }
 

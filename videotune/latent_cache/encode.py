@@ -130,7 +130,7 @@ def missing(
     return CacheItems(tuple(captions), tuple(samples), tuple(masks), tuple(conditions))
 
 
-def fill(
+def encode_missing(
     family: DiffusersModel,
     store: LatentCache,
     todo: CacheItems,

@@ -1,7 +1,9 @@
 """The base class of model families: text, latents and the pipeline of a diffusers
 checkpoint.
 
-A family is a subclass that defines what differs. Shapes are those of
+A family is a subclass that defines what differs. Each must define ``spec``,
+``read_spec``, ``transformer_class``, ``vae_class``, ``pipelines``, ``variants``,
+``tiny_parts`` and ``predict``; all else has a default. Shapes are those of
 ``videotune/types.py``.
 """
 
@@ -48,7 +50,10 @@ FAMILIES: dict[str, type[DiffusersModel]] = {}
 
 
 class DiffusersModel(AutoencodingCheckpoint):
-    """A checkpoint of a model family; the subclass is the family.
+    """An opened checkpoint of a model family; the subclass is the family.
+
+    Where code holds one, it is called ``family``: what it does is the family's, and its
+    ``spec`` and weights are the checkpoint's.
 
     ``nets`` holds the denoisers by expert. An expert is looked up at each of its steps,
     so the mapping may load it then.

@@ -16,7 +16,6 @@ from videotune.config.resolve import parse
 from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
 from videotune.latent_cache.view_bands import views_text
-from videotune.reporter.inventory import is_toy
 from videotune.reporter.read import Run, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
@@ -198,7 +197,7 @@ def _pictures(run: Run) -> Iterator[Finding]:
             "sample.steps and sample.guidance as the base model needs them; "
             "look at the clips if samples do not move"
         )
-    if is_toy(run):
+    if run.is_toy:
         advice = (
             "the toy draws moving shapes alone; take a real model for filmed clips. "
             f"With shapes: {advice}"

@@ -287,7 +287,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "fps": value_text(run.setting("video_config", "target_fps") or 16),
         "arguments": _pipeline_arguments(run),
         "method": run.setting("training_method"),
-        "is_toy": is_toy(run),
+        "is_toy": run.is_toy,
         "preview_values": preview_values,
         "comfyui": [_path(run, entry, is_shared) for entry in comfyui],
         "comfyui_steps": comfyui_steps(
@@ -365,11 +365,6 @@ def _differences_of_call(pipelines: Sequence[str]) -> dict[str, bool]:
 def _pipelines_in(lines: Sequence[str]) -> list[str]:
     """Return the names of the pipelines that code uses."""
     return sorted(set(re.findall(r"\b[A-Z]\w*Pipeline\b", "\n".join(lines))))
-
-
-def is_toy(run: Run) -> bool:
-    """Whether the run trained the toy, which no other program has."""
-    return str(run.setting("base_model_name")).startswith("asset:")
 
 
 def _of_best_step(run: Run, entries: Sequence[Record]) -> list[Record]:

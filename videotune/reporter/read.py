@@ -94,6 +94,11 @@ class Run:
         """Return a resolved setting, or None if config.json does not have it."""
         return at(self.config, "settings", *keys)
 
+    @property
+    def is_toy(self) -> bool:
+        """Whether it trained the toy, which no other program has."""
+        return str(self.setting("base_model_name")).startswith("asset:")
+
     @cached_property
     def clips(self) -> list[Fields]:
         """The rows of the account of clips."""

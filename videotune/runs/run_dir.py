@@ -5,7 +5,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from difflib import get_close_matches
 from functools import cache
@@ -160,18 +160,19 @@ def refuse_run(run: Path) -> None:
 def _try_to_write(run: Path) -> None:
     """Raise OSError if the folder cannot be written.
 
-    Nothing is left of a folder that was made for the test.
+    A folder that does not exist is tried in another of a name of its own: the processes
+    of a run try at the same time, and none may remove what another has just made.
     """
-    missing_folders = [
-        folder for folder in (run, *run.absolute().parents) if not folder.exists()
-    ]
-    try:
-        run.mkdir(parents=True, exist_ok=True)
+    if run.exists():
         tempfile.TemporaryFile(dir=run).close()
-    finally:
-        for folder in missing_folders:
-            with suppress(OSError):
-                folder.rmdir()
+        return
+
+    existing = next(folder for folder in run.absolute().parents if folder.exists())
+    missing = run.absolute().relative_to(existing)
+    with tempfile.TemporaryDirectory(dir=existing, prefix=".videotune-") as aside:
+        trial = Path(aside) / missing
+        trial.mkdir(parents=True)
+        tempfile.TemporaryFile(dir=trial).close()
 
 
 def _refuse_taken(run: Path) -> None:

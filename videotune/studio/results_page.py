@@ -16,7 +16,7 @@ from videotune.files import disk_usage, write_json
 from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.reporter.comparison import write_comparison
-from videotune.reporter.inventory import is_toy, use
+from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping
 from videotune.sampling.picture_faults import describe_sound, remark_at
 from videotune.studio import header, model_choices, queue_page, train_page, trash
@@ -421,7 +421,7 @@ def copy(page: PageContext, run: Path, form: FormData) -> str:
     if not copies:
         raise VideotuneError(f"step {step} has no file for ComfyUI: write it first")
     names = ", ".join(path.name for path in copies)
-    if is_toy(read_live(run)):
+    if read_live(run).is_toy:
         return f"{names}: in ComfyUI's folder. ComfyUI does not have the toy model."
     return f"{names}: in ComfyUI's folder. Press R in ComfyUI to list it."
 

@@ -233,7 +233,8 @@ def make_source(
         expert_schedule=expert_schedule,
         pin=overlaps(local_device()),
     )
-    _ = source.names  # computed now rather than in the first step
+    # Computed now rather than in the first step.
+    _ = source.latents_keys, source.text_keys
     return source
 
 
@@ -242,7 +243,7 @@ def plain_batch(source: BatchSource, window: Window) -> Batch:
     validation reads it.
     """
     caption = source.clips[window.clip_id].captions[0]
-    latents = source.plain(window)
+    latents = source.plain_latents(window)
     return assemble(source, [window], [caption], [latents], [source.conditions.usual])
 
 

@@ -24,7 +24,7 @@ from videotune.latent_cache.encode import (
     CacheItems,
     ProgressFn,
     cut_captions,
-    fill,
+    encode_missing,
     missing,
     shard_work,
 )
@@ -117,7 +117,7 @@ def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*texts, "", *prompts]))
 
 
-def fill_distributed(
+def fill_cache_of_run(
     job: Job,
     family: DiffusersModel,
     reads: CacheItems,
@@ -140,40 +140,56 @@ def fill_distributed(
         on_progress: called with the progress of the encoding.
     """
     store = LatentCache(job.cache, keep_bytes)
-    todo = CacheItems((), ())
-    if dist.size > 1:
-        todo = missing_entries(job, family, store, reads)
-
-    anything_missing = dist.any_process(bool(todo))[0]
     if dist.size == 1:
         fill_cache(job, family, store, reads, on_progress=on_progress)
         return store
-    if not anything_missing:
-        if dist.is_main:
-            # prints what there is to say
-            fill_cache(job, family, store, reads, on_progress=on_progress)
-        return store
 
+    todo = missing_entries(job, family, store, reads)
+    anything_missing = dist.any_process(bool(todo))[0]
+    if anything_missing:
+        is_leader = _fill_together(job, family, store, reads, todo, dist, on_progress)
+        # What the others have written is read from the disk.
+        store = LatentCache(job.cache, keep_bytes)
+    else:
+        is_leader = dist.is_main
+
+    # Nothing is missing now, unless somebody removed it: this prints the notes.
+    if is_leader:
+        fill_cache(job, family, store, reads, on_progress=on_progress)
+    dist.barrier()
+    return store
+
+
+def _fill_together(
+    job: Job,
+    family: DiffusersModel,
+    store: LatentCache,
+    reads: CacheItems,
+    todo: CacheItems,
+    dist: DistributedContext,
+    on_progress: ProgressFn | None,
+) -> bool:
+    """Encode this process's share of what is missing, and wait for the others.
+
+    Returns:
+        Whether this process leads those that see the same folder, and held its lock.
+    """
     begun = time.monotonic()
     members = processes_sharing(job.cache, dist)
-    leads = dist.rank == members[0]
+    is_leader = dist.rank == members[0]
     own_share = shard_work(todo, members.index(dist.rank), len(members))
-    with store.write_lock() if leads else nullcontext():
+    with store.write_lock() if is_leader else nullcontext():
         dist.barrier()
         fill_cache(job, family, store, reads, share=own_share, on_progress=on_progress)
         dist.barrier()
 
-    # What the others have written is read from the disk.
-    if leads:
-        store = LatentCache(job.cache, keep_bytes)
+    if is_leader:
         took = duration(time.monotonic() - begun)
         echo(
             f"encoded {items_text(todo)} into {job.cache} "
             f"with {counted(len(members), 'process', 'processes')} in {took}"
         )
-        fill_cache(job, family, store, reads, on_progress=on_progress)
-    dist.barrier()
-    return store if leads else LatentCache(job.cache, keep_bytes)
+    return is_leader
 
 
 def fill_cache(
@@ -203,7 +219,7 @@ def fill_cache(
         VideotuneError: if a clip cannot be encoded, also for lack of memory.
     """
     try:
-        _fill_once(job, family, store, reads, share, on_progress)
+        _fill_missing(job, family, store, reads, share, on_progress)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -213,10 +229,10 @@ def fill_cache(
         )
         family.free("text_encoder")
         family.free("vae")
-        _fill_with_streamed_text(job, family, store, reads, share, on_progress)
+        _fill_with_text_on_the_host(job, family, store, reads, share, on_progress)
 
 
-def _fill_with_streamed_text(
+def _fill_with_text_on_the_host(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -230,7 +246,7 @@ def _fill_with_streamed_text(
     """
     family.stream_text = echo
     try:
-        _fill_once(job, family, store, reads, share, on_progress)
+        _fill_missing(job, family, store, reads, share, on_progress)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -242,7 +258,7 @@ def _fill_with_streamed_text(
         family.stream_text = None
 
 
-def _fill_once(
+def _fill_missing(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -256,7 +272,7 @@ def _fill_once(
     begun = time.monotonic()
     todo = missing_entries(job, family, store, reads) if share is None else share
     if todo:
-        waited = _fill_with_progress(
+        waited = _encode_with_progress(
             job, family, store, todo, on_progress, lock_is_held=share is not None
         )
         if share is None:
@@ -271,7 +287,7 @@ def _fill_once(
         echo_truncated(job, cut_captions(store, keys, captions))
 
 
-def _fill_with_progress(
+def _encode_with_progress(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -294,7 +310,7 @@ def _fill_with_progress(
             if on_progress is not None:
                 on_progress(subject, done, total)
 
-        return fill(
+        return encode_missing(
             family,
             store,
             todo,

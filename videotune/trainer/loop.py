@@ -338,7 +338,7 @@ def base_guidance(trainer: Trainer) -> BaseGuidance | None:
     scale = trainer.job.config.distilled_guidance
     if scale is None:
         return None
-    empty = trainer.family.condition([trainer.source.text("")])
+    empty = trainer.family.condition([trainer.source.text_states("")])
     return BaseGuidance(scale, empty.map(lambda x: x.to(trainer.family.device)))
 
 

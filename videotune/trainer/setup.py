@@ -23,7 +23,7 @@ from videotune.text import counted
 from videotune.trainer.build import dtype_name, make_objective, make_source, open_models
 from videotune.trainer.cache_filling import (
     echo_truncated_live,
-    fill_distributed,
+    fill_cache_of_run,
     reads_of,
 )
 from videotune.trainer.expert_pool import ExpertPool, make_expert_schedule, open_pool
@@ -161,7 +161,7 @@ def _encode(
         windows += callback.windows()
 
     heartbeat.set("encoding")
-    store = fill_distributed(
+    store = fill_cache_of_run(
         job,
         family,
         reads_of(job, _prompts(callbacks), windows),

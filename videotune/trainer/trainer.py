@@ -145,7 +145,7 @@ class Trainer:
         as it is now.
         """
         if self.text is None:
-            return self.source.text(prompt)
+            return self.source.text_states(prompt)
         return self.family.encode_text([self.text.spell(prompt)])[0]
 
     def prefix(self, expert: str) -> str:

@@ -317,7 +317,7 @@ class Previews(SamplingCallback):
             return None
         if trainer.job.spec.is_given_modality:
             return trainer.source.given_modality(window)
-        return trainer.source.plain_with_conditions(window)
+        return trainer.source.plain_latents_with_conditions(window)
 
     def windows(self) -> Sequence[Window]:
         """Return the windows that the conditions of previews are taken from."""

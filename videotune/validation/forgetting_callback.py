@@ -317,7 +317,7 @@ class PromptReader:
 
         if windows:
             window = windows[number]
-            states |= trainer.source.plain_with_conditions(window).extras
+            states |= trainer.source.plain_latents_with_conditions(window).extras
             batch = replace(plain_batch(trainer.source, window), x0=x0)
         else:
             states |= self._unconditioned()
@@ -336,7 +336,8 @@ class PromptReader:
         trainer = self._trainer
         plan = self._plan
         conditions = [
-            trainer.source.plain_with_conditions(window) for window in plan.windows
+            trainer.source.plain_latents_with_conditions(window)
+            for window in plan.windows
         ]
         samples = [
             (prompt, plan.seed + number) for number, prompt in enumerate(plan.prompts)

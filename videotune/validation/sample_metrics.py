@@ -141,7 +141,7 @@ class SampleMetricsCallback(SamplingCallback):
         conditions = []
         if plan.condition_windows:
             windows = [plan.condition_windows[index] for index, _ in plan.pairs]
-            conditions_of = trainer.source.plain_with_conditions
+            conditions_of = trainer.source.plain_latents_with_conditions
             if self.job.spec.is_given_modality:
                 conditions_of = trainer.source.given_modality
             conditions = [conditions_of(window) for window in windows]
