@@ -31,7 +31,12 @@ from videotune.config.resolve import parse
 from videotune.data.dataset import Library, scan
 from videotune.data.workers import Workers
 from videotune.latent_cache.decode_ahead import decode_ahead
-from videotune.latent_cache.encode import CacheItems, fill, missing, tensors_of
+from videotune.latent_cache.encode import (
+    CacheItems,
+    encode_missing,
+    missing,
+    tensors_of,
+)
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.pixels import to_model
 from videotune.latent_cache.store import LatentCache
@@ -75,7 +80,9 @@ def simple_loop(work: Work, store: LatentCache) -> None:
 def ours(work: Work, store: LatentCache) -> None:
     """Fill the cache as a run does."""
     media = work.library.media
-    fill(work.family, store, work.todo(store), media, 0, work.workers, ignore_progress)
+    encode_missing(
+        work.family, store, work.todo(store), media, 0, work.workers, ignore_progress
+    )
 
 
 def ignore_progress(subject: str, done: int, total: int) -> None:

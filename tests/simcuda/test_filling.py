@@ -11,7 +11,12 @@ from tests.simcuda.child import on_card
 from tests.simcuda.lab import PLAIN, Lab
 from tests.support.run_parts import open_run
 from videotune.latent_cache.decode_ahead import frames_of
-from videotune.latent_cache.encode import CacheItems, fill, missing, tensors_of
+from videotune.latent_cache.encode import (
+    CacheItems,
+    encode_missing,
+    missing,
+    tensors_of,
+)
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.pixels import to_model
 from videotune.latent_cache.store import LatentCache
@@ -79,7 +84,7 @@ def filled(folder: str) -> dict[str, Any]:
         store = LatentCache(lab.folder / "filled")
         todo = missing(store, keys, CacheItems((), samples))
         with SentBytes() as sent:
-            fill(family, store, todo, media, 0, None, lambda *_: None)
+            encode_missing(family, store, todo, media, 0, None, lambda *_: None)
         seen["ours"] = noted(card.ops.waits(), sent, store)
     seen["errors"] = watched.errors
     return seen
