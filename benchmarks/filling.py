@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,9 @@ def measure_parts(rounds: int, *, tiny: bool) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             store = LatentCache(Path(folder) / "cache")
             part = {
-                "convert_ms": cpu_milliseconds(lambda x=frames: to_model(x), rounds),
+                "convert_ms": cpu_milliseconds(partial(to_model, frames), rounds),
                 "write_ms": cpu_milliseconds(
-                    lambda x=latents, to=store: to.put("latents", "key", x, {}), rounds
+                    partial(store.put, "latents", "key", latents, {}), rounds
                 ),
                 "megabytes_simple": 4 * frames.nbytes / 1e6,
                 "megabytes_ours": frames.nbytes / 1e6,

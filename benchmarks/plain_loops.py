@@ -40,9 +40,7 @@ LOOPS = {
 }
 
 
-def network_of(
-    run: FakeRun, ours: FakeNetwork, config: Config, loop: PlainLoop
-) -> nn.Module:
+def network_of(run: FakeRun, ours: FakeNetwork, config: Config, loop: PlainLoop) -> Any:
     """Return the whole network with a LoRA of PEFT on the same layers as ours."""
     targets = {name.partition(".lora_")[0] for name in ours.trained}
     rank, alpha = config.lora.rank, config.lora.alpha
@@ -68,15 +66,16 @@ class PlainStep:
         self, run: FakeRun, ours: FakeNetwork, loop: PlainLoop, checkpointing: bool
     ) -> None:
         self.run = run
-        self.net: Any = network_of(run, ours, run.config, loop)
+        self.net = network_of(run, ours, run.config, loop)
         if checkpointing:
             self.net.enable_gradient_checkpointing()
-        self.trained = [p for p in self.net.parameters() if p.requires_grad]
+        parameters: list[nn.Parameter] = list(self.net.parameters())
+        self.trained = [p for p in parameters if p.requires_grad]
         if loop.per_parameter:
-            self.update: Callable[[], None] = OneByOne(self.trained).step
+            self.update: Callable[[], Any] = OneByOne(self.trained).step
         else:
             optimizer = torch.optim.AdamW(self.trained, lr=1e-4)
-            self.update = optimizer.step  # type: ignore[assignment]
+            self.update = optimizer.step
 
     def __call__(self, prepared: StepBatch, after_passes: Callable[[], None]) -> None:
         """Make a step; ``after_passes`` is called before the update."""
