@@ -9,7 +9,8 @@ With --peers, steps of other loops on the same network are counted the same way,
 machine. Views and allocations start no kernel and are left out. An operation is one
 kernel on a card, or a few; those of clipping and the optimizer are fewer on a card, and
 are printed by themselves. Bytes are those of all inputs and outputs. Compiled blocks
-cannot be counted so: benchmarks/gpu.py counts their kernels on a card.
+cannot be counted so: benchmarks/count_compiled.py counts them in Inductor's output, and
+benchmarks/gpu.py on a card.
 """
 
 import argparse
