@@ -11,7 +11,7 @@ from videotune.captioning.backends import Captioner, local_model, read_frames, s
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.captioning.overwrite import OverwriteState
 from videotune.config.data_schema import Dataset
-from videotune.console import bar
+from videotune.console import bar, doing
 from videotune.data.captions import split_variants, with_trigger
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
@@ -213,6 +213,8 @@ def write_all(
     """
     if state is not None:
         state.begin()
+    if not options.endpoint:
+        doing(f"looking for {options.model} and loading it")
     caption_clip = _ClipCaptioner(library, options)
 
     # The threads of a pool are daemons, so Ctrl-C does not wait for requests.

@@ -234,7 +234,7 @@ def show_first(state: str, clips: Mapping[str, str]) -> None:
     for clip, remark in list(clips.items())[:LISTED]:
         tell(f"{state}: {clip}: {remark}")
     if len(clips) > LISTED:
-        tell(f"{state}: {len(clips) - LISTED} more")
+        tell(f"{state}: {len(clips) - LISTED} more: {some(list(clips)[LISTED:])}")
 
 
 def show_details(

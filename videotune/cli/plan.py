@@ -28,6 +28,12 @@ ROWS = 8
 NOTES = 2
 """Notes that are printed without --verbose."""
 
+CPU_OFFLOADED = "CPU_OFFLOADED"
+UNPROVEN = (
+    "gradient_checkpointing CPU_OFFLOADED, which this needs, has run on a stand-in for "
+    "a card only: watch the first steps"
+)
+
 SHORT_HOURS = 1 / 60
 """Hours of encoding that are printed only with --verbose."""
 
@@ -144,7 +150,7 @@ def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
     """
     facts = result.plan
     if facts["device"]:
-        tell(verdict(facts, result.cpu_seconds))
+        tell(verdict(facts, result.cpu_seconds, is_here=result.is_here))
         for remedy in facts["remedies"]:
             tell(f"  {remedy}", indent="    ")
     if verbose:
@@ -172,29 +178,32 @@ def show_summary(result: PlanResult) -> None:
     if device:
         way = device["phases"][device["phase"]]["way"]
         how = "" if way == "unchanged" else f" ({way})"
-        tell(
-            f"most memory: {device['phase']}{how}, {memory_size(device['need_bytes'])}"
-        )
+        needed = memory_size(device["need_bytes"])
+        host = memory_size(facts["host"]["need_bytes"])
+        tell(f"most memory: {device['phase']}{how}, {needed}; of the host {host}")
+        is_offloaded = facts["chosen"].get("gradient_checkpointing") == CPU_OFFLOADED
+        if facts["fits"] and is_offloaded:
+            tell(UNPROVEN)
     if facts["processes"]:
         tell(sent_text(facts["processes"]))
     disk = facts["disk"]
     cache = f"{size(cache_bytes(disk))} of cache"
     if "run_bytes" in disk:
-        tell(
-            f"disk, beside the model: {size(disk['run_bytes'])} and {cache}{free_text(disk)}"
-        )
+        free = free_text(disk) if result.is_here else ""
+        tell(f"disk, beside the model: {size(disk['run_bytes'])} and {cache}{free}")
     else:
         tell(f"disk: {cache}")
     if disk["condition_entries"]:
         tell(conditions_text(result.plan))
     if (encoding_hours(result) or 0.0) > SHORT_HOURS:
         tell(encoding_text(result))
-    show_shortage(disk)
+    if result.is_here:
+        show_shortage(disk)
     show_notes(result.job, facts["notes"][:NOTES])
 
     more_notes = len(facts["notes"]) - NOTES
     unshown = f", {counted(more_notes, 'more note')}" if more_notes > 0 else ""
-    tell(f"--verbose: buckets, memory by part, host memory, settings{unshown}")
+    tell(f"--verbose: buckets, memory by part, settings{unshown}")
 
 
 def show_details(result: PlanResult) -> None:
@@ -289,7 +298,7 @@ def _show_fewer_steps(result: PlanResult) -> None:
     """Print how many steps show the clips less often, if they are seen very often."""
     steps = fewer_steps(result)
     if steps:
-        tell(f"  fewer steps (--set steps=N): {steps}", indent="    ")
+        tell(f"  fewer steps copy less: {steps}", indent="    ")
 
 
 def show_views(views: Mapping[str, Any]) -> None:

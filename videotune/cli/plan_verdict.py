@@ -6,13 +6,19 @@ from typing import Any
 from videotune.text import duration, memory_size
 
 
-def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
+def verdict(
+    facts: Mapping[str, Any],
+    cpu_seconds: float | None = None,
+    *,
+    is_here: bool = True,
+) -> str:
     """Return the plan in one line: whether it fits, on which card, and how long it
     takes.
 
     Args:
         facts: The plan.
         cpu_seconds: Of the steps on this machine's CPU, if the plan is for it.
+        is_here: Whether the run may be on this machine.
     """
     device = facts["device"]
     need = memory_size(device["need_bytes"])
@@ -32,14 +38,18 @@ def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
     if facts["processes"]:
         line += f", {processes_text(facts['processes'])}"
     if device["unstreamed_bytes"] > device["vram_bytes"] and facts["fits"]:
-        line += f" ({memory_size(device['unstreamed_bytes'])} without streaming)"
+        whole = memory_size(device["unstreamed_bytes"])
+        line += f" ({whole} without {_means(facts['chosen'])})"
 
     host = facts["host"]
-    if host["need_bytes"] > host["total_bytes"]:
+    if is_here and host["need_bytes"] > host["total_bytes"]:
         memory = (
             f"{memory_size(host['need_bytes'])} of {memory_size(host['total_bytes'])}"
         )
-        line += f", but host memory is short here: {memory}"
+        also = ", but" if facts["fits"] else ";"
+        line += f"{also} host memory is short here: {memory}"
+    if not facts["fits"]:
+        return line
     if facts["hours"] is not None:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
         time = time_text(hours, facts["seconds_a_step"])
@@ -51,6 +61,16 @@ def verdict(facts: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
     elif facts["fits"]:
         line += "; hours: --card NAME, such as --card 'RTX 4090'"
     return line
+
+
+def _means(chosen: Mapping[str, Any]) -> str:
+    """Return what makes a run fit that would not fit as it is."""
+    means = []
+    if chosen.get("layer_offload_fraction"):
+        means.append("streaming")
+    if chosen.get("gradient_checkpointing") == "CPU_OFFLOADED":
+        means.append("inputs kept on the host")
+    return " and ".join(means) or "settings that save memory"
 
 
 def processes_text(processes: Mapping[str, Any]) -> str:

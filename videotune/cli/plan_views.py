@@ -12,33 +12,31 @@ MODERATE_LIMIT = 50
 
 
 def fewer_steps(result: PlanResult) -> str:
-    """Return the steps at the limits of the bands, and those that ``init`` would choose,
-    in words; empty if the windows are seen moderately often.
+    """Return the steps that ``init`` would choose, with their hours, in words; empty if
+    the windows are seen moderately often.
     """
-    from videotune.latent_cache.view_bands import BANDS
-
-    views = result.plan["views"]["per_window"]["max"]
-    limits = [int(upper) for upper, _ in BANDS if MODERATE_LIMIT <= upper <= views]
-    if not limits:
+    facts = result.plan
+    if facts["views"]["per_window"]["max"] < MODERATE_LIMIT:
         return ""
 
+    from videotune.cli.plan_verdict import time_text
     from videotune.planner.plan import steps_for_views
     from videotune.presets.recipes import SMALL, recipes
 
-    clips = result.plan["clips"]["used"]
-    size = "small" if clips < SMALL else "large"
+    size = "small" if facts["clips"]["used"] < SMALL else "large"
     epochs = sorted(recipe[size] for recipe in recipes().values())
     least = epochs[0]
     most = epochs[-1]
-    steps = steps_for_views(result.job, [*limits, least, most])
+    steps = steps_for_views(result.job, [least, most])
+    if str(least) not in steps or str(most) not in steps:
+        return ""
 
-    parts = []
-    for limit in limits:
-        if str(limit) in steps:
-            parts.append(f"{limit} views at {steps[str(limit)]:,} steps")
-    if str(least) in steps and str(most) in steps:
-        parts.append(
-            f"`videotune init` would choose {steps[str(least)]:,} to "
-            f"{steps[str(most)]:,} ({least} to {most} views, by what is to be learnt)"
-        )
-    return ", ".join(parts)
+    fewer = steps[str(most)]
+    text = f"--set steps={fewer} shows each {most} times"
+    if facts.get("hours") and facts["fits"]:
+        hours = facts["hours"] + (facts["hours_beside"] or 0)
+        text += f", {time_text(hours * fewer / facts['steps'], 0)}"
+    return (
+        f"{text}; `videotune init` chooses {steps[str(least)]:,} to {fewer:,} "
+        "by what is to be learnt"
+    )

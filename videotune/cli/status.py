@@ -88,6 +88,8 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
             program = f"ComfyUI{place_of(path.name)}"
         mark = "recommended, " if newest.is_recommended(step) else ""
         print(f"{mark}for {program}: {path}")
+    if newest.recommended is not None and newest.recommended_why:
+        tell(f"step {newest.recommended} is recommended: {newest.recommended_why}")
     if newest.exports and newest.is_toy:
         print("the files fit the toy alone: no other program has it")
 

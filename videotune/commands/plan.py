@@ -55,6 +55,10 @@ class PlanResult:
     """Calculated seconds of the steps on this machine's CPU, if the plan is for it."""
     cpu_cache_seconds: float | None = None
     """The same of the cache."""
+    is_here: bool = True
+    """Whether the run may be on this machine: not if it has no GPU and the plan is for
+    one.
+    """
 
     @property
     def experts(self) -> int:
@@ -121,13 +125,15 @@ def plan(
             )
         return PlanResult(facts, job)
 
+    has_gpu = local_device().type != "cpu"
+    is_here = has_gpu or limit is None
     dtype = planned_dtype(job.config, limit is not None, known_gpu)
     if not known or known_step_spec(job, dtype) is not None:
         with bar("measuring without memory"):
             result = fit(job, dtype, limit, known_gpu, spare=spare)
             checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
             facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
-        if limit is None and local_device().type == "cpu":
+        if limit is None and not has_gpu:
             numbers = step_spec(job, dtype)
             cpu = measured_cpu()
             seconds = step_seconds(job, numbers, result.training, cpu, dtype)
@@ -137,7 +143,7 @@ def plan(
                 cpu_seconds=seconds * job.steps,
                 cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
             )
-    return PlanResult(facts, job)
+    return PlanResult(facts, job, is_here=is_here)
 
 
 def _card_of_plan(

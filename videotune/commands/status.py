@@ -13,7 +13,12 @@ from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.layouts import RUN_FILES, read_folder
 from videotune.data.probe import probe
 from videotune.errors import VideotuneError
-from videotune.reporter.outcome import FINISHED_STATES, RUNNING_STATES, status
+from videotune.reporter.outcome import (
+    FINISHED_STATES,
+    RUNNING_STATES,
+    recommended_checkpoint,
+    status,
+)
 from videotune.reporter.previews import step_in
 from videotune.reporter.progress import progress
 from videotune.reporter.read import read_run
@@ -58,6 +63,9 @@ class RunOverview:
 
     recommended: int | None
     """The recommended checkpoint's step; None if nothing is saved."""
+
+    recommended_why: str
+    """Why it is this one; empty if nothing speaks against it."""
 
     is_toy: bool
     """Whether it trained the toy, which no other program has."""
@@ -166,10 +174,12 @@ def overview(run: Path) -> RunOverview:
     exports = []
     restarts: list[Restart] = []
     is_toy = False
+    recommended_why = ""
     if any((run / name).is_file() for name in RUN_FILES):
         contents = read_run(run)
         restarts = restarts_of(contents)
         is_toy = contents.is_toy
+        _, recommended_why = recommended_checkpoint(contents, contents.last("verdict"))
         if facts["state"] in RUNNING_STATES:
             seconds_left = progress(contents).left
         for record in contents.exports or ():
@@ -189,6 +199,7 @@ def overview(run: Path) -> RunOverview:
         verdict=facts["verdict"],
         verdict_parts=facts["verdict_parts"],
         recommended=recommended,
+        recommended_why=recommended_why,
         is_toy=is_toy,
         exports=tuple(exports),
         restarts=tuple(restarts),

@@ -246,7 +246,7 @@ def _add_time_hints(
     seconds_cut = sampling.seconds_cut - seconds_beyond
     if seconds_cut > CUT_LIMIT * (info.seconds - seconds_beyond):
         text = f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window"
-        remedy = "fewer frames or windows=slide show more"
+        remedy = "fewer frames, or video_config.windows=slide, show more"
         warnings.append(Remark("in_no_window", f"{text}; {remedy}"))
     elif seconds_cut * fps > 1 + 1e-6:
         text = f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window"

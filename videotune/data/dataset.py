@@ -16,7 +16,7 @@ from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
 from videotune.data.clip_table import map_rows
 from videotune.data.companion_files import CompanionSettings
 from videotune.data.companions import used_companions
-from videotune.data.dataset_notes import notes_on_clips
+from videotune.data.dataset_notes import notes_on_clips, notes_on_enlarged
 from videotune.data.file_checks import ClipProblem, refuse_links
 from videotune.data.frame_counts import (
     planned_frames,
@@ -107,7 +107,11 @@ def scan(
     for candidate in usable:
         candidate.mirror()
     notes += notes_on_clips(usable, config, rules)
-    notes = [*notes_on_masks(candidates, usable, config), *notes]
+    notes = [
+        *notes_on_masks(candidates, usable, config),
+        *notes_on_enlarged(usable, rules),
+        *notes,
+    ]
     parts_of_library = LibraryParts(candidates, locations, notes, rules, config.seed)
     return _build_library(parts_of_library, None if index.notes else inputs)
 

@@ -8,8 +8,10 @@ from statistics import median
 
 from videotune.config.data_schema import VideoConfig
 from videotune.config.schema import Config
+from videotune.data.buckets import upscale_factor
 from videotune.data.candidates import Candidate
 from videotune.data.captions import has_paragraphs, lint_captions
+from videotune.data.clip_accounts import UPSCALE_LIMIT
 from videotune.data.frame_counts import (
     frame_interval,
     frames_in,
@@ -56,6 +58,39 @@ def notes_on_clips(
         *_flip_notes(candidates),
         *lint_captions(captions),
     ]
+
+
+def notes_on_enlarged(candidates: Sequence[Candidate], rules: VideoRules) -> list[str]:
+    """Return a note on clips that are enlarged by more than ``UPSCALE_LIMIT``: a run
+    then pays for pixels that nobody filmed.
+
+    Args:
+        candidates: all usable files.
+        rules: frames and sizes that the model accepts.
+    """
+    enlarged = []
+    for candidate in candidates:
+        media = candidate.media
+        resize = candidate.sampling.windows[0].resize
+        factor = upscale_factor(media.width, media.height, candidate.size, resize)
+        if factor > UPSCALE_LIMIT:
+            enlarged.append((factor, media.width, media.height))
+    if not enlarged:
+        return []
+
+    clips = f"{len(enlarged)} of {counted(len(candidates), 'clip')}"
+    verb = "is" if len(enlarged) == 1 else "are"
+    _, width, height = max(enlarged, key=lambda clip: clip[1] * clip[2])
+    text = (
+        f"{clips} {verb} enlarged, up to {max(enlarged)[0]:.2g}x: the largest of them is "
+        f"{width}x{height}"
+    )
+    # Without a size of the model's own, the clip's decides, in whole steps.
+    if rules.size is None:
+        step = rules.side_multiple
+        own = f"{height // step * step}x{width // step * step}"
+        text += f". --set resolution={own} is its own size, and takes less time"
+    return [Remark("upscaled", text)]
 
 
 def _repeats_notes(candidates: Sequence[Candidate]) -> list[str]:

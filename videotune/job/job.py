@@ -276,9 +276,9 @@ def open_job(
         config, windows_by_bucket, library, processes
     )
     notes = [
+        *sizes_as_read(resolved),
         *library.notes,
         *schedule_notes,
-        *sizes_as_read(resolved),
         *unused_keys(resolved, library, spec, max(schedule.batch_sizes)),
         *token_notes,
         *micro_batch_notes(resolved),

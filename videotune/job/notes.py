@@ -30,8 +30,8 @@ def sizes_as_read(resolved: Resolved) -> list[str]:
 
     notes = []
     for resolution in dict.fromkeys(str(item) for item in resolutions):
-        if "x" in resolution:
-            height, width = resolution.split("x")
+        height, _, width = resolution.partition("x")
+        if width and height != width:
             notes.append(
                 f"resolution {resolution} is read as {height} high, {width} wide"
             )

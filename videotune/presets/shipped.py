@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,28 @@ def preset_named(name: str) -> str:
         for preset in memory_classes
         if wanted_words <= set(_words_of(preset.lower()))
     ]
-    if not wanted_words or not similar:
+    if wanted_words and not similar:
+        similar = _other_sizes(wanted, memory_classes)
+    if not similar:
         similar = difflib.get_close_matches(wanted, list(memory_classes), 1, 0.4)
     raise VideotuneError(
         f"there is no preset {name!r}{did_you_mean(similar[:6])}  `videotune presets list` shows all."
     )
+
+
+def _other_sizes(wanted: str, memory_classes: Mapping[str, int | None]) -> list[str]:
+    """Return the presets of the same model and method for cards of another size.
+
+    Args:
+        wanted: a preset's name in lower case.
+        memory_classes: GB of each preset's card.
+    """
+    without_size = re.sub(r" \d+ ?gb$", "", wanted)
+    return [
+        preset
+        for preset, gigabytes in memory_classes.items()
+        if preset.lower().removesuffix(f" {gigabytes}gb") == without_size
+    ]
 
 
 def _words_of(name: str) -> list[str]:

@@ -24,7 +24,7 @@ from videotune.reporter.read import (
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
 from videotune.text import moment, plain
 from videotune.validation.frontier import kept_by_step, weigh_kept
-from videotune.validation.overfitting import recommend
+from videotune.validation.overfitting import LAST_STEP, recommend
 
 RELATIVE_ERROR = (
     "error on the same clips, relative to the base model: below 1 is better"
@@ -273,8 +273,10 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
         expected = best if turned else number(run.last("end")["step"])
         kept = kept_by_step(run.journal).get(int(recorded_step))
         has_loss = kept is not None and kept.label is not None
-        if recorded["why"] and (recorded_step != expected or has_loss):
-            why = str(recorded["why"])
+        is_lowest = best is None or recorded_step == best
+        is_plain = recorded_step == expected and is_lowest and not has_loss
+        if recorded["why"] != LAST_STEP and not is_plain:
+            why = str(recorded["why"] or "")
         return int(recorded_step), why
 
     saved = set()

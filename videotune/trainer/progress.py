@@ -309,10 +309,9 @@ def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list
     share_waited = trainer.throughput.waiting()
     if share_waited:
         parts.append(f"waiting for data {share_waited:.0%}")
-    for callback in trainer.callbacks:
-        status = callback.status()
-        if status:
-            parts.append(status)
+    # At the end the callbacks say their last word below the bar.
+    if step < trainer.job.steps:
+        parts += filter(None, (callback.status() for callback in trainer.callbacks))
     parts.append(trainer.views_counted.text_at(step, trainer.job))
     return parts
 

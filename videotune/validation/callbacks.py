@@ -34,6 +34,7 @@ from videotune.validation.decoding import (
 from videotune.validation.forgetting_callback import ForgettingCallback
 from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import (
+    LAST_STEP,
     OVERFITTING,
     Verdict,
     count_latest,
@@ -442,7 +443,7 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
     held_out = _held_out_errors(lines, verdict)
     if verdict is None or not verdict.turned or not saved:
         choice = max(saved, default=step)
-        why = "nothing speaks against the last step"
+        why = _why_the_last(choice, held_out)
         if verdict is not None and verdict.label is None:
             why = f"no verdict: {verdict.reason}"
     else:
@@ -451,6 +452,23 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
 
     weighed, reason = weigh_kept(choice, held_out, kept_by_step(lines), saved)
     return {"step": weighed, "why": reason or why}
+
+
+def _why_the_last(last: int, held_out: Mapping[int, float]) -> str:
+    """Return why the last saved step is recommended, though an earlier one may have had
+    the lowest error.
+
+    Args:
+        last: the last saved step.
+        held_out: the error on held-out clips by step.
+    """
+    lowest = min(held_out, key=lambda step: held_out[step], default=last)
+    if last not in held_out or held_out[lowest] >= held_out[last]:
+        return LAST_STEP
+    return (
+        f"it is the last, at {held_out[last]:.1%} of the base model's error on held-out "
+        f"clips; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
+    )
 
 
 def _held_out_errors(

@@ -12,6 +12,7 @@ from math import ceil, sqrt
 from typing import Any
 
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_parts
+from videotune.text import counted_are
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
@@ -38,6 +39,9 @@ STUDENT_T = (
 
 More clips use the last value, which is slightly too strict.
 """
+
+LAST_STEP = "nothing speaks against the last step"
+"""Why the last step of a run is recommended, if no other had a lower error."""
 
 MIN_RISE = 0.01
 """The least rise that counts as overfitting, as a share of the first reading.
@@ -430,10 +434,22 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
         return PLATEAU, f"{since} {changes}: {cause}"
     if held_out > 0:
         return PLATEAU, f"{since} {changes}"
+    if train < 0 and _has_fallen(first, last):
+        cause = (
+            f"{counted_are(len(clips_of(last, 'held_out')), 'held-out clip')} too few to "
+            "tell whether the model still improves on clips that it is not shown"
+        )
+        return PLATEAU, f"{since} {changes}: {cause}"
     if train < 0:
         cause = "the model now improves only on the training clips"
         return PLATEAU, f"{since} {changes}: {cause}"
     return PLATEAU, f"{since} neither has fallen: {changes}"
+
+
+def _has_fallen(first: Reading, last: Reading) -> bool:
+    """Whether the held-out clips' mean has fallen, by chance or not."""
+    mean, _ = rise(clips_of(first, "held_out"), clips_of(last, "held_out"))
+    return mean < -MIN_RISE
 
 
 def _describe_change(
