@@ -30,7 +30,7 @@ import torch
 
 import videotune
 from videotune.commands.demo import TRIGGER
-from videotune.diffusion.loss import predicted
+from videotune.diffusion.loss import predict_and_target
 from videotune.files import read_json, write_json
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
@@ -176,15 +176,17 @@ def make_student(experiment: Experiment) -> None:
 
         arguments = (objective, with_prompt, t.float(), noise)
         with torch.no_grad():
-            prompt_v = predicted(trainer.family, teacher, *arguments)[0].video
+            prompt_v = predict_and_target(trainer.family, teacher, *arguments)[0].video
             arguments_without = (objective, without, t.float(), noise)
-            empty_v = predicted(trainer.family, teacher, *arguments_without)[0].video
+            empty_v = predict_and_target(trainer.family, teacher, *arguments_without)[
+                0
+            ].video
             target = empty_v + experiment.guidance * (prompt_v - empty_v)
         # Every eighth step keeps the prediction without a prompt as it is.
         if step % 8 == 7:
             arguments = arguments_without
             target = empty_v
-        error = predicted(trainer.family, net, *arguments)[0].video - target
+        error = predict_and_target(trainer.family, net, *arguments)[0].video - target
         optimizer.zero_grad()
         loss = error.square().mean()
         loss.backward()

@@ -21,7 +21,7 @@ from videotune.config import optimizer_classes
 from videotune.config.optimizer_classes import NEEDED_FOR_ALL
 from videotune.config.optimizers import Optimizer
 from videotune.trainer.optimizer_contract import failures
-from videotune.trainer.optimizers import CONTRACT_RATE
+from videotune.trainer.optimizers import FALLBACK_RATE
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "videotune" / "config" / "optimizer_classes.json"
@@ -142,7 +142,7 @@ def with_fails(name: str, entry: dict[str, Any]) -> dict[str, Any]:
     settings = Optimizer.model_construct(
         name=name, args=arguments, beta1=0.9, beta2=0.99, weight_decay=0.01
     )
-    fails = failures(settings, entry.get("rate", CONTRACT_RATE))
+    fails = failures(settings, entry.get("rate", FALLBACK_RATE))
     return {**entry, "fails": fails} if fails else entry
 
 

@@ -223,8 +223,12 @@ class DistributedContext:
             torch_dist.all_reduce(values)
         return values
 
-    def all_reduce_of_samples(self, values: Tensor) -> Tensor:
-        """Sum, in place, what each group of processes has of its whole samples."""
+    def sum_over_groups(self, values: Tensor) -> Tensor:
+        """Sum values over the groups of processes, in place.
+
+        The processes of a group share samples and have the same values: one of them
+        counts.
+        """
         if self.context_rank > 0:
             values.zero_()
         return self.all_reduce(values)

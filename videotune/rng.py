@@ -2,9 +2,10 @@
 
 A draw is named by (seed, purpose, step, global sample index), and the same name gives
 the same numbers. There is no state to save, and no preview, device, process count or
-micro-batch can move another draw. The numbers come from Philox on the CPU (Salmon et
+micro-batch can move another draw; but an adapter's dropout is drawn for each forward
+pass, so it depends on the micro-batches. The numbers come from Philox on the CPU (Salmon et
 al. 2011, "Parallel random numbers: as easy as 1, 2, 3"); for draws on the device, such as
-stochastic rounding and dropout, the name seeds torch's generator (``seed32``).
+stochastic rounding and dropout, the name seeds torch's generator (``torch_seed``).
 """
 
 import hashlib
@@ -29,6 +30,6 @@ def generator_for(seed: int | str, *parts: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key(seed, *parts)))
 
 
-def seed32(seed: int, *parts: str | int) -> int:
+def torch_seed(seed: int, *parts: str | int) -> int:
     """Return a 31-bit seed, for code that only takes one, such as a diffusers pipeline."""
     return key(seed, *parts) & 0x7FFFFFFF

@@ -18,7 +18,7 @@ from toymaking.whole_clip import decode, encode
 from toymaking.wide import draw_wide, striped
 
 from videotune.files import write_json
-from videotune.rng import generator_for, seed32
+from videotune.rng import generator_for, torch_seed
 from videotune.toy.shapes import HELD_OUT, KNOWN, PALETTE, Look, draw_clip
 
 STAGES = ((0.12, 1, 16), (0.24, 5, 5), (1.0, 17, 2))
@@ -87,7 +87,7 @@ def fresh(recipe: Recipe) -> Any:
     """A random autoencoder, of 2.5 million parameters as shipped: 17x64x64 pixels to
     5x8x8 latents of 12 channels.
     """
-    torch.manual_seed(seed32(recipe.seed, "autoencoder"))
+    torch.manual_seed(torch_seed(recipe.seed, "autoencoder"))
     return AutoencoderKLWan(
         base_dim=recipe.autoencoder_width,
         decoder_base_dim=recipe.autoencoder_width,

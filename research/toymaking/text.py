@@ -16,7 +16,7 @@ import torch
 from toymaking.recipe import Recipe
 from transformers import AutoTokenizer, T5Tokenizer, UMT5Config, UMT5EncoderModel
 
-from videotune.rng import seed32
+from videotune.rng import torch_seed
 from videotune.toy.shapes import COMBINATIONS, TEMPLATES, caption
 
 RARE = -9.0
@@ -73,7 +73,7 @@ def encoder(recipe: Recipe, pieces: int) -> Any:
 
     It stays as it is: the transformer learns to read it.
     """
-    torch.manual_seed(seed32(recipe.seed, "text encoder"))
+    torch.manual_seed(torch_seed(recipe.seed, "text encoder"))
     config = UMT5Config(
         vocab_size=pieces,
         d_model=recipe.text_width,

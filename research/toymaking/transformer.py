@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, UMT5EncoderModel
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json, write_text
-from videotune.rng import generator_for, seed32
+from videotune.rng import generator_for, torch_seed
 from videotune.runs.journal import read_journal
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import (
@@ -83,7 +83,7 @@ def fresh(
     """The whole checkpoint with a transformer of random weights."""
     if (folder / "model_index.json").is_file():  # written last
         return folder
-    torch.manual_seed(seed32(seed, "transformer"))
+    torch.manual_seed(torch_seed(seed, "transformer"))
     transformer: Any = WanTransformer3DModel(
         patch_size=(1, 2, 2),
         num_attention_heads=recipe.heads,

@@ -27,7 +27,7 @@ STEPS = 6
 MOMENTS = {
     "mid-accumulation": ("trainer.network_pass:denoising_loss", 10),
     "save": ("runs.checkpoint_writer:write_tensors", 4),
-    "validation": ("validation.validation_loss:loss_to", 17),
+    "validation": ("validation.validation_loss:loss_between", 17),
     "preview": ("validation.decoding:render_samples", 3),
 }
 """The function and its call at which the process kills itself: at step 5 of

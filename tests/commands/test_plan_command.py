@@ -461,7 +461,7 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
     work: Work, monkeypatch: Patch, capsys: Printed
 ) -> None:
     fill, met, plain, run = (
-        cache_filling.fill,
+        cache_filling.encode_missing,
         nth(1),
         work.finished("steps=2"),
         work.run,
@@ -473,7 +473,7 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
             raise OUT_OF_MEMORY
         return fill(family, *more, **named)
 
-    monkeypatch.setattr(cache_filling, "fill", short)
+    monkeypatch.setattr(cache_filling, "encode_missing", short)
     assert (
         train(work.overrides("steps=2", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
     )

@@ -8,7 +8,7 @@ from tests.diffusion.test_timesteps import CONSTANTS
 from videotune.diffusion.loss import (
     Objective,
     denoising_loss,
-    noisy,
+    noisy_and_velocity,
     objective,
     prior_target,
     robust,
@@ -268,7 +268,7 @@ def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
             return super().predict(net, x_t, t, batch)
 
     target = prior_target(Listener(), base, how, batch, t, noise, [1, 3])
-    x_t, v = noisy(how, batch, t, noise)
+    x_t, v = noisy_and_velocity(how, batch, t, noise)
     assert not target.video.requires_grad
     assert torch.equal(target.video[[0, 2]], v[[0, 2]])
     expected = (base(x_t) * (1 + t.view(-1, 1, 1, 1, 1)))[[1, 3]].detach()

@@ -11,7 +11,7 @@ from videotune.diffusion.loss import (
     Objective,
     data_velocity,
     denoising_loss,
-    noisy,
+    noisy_and_velocity,
     noisy_sound,
     objective,
     prior_target,
@@ -63,7 +63,7 @@ def test_the_sound_s_loss_is_added_with_the_weight_of_its_own_noise_level(
     family = Duet()
     out = denoising_loss(family, conv(), how, batch, T, noise)
 
-    x_t, v = noisy(how, batch, T, noise)
+    x_t, v = noisy_and_velocity(how, batch, T, noise)
     assert batch.sound is not None
     sound_path = how.noise_path(SOUND_T)
     sound_x_t = sound_path.alpha * batch.sound.x0 + sound_path.sigma * batch.sound.noise
@@ -93,7 +93,7 @@ def test_sound_that_is_given_has_no_loss() -> None:
     out = denoising_loss(
         Duet(), conv(), how, with_sound(batch_of(), is_given=True), T, noise
     )
-    x_t, v = noisy(how, batch_of(), T, noise)
+    x_t, v = noisy_and_velocity(how, batch_of(), T, noise)
     assert out.sound_mse is None
     torch.testing.assert_close(out.per_sample_loss, mean((x_t - v).square()))
 
@@ -125,7 +125,7 @@ def test_prior_samples_aim_at_what_the_base_says_of_their_sound() -> None:
     base = Duet(factor=3.0)
     target = prior_target(base, conv(), how, batch, T, noise, [1])
 
-    x_t, v = noisy(how, batch, T, noise)
+    x_t, v = noisy_and_velocity(how, batch, T, noise)
     sound_x_t, sound_v = noisy_sound(how, batch.sound)
     assert target.sound is not None
     assert torch.equal(base.seen[0][2], sound_x_t[[1]])

@@ -188,7 +188,7 @@ def test_drawn_boxes_differ_and_are_those_of_the_seed(lab: Lab) -> None:
     assert numbers == {0, 1, 2, 3}
     window = source.buckets[0][0]
     latents = [
-        source.conditions.encoded_conditions(
+        source.condition_reader.encoded_conditions(
             SampleConditions(window, 0, frozenset({"mask"}), number)
         )["mask"]["latents"]
         for number in range(4)

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.run_results import of_kind
 from tests.support.trainers import Lab, job_of, take_steps, trainer_of
-from videotune.diffusion.loss import predicted
+from videotune.diffusion.loss import predict_and_target
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import make_step_batch
 from videotune.reporter.curves import GUIDED_TARGET
@@ -79,10 +79,10 @@ def target_of(trainer: Trainer, scale: float) -> torch.Tensor:
     arguments = (batch.t, batch.noise)
     objective = trainer.source.objective
     with torch.no_grad(), adapter_off(trainer.net):
-        prompt, data = predicted(
+        prompt, data = predict_and_target(
             trainer.family, trainer.net, objective, samples, *arguments
         )
-        nothing, _ = predicted(
+        nothing, _ = predict_and_target(
             trainer.family, trainer.net, objective, plain, *arguments
         )
     return data.video + (1 - 1 / scale) * (prompt.video - nothing.video)
@@ -158,7 +158,7 @@ def error_of_base(trainer: Trainer, share: float) -> float:
                 t = levels[[level]].float()
                 arguments = (t, noise)
                 by_batch = [
-                    predicted(
+                    predict_and_target(
                         trainer.family, trainer.net, source.objective, each, *arguments
                     )
                     for each in (batch, without)

@@ -23,7 +23,7 @@ from videotune.diffusion.loss import (
     Objective,
     denoising_loss,
     flow_path,
-    predicted,
+    predict_and_target,
     prior_target,
 )
 from videotune.diffusion.timesteps import TimestepSampler
@@ -501,7 +501,7 @@ def test_a_prior_keeps_the_bases_sound_too(tiny_family: Open) -> None:
     net = families.first_of(family)
     target = prior_target(family, net, FLOW, batch, t, noise, [1])
     with torch.no_grad():
-        theirs, data = predicted(family, net, FLOW, batch, t, noise)
+        theirs, data = predict_and_target(family, net, FLOW, batch, t, noise)
     assert target.sound is not None
     assert theirs.sound is not None
     assert data.sound is not None

@@ -73,7 +73,7 @@ def in_encoding_in_the_background() -> None:
 
 def in_validation(step: int) -> None:
     """While the validation loss of this step is measured."""
-    _within("Validation", "run", step, "validation.validation_loss:loss_to")
+    _within("Validation", "run", step, "validation.validation_loss:loss_between")
 
 
 def in_preview(step: int) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune.cli.options import AsJson, Opt, Skips, Verbose, takes_config
-from videotune.cli.plan_verdict import source_of_rates, time_text, verdict
+from videotune.cli.plan_verdict import (
+    sent_text,
+    source_of_rates,
+    time_text,
+    unproven,
+    verdict,
+)
 from videotune.cli.plan_views import fewer_steps
 from videotune.console import answer, doing, out, print_table, size, tell
 from videotune.errors import VideotuneError
@@ -27,12 +33,6 @@ ROWS = 8
 
 NOTES = 2
 """Notes that are printed without --verbose."""
-
-CPU_OFFLOADED = "CPU_OFFLOADED"
-UNPROVEN = (
-    "gradient_checkpointing CPU_OFFLOADED, which this needs, has run on a stand-in for "
-    "a card only: watch the first steps"
-)
 
 SHORT_HOURS = 1 / 60
 """Hours of encoding that are printed only with --verbose."""
@@ -181,9 +181,8 @@ def show_summary(result: PlanResult) -> None:
         needed = memory_size(device["need_bytes"])
         host = memory_size(facts["host"]["need_bytes"])
         tell(f"most memory: {device['phase']}{how}, {needed}; of the host {host}")
-        is_offloaded = facts["chosen"].get("gradient_checkpointing") == CPU_OFFLOADED
-        if facts["fits"] and is_offloaded:
-            tell(UNPROVEN)
+        if unproven(facts):
+            tell(unproven(facts))
     if facts["processes"]:
         tell(sent_text(facts["processes"]))
     disk = facts["disk"]
@@ -478,18 +477,6 @@ def show_fit(facts: Mapping[str, Any]) -> None:
         if facts["hours_beside"]:
             time += f", validation and previews {time_text(facts['hours_beside'], 0)}"
         tell(f"time: {time}; {source_of_rates(device)}")
-
-
-def sent_text(processes: Mapping[str, Any]) -> str:
-    """Return what each GPU sends in a step, and how long the step waits for it."""
-    sent = processes["sent_bytes"]
-    parts = ", ".join(f"{name} {size(count)}" for name, count in sent.items() if count)
-    line = f"each GPU sends in a step: {parts}"
-    if processes["link_bytes_a_second"] is None:
-        return line
-    link = size(processes["link_bytes_a_second"])
-    waiting = processes["seconds_waiting"]
-    return f"{line}; the step waits {waiting:.3g} s for it, over {link} a second"
 
 
 def parts_text(parts: Mapping[str, int]) -> str:

@@ -3,7 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from videotune.console import size
 from videotune.text import duration, memory_size
+
+OFFLOADED = "CPU_OFFLOADED"
+"""Gradient checkpointing that keeps inputs of blocks on the host."""
 
 
 def verdict(
@@ -63,12 +67,22 @@ def verdict(
     return line
 
 
+def unproven(facts: Mapping[str, Any]) -> str:
+    """Return what of a plan that fits has never run on a card; empty if all has."""
+    if not facts["fits"] or facts["chosen"].get("gradient_checkpointing") != OFFLOADED:
+        return ""
+    return (
+        "gradient_checkpointing CPU_OFFLOADED, which this needs, has run on a stand-in "
+        "for a card only: watch the first steps"
+    )
+
+
 def _means(chosen: Mapping[str, Any]) -> str:
     """Return what makes a run fit that would not fit as it is."""
     means = []
     if chosen.get("layer_offload_fraction"):
         means.append("streaming")
-    if chosen.get("gradient_checkpointing") == "CPU_OFFLOADED":
+    if chosen.get("gradient_checkpointing") == OFFLOADED:
         means.append("inputs kept on the host")
     return " and ".join(means) or "settings that save memory"
 
@@ -138,3 +152,15 @@ def source_of_rates(device: Mapping[str, Any]) -> str:
     if device["measured"]:
         return f"calculated from rates measured on this card on {device['measured']}"
     return f"calculated for {device['card']}, not measured"
+
+
+def sent_text(processes: Mapping[str, Any]) -> str:
+    """Return what each GPU sends in a step, and how long the step waits for it."""
+    sent = processes["sent_bytes"]
+    parts = ", ".join(f"{name} {size(count)}" for name, count in sent.items() if count)
+    line = f"each GPU sends in a step: {parts}"
+    if processes["link_bytes_a_second"] is None:
+        return line
+    link = size(processes["link_bytes_a_second"])
+    waiting = processes["seconds_waiting"]
+    return f"{line}; the step waits {waiting:.3g} s for it, over {link} a second"

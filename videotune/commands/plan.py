@@ -107,8 +107,7 @@ def plan(
             "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
         )
     spare = spare_memory(limit or 0, is_free=memory_from == "machine")
-    gpus = gpus or resolved.config.context_parallel
-    target = Target(gpus, limit, known_gpu, spare)
+    target = Target(gpus or resolved.config.context_parallel, limit, known_gpu, spare)
     job = plan_overhead(shared_job(resolved, spec, base, target))
     refuse_skips(job, allow_skips)
 
@@ -119,14 +118,13 @@ def plan(
     facts["disk"] |= {"free_bytes": free, "short_bytes": max(0, needed - free)}
 
     if job.base is None:
-        if vram or card or gpus > 1:
+        if vram or card or target.gpus > 1:
             raise VideotuneError(
                 "--vram, --card, --gpus: what a run needs is read from its base model. Set base_model_name"
             )
         return PlanResult(facts, job)
 
     has_gpu = local_device().type != "cpu"
-    is_here = has_gpu or limit is None
     dtype = planned_dtype(job.config, limit is not None, known_gpu)
     if not known or known_step_spec(job, dtype) is not None:
         with bar("measuring without memory"):
@@ -143,7 +141,7 @@ def plan(
                 cpu_seconds=seconds * job.steps,
                 cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
             )
-    return PlanResult(facts, job, is_here=is_here)
+    return PlanResult(facts, job, is_here=has_gpu or limit is None)
 
 
 def _card_of_plan(

@@ -23,6 +23,7 @@ from videotune.planner.out_of_memory import (
     DeviceFull,
     device_full_message,
     retry_settings,
+    save_before_failed_step,
 )
 from videotune.planner.plan import make_plan
 from videotune.planner.settings import chosen_for_run, peak
@@ -338,7 +339,8 @@ def explained_loop(trainer: Trainer) -> str:
         return train_loop(trainer)
     except OutOfMemory as error:
         free_failed_step(error)
-        message = device_full_message(trainer, error)
+        rescue = save_before_failed_step(trainer, error)
+        message = device_full_message(trainer, error, rescue)
         raise DeviceFull(message, retry_settings(trainer)) from error
     except NoBatch as error:
         if trainer.dist.size > 1:
@@ -348,7 +350,11 @@ def explained_loop(trainer: Trainer) -> str:
         raise VideotuneError(f"{error} {rescue}") from error
     except NotFinite as error:
         last_good_step = trainer.journal.history.last - trainer.skipped_in_a_row
-        rescue = saving.save_what_is_good(trainer, last_good_step)
+        if trainer.job.config.optimizer.step_in_backward:
+            # Tensors whose own gradient was finite were updated in those steps.
+            rescue = saving.rescue_message(trainer.run)
+        else:
+            rescue = saving.save_what_is_good(trainer, last_good_step)
         raise VideotuneError(
             f"{error}; the journal names their clips. {rescue} A resume meets the same steps: "
             "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."

@@ -259,11 +259,11 @@ def denoising_loss(
         noise: (B,C,F,H,W) float32.
         target: Replaces the data's v; see ``prior_target``.
     """
-    prediction, velocity = predicted(family, net, objective, batch, t, noise)
-    return loss_to(objective, batch, t, prediction, target or velocity)
+    prediction, velocity = predict_and_target(family, net, objective, batch, t, noise)
+    return loss_between(objective, batch, t, prediction, target or velocity)
 
 
-def loss_to(
+def loss_between(
     objective: Objective,
     batch: Batch,
     t: Tensor,
@@ -353,7 +353,7 @@ def _sound_loss(objective: Objective, batch: Batch, error: Tensor) -> Tensor:
     return loss if batch.video_is_given else objective.sound_weight * loss
 
 
-def predicted(
+def predict_and_target(
     family: Predictor,
     net: nn.Module,
     objective: Objective,
@@ -373,7 +373,7 @@ def predicted(
     """
     if batch.video_is_given:
         t = torch.zeros_like(t)
-    x_t, v = noisy(objective, batch, t, noise)
+    x_t, v = noisy_and_velocity(objective, batch, t, noise)
     if batch.sound is None:
         prediction = Velocity(family.predict(net, x_t, t, batch).to(v.dtype))
         velocity = Velocity(v)
@@ -401,7 +401,7 @@ def robust(error: Tensor, kind: str, delta: float) -> Tensor:
     return 2 * delta * (torch.hypot(error, torch.full_like(error, delta)) - delta)
 
 
-def noisy(
+def noisy_and_velocity(
     objective: Objective, batch: Batch, t: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the network's input x_t and its target v, (B,C,F,H,W) each, at t (B,)."""
@@ -456,7 +456,7 @@ def prior_target(
     prior_t = take_rows(t, samples)
     prior_noise = take_rows(noise, samples)
     with torch.no_grad():
-        prediction, _ = predicted(
+        prediction, _ = predict_and_target(
             family, base, objective, prior_batch, prior_t, prior_noise
         )
 
@@ -472,7 +472,7 @@ def data_velocity(
     objective: Objective, batch: Batch, t: Tensor, noise: Tensor
 ) -> Velocity:
     """Return v of the data of a batch, and of its sound."""
-    _, v = noisy(objective, batch, t, noise)
+    _, v = noisy_and_velocity(objective, batch, t, noise)
     if batch.sound is None:
         return Velocity(v)
     _, sound_v = noisy_sound(objective, batch.sound)
@@ -519,8 +519,12 @@ def guided_target(
     extras = {**batch.conditioning.extras, **conditioning.extras}
     without_caption = replace(batch, conditioning=replace(conditioning, extras=extras))
     with torch.no_grad():
-        with_prompt, velocity = predicted(family, base, objective, batch, t, noise)
-        empty, _ = predicted(family, base, objective, without_caption, t, noise)
+        with_prompt, velocity = predict_and_target(
+            family, base, objective, batch, t, noise
+        )
+        empty, _ = predict_and_target(
+            family, base, objective, without_caption, t, noise
+        )
 
     share = 1 - 1 / guidance.scale
     video = velocity.video + share * (with_prompt.video - empty.video)

@@ -85,6 +85,9 @@ class Job:
     notes: tuple[str, ...]
     """Sentences for the user."""
     processes: int = 1
+    """How many processes trained when the run began; those that share each sample count
+    as one. A resume keeps it, so that a step keeps its samples.
+    """
     past: ViewHistory = field(default_factory=ViewHistory)
 
     @property

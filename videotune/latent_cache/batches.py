@@ -35,7 +35,7 @@ from videotune.latent_cache.sampler import (
     bucket_of,
     sample_indices,
 )
-from videotune.latent_cache.sound_batch import attach_sound, noise_sound
+from videotune.latent_cache.sound_batch import attach_sound, draw_sound_noise
 from videotune.latent_cache.step_batch import (
     StepBatch,
     StepDraws,
@@ -154,7 +154,7 @@ class BatchSource:
     def plain_latents_with_conditions(self, window: Window) -> LatentDistribution:
         """Return a plain window with what most samples are given, as previews read it."""
         latents = self.plain_latents(window)
-        reader = self.conditions
+        reader = self.condition_reader
         sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
         encoded = reader.encoded_conditions(sample)
         states = reader.channel_states(sample, latents.extras)
@@ -164,7 +164,7 @@ class BatchSource:
         x0 = latents.mean.clone()
         if latents.start is not None and "first_frame" in reader.usual:
             x0[:, :1] = latents.start
-        known = reader.put_in_place(x0, sample, encoded)
+        known = reader.write_given_cells(x0, sample, encoded)
         return replace(latents, mean=x0, known=known)
 
     def given_modality(self, window: Window) -> LatentDistribution:
@@ -182,7 +182,7 @@ class BatchSource:
         return replace(latents, sound=self.condition_tensors(sound)[LATENTS])
 
     @cached_property
-    def conditions(self) -> ConditionReader:
+    def condition_reader(self) -> ConditionReader:
         """What samples are given of their clips."""
         return ConditionReader(self.config, self.spec, self.condition_tensors)
 
@@ -330,8 +330,10 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
         learnt = source.spec.generates
     levels = []
     for modality in learnt:
-        name = "t" if modality == "video" else "t sound"
-        numbers = uniforms(seed, step, len(samples), config.timestep_stratified, name)
+        purpose = "t" if modality == "video" else "t sound"
+        numbers = uniforms(
+            seed, step, len(samples), config.timestep_stratified, purpose
+        )
         levels.append(source.timesteps_of(step, modality).draw(numbers))
 
     condition_types = tuple(
@@ -340,7 +342,7 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     boxes = []
     for index in range(len(samples) if "mask" in config.condition_types else 0):
         generator = generator_for(seed, "condition box", step, index)
-        boxes.append(int(generator.integers(source.conditions.num_boxes)))
+        boxes.append(int(generator.integers(source.condition_reader.num_boxes)))
     return StepDraws(
         samples=samples,
         captions=captions,
@@ -466,7 +468,7 @@ def _batch_of_process(
     )
     # If only sound is learnt, t is that of the sound.
     sound_t = draws.t if draws.sound_t is None else draws.sound_t
-    return noise_sound(batch, sound_t[begin:end], source.keys.seed, step, begin)
+    return draw_sound_noise(batch, sound_t[begin:end], source.keys.seed, step, begin)
 
 
 def _is_prior(source: BatchSource, window: Window) -> bool:
@@ -507,10 +509,12 @@ def assemble(
     for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
         box = boxes[index] if boxes else 0
         sample = SampleConditions(window, variant, condition_types[index], box)
-        encoded = source.conditions.encoded_conditions(sample)
-        known.append(source.conditions.put_in_place(x0[index], sample, encoded))
+        encoded = source.condition_reader.encoded_conditions(sample)
+        known.append(
+            source.condition_reader.write_given_cells(x0[index], sample, encoded)
+        )
         states_of_clip = latents[index].extras
-        states = source.conditions.channel_states(sample, states_of_clip)
+        states = source.condition_reader.channel_states(sample, states_of_clip)
         extras.append(states | appended_latents(encoded, source.spec))
     conditioning_mask = as_mask(known)
 
@@ -558,14 +562,14 @@ def _with_masks(
     source: BatchSource,
     windows: Sequence[Window],
     variants: Sequence[int],
-    picture_mask: Tensor,
+    cell_weights: Tensor,
     x0: Tensor,
 ) -> Tensor:
     """Return the weights of the cells times those of the clips' loss masks."""
     if not any(window.companion("loss_mask") for window in windows):
-        return picture_mask
+        return cell_weights
 
-    weights = picture_mask.expand(-1, -1, -1, *x0.shape[-2:]).clone()
+    weights = cell_weights.expand(-1, -1, -1, *x0.shape[-2:]).clone()
     for weight, window, variant in zip(weights, windows, variants, strict=True):
         mask_weight = source.mask_weight(window, variant)
         if mask_weight is not None:

@@ -80,7 +80,7 @@ class ConditionReader:
                 encoded[condition.type] = self.tensors_of(chosen)
         return encoded
 
-    def put_in_place(
+    def write_given_cells(
         self,
         x0: Tensor,
         sample: SampleConditions,

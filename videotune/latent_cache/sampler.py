@@ -12,7 +12,7 @@ other. A bucket with a weight q has q n_j / b_j steps an epoch instead.
 If datasets come or go during the run, its steps have phases. Each phase has buckets of
 its own, which take their turns as if the run began with it.
 
-And which expert a step trains: runs of steps, dealt out by the experts' shares, also a
+And which expert a step trains: turns of steps, dealt out by the experts' shares, also a
 pure function of the step.
 """
 
@@ -311,27 +311,27 @@ def _half_intervals(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
 class ExpertSchedule:
     """One or two experts that train in turn.
 
-    The first has ``share`` of the runs of ``run_length`` steps, spread evenly.
+    The first has ``share`` of the turns, of ``turn_length`` steps each, spread evenly.
 
-    Run p (from 0) is the first one's where ⌊(p + 1)·share + ½⌋ > ⌊p·share + ½⌋
-    (Bresenham's line), so after P runs it has had P·share of them to within one half.
+    Turn p (from 0) is the first one's where ⌊(p + 1)·share + ½⌋ > ⌊p·share + ½⌋
+    (Bresenham's line), so after P turns it has had P·share of them to within one half.
     """
 
     names: tuple[str, ...]
     share: Fraction = Fraction(1)
-    run_length: int = 1
+    turn_length: int = 1
 
     def __post_init__(self) -> None:
         assert 1 <= len(self.names) <= 2, self.names
         assert 0 <= self.share <= 1, self.share
-        assert self.run_length >= 1, self.run_length
+        assert self.turn_length >= 1, self.turn_length
 
     def at(self, step: int) -> str:
         """Return the expert of a step, counted from 1."""
         if len(self.names) == 1:
             return self.names[0]
-        run = (step - 1) // self.run_length
-        is_first = self._first_runs(run + 1) > self._first_runs(run)
+        turn = (step - 1) // self.turn_length
+        is_first = self._turns_of_first(turn + 1) > self._turns_of_first(turn)
         return self.names[0] if is_first else self.names[1]
 
     def count(self, step: int, name: str) -> int:
@@ -339,15 +339,15 @@ class ExpertSchedule:
         if len(self.names) == 1:
             return step if name == self.names[0] else 0
 
-        full_runs, remainder = divmod(step, self.run_length)
-        first_count = self._first_runs(full_runs) * self.run_length
+        full_turns, remainder = divmod(step, self.turn_length)
+        first_count = self._turns_of_first(full_turns) * self.turn_length
         if remainder and self.at(step) == self.names[0]:
             first_count += remainder
         return first_count if name == self.names[0] else step - first_count
 
-    def _first_runs(self, runs: int) -> int:
-        """Return how many of the first ``runs`` runs train the first expert."""
-        return floor(runs * self.share + Fraction(1, 2))
+    def _turns_of_first(self, turns: int) -> int:
+        """Return how many of the first ``turns`` turns train the first expert."""
+        return floor(turns * self.share + Fraction(1, 2))
 
 
 def exact(share: float) -> Fraction:

@@ -65,7 +65,9 @@ def attach_sound(
     )
 
 
-def noise_sound(batch: Batch, t: Tensor, seed: int, step: int, first: int) -> Batch:
+def draw_sound_noise(
+    batch: Batch, t: Tensor, seed: int, step: int, first: int
+) -> Batch:
     """Return a batch with noise drawn for the sound, if that is learnt.
 
     Args:

@@ -75,7 +75,7 @@ def _pin(x: Tensor) -> Tensor:
 
 
 def uniforms(
-    seed: int, step: int, count: int, stratified: bool, name: str = "t"
+    seed: int, step: int, count: int, stratified: bool, purpose: str = "t"
 ) -> Tensor:
     """Draw the uniform numbers (count,) float64 that a step's noise levels come from,
     one a sample.
@@ -87,15 +87,15 @@ def uniforms(
         stratified: cut [0, 1) into ``count`` equal parts and give sample i part π(i),
             where π is a permutation drawn for the step. The step then covers the
             distribution evenly, and each number alone stays uniform.
-        name: of the draws.
+        purpose: of the draws.
     """
     u = torch.tensor(
-        [generator_for(seed, name, step, i).random() for i in range(count)],
+        [generator_for(seed, purpose, step, i).random() for i in range(count)],
         dtype=torch.float64,
     )
     if not stratified:
         return u
-    generator = generator_for(seed, f"{name} order", step)
+    generator = generator_for(seed, f"{purpose} order", step)
     order = torch.from_numpy(generator.permutation(count))
     return ((order + u) / count).clamp(max=1 - 2**-53)
 

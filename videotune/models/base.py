@@ -2,8 +2,8 @@
 checkpoint.
 
 A family is a subclass that defines what differs. Each must define ``spec``,
-``read_spec``, ``transformer_class``, ``vae_class``, ``pipelines``, ``variants``,
-``tiny_parts`` and ``predict``; all else has a default. Shapes are those of
+``read_spec``, ``transformer_class``, ``vae_class``, ``pipelines``, ``variants`` and
+``predict``; all else has a default. Shapes are those of
 ``videotune/types.py``.
 """
 
@@ -55,8 +55,8 @@ class DiffusersModel(AutoencodingCheckpoint):
     Where code holds one, it is called ``family``: what it does is the family's, and its
     ``spec`` and weights are the checkpoint's.
 
-    ``nets`` holds the denoisers by expert. An expert is looked up at each of its steps,
-    so the mapping may load it then.
+    Methods that sample take ``nets``, the denoisers by expert. An expert is looked up at
+    each of its steps, so the mapping may load it then.
     """
 
     series: ClassVar[str]

@@ -41,7 +41,7 @@ from videotune.models.pipelines import (
 )
 from videotune.models.position_cache import cached_positions
 from videotune.models.token_plans import video_token_plan
-from videotune.rng import generator_for, seed32
+from videotune.rng import generator_for, torch_seed
 from videotune.types import (
     Batch,
     ClipShape,
@@ -280,9 +280,11 @@ class LTXVideo(DiffusersModel):
             self.vae_lock,
             torch.random.fork_rng(devices, device_type=self.device.type),
         ):
-            torch.default_generator.manual_seed(seed32(0, "decoder noise"))
+            torch.default_generator.manual_seed(torch_seed(0, "decoder noise"))
             for device in devices:
-                torch.get_device_module(device).manual_seed(seed32(0, "decoder noise"))
+                torch.get_device_module(device).manual_seed(
+                    torch_seed(0, "decoder noise")
+                )
             return super().decode(latents, tiled)
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:

@@ -186,15 +186,15 @@ class Wan(DiffusersModel):
         configs = cls.read_configs(folder, _channels_with_image)
         net = configs.transformer
         from_image = configs.has_image_channels
-        from_both = bool(index.get("expand_timesteps"))
+        is_ti2v = bool(index.get("expand_timesteps"))
         experts = _experts(folder, index)
         has_experts = len(experts) > 1
-        is_wan22 = from_both or has_experts
+        is_wan22 = is_ti2v or has_experts
         spatial = configs.vae.get("scale_factor_spatial", 8)
         temporal = configs.vae.get("scale_factor_temporal", 4)
         patch = tuple(net["patch_size"])
 
-        kind = _kind_of(folder, net, from_image=from_image, from_both=from_both)
+        kind = _kind_of(folder, net, from_image=from_image, is_ti2v=is_ti2v)
         guidance = cls.spec.sample_guidance
         if has_experts:
             guidance = 3.5 if from_image else 4.0
@@ -207,7 +207,7 @@ class Wan(DiffusersModel):
                 frame_step=temporal,
                 frame_rest=1,
                 side_multiple=spatial * patch[1],
-                fps=24.0 if from_both else 16.0,
+                fps=24.0 if is_ti2v else 16.0,
                 spatial_stride=spatial,
                 temporal_stride=temporal,
             ),
@@ -239,7 +239,7 @@ class Wan(DiffusersModel):
         return {"text": states["text"][: self.text_length(caption)]}
 
     @property
-    def _uses_clip(self) -> bool:
+    def _uses_clip_vision(self) -> bool:
         """Whether the denoiser also reads CLIP's states of the image (2.1 I2V)."""
         return self.config.get("image_dim") is not None
 
@@ -278,9 +278,11 @@ class Wan(DiffusersModel):
         image = torch.cat([mask, latents.float().cpu()])
         states = {"image": image.to(self.dtype)}
 
-        if self._uses_clip:
+        if self._uses_clip_vision:
             ends = (0, -1) if "last_frame" in self.spec.shown_with_clip else (0,)
-            states["clip"] = torch.cat([self._clip_states(pixels, end) for end in ends])
+            states["clip"] = torch.cat(
+                [self._clip_vision_states(pixels, end) for end in ends]
+            )
         return states
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
@@ -288,10 +290,12 @@ class Wan(DiffusersModel):
         assert statistics is not None, "a Wan VAE has statistics of each channel"
         return statistics
 
-    def _clip_states(self, pixels: ConditionPixels, frame: int) -> Tensor:
+    def _clip_vision_states(self, pixels: ConditionPixels, frame: int) -> Tensor:
         """Return CLIP's states of a frame; zeros if it is not known as a whole."""
         if not pixels.known[frame].all():
-            return torch.zeros(self._clip_tokens(), self._clip_width, dtype=self.dtype)
+            return torch.zeros(
+                self._clip_vision_tokens(), self._clip_vision_width, dtype=self.dtype
+            )
         from PIL import Image  # keeps the start light
 
         pipe = diffusers.WanImageToVideoPipeline(None, None, vae=None, scheduler=None)
@@ -301,18 +305,18 @@ class Wan(DiffusersModel):
         values = ((pixels.frames[:, frame] + 1) * 127.5).round().clamp(0, 255).byte()
         picture = Image.fromarray(values.permute(1, 2, 0).cpu().numpy())
         with torch.no_grad():
-            clip_states = pipe.encode_image(picture, self.device)[0]
-        return clip_states.to(self.dtype).cpu()
+            clip_vision_states = pipe.encode_image(picture, self.device)[0]
+        return clip_vision_states.to(self.dtype).cpu()
 
     @cached_property
-    def _clip_width(self) -> int:
+    def _clip_vision_width(self) -> int:
         config = read_config(self.folder / "image_encoder" / "config.json")
         return int(config["hidden_size"])
 
-    def _clip_tokens(self) -> int:
+    def _clip_vision_tokens(self) -> int:
         """Return how many states CLIP gives of an image."""
         images = 2 if "last_frame" in self.spec.shown_with_clip else 1
-        return self.spec.image_numbers // self._clip_width // images
+        return self.spec.image_numbers // self._clip_vision_width // images
 
     def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of ``channel_states``."""
@@ -321,9 +325,11 @@ class Wan(DiffusersModel):
         channels, _ = self.spec.image_channels
         size = (channels, *self.spec.rules.latent_size(shape))
         states = {"image": torch.zeros(size, dtype=self.dtype)}
-        if self._uses_clip:
-            tokens = self.spec.image_numbers // self._clip_width
-            states["clip"] = torch.zeros(tokens, self._clip_width, dtype=self.dtype)
+        if self._uses_clip_vision:
+            tokens = self.spec.image_numbers // self._clip_vision_width
+            states["clip"] = torch.zeros(
+                tokens, self._clip_vision_width, dtype=self.dtype
+            )
         return states
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
@@ -336,11 +342,13 @@ class Wan(DiffusersModel):
         latents = x_t.to(self.dtype)
         if self.spec.image_conditioning == "concat":
             latents = torch.cat([latents, extras["image"].to(self.dtype)], dim=1)
-        clip_states = None
+        clip_vision_states = None
         if "clip" in extras:
             # The network takes one CLIP image in each row of the batch.
             states = extras["clip"].to(self.dtype)
-            clip_states = states.unflatten(1, (-1, self._clip_tokens())).flatten(0, 1)
+            clip_vision_states = states.unflatten(
+                1, (-1, self._clip_vision_tokens())
+            ).flatten(0, 1)
         timestep = self.model_timesteps(x_t, t, batch)
         if "reference" in extras:
             latents, timestep = with_reference(
@@ -350,7 +358,7 @@ class Wan(DiffusersModel):
             hidden_states=latents,
             timestep=timestep,
             encoder_hidden_states=batch.conditioning.text.to(self.dtype),
-            encoder_hidden_states_image=clip_states,
+            encoder_hidden_states_image=clip_vision_states,
             return_dict=False,
         )
         # Without the frames of the reference, which are appended.
@@ -411,9 +419,11 @@ class Wan(DiffusersModel):
                 self.spec, first.float().to(self.device), self.device
             )
             if "clip" in positive.extras:
-                clip_states = positive.extras["clip"]
-                clip_states = clip_states.unflatten(1, (-1, self._clip_tokens()))[0]
-                pipe.encode_image = lambda *_, states=clip_states: states.to(
+                clip_vision_states = positive.extras["clip"]
+                clip_vision_states = clip_vision_states.unflatten(
+                    1, (-1, self._clip_vision_tokens())
+                )[0]
+                pipe.encode_image = lambda *_, states=clip_vision_states: states.to(
                     self.device
                 )
             samples.append(self.run_pipeline(pipe, positive, negative, single))
@@ -449,7 +459,7 @@ class Wan(DiffusersModel):
         prints = super().fingerprints()
         if self.spec.image_conditioning == "concat":
             image_parts = (
-                ("image_encoder", "image_processor") if self._uses_clip else ()
+                ("image_encoder", "image_processor") if self._uses_clip_vision else ()
             )
             image_prints = [fingerprint(self.folder / part) for part in image_parts]
             images = "images" if "last_frame" in self.spec.shown_with_clip else "image"
@@ -472,7 +482,7 @@ class _Kind:
 
 
 def _kind_of(
-    folder: Path, net: Mapping[str, Any], *, from_image: bool, from_both: bool
+    folder: Path, net: Mapping[str, Any], *, from_image: bool, is_ti2v: bool
 ) -> _Kind:
     """Return the kind of a checkpoint.
 
@@ -480,7 +490,7 @@ def _kind_of(
         folder: the checkpoint.
         net: config of its transformer.
         from_image: whether it has image channels.
-        from_both: whether it feeds a first frame clean.
+        is_ti2v: whether it feeds a first frame clean.
 
     Raises:
         VideotuneError: if its transformer and its image encoder do not fit.
@@ -489,7 +499,7 @@ def _kind_of(
     if positions is not None:
         _check_positions(folder, positions, net)
         return _Kind("FLF2V", "concat", 1.0, BOTH_ENDS, images=2)
-    if from_both:
+    if is_ti2v:
         return _Kind("TI2V", "replace", 0.0, IN_PLACE)
     if not from_image:
         return _Kind("T2V", "none", None, IN_PLACE)

@@ -7,6 +7,7 @@ from videotune.memory.accelerator import overlaps
 from videotune.trainer.saving import rescue_message, save_what_is_good
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
+from videotune.types import ClipShape
 
 
 class DeviceFull(DoesNotFit):
@@ -29,31 +30,45 @@ def retry_settings(trainer: Trainer) -> tuple[str, ...]:
     return tuple(settings[:1])
 
 
-def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
-    """Return a message with the bucket that did not fit, its tokens, and remedies.
-
-    Save the state before the step if it is intact.
+def save_before_failed_step(trainer: Trainer, error: OutOfMemory) -> str:
+    """Save the state before a step that did not fit, if it is intact, write a warning
+    into the journal, and return what is saved, as a sentence.
     """
-    windows = {window.id: window for window in trainer.job.library.windows}
-    shape = windows[error.window_ids[0]].shape
-    tokens = trainer.job.spec.tokens(shape)
-    samples = len(error.window_ids)
-
     is_intact = error.intact and trainer.dist.size == 1
     if is_intact:
-        saved = save_what_is_good(trainer, error.step - 1)
+        rescue = save_what_is_good(trainer, error.step - 1)
     else:
-        saved = rescue_message(trainer.run)
+        rescue = rescue_message(trainer.run)
 
-    # at the step before, so that a resume keeps the warning
-    text = f"out of memory in step {error.step}: bucket {shape}"
+    # At the step before, so that a resume keeps the warning.
+    text = f"out of memory in step {error.step}: bucket {_bucket_of(trainer, error)}"
     trainer.journal.event("warning", step=error.step - 1, text=text)
+    return rescue
+
+
+def _bucket_of(trainer: Trainer, error: OutOfMemory) -> ClipShape:
+    """Return the shape of the samples of a failed step."""
+    windows = {window.id: window for window in trainer.job.library.windows}
+    return windows[error.window_ids[0]].shape
+
+
+def device_full_message(trainer: Trainer, error: OutOfMemory, rescue: str) -> str:
+    """Return a message with the bucket that did not fit, its tokens, and remedies.
+
+    Args:
+        trainer: the run.
+        error: of the step.
+        rescue: what is saved, as a sentence.
+    """
+    shape = _bucket_of(trainer, error)
+    tokens = trainer.job.spec.tokens(shape)
+    samples = len(error.window_ids)
 
     advice = remedies(trainer.job.config, _on_gpu(trainer))
     lines = "".join(f"\n  {line}" for line in advice)
     return (
         f"out of memory in step {error.step}: {samples} samples of {shape} pixels, "
-        f"{tokens:,} tokens each. {saved}\n"
+        f"{tokens:,} tokens each. {rescue}\n"
         f"What would help, the first ones without changing what is learnt:{lines}"
     )
 

@@ -254,7 +254,7 @@ def experts_of(job: Job) -> dict[str, Any] | None:
             "steps": steps,
         }
         each.append(row)
-    return {"period": expert_schedule.run_length, "each": each}
+    return {"period": expert_schedule.turn_length, "each": each}
 
 
 def bytes_a_parameter(config: schema.Config, state: float) -> float:

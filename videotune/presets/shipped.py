@@ -53,9 +53,9 @@ def preset_named(name: str) -> str:
         for preset in memory_classes
         if wanted_words <= set(_words_of(preset.lower()))
     ]
-    if wanted_words and not similar:
-        similar = _other_sizes(wanted, memory_classes)
-    if not similar:
+    if wanted_words:
+        similar = list(dict.fromkeys([*_other_sizes(wanted, memory_classes), *similar]))
+    if not wanted_words or not similar:
         similar = difflib.get_close_matches(wanted, list(memory_classes), 1, 0.4)
     raise VideotuneError(
         f"there is no preset {name!r}{did_you_mean(similar[:6])}  `videotune presets list` shows all."

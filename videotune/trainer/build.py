@@ -244,7 +244,9 @@ def plain_batch(source: BatchSource, window: Window) -> Batch:
     """
     caption = source.clips[window.clip_id].captions[0]
     latents = source.plain_latents(window)
-    return assemble(source, [window], [caption], [latents], [source.conditions.usual])
+    return assemble(
+        source, [window], [caption], [latents], [source.condition_reader.usual]
+    )
 
 
 def what_trains(

@@ -232,6 +232,8 @@ class ExpertLoader:
             self._weights_mesh = all_of(mesh)
         self.new_parameters: dict[str, Parameters] = {}
         """Parameters by expert that no optimizer holds yet."""
+        self._has_reported = False
+        """Whether it is printed how denoisers are stored and placed."""
         self._host_weights: dict[str, HostWeights] = {}
         """Streamed weights that train, by expert. They outlive the denoiser."""
 
@@ -239,7 +241,8 @@ class ExpertLoader:
         """Return the denoiser of an expert, placed by the config, with its trained
         parameters bound into it.
         """
-        is_first = not pool.trainables and not self.new_parameters
+        is_first = not self._has_reported
+        self._has_reported = True
         net = self._open(is_first=is_first, name=name)
 
         parameters: Parameters = {}

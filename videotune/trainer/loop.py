@@ -110,7 +110,8 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         is_last = step == trainer.job.steps
         trainer.heartbeat.set("training", step)
 
-        stop_requested, due = _agree_on_requests(trainer, step)
+        stop_reason, due = _agree_on_requests(trainer, step)
+        stop_requested = stop_reason is not None
         _flush_and_check(
             trainer, journal, step, must_flush=is_last or stop_requested or any(due)
         )
@@ -120,15 +121,14 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         )
         finish_pending_save(trainer, wait=stop_requested or is_last)
 
-        if stop_requested and not is_last:
-            return "interrupted" if trainer.signals.stop else "stopped"
+        if stop_reason is not None and not is_last:
+            return stop_reason
 
         # A callback may take minutes, and its result may end the run.
         if ran_more_than_saving and not is_last:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
-                # On a stop, run_callbacks has saved. Here it has only if a save was
-                # due; then save() finds the checkpoint and returns.
+                # It does nothing if run_callbacks has saved this step.
                 save(trainer, step)
                 finish_pending_save(trainer)
                 return ended_by
@@ -157,16 +157,22 @@ def _records_until_failure(
         yield record
 
 
-def _agree_on_requests(trainer: Trainer, step: int) -> tuple[bool, list[bool]]:
-    """Return whether any process was asked to stop, and for each callback whether it is
-    due.
+def _agree_on_requests(trainer: Trainer, step: int) -> tuple[str | None, list[bool]]:
+    """Agree with the other processes on what each was asked for.
+
+    Returns:
+        "interrupted" if any has got a signal, "stopped" if control.json asks for it,
+        else None; and for each callback whether it is due.
     """
     requests = poll_control(trainer.run) if trainer.dist.is_main else set()
-    stop_requested = trainer.signals.stop or "stop" in requests
     due = [callback.due(trainer, step, requests) for callback in trainer.callbacks]
 
-    agreed_stop, *agreed_due = trainer.dist.any_process(stop_requested, *due)
-    return agreed_stop, agreed_due
+    is_interrupted, is_stopped, *agreed_due = trainer.dist.any_process(
+        trainer.signals.stop, "stop" in requests, *due
+    )
+    if is_interrupted:
+        return "interrupted", agreed_due
+    return "stopped" if is_stopped else None, agreed_due
 
 
 def _flush_and_check(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from videotune.adapters.layers import Parameters
-from videotune.rng import seed32
+from videotune.rng import torch_seed
 from videotune.trainer.optimizers import (
     AnyOptimizer,
     OptimizerList,
@@ -78,7 +78,9 @@ def stochastic_round(x: Tensor, seed: int, *name: str | int) -> Tensor:
     A number below 2^16 is added to the bits of each float32, and their lower half is
     cut off. On one kind of device the draw belongs to (seed, name).
     """
-    generator = torch.Generator(x.device).manual_seed(seed32(seed, "rounding", *name))
+    generator = torch.Generator(x.device).manual_seed(
+        torch_seed(seed, "rounding", *name)
+    )
     addend = torch.randint(
         0,
         1 << TRUNCATED_BITS,
@@ -226,7 +228,11 @@ class BackwardOptimizer:
         self._loss_finite = torch.isfinite(loss.detach())
 
     def norm(self) -> Tensor:
-        """Return the norm () of the whole gradient."""
+        """Return the norm () of the whole gradient: 0 if nothing had one, because no
+        caption of the step has a new token.
+        """
+        if not self.norms:
+            return torch.zeros(())
         return torch.stack(list(self.norms.values())).norm()
 
     @torch.no_grad()

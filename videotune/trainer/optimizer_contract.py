@@ -27,7 +27,7 @@ from videotune.errors import VideotuneError
 from videotune.trainer.low_precision import update_each_rounded
 from videotune.trainer.optimizer_state import load_optimizer_state, optimizer_state
 from videotune.trainer.optimizers import (
-    CONTRACT_RATE,
+    FALLBACK_RATE,
     AnyOptimizer,
     make_optimizer,
     parts_of,
@@ -85,7 +85,7 @@ class Trial:
         return optimizer
 
 
-def failures(settings: Optimizer, rate: float = CONTRACT_RATE) -> dict[str, str]:
+def failures(settings: Optimizer, rate: float = FALLBACK_RATE) -> dict[str, str]:
     """Try an optimizer and return the parts of the contract that fail, with the reason.
 
     Nothing else is tried once a part fails that every training needs.
@@ -119,7 +119,7 @@ def refuse_what_fails(config: Config) -> None:
     if not is_class(settings.name):
         return
     load_class(settings.name)  # says by itself what is wrong with a name
-    rate = kind_of(settings.name).learning_rate or CONTRACT_RATE
+    rate = kind_of(settings.name).learning_rate or FALLBACK_RATE
     for part, reason in _failures(settings.name, json.dumps(settings.args), rate):
         if part in NEEDED_FOR_ALL or part in parts_needed(config):
             raise VideotuneError(

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from videotune.config.optimizer_classes import is_class
 from videotune.config.optimizers import Optimizer, kind_of
 
-CONTRACT_RATE = 1e-3
+FALLBACK_RATE = 1e-3
 """The rate with which a class is built where none is given."""
 
 
@@ -79,7 +79,7 @@ def make_optimizer(
     ]
     if is_class(settings.name):
         for group in param_groups:
-            group["lr"] = (rates or {}).get(group["name"], CONTRACT_RATE)
+            group["lr"] = (rates or {}).get(group["name"], FALLBACK_RATE)
     if apart:
         param_groups = _one_each(param_groups)
 

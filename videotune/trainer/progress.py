@@ -110,7 +110,7 @@ def announce(trainer: Trainer, resumed: Resumed | None) -> None:
             f"{name} {share:.0%}" for name, share in shares(expert_schedule).items()
         )
         echo(
-            f"experts: {steps_by_expert} of the steps, {expert_schedule.run_length} in a row"
+            f"experts: {steps_by_expert} of the steps, {expert_schedule.turn_length} in a row"
         )
     if trainer.first > job.steps:
         echo(f"{counted_are(job.steps, 'step')} done already: exporting again")

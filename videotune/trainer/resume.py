@@ -90,6 +90,11 @@ class OpenedRun:
     history: History | None = None
     """The journal so far."""
 
+    @property
+    def first_step(self) -> int:
+        """The first step to do."""
+        return 1 if self.checkpoint is None else 1 + self.checkpoint.step
+
 
 def open_run(
     overrides: Overrides,

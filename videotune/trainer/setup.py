@@ -59,7 +59,7 @@ def build_trainer(
     """
     job = opened.job
     config = job.config
-    first = 1 if opened.checkpoint is None else 1 + opened.checkpoint.step
+    first = opened.first_step
     dist = dist or DistributedContext()
     heartbeat = heartbeat or Heartbeat(run)
 
@@ -77,15 +77,14 @@ def build_trainer(
     refuse_text(family, config)
 
     initial_weights = _initial_weights(config, first, family)
-    for callback in callbacks:
-        callback.check(family, takes_part=_takes_part(config, dist))
+    _check_callbacks(callbacks, family, takes_part=_takes_part(config, dist))
 
     # 2. Encode what the run reads.
     store = _encode(job, family, callbacks, dist, heartbeat)
 
     # 3. Load the denoisers.
     heartbeat.set("loading")
-    dist.barrier()
+    dist.barrier()  # the cache is whole
     pool = open_pool(family, config, expert_schedule, job.steps, first, dist)
     if dist.is_main:
         echo_truncated_live(job, family, _prompts(callbacks))
@@ -109,8 +108,16 @@ def build_trainer(
         heartbeat=heartbeat,
         dist=dist,
         callbacks=tuple(callbacks),
+        first=first,
     )
     return notify_built(trainer)
+
+
+def _check_callbacks(
+    callbacks: Sequence[Callback], family: DiffusersModel, *, takes_part: bool
+) -> None:
+    for callback in callbacks:
+        callback.check(family, takes_part=takes_part)
 
 
 def notify_built(trainer: Trainer) -> Trainer:
@@ -206,8 +213,7 @@ def _print_notes(job: Job, dist: DistributedContext) -> None:
         echo(
             f"{counted(repeated, 'note')} as shown before (videotune check --verbose shows them)"
         )
-    if dist.is_main:
-        remember(job.cache, new_notes)
+    remember(job.cache, new_notes)
     if dtype_name(job.config) == "FLOAT_16":
         echo(f"note: {FLOAT_16_NOTE}")
     if job.config.sharding == "FULL" and dist.size == 1:

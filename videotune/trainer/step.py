@@ -27,7 +27,7 @@ from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.memory.sharding import Shards
 from videotune.models.base import DiffusersModel
-from videotune.rng import seed32
+from videotune.rng import torch_seed
 from videotune.trainer.captured_passes import CapturedPasses
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.gradient_norms import GradientNorms
@@ -145,13 +145,10 @@ class OutOfMemory(RuntimeError):
     ``intact``: the weights are as they were before it.
     """
 
-    def __init__(
-        self, step: int, window_ids: tuple[str, ...], tokens: int, intact: bool
-    ) -> None:
+    def __init__(self, step: int, window_ids: tuple[str, ...], intact: bool) -> None:
         super().__init__(f"out of memory in step {step}")
         self.step = step
         self.window_ids = window_ids
-        self.tokens = tokens
         self.intact = intact
 
 
@@ -165,8 +162,9 @@ def train_step(
 ) -> StepRecord:
     """Make one update of ``net``.
 
-    A gradient that is not finite leaves weights, optimizer and average as they were;
-    with updates during backward, only those of its own tensor.
+    A gradient that is not finite leaves weights, optimizer and average as they were. With
+    updates during backward it leaves the weights and moments of its own tensor, and the
+    average.
 
     Args:
         settings: the settings that all steps share.
@@ -206,8 +204,8 @@ def train_step(
             grad_norm = backward_optimizer.norm()
         if settings.gradient_norms is not None:
             _keep_norms(settings.gradient_norms, trainable, step_batch.step)
-        # fill_ passes a number as an argument of the kernel; a tensor on the CPU would
-        # need a copy that waits for the device.
+        # The norm of weights on the host is passed as a plain number: fill_ makes it an
+        # argument of its kernel, and a tensor would need a copy that waits.
         is_on_device = grad_norm.device == device
         values[GRAD_NORM].fill_(grad_norm if is_on_device else grad_norm.item())
         step_is_finite = values[LOSS].isfinite() & values[GRAD_NORM].isfinite()
@@ -272,7 +270,7 @@ def _raising_out_of_memory(
     *,
     weights_intact: bool,
 ) -> Iterator[None]:
-    """Turn an error of the memory into OutOfMemory, which names the step, and free the
+    """Turn an out-of-memory error into OutOfMemory, which names the step, and free the
     gradients.
     """
     try:
@@ -281,11 +279,8 @@ def _raising_out_of_memory(
         if not is_out_of_memory(error):
             raise
         trainable.optimizer.zero_grad(set_to_none=True)
-        tokens = 0
-        if step_batch.batch is not None:
-            tokens = tokens_per_sample(settings.family, step_batch.batch)
         raise OutOfMemory(
-            step_batch.step, step_batch.window_ids, tokens, weights_intact
+            step_batch.step, step_batch.window_ids, weights_intact
         ) from error
 
 
@@ -370,7 +365,7 @@ def accumulate_gradients(
         if settings.network_seed is not None:
             sample = (step_batch.step, micro_batch.first_sample)
             key = (*sample, *settings.dist.draw_key)
-            torch.manual_seed(seed32(settings.network_seed, "network", *key))
+            torch.manual_seed(torch_seed(settings.network_seed, "network", *key))
         if settings.captured is None:
             output = _forward_and_backward(settings, net, trainable, inputs, clock)
         else:
@@ -538,7 +533,7 @@ def _finish_gradients_across_processes(
     # In a run with sound, a bucket without it leaves the modules of sound without a
     # gradient. It must stay missing, or the optimizer would move them.
     dist.all_reduce_gradients(replicated, keep_missing=settings.family.spec.reads_sound)
-    dist.all_reduce_of_samples(values)
+    dist.sum_over_groups(values)
     if trainable.loss_scale is not None:
         trainable.loss_scale.unscale(parameters)
     # An adapter is never sharded: then a process has no rows.

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from videotune.console import echo
-from videotune.diffusion.loss import predicted
+from videotune.diffusion.loss import predict_and_target
 from videotune.files import checked, write_whole
 from videotune.job.job import Job
 from videotune.latent_cache.store import own_storage
@@ -298,7 +298,7 @@ class PromptReader:
             ]
             sound = replace(batch.sound, t=t, noise=torch.stack(sound_noise).to(device))
             batch = replace(batch, sound=sound)
-        prediction, velocity = predicted(
+        prediction, velocity = predict_and_target(
             trainer.family,
             net,
             trainer.source.objective,

@@ -22,8 +22,8 @@ from videotune.diffusion.loss import (
     BaseGuidance,
     Objective,
     guided_target,
-    loss_to,
-    predicted,
+    loss_between,
+    predict_and_target,
 )
 from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.model_spec import Expert
@@ -235,13 +235,13 @@ class _WindowReader:
             batch = replace(batch, sound=sound)
 
         arguments = (self.family, self.net, self.objective, batch, t, noise.to(device))
-        prediction, velocity = predicted(*arguments)
-        plain_output = loss_to(self.objective, batch, t, prediction, velocity)
+        prediction, velocity = predict_and_target(*arguments)
+        plain_output = loss_between(self.objective, batch, t, prediction, velocity)
         if self.base_guidance is None:
             return plain_output, plain_output
         with adapter_off(self.net):
             target = guided_target(*arguments, self.base_guidance)
-        return loss_to(self.objective, batch, t, prediction, target), plain_output
+        return loss_between(self.objective, batch, t, prediction, target), plain_output
 
 
 def noise_of(
