@@ -49,7 +49,7 @@ from videotune.latent_cache.conditions import (
     ConditionSample,
     encode_condition,
 )
-from videotune.latent_cache.encode import to_model
+from videotune.latent_cache.pixels import to_model
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.runs.journal import read_journal

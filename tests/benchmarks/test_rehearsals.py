@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[2] / "benchmarks"
-PARTS_OF_OTHERS = {"bare", "gpu_matmul8", "gpu_rig", "toy_runs"}
+PARTS_OF_OTHERS = {"bare", "gpu_matmul8", "gpu_rig", "plain_loops", "toy_runs"}
 """Files that the benchmarks themselves start or import."""
 
 WORDS = {"data decode": ("decode",), "data encode": ("encode",)}
@@ -49,7 +49,17 @@ def rehearse(tmp_path: Path, name: str, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = {"count_compiled"}
+"""Those that compile."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case
+        for case in CASES
+    ],
+)
 def test_a_benchmark_runs_to_its_end(tmp_path: Path, case: str) -> None:
     rehearse(tmp_path, case.split()[0], *WORDS.get(case, ()))
 

@@ -31,10 +31,11 @@ from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.read_ahead import pool_without_openmp, stream
+from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.sampler import Schedule, sample_indices
 from videotune.latent_cache.step_batch import StepBatch, uniforms
 from videotune.latent_cache.store import LatentCache
+from videotune.latent_cache.thread_pool import pool_without_openmp
 from videotune.rng import generator_for
 from videotune.trainer.build import make_objective, make_source, plain_batch
 from videotune.types import (

@@ -30,9 +30,9 @@ from videotune.latent_cache.encode import (
     encode_missing,
     entries_of,
     missing,
-    to_model,
 )
 from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.pixels import to_model
 from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find
 from videotune.types import DETERMINISTIC_VARIANT, ClipShape, LatentDistribution, Window

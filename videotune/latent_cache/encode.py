@@ -6,7 +6,7 @@ Entries that exist are left as they are, so a killed run continues where it stop
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from videotune.latent_cache.conditions import (
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.encoder_failures import check_finite, naming_failures
 from videotune.latent_cache.entry import EntryName
+from videotune.latent_cache.entry_writer import EntryWriter
 from videotune.latent_cache.fitting import CacheItem, FitsFn, WindowVariant
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.mask_reading import (
@@ -43,6 +44,8 @@ from videotune.latent_cache.mask_reading import (
     mask_pixels,
     read_hidden_pixels,
 )
+from videotune.latent_cache.pixels import pixels_to_model, to_model
+from videotune.latent_cache.stage_ahead import stage_ahead
 from videotune.latent_cache.store import LatentCache
 from videotune.model_spec import VideoRules
 from videotune.models.base import DiffusersModel
@@ -137,7 +140,8 @@ def encode_missing(
     progress: ProgressFn,
     lock_is_held: bool = False,
 ) -> float:
-    """Encode what is missing. Each entry is on the disk before the next one begins.
+    """Encode what is missing. On a card, a thread writes each entry while the
+    next one is encoded.
 
     Args:
         family: the base model.
@@ -157,23 +161,24 @@ def encode_missing(
             fills the same cache.
     """
     keys = CacheKeys.of(family, seed)
-    with nullcontext() if lock_is_held else store.write_lock():
-        _fill_captions(family, store, keys, todo.captions, progress)
+    lock = nullcontext() if lock_is_held else store.write_lock()
+    with lock, EntryWriter(store, family.device) as writer:
+        _fill_captions(family, writer, keys, todo.captions, progress)
         try:
             waited = _fill_windows(
-                family, store, keys, todo.samples, media, workers, progress
+                family, writer, keys, todo.samples, media, workers, progress
             )
-            _fill_conditions(family, store, keys, todo.conditions, media, progress)
+            _fill_conditions(family, writer, keys, todo.conditions, media, progress)
         finally:
             family.free("vae")
         rules = family.spec.rules
-        waited += _fill_masks(store, keys, rules, todo.masks, media, workers, progress)
+        waited += _fill_masks(writer, keys, rules, todo.masks, media, workers, progress)
         return waited
 
 
 def _fill_captions(
     family: DiffusersModel,
-    store: LatentCache,
+    writer: EntryWriter,
     keys: CacheKeys,
     captions: Sequence[str],
     progress: ProgressFn,
@@ -184,7 +189,7 @@ def _fill_captions(
     remaining: list[tuple[str, str]] = []
     for caption in captions:
         name = keys.text(caption)
-        if not store.has("text", name):
+        if not writer.store.has("text", name):
             remaining.append((caption, name))
 
     begun = time.monotonic()
@@ -200,7 +205,7 @@ def _fill_captions(
                 "cut": max(0, length - keys.tokens),
                 "encoder": keys.text_encoder,
             }
-            store.put("text", name, states, metadata)
+            writer.put("text", name, states, metadata)
             progress(_with_rate("captions", done, begun), done, len(remaining))
     finally:
         family.free("text_encoder")
@@ -208,7 +213,7 @@ def _fill_captions(
 
 def _fill_windows(
     family: DiffusersModel,
-    store: LatentCache,
+    writer: EntryWriter,
     keys: CacheKeys,
     samples: Sequence[WindowVariant],
     media: Mapping[str, MediaInfo],
@@ -220,7 +225,7 @@ def _fill_windows(
     """
     remaining = []
     for window, variant in samples:
-        if not store.has("latents", keys.latents(keys.sample(window, variant))):
+        if not writer.store.has("latents", keys.latents(keys.sample(window, variant))):
             remaining.append((window, variant))
 
     begun = time.monotonic()
@@ -228,25 +233,26 @@ def _fill_windows(
     # Made one at a time: all frame samples together would take much memory.
     frame_samples = (keys.sample(window, variant) for window, variant in remaining)
     decoded = _decode(frame_samples, media, workers)
-    for done, (sample, frames, wait) in enumerate(decoded, start=1):
-        clip = media[sample.window.clip_id]
-        latents = _encode_frames(family, keys, sample, frames, media)
-        tensors = tensors_of(latents)
-        metadata = {
-            "clip": _clip_name(store, clip),
-            "window": sample.window.id,
-            "variant": sample.variant,
-            "encoder": keys.vae,
-        }
-        store.put("latents", keys.latents(sample), tensors, metadata)
+    with closing(stage_ahead(decoded, family.device)) as staged:
+        for done, (sample, frames, wait) in enumerate(staged, start=1):
+            clip = media[sample.window.clip_id]
+            latents = _encode_frames(family, keys, sample, frames, media)
+            metadata = {
+                "clip": _clip_name(writer.store, clip),
+                "window": sample.window.id,
+                "variant": sample.variant,
+                "encoder": keys.vae,
+            }
+            name = keys.latents(sample)
+            writer.put("latents", name, tensors_of(latents), metadata)
 
-        waited += wait
-        progress(_with_rate("windows", done, begun), done, len(remaining))
+            waited += wait
+            progress(_with_rate("windows", done, begun), done, len(remaining))
     return waited
 
 
 def _fill_masks(
-    store: LatentCache,
+    writer: EntryWriter,
     keys: CacheKeys,
     rules: VideoRules,
     samples: Sequence[WindowVariant],
@@ -260,7 +266,7 @@ def _fill_masks(
     for window, variant in samples:
         sample = keys.sample(window, variant)
         name = keys.mask(sample)
-        if name is not None and not store.has("masks", name):
+        if name is not None and not writer.store.has("masks", name):
             remaining.append(companion_sample(sample, "loss_mask", media))
             names.append(name)
 
@@ -269,12 +275,12 @@ def _fill_masks(
     decoded = _decode(iter(remaining), media, workers)
     for done, (sample, frames, wait) in enumerate(decoded, start=1):
         metadata = {
-            "clip": _clip_name(store, media[sample.window.clip_id]),
+            "clip": _clip_name(writer.store, media[sample.window.clip_id]),
             "window": sample.window.id,
             "variant": sample.variant,
         }
         share = cell_shares(mask_pixels(frames), rules)
-        store.put("masks", names[done - 1], {MASK_TENSOR: share}, metadata)
+        writer.put("masks", names[done - 1], {MASK_TENSOR: share}, metadata)
 
         waited += wait
         progress(_with_rate("masks", done, begun), done, len(remaining))
@@ -283,7 +289,7 @@ def _fill_masks(
 
 def _fill_conditions(
     family: DiffusersModel,
-    store: LatentCache,
+    writer: EntryWriter,
     keys: CacheKeys,
     conditions: Sequence[ConditionSample],
     media: Mapping[str, MediaInfo],
@@ -294,20 +300,20 @@ def _fill_conditions(
     without_effect = 0
     for done, condition in enumerate(conditions, start=1):
         name = condition_key(keys, condition)
-        if not store.has("conditions", name):
+        if not writer.store.has("conditions", name):
             tensors = encode_condition_sample(family, keys, condition, media)
             if KNOWN in tensors:
                 without_effect += len(tensors[KNOWN].unique()) == 1
             metadata = {
-                "clip": _clip_name(store, media[condition.window.clip_id]),
+                "clip": _clip_name(writer.store, media[condition.window.clip_id]),
                 "window": f"{condition.window.id} {condition.text}",
                 "variant": condition.variant,
                 "encoder": keys.vae,
             }
-            store.put("conditions", name, tensors, metadata)
+            writer.put("conditions", name, tensors, metadata)
         progress(_with_rate("conditions", done, begun), done, len(conditions))
     if without_effect:
-        store.notes.append(
+        writer.store.notes.append(
             f"conditions: mask: of {counted(without_effect, 'mask')} nothing is left at this size, or "
             "nothing is hidden: these samples are trained without. A cell is left only if the mask is "
             "black there and in the cells around it. Use smaller white parts, or a larger resolution"
@@ -470,17 +476,19 @@ def encode_sample(
     """
     clip = media[sample.window.clip_id]
     frames = frames_of([sample], clip, None)
-    return _encode_frames(family, keys, sample, frames, media)
+    return _encode_frames(family, keys, sample, torch.from_numpy(frames), media)
 
 
 def _encode_frames(
     family: DiffusersModel,
     keys: CacheKeys,
     sample: FrameSample,
-    frames: np.ndarray,
+    frames: Tensor,
     media: Mapping[str, MediaInfo],
 ) -> LatentDistribution:
-    """Encode the decoded frames of a sample, and its start image if it has one."""
+    """Encode the decoded frames of a sample, uint8 (T,H,W,3) on the host, and its start
+    image if it has one.
+    """
     arguments: dict[str, Any] = {}
     start_image = _start_image_of(sample, media)
     if start_image is not None:
@@ -492,8 +500,13 @@ def _encode_frames(
     clip = media[sample.window.clip_id]
     subject = f"{clip.path}: window {sample.window.id}"
     remedy = "Fewer frames or a lower resolution need less memory."
-    with naming_failures(subject, remedy):
-        distribution = family.encode_video(to_model(frames), **arguments)
+    # What is also read on the channels of the network is put together on the host.
+    on_channels = family.spec.image_conditioning == "concat"
+    stays_on_host = on_channels or start_image is not None
+    device = torch.device("cpu") if stays_on_host else family.device
+    with naming_failures(subject, remedy), family.vae_lock:
+        pixels = pixels_to_model(frames, device)
+        distribution = family.encode_video(pixels, **arguments)
         check_finite(tensors_of(distribution))
     return distribution
 
@@ -537,7 +550,7 @@ def _decode(
     frame_samples: Iterator[FrameSample],
     media: Mapping[str, MediaInfo],
     workers: Workers | None,
-) -> Iterator[tuple[FrameSample, np.ndarray, float]]:
+) -> Generator[tuple[FrameSample, np.ndarray, float], None, None]:
     """Yield what ``decode_ahead`` does; without memory for it, a VideotuneError.
 
     An out-of-memory error as such means that the text encoder does not fit.
@@ -566,8 +579,3 @@ def cut_captions(
         if entry is not None and entry.about.get("cut"):
             too_long.append(caption)
     return too_long
-
-
-def to_model(frames: np.ndarray) -> Tensor:
-    """Convert uint8 (T,H,W,3) to float32 (3,T,H,W) in [-1, 1]."""
-    return torch.from_numpy(frames).permute(3, 0, 1, 2).float().div_(127.5).sub_(1.0)

@@ -2,13 +2,11 @@
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Barrier
-
-import torch
+from concurrent.futures import Future
 
 from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.step_batch import StepBatch
+from videotune.latent_cache.thread_pool import pool_without_openmp
 
 
 def stream(
@@ -54,32 +52,3 @@ def stream(
             yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def pool_without_openmp(threads: int) -> ThreadPoolExecutor:
-    """Start threads whose torch operations use one thread each.
-
-    A thread that calls torch otherwise gets OpenMP workers of its own, which spin
-    beside those of the training: on two cores a step then takes twice as long. The
-    number of threads is a setting of each thread, but setting it also changes the
-    default of threads to come. So all are started first, and then the caller's number
-    is restored.
-    """
-    callers_threads = torch.get_num_threads()
-    all_started = Barrier(threads + 1)
-
-    def use_one_thread() -> None:
-        torch.set_num_threads(1)
-        # torch reads the default at a thread's first call: now, while it is 1
-        torch.get_num_threads()
-        all_started.wait()
-
-    pool = ThreadPoolExecutor(
-        threads, thread_name_prefix="batches", initializer=use_one_thread
-    )
-    # Each task starts a thread, since the threads before it wait at the barrier.
-    for _ in range(threads):
-        pool.submit(int)
-    all_started.wait()
-    torch.set_num_threads(callers_threads)
-    return pool

@@ -32,8 +32,8 @@ from videotune.latent_cache.conditions import (
     put_conditions,
     shown_pixels,
 )
-from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.mask_reading import mask_pixels
+from videotune.latent_cache.pixels import to_model
 from videotune.models.base import DiffusersModel
 from videotune.sampling.given_files import GivenFiles
 from videotune.types import ClipShape, ConditionPixels, LatentDistribution, Window

@@ -17,7 +17,7 @@ from videotune.adapters.lora import of_module
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import is_disk_full
-from videotune.latent_cache.read_ahead import pool_without_openmp
+from videotune.latent_cache.thread_pool import pool_without_openmp
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
 from videotune.runs.checkpoint import (
