@@ -43,6 +43,9 @@ class VideoRules:
 
     frame_step: int
     frame_rest: int
+    """What a valid count is beyond a multiple of ``frame_step``. With ``frame_step`` 0,
+    the only count.
+    """
     side_multiple: int
     """Height and width are multiples of this many pixels."""
     fps: float

@@ -23,7 +23,7 @@ from videotune.data.dataset import scan, to_json, totals
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS
 from videotune.data.frame_counts import planned_frames
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.data.library import Library
 from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules
@@ -598,7 +598,7 @@ def planned_frames_are_decoded(
     every = (*library.windows, *library.held_out_windows)
     for window in rng.sample(every, min(2, len(every))):
         shape, variant = window.shape, rng.choice([DETERMINISTIC_VARIANT, 0, 1])
-        sample = sample_window(window, variant, config.seed)
+        sample = draw_frames(window, variant, config.seed)
         assert len(sample.times) == shape.frames <= planned
         size, how = (shape.height, shape.width), (window.resize, sample.crop_position)
         frames = decode(library.media[window.clip_id], sample.times, *size, *how)

@@ -31,9 +31,9 @@ from videotune.data.frame_counts import (
     snap_frames,
 )
 from videotune.data.frame_sampling import (
-    FrameSampling,
-    sample_frames,
-    sample_window,
+    WindowPlacement,
+    draw_frames,
+    place_windows,
     without_randomness,
 )
 from videotune.data.media_info import MediaInfo
@@ -48,12 +48,12 @@ def rules(step: int, rest: int) -> VideoRules:
 
 def sampled(
     info: MediaInfo, of: VideoRules = RULES, cuts: tuple[float, ...] = (), **video: Any
-) -> FrameSampling:
-    return sample_frames(info, VideoConfig(**video), of, cuts)
+) -> WindowPlacement:
+    return place_windows(info, VideoConfig(**video), of, cuts)
 
 
 def times(window: Window) -> tuple[float, ...]:
-    return sample_window(window, DETERMINISTIC_VARIANT, 0).times
+    return draw_frames(window, DETERMINISTIC_VARIANT, 0).times
 
 
 def too_short(info: MediaInfo, *of: Any, **how: Any) -> str:
@@ -157,17 +157,15 @@ def test_random_windows_share_the_clip_among_them() -> None:
     first, second = sampled(info_of(40, 16), frame_sample_strategy="random").windows
     for variant in range(50):
         a, b = (
-            sample_window(first, variant, seed=3),
-            sample_window(second, variant, seed=3),
+            draw_frames(first, variant, seed=3),
+            draw_frames(second, variant, seed=3),
         )
         assert 0 <= a.times[0] <= 11.5 / 16 <= b.times[0] <= 23 / 16
         assert [y - x for x, y in pairwise(a.times)] == pytest.approx([1 / 16] * 16)
         assert b.times[-1] < 40 / 16
-    assert len({sample_window(first, variant, 3).times for variant in range(50)}) == 50
+    assert len({draw_frames(first, variant, 3).times for variant in range(50)}) == 50
     assert (
-        sample_window(first, 1, 3)
-        == sample_window(first, 1, 3)
-        != sample_window(first, 1, 4)
+        draw_frames(first, 1, 3) == draw_frames(first, 1, 3) != draw_frames(first, 1, 4)
     )
     assert times(first)[0] == pytest.approx(5.75 / 16)
     assert (
@@ -184,7 +182,7 @@ def test_random_windows_share_the_clip_among_them() -> None:
         VideoConfig(frame_sample_strategy="random", temporal_augmentation=True)
     )
     assert {
-        w.sampling for w in sample_frames(info_of(40, 16), plain, RULES).windows
+        w.sampling for w in place_windows(info_of(40, 16), plain, RULES).windows
     } == {"even"}
 
 
@@ -209,7 +207,7 @@ def test_stretch_squeezes_the_whole_clip_into_one_window() -> None:
     (random,) = sampled(
         info_of(68, 16), stretch=True, frame_sample_strategy="random"
     ).windows
-    some, other = (sample_window(random, variant, 0).times for variant in (0, 1))
+    some, other = (draw_frames(random, variant, 0).times for variant in (0, 1))
     assert 0 <= some[0] <= some[-1] < 68 / 16
     assert (list(some), some == other) == (sorted(set(some)), False)
 
@@ -221,7 +219,7 @@ def test_temporal_augmentation_moves_windows_and_swaps_neighbours() -> None:
     for variant in range(200):
         frames = [
             round(time * 16 * 1000) / 1000
-            for time in sample_window(windows[1], variant, 0).times
+            for time in draw_frames(windows[1], variant, 0).times
         ]
         start = min(frames)
         assert 8.5 - 1e-3 <= start <= 25.5 + 1e-3
@@ -284,7 +282,7 @@ def test_every_sample_of_every_window_lies_inside_the_clip(
         return
     windows = sampled(clip, cuts=cuts, window_stride=5, **video).windows
     for window in windows:
-        for some in (sample_window(window, variant, 1).times, times(window)):
+        for some in (draw_frames(window, variant, 1).times, times(window)):
             assert (
                 len(some)
                 == window.shape.frames

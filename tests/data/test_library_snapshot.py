@@ -18,7 +18,7 @@ from videotune.data import dataset as module
 from videotune.data import library_snapshot, media_index
 from videotune.data.dataset import scan, to_json
 from videotune.data.library import Library
-from videotune.data.library_snapshot import UNREAD_KEYS, snapshots_folder
+from videotune.data.library_snapshot import KEYS_WITHOUT_EFFECT, snapshots_folder
 from videotune.errors import VideotuneError
 
 
@@ -259,7 +259,7 @@ def test_no_key_that_a_scan_reads_is_left_out(folder: Path, name: str) -> None:
     READ_KEYS.clear()
     scan(recording, RULES, folder / ".videotune-cache" / "index.sqlite")
     assert {"datasets", "video_config", "seed", "missing_caption"} <= READ_KEYS
-    assert not READ_KEYS & set(UNREAD_KEYS)
+    assert not READ_KEYS & set(KEYS_WITHOUT_EFFECT)
 
 
 def test_another_learning_rate_needs_no_scan(

@@ -10,7 +10,7 @@ import pytest
 
 from videotune.data.bucketing import BucketKey, buckets, is_shown
 from videotune.data.clip_table import ClipColumns, IdArray
-from videotune.data.frame_sampling import _plain_times, sample_window
+from videotune.data.frame_sampling import _plain_times, draw_frames
 from videotune.data.library import Library
 from videotune.data.media_info import MediaInfo
 from videotune.data.packed_integers import PackedIntegers, pack
@@ -161,7 +161,7 @@ def test_earlier_copies_of_a_window_are_counted() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_plain_times_of_arrays_are_those_of_samples(seed: int) -> None:
     for window in random_library(seed, 80).windows:
-        times = sample_window(window, DETERMINISTIC_VARIANT, seed=0).times
+        times = draw_frames(window, DETERMINISTIC_VARIANT, seed=0).times
         assert _plain_times(window).tolist() == list(times)
 
 

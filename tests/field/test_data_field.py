@@ -13,7 +13,7 @@ from tests.support.clips import noise, numbered, read_numbers, write_clip
 from tests.support.datasets import scanned
 from videotune.data.dataset import totals
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.data.library import Library
 from videotune.types import DETERMINISTIC_VARIANT
 
@@ -31,7 +31,7 @@ def test_diffusion_pipe_113_no_clip_vanishes(tmp_path: Path) -> None:
     decoded = 0
     for window in library.windows:
         times, size = (
-            sample_window(window, DETERMINISTIC_VARIANT, 0).times,
+            draw_frames(window, DETERMINISTIC_VARIANT, 0).times,
             (window.shape.height, window.shape.width),
         )
         decoded += len(decode(library.media[window.clip_id], times, *size))
@@ -50,7 +50,7 @@ def test_decord_99_rotation_metadata(tmp_path: Path) -> None:
     assert (window.shape.height, window.shape.width) == (96, 64)
     frames = decode(
         library.media[window.clip_id],
-        sample_window(window, DETERMINISTIC_VARIANT, 0).times,
+        draw_frames(window, DETERMINISTIC_VARIANT, 0).times,
         96,
         64,
     )
@@ -87,7 +87,7 @@ def shown(library: Library) -> list[list[int]]:
     clip = library.media[library.windows[0].clip_id]
     return [
         read_numbers(
-            decode(clip, sample_window(window, DETERMINISTIC_VARIANT, 0).times, 48, 48)
+            decode(clip, draw_frames(window, DETERMINISTIC_VARIANT, 0).times, 48, 48)
         )
         for window in library.windows
     ]

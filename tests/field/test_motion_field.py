@@ -21,7 +21,7 @@ from tests.support.datasets import RULES
 from videotune.config.data_schema import VideoConfig
 from videotune.data.decode import decode
 from videotune.data.frame_counts import frames_in
-from videotune.data.frame_sampling import frame_times, sample_frames, sample_window
+from videotune.data.frame_sampling import draw_frames, frame_times, place_windows
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 from videotune.types import DETERMINISTIC_VARIANT
@@ -68,8 +68,8 @@ def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
     times = frame_times(0.0, frames_in(facts.seconds, target), target)
     assert len(times) == int(facts.seconds * target + 1e-6)
     video = VideoConfig(frames=len(times) // 4 * 4 - 3, target_fps=target)
-    window = sample_frames(facts, video, RULES).windows[0]
-    assert sample_window(window, DETERMINISTIC_VARIANT, 0).times == pytest.approx(
+    window = place_windows(facts, video, RULES).windows[0]
+    assert draw_frames(window, DETERMINISTIC_VARIANT, 0).times == pytest.approx(
         times[: window.shape.frames]
     )
     seen = dot_places(decode(facts, times, 48, 288))

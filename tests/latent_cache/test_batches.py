@@ -22,7 +22,7 @@ from tests.support.clips import write_clip
 from tests.support.datasets import config_of, with_config
 from tests.support.run_parts import fill as fill_cache
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.data.probe import probe
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
@@ -165,7 +165,7 @@ def test_latents_with_a_variance_are_drawn_per_view(source: BatchSource) -> None
     again.
     """
     window = source.buckets[0][0]
-    key = source.keys.latents(sample_window(window, 0, 5))
+    key = source.keys.latents(draw_frames(window, 0, 5))
     mean = source.store.get("latents", key)["mean"]
     source.store.put(
         "latents",
@@ -196,7 +196,7 @@ def made(
     store, keys = LatentCache(folder), CacheKeys("v", "t", 8, 0)
     for window in {window for bucket in buckets for window in bucket}:
         for variant in (DETERMINISTIC_VARIANT, *range(3)):
-            shown = sample_window(window, variant, 0)
+            shown = draw_frames(window, variant, 0)
             frames = (window.shape.frames - 1) // 4 + 1
             latents = torch.full(
                 (4, frames, window.shape.height // 8, window.shape.width // 8),
@@ -268,7 +268,7 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
             (source.buckets[bucket][place], source.variant(bucket, place, epoch))
             for place, epoch in places
         ]
-        takes = [sample_window(*view, 0) for view in views]
+        takes = [draw_frames(*view, 0) for view in views]
         batch = make_step_batch(source, step).batch
         assert batch.x0[:, 0, 0, 0, 0].tolist() == [number_of(shown) for shown in takes]
         assert batch.window_ids == tuple(shown.window.id for shown in takes)
@@ -292,7 +292,7 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(
     busy = threading.Lock()
 
     def encode(window: Window, variant: int) -> LatentDistribution:
-        shown = sample_window(window, variant, 0)
+        shown = draw_frames(window, variant, 0)
         assert busy.acquire(blocking=False), "two at once"
         time.sleep(0.002)
         asked.append(shown)
@@ -310,15 +310,13 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(
     }
     assert {(shown.window.clip_id, shown.variant) for shown in asked} == wanted
     assert len(asked) == len(wanted)
-    assert all(
-        shown == sample_window(shown.window, shown.variant, 0) for shown in asked
-    )
+    assert all(shown == draw_frames(shown.window, shown.variant, 0) for shown in asked)
     numbers = Counter(
         number for batch in batches for number in batch.x0[:, 0, 0, 0, 0].tolist()
     )
     assert numbers == Counter(
         [number_of(shown) for shown in asked]
-        + [number_of(sample_window(windows[1], 0, 0))] * 10
+        + [number_of(draw_frames(windows[1], 0, 0))] * 10
     )
 
 
@@ -395,7 +393,7 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     shape = ClipShape(5, 32, 32, 16.0)
     clips = some_clips(1)
     window = Window(clips[0].id, 0.0, 5 / 16, shape, resize="pad")
-    shown = sample_window(window, 0, 0)
+    shown = draw_frames(window, 0, 0)
     frames = decode(facts, shown.times, 32, 32, "pad", shown.crop_position)
     sizes = {clips[0].id: (facts.width, facts.height)}
     source = made(

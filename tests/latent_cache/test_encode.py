@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.clips import noise, write_clip
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 from videotune.data.workers import Workers
@@ -148,11 +148,11 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     family, data = tiny_family("wan"), data_of(clips)
     window = data.takes[0][0]
     whole, swapping = replace(window, end=1.2), replace(window, swaps=True)
-    plain = sample_window(window, 0, data.seed).times
+    plain = draw_frames(window, 0, data.seed).times
     swapped = next(
         variant
         for variant in range(99)
-        if sample_window(swapping, variant, data.seed).times != plain
+        if draw_frames(swapping, variant, data.seed).times != plain
     )
     data.takes += [
         (replace(window, resize="random"), 2),
@@ -164,7 +164,7 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     filled(family, tmp_path / "there", data, workers)
     here, there = LatentCache(tmp_path / "here"), LatentCache(tmp_path / "there")
     for window, variant in data.takes:
-        shown = sample_window(window, variant, data.seed)
+        shown = draw_frames(window, variant, data.seed)
         key = CacheKeys.of(family, data.seed).latents(shown)
         frames = decode(
             data.facts[window.clip_id],
@@ -490,7 +490,7 @@ def test_no_memory_for_frames_is_no_fault_of_the_text_encoder(
 
 def many(count: int) -> list[Any]:
     return [
-        sample_window(Window("c" * 32, float(i), i + LENGTH, SHAPE), 0, 0)
+        draw_frames(Window("c" * 32, float(i), i + LENGTH, SHAPE), 0, 0)
         for i in range(count)
     ]
 

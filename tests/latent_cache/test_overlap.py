@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.latent_cache.test_encode import SHAPE
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.errors import VideotuneError
 from videotune.latent_cache.entry_writer import PENDING_ENTRIES, EntryWriter
 from videotune.latent_cache.pixels import to_model
@@ -132,7 +132,7 @@ class Frames:
         self.is_closed = False
 
     def __call__(self, count: int, fails_at: int = -1) -> Generator[Any, None, None]:
-        sample = sample_window(Window("c" * 32, 0.0, 1.0, SHAPE), 0, 0)
+        sample = draw_frames(Window("c" * 32, 0.0, 1.0, SHAPE), 0, 0)
         try:
             for number in range(count):
                 self.fetched += 1

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.support.kill_points import kill_points, killed_at
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import prune, verify
@@ -102,7 +102,7 @@ def is_sound(folder: Path, count: int) -> None:
 
 
 def latent_key(window: Window, variant: int, seed: int = 7) -> str:
-    return CacheKeys("vae", "", 0, 0).latents(sample_window(window, variant, seed))
+    return CacheKeys("vae", "", 0, 0).latents(draw_frames(window, variant, seed))
 
 
 def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> None:

@@ -14,7 +14,7 @@ from videotune.config.data_schema import Dataset
 from videotune.console import bar, doing
 from videotune.data.captions import split_variants, with_trigger
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.data.layouts import read_folder
 from videotune.data.library import Library
 from videotune.data.metadata_files import Columns
@@ -191,7 +191,7 @@ class _ClipCaptioner:
         times: set[float] = set()
         for window in self._windows:
             if window.clip_id == clip_id:
-                times.update(sample_window(window, DETERMINISTIC_VARIANT, 0).times)
+                times.update(draw_frames(window, DETERMINISTIC_VARIANT, 0).times)
         return sorted(times)
 
 

@@ -27,8 +27,8 @@ from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import shrink_factor
 from videotune.data.frame_sampling import (
-    FrameSampling,
-    sample_frames,
+    WindowPlacement,
+    place_windows,
     without_randomness,
 )
 from videotune.data.locations import Location
@@ -79,7 +79,7 @@ class Candidate:
     of the variants."""
 
     size: Size = (1, 1)
-    sampling: FrameSampling = field(default_factory=FrameSampling)
+    placement: WindowPlacement = field(default_factory=WindowPlacement)
 
     source: str = ""
     """Name of the video that the clip was cut from."""
@@ -89,8 +89,10 @@ class Candidate:
     word_against_flip: str = ""
     """A word of its captions because of which it is not mirrored."""
 
-    duplicate: str | None = None
-    """Path of a clip that looks nearly the same."""
+    looks_like: str | None = None
+    """Path of another clip that looks nearly the same. That is only a warning: both
+    stay in training.
+    """
 
     @property
     def path(self) -> str:
@@ -170,8 +172,8 @@ class Candidate:
             still=self.media.still,
         )
 
-    def sample_windows(self, config: Config, rules: VideoRules) -> None:
-        """Choose the size and the windows; nothing is random for a held-out clip.
+    def place_windows(self, config: Config, rules: VideoRules) -> None:
+        """Set the size and the windows; nothing is random for a held-out clip.
 
         Raises:
             ClipProblem: "too_short" if no window fits; "no_sound" or "sound_speed" if
@@ -197,16 +199,16 @@ class Candidate:
             and video.keyframe_source == "scenes"
         )
         cuts = self.scan.cuts if samples_scenes and self.scan else ()
-        sampling = sample_frames(self.media, video, rules, cuts)
+        placement = place_windows(self.media, video, rules, cuts)
         if config.reads_sound:
-            sampling = mark_sound(sampling, config, self.sound_problem)
+            placement = mark_sound(placement, config, self.sound_problem)
 
         height, width = self.size
         companions = sorted(
             (role, companion.content_id) for role, companion in self.companions.items()
         )
         windows = []
-        for window in sampling.windows:
+        for window in placement.windows:
             shape = replace(window.shape, height=height, width=width)
             windows.append(
                 replace(
@@ -217,7 +219,7 @@ class Candidate:
                     companions=tuple(companions),
                 )
             )
-        self.sampling = replace(sampling, windows=tuple(windows))
+        self.placement = replace(placement, windows=tuple(windows))
 
     def mirror(self) -> None:
         """Let every second variant of the windows be mirrored, if the dataset wants it
@@ -228,8 +230,8 @@ class Candidate:
         if self.dataset.flip == "safe":
             self.word_against_flip = word_against_mirroring(self.captions)
         if not self.word_against_flip:
-            windows = [replace(window, flip=True) for window in self.sampling.windows]
-            self.sampling = replace(self.sampling, windows=tuple(windows))
+            windows = [replace(window, flip=True) for window in self.placement.windows]
+            self.placement = replace(self.placement, windows=tuple(windows))
 
 
 def prepare_candidates(
@@ -271,8 +273,8 @@ def _originals_first(
 ) -> list[Candidate]:
     """Return the candidates with the original of several copies before them.
 
-    The original is in the first dataset, has a caption, and has the shortest name:
-    "kitten.mp4", not "kitten (1).mp4".
+    The original is the copy in the earliest dataset; there, one with a caption; of
+    these, the one with the shortest name: "kitten.mp4", not "kitten (1).mp4".
     """
     datasets = list(dict.fromkeys(id(candidate.dataset) for candidate in candidates))
     counts = Counter(candidate.content_id for candidate in candidates)
@@ -295,7 +297,7 @@ def _prepare(
     config: Config,
     rules: VideoRules,
 ) -> None:
-    """Set one candidate's size, windows and captions.
+    """Set one candidate's companions, size, windows and captions.
 
     Args:
         candidate: has media info and content scan, or a problem.
@@ -306,20 +308,34 @@ def _prepare(
     Raises:
         ClipProblem: if the candidate cannot be used.
     """
+    _refuse_unusable(candidate, first_by_content, config)
+    _attach_and_check_companions(candidate, config)
+    _fill(candidate, config, rules)
+
+
+def _refuse_unusable(
+    candidate: Candidate, first_by_content: dict[str, Candidate], config: Config
+) -> None:
+    """Raise ClipProblem for a missing file, a copy, and a file with a problem."""
     if not candidate.file.exists:
         raise ClipProblem(
             "missing_file",
             f"{candidate.file.metadata_row} lists it, but it does not exist",
         )
 
-    # A copy of a clip is a copy whatever else is wrong with it, unless its suffix makes
-    # it unreadable.
+    # A copy is reported as a duplicate even if it has another problem. Without media
+    # info (unreadable under its own suffix) its own problem is reported.
     original = first_by_content.get(candidate.content_id)
     if original is not None and candidate.info is not None:
         raise _duplicate_problem(candidate, original, config)
     if candidate.problem is not None:
         raise candidate.problem
 
+
+def _attach_and_check_companions(candidate: Candidate, config: Config) -> None:
+    """Attach the mask of an alpha channel; raise ClipProblem if a companion that the run
+    needs is missing or cannot be used.
+    """
     has_mask_file = "loss_mask" in candidate.companions
     if config.loss_mask.is_used and candidate.media.transparent and not has_mask_file:
         mask = alpha_mask(candidate.clip_id, candidate.media)
@@ -334,9 +350,12 @@ def _prepare(
                 "and no metadata file names one",
             )
 
-    candidate.sample_windows(config, rules)
+
+def _fill(candidate: Candidate, config: Config, rules: VideoRules) -> None:
+    """Set size, windows and captions of a candidate without a problem so far."""
+    candidate.place_windows(config, rules)
     damaged_at = candidate.scan.damaged_at if candidate.scan is not None else None
-    if damaged_at is not None and damaged_at < max(candidate.sampling.ends):
+    if damaged_at is not None and damaged_at < max(candidate.placement.ends):
         raise ClipProblem(
             "decode_error",
             f"its frames are damaged from {damaged_at:.2f} s on, within its windows",

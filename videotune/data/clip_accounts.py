@@ -11,17 +11,15 @@ from videotune.data.candidates import Candidate
 from videotune.data.captions import fill_trigger, lint_caption
 from videotune.data.clip_file import Role
 from videotune.data.content_scan import ContentScan
-from videotune.data.frame_counts import (
-    sample_fps,
-)
-from videotune.data.frame_sampling import FrameSampling
+from videotune.data.frame_counts import sample_fps
+from videotune.data.frame_sampling import WindowPlacement
 from videotune.data.remarks import Remark, codes_of
 from videotune.data.sound_notes import sound_fields
 from videotune.model_spec import VideoRules
 from videotune.text import counted_are
 from videotune.types import Clip
 
-REPEATS_LIMIT = 0.2
+REPEATED_FRAMES_LIMIT = 0.2
 """Share of repeated frames above which a clip has a warning."""
 
 JITTER_LIMIT = 0.1
@@ -47,7 +45,7 @@ CUT_LIMIT = 0.25
 INTERLACED_LIMIT = 0.05
 """Share of interlaced frames above which a clip has a warning."""
 
-STILL_LIMIT = 0.5
+FROZEN_LIMIT = 0.5
 """Share of frozen or black time above which a clip has a warning."""
 
 
@@ -58,12 +56,16 @@ def account_of(
 
     Keys whose names do not say it all:
 
-    - "id": hash of the file's bytes; None if it is skipped.
+    - "id": the clip's id (``types.Clip.id``): the hash of the file's bytes, for HDR
+      joined with the tone mapping's version. None if it is skipped.
     - "used": for training; "held_out": for validation. If neither, "reason" (a code)
       and "detail" give the cause.
     - "model_frames": the clip's frames at the rate of training, up to ``max_duration``.
-    - "frames": pixel frames per epoch, in "windows" windows of "shape".
-    - "frames_cut", "seconds_cut": part of the clip that is in no window.
+    - "windows", "frames": windows of the clip, and the frames of all of them. Each
+      window counts once, whatever the repeats are.
+    - "shape": shape of the first window. With several frame counts others differ.
+    - "frames_cut", "seconds_cut": part of the clip that is in no window, with what is
+      beyond ``max_duration``.
     - "spans": start and end of each window in seconds.
     - "repeats_share": share of frames that show the same source frame as the one
       before.
@@ -93,25 +95,25 @@ def account_of(
         _add_caption_hints(candidate, warnings)
         _add_flip_hint(candidate, notes)
 
-    sampling = candidate.sampling
+    placement = candidate.placement
     if clip is None:
         seconds = candidate.info.seconds if candidate.info else 0.0
-        sampling = FrameSampling(seconds_cut=seconds)
+        placement = WindowPlacement(seconds_cut=seconds)
     return {
         "path": candidate.path,
         **_clip_fields(clip),
         **_problem_fields(candidate),
         **_media_fields(candidate),
-        "model_frames": sampling.frames if clip is not None else None,
-        "windows": len(sampling.windows),
-        "spans": _spans(sampling),
-        "frames": sum(window.shape.frames for window in sampling.windows),
-        "shape": str(sampling.windows[0].shape) if clip is not None else None,
-        "frames_cut": sampling.frames_cut,
-        "seconds_cut": sampling.seconds_cut,
-        "repeats_share": sampling.repeats_share,
-        "speed": sampling.speed,
-        "views_a_pass": _views_per_epoch(clip, sampling),
+        "model_frames": placement.frames if clip is not None else None,
+        "windows": len(placement.windows),
+        "spans": _spans(placement),
+        "frames": sum(window.shape.frames for window in placement.windows),
+        "shape": str(placement.windows[0].shape) if clip is not None else None,
+        "frames_cut": placement.frames_cut,
+        "seconds_cut": placement.seconds_cut,
+        "repeats_share": placement.repeats_share,
+        "speed": placement.speed,
+        "views_a_pass": _views_per_epoch(clip, placement),
         "views": None,
         "captions": list(clip.captions) if clip is not None else [],
         **_companion_fields(candidate),
@@ -123,11 +125,11 @@ def account_of(
     }
 
 
-def _spans(sampling: FrameSampling) -> list[list[float]]:
+def _spans(placement: WindowPlacement) -> list[list[float]]:
     """Return start and end of each window in seconds."""
     return [
         [window.start, end]
-        for window, end in zip(sampling.windows, sampling.ends, strict=True)
+        for window, end in zip(placement.windows, placement.ends, strict=True)
     ]
 
 
@@ -177,17 +179,17 @@ def _media_fields(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _views_per_epoch(clip: Clip | None, sampling: FrameSampling) -> int:
+def _views_per_epoch(clip: Clip | None, placement: WindowPlacement) -> int:
     if clip is None or clip.held_out:
         return 0
-    return len(sampling.windows) * clip.repeats
+    return len(placement.windows) * clip.repeats
 
 
 def _add_size_hints(
     candidate: Candidate, warnings: list[str], notes: list[str]
 ) -> None:
     """Add hints on frames that are enlarged, cropped, padded or distorted."""
-    resize = candidate.sampling.windows[0].resize
+    resize = candidate.placement.windows[0].resize
     source_width = candidate.media.width
     source_height = candidate.media.height
     height, width = candidate.size
@@ -218,15 +220,15 @@ def _add_time_hints(
 ) -> None:
     """Add hints on frames that repeat or are left out, and on motion at another speed."""
     info = candidate.media
-    sampling = candidate.sampling
+    placement = candidate.placement
     fps = sample_fps(candidate.video, rules)
-    first_window = sampling.windows[0]
+    first_window = placement.windows[0]
 
-    if sampling.repeats_share > REPEATS_LIMIT:
+    if placement.repeats_share > REPEATED_FRAMES_LIMIT:
         cause = f"{info.fps:.4g} fps is slower than the {fps:.4g} fps of training"
         if first_window.sampling == "hold":
             cause = "the clip is shorter than a window"
-        share = f"{sampling.repeats_share:.0%}"
+        share = f"{placement.repeats_share:.0%}"
         text = f"{share} of the frames repeat the one before: {cause}"
         warnings.append(Remark("repeated_frames", text))
 
@@ -234,8 +236,8 @@ def _add_time_hints(
     if info.fps > 3 * fps and first_window.shape.frames > 1:
         text = f"{info.fps:.4g} fps is far above the {fps:.4g} fps of training"
         warnings.append(Remark("fast_clip", f"{text}: most frames are left out"))
-    if abs(sampling.speed - 1) > 0.005:
-        notes.append(f"stretch: motion plays {sampling.speed:.2g}x as fast as filmed")
+    if abs(placement.speed - 1) > 0.005:
+        notes.append(f"stretch: motion plays {placement.speed:.2g}x as fast as filmed")
 
     max_duration = candidate.video.max_duration
     seconds_beyond = max(0.0, info.seconds - max_duration)
@@ -243,7 +245,7 @@ def _add_time_hints(
         text = f"{seconds_beyond:.2f} of {info.seconds:.2f} s are beyond max_duration"
         notes.append(Remark("beyond_max_duration", f"{text} {max_duration:g}"))
 
-    seconds_cut = sampling.seconds_cut - seconds_beyond
+    seconds_cut = placement.seconds_cut - seconds_beyond
     if seconds_cut > CUT_LIMIT * (info.seconds - seconds_beyond):
         text = f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window"
         remedy = "fewer frames, or video_config.windows=slide, show more"
@@ -265,30 +267,36 @@ def _add_time_hints(
 
 
 def _add_content_hints(
-    candidate: Candidate, warnings: list[str], notes: list[str]
+    candidate: Candidate, serious: list[str], notes: list[str]
 ) -> None:
-    """Add hints on transparent, frozen, black, repeated or damaged pictures."""
+    """Add hints on transparent, frozen, black, repeated or damaged pictures.
+
+    Args:
+        candidate: a usable candidate.
+        serious: receives its serious warnings (see ``account_of``).
+        notes: receives its notes.
+    """
     info = candidate.media
     scan = candidate.scan
 
-    _add_stream_hints(candidate, warnings, notes)
+    _add_stream_hints(candidate, serious, notes)
     if info.transparent:
         text = "transparency is ignored: hidden pixels become visible"
-        warnings.append(Remark("transparency", text))
-    if candidate.duplicate is not None:
-        text = f"looks nearly the same as {candidate.duplicate}"
-        warnings.append(Remark("near_duplicate", text))
+        serious.append(Remark("transparency", text))
+    if candidate.looks_like is not None:
+        text = f"looks nearly the same as {candidate.looks_like}"
+        serious.append(Remark("near_duplicate", text))
     if scan is None or info.still:
         return
 
-    if scan.black > STILL_LIMIT:
+    if scan.black > FROZEN_LIMIT:
         text = f"{scan.black:.0%} of it is black or one flat colour"
-        warnings.append(Remark("black", text))
-    elif scan.frozen > STILL_LIMIT:
+        serious.append(Remark("black", text))
+    elif scan.frozen > FROZEN_LIMIT:
         text = f"{scan.frozen:.0%} of it is frozen: the picture does not change"
-        warnings.append(Remark("frozen", text))
+        serious.append(Remark("frozen", text))
 
-    cuts_inside = _cuts_inside_windows(scan, candidate.sampling)
+    cuts_inside = _cuts_inside_windows(scan, candidate.placement)
     if cuts_inside:
         seconds = ", ".join(f"{cut:.2f}" for cut in cuts_inside[:4])
         if len(cuts_inside) > 4:
@@ -296,7 +304,7 @@ def _add_content_hints(
         count = "1 cut" if len(cuts_inside) == 1 else f"{len(cuts_inside)} cuts"
         text = f"{count} inside the windows (at {seconds} s)"
         remedy = "`videotune dataset split` makes a clip of each scene"
-        warnings.append(Remark("cuts", f"{text}: {remedy}"))
+        serious.append(Remark("cuts", f"{text}: {remedy}"))
 
     if scan.jitter > JITTER_LIMIT:
         notes.append(
@@ -305,11 +313,11 @@ def _add_content_hints(
         )
     if scan.damaged_at is not None:
         text = f"the frames are damaged from {scan.damaged_at:.2f} s on; no window reaches them"
-        warnings.append(Remark("damaged", text))
+        serious.append(Remark("damaged", text))
 
 
 def _add_stream_hints(
-    candidate: Candidate, warnings: list[str], notes: list[str]
+    candidate: Candidate, serious: list[str], notes: list[str]
 ) -> None:
     """Add hints on what the file declares and a player obeys."""
     info = candidate.media
@@ -320,31 +328,31 @@ def _add_stream_hints(
             "interlaced: each frame shows two moments, and moving edges look like combs; "
             "deinterlace it first"
         )
-        warnings.append(Remark("interlaced", text))
+        serious.append(Remark("interlaced", text))
     if info.stereo:
         text = (
             "stereoscopic: each frame has a picture for each eye, and both are trained; "
             "crop it to one first"
         )
-        warnings.append(Remark("stereoscopic", text))
+        serious.append(Remark("stereoscopic", text))
     if info.spherical:
         text = (
             "spherical (360°): the whole projection is trained, not a view of it; "
             "reproject it first"
         )
-        warnings.append(Remark("spherical", text))
+        serious.append(Remark("spherical", text))
     if info.unread:
         text = (
             f"{info.unread:.0%} of the file follows the end of its video and is not used: "
             "if files were joined byte by byte, join them with ffmpeg"
         )
-        warnings.append(Remark("unread", text))
+        serious.append(Remark("unread", text))
     if info.turned_at is not None:
         text = (
             f"its pictures have another shape from {info.turned_at:.2f} s on, where the "
             "clip is ended"
         )
-        warnings.append(Remark("turned", text))
+        serious.append(Remark("turned", text))
 
     if info.hdr is not None:
         notes.append(f"high dynamic range ({info.hdr}), tone-mapped to SDR (BT.709)")
@@ -367,9 +375,9 @@ def _add_stream_hints(
         )
 
 
-def _cuts_inside_windows(scan: ContentScan, sampling: FrameSampling) -> list[float]:
+def _cuts_inside_windows(scan: ContentScan, placement: WindowPlacement) -> list[float]:
     """Return the seconds of the cuts that at least one window crosses."""
-    spans = list(zip(sampling.windows, sampling.ends, strict=True))
+    spans = list(zip(placement.windows, placement.ends, strict=True))
     cuts = []
     for cut in scan.cuts:
         if any(window.start < cut < end for window, end in spans):
@@ -390,5 +398,5 @@ def _add_flip_hint(candidate: Candidate, notes: list[str]) -> None:
         notes.append(
             f'never mirrored: its caption says "{candidate.word_against_flip}"'
         )
-    elif candidate.sampling.windows[0].flip:
+    elif candidate.placement.windows[0].flip:
         notes.append("every second view is mirrored")

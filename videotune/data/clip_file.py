@@ -75,11 +75,11 @@ class ClipFile:
     frames: tuple[Path, ...] = ()
     """Images of a clip that is a folder of frames, in order."""
 
-    media: Path | None = None
-    """File with the clip's pictures, if it is not ``path``."""
+    joined_video: Path | None = None
+    """Video in the cache that the ``frames`` were joined into; None for other clips."""
 
     content_id: str = ""
-    """Hash of what ``media`` was made of."""
+    """Hash of the frames that ``joined_video`` was made of."""
 
     companions: tuple[tuple[Role, Path], ...] = ()
     """Files that belong to the clip, by their role."""

@@ -42,8 +42,12 @@ class StreamClock:
         """Packets that nothing can decode, since they refer to the part before."""
 
         formats = container.format.name.split(",")
-        self._is_running = "avi" not in formats  # AVI only counts
-        self._jumps = any(name in BROADCAST_FORMATS for name in formats)
+        self._has_clock = "avi" not in formats
+        """False for AVI, which only numbers its packets."""
+
+        self._may_jump = any(name in BROADCAST_FORMATS for name in formats)
+        """Whether a jump ahead by more than JUMP_SECONDS is a restart."""
+
         self._tick_seconds = float(stream.time_base)
         self._offset = 0
         self._last_time: int | None = None
@@ -63,10 +67,13 @@ class StreamClock:
             not if it is presented before that keyframe.
         """
         time = packet.pts if packet.dts is None else packet.dts
-        if not self._is_running or time is None:
+        if not self._has_clock or time is None:
             return True
 
-        if self._has_restarted(packet, time):
+        if self._last_time is None:
+            # What the clock shows first may be below 0.
+            self._end = time
+        elif self._has_restarted(packet, time, self._last_time):
             self.restarts += 1
             self._awaits_keyframe = True
         self._note_duration(packet, time)
@@ -90,18 +97,16 @@ class StreamClock:
         self._end = max(self._end, presented + self._offset + self._duration)
         return True
 
-    def _has_restarted(self, packet: Any, time: int) -> bool:
-        if self._last_time is None:
-            # What the clock shows first may be below 0.
-            self._end = time
-            return False
-
-        fall_seconds = (self._last_time - time) * self._tick_seconds
+    def _has_restarted(self, packet: Any, time: int, last_time: int) -> bool:
+        """Return whether the clock has fallen back, or jumped ahead, since the packet
+        before, which had ``last_time``.
+        """
+        fall_seconds = (last_time - time) * self._tick_seconds
         shortest_fall = FALL_SECONDS if packet.is_keyframe else LONG_FALL_SECONDS
         if fall_seconds > shortest_fall:
             return True
         silence_seconds = -fall_seconds - self._duration * self._tick_seconds
-        return self._jumps and silence_seconds > JUMP_SECONDS
+        return self._may_jump and silence_seconds > JUMP_SECONDS
 
     def _note_duration(self, packet: Any, time: int) -> None:
         """Remember how long a frame lasts: as declared, or as the last step was."""

@@ -98,8 +98,8 @@ class CompanionFiles:
         self._named: dict[str, dict[Role, str]] = {}
         """Files that metadata files name, by the path of their clip."""
 
-    def name(self, clip: str, role: Role, path: str) -> None:
-        """Take a file that a metadata file names for a clip."""
+    def add_named(self, clip: str, role: Role, path: str) -> None:
+        """Add a file that a metadata file names for a clip."""
         self._named.setdefault(clip, {})[role] = path
         self.paths.add(path)
 

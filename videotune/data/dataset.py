@@ -96,14 +96,19 @@ def scan(
         index,
         roots=[location.root for location in locations],
         until=config.video_config.max_duration,
-        unread=listed.left_out,
+        left_out=listed.left_out,
         reads_sound=config.reads_sound,
     )
 
     prepare_candidates(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
     notes += index.notes
-    notes += _hold_out(usable, locations, config, rules)
+    source_clips = _source_clips(usable, locations, config)
+    _mark_near_duplicates(usable, source_clips)
+    source_notes = _assign_sources(usable, source_clips)
+    notes += _hold_out(usable, config, rules)
+    # What makes the validation loss useless comes before how names were understood.
+    notes += source_notes
     for candidate in usable:
         candidate.mirror()
     notes += notes_on_clips(usable, config, rules)
@@ -173,7 +178,7 @@ def _snapshot_inputs(config: Config, rules: VideoRules) -> Inputs | None:
     if not has_many_files(inputs.folders, FEWEST_CLIPS):
         return None
     try:
-        _ = inputs.fingerprint  # of the files before they are read
+        inputs.take_fingerprint()
     except OSError:
         return None  # reading the folder reports what is wrong with it
     return inputs
@@ -205,7 +210,7 @@ def _examine(
     *,
     roots: Sequence[Path],
     until: float,
-    unread: Sequence[Path],
+    left_out: Sequence[Path],
     reads_sound: bool,
 ) -> None:
     """Set media info and scans of the candidates, or their problem.
@@ -215,17 +220,19 @@ def _examine(
         index: the media index.
         roots: see ``MediaIndex.examine``, like the next two.
         until: seconds of each clip to scan.
-        unread: files that are not read now.
+        left_out: files that ``max_clips`` leaves out.
         reads_sound: whether to scan the sound of clips.
     """
-    paths = [candidate.file.media or candidate.file.path for candidate in candidates]
+    paths = [
+        candidate.file.joined_video or candidate.file.path for candidate in candidates
+    ]
     companions = {}
     for candidate in candidates:
         for companion in candidate.companions.values():
             if companion.problem is None:
                 companions[companion.path] = companion
 
-    examined = index.examine([*paths, *companions], roots, until, unread)
+    examined = index.examine([*paths, *companions], roots, until, left_out)
     clips = examined[: len(paths)]
     if reads_sound:
         clips = index.listen(list(zip(paths, clips, strict=True)), until)
@@ -346,17 +353,10 @@ def _check_settings(config: Config, rules: VideoRules) -> list[str]:
     return notes
 
 
-def _hold_out(
-    usable: Sequence[Candidate],
-    locations: Sequence[Location],
-    config: Config,
-    rules: VideoRules,
-) -> list[str]:
-    """Find source videos and near-duplicates, and hold some sources out for validation.
-
-    Returns:
-        Notes on the choice.
-    """
+def _source_clips(
+    usable: Sequence[Candidate], locations: Sequence[Location], config: Config
+) -> list[SourceClip]:
+    """Return name, duration and pictures of each usable candidate, in their order."""
     names = _dataset_names(locations, [dataset.path for dataset in config.datasets])
     clips = []
     for candidate in usable:
@@ -364,32 +364,53 @@ def _hold_out(
         path = PurePosixPath(names[candidate.location.root]) / candidate.relative
         signatures = candidate.scan.signatures
         clips.append(SourceClip(path, candidate.media.seconds, signatures))
+    return clips
 
-    for first, second in near_duplicates(clips):
-        _mark_duplicate(usable[second], original=usable[first])
-        _mark_duplicate(usable[first], original=usable[second])
 
-    sources, source_notes = group_by_source(clips)
-    held_out, hold_out_notes = hold_out(
-        sources,
+def _mark_near_duplicates(
+    usable: Sequence[Candidate], clips: Sequence[SourceClip]
+) -> None:
+    """Let clips that look nearly the same name each other, for a warning.
+
+    Both stay in training. ``group_by_source`` compares pictures by itself, so that
+    clips of one source are held out together.
+    """
+    for first_index, second_index in near_duplicates(clips):
+        first = usable[first_index]
+        second = usable[second_index]
+        if second.looks_like is None:
+            second.looks_like = str(first.relative)
+        if first.looks_like is None:
+            first.looks_like = str(second.relative)
+
+
+def _assign_sources(
+    usable: Sequence[Candidate], clips: Sequence[SourceClip]
+) -> list[str]:
+    """Set the source video of each candidate; return notes on how they were found."""
+    sources, notes = group_by_source(clips)
+    for candidate, source in zip(usable, sources, strict=True):
+        candidate.source = source
+    return notes
+
+
+def _hold_out(
+    usable: Sequence[Candidate], config: Config, rules: VideoRules
+) -> list[str]:
+    """Hold the clips of some sources out for validation; return notes on the choice."""
+    held_out, notes = hold_out(
+        [candidate.source for candidate in usable],
         kinds=[candidate.dataset.kind for candidate in usable],
         fraction=config.validation_fraction,
         seed=config.seed,
         has_validation=any(dataset.kind == "validation" for dataset in config.datasets),
     )
-    for candidate, source, is_held_out in zip(usable, sources, held_out, strict=True):
-        candidate.source = source
+    for candidate, is_held_out in zip(usable, held_out, strict=True):
         candidate.held_out = is_held_out
-        # Sample again: windows of held-out clips have nothing random.
+        # Once more, because windows of held-out clips have nothing random.
         if is_held_out:
-            candidate.sample_windows(config, rules)
-    # What makes the validation loss useless comes before how names were understood.
-    return hold_out_notes + source_notes
-
-
-def _mark_duplicate(candidate: Candidate, *, original: Candidate) -> None:
-    if candidate.duplicate is None:
-        candidate.duplicate = str(original.relative)
+            candidate.place_windows(config, rules)
+    return notes
 
 
 def _dataset_names(

@@ -71,7 +71,7 @@ def notes_on_enlarged(candidates: Sequence[Candidate], rules: VideoRules) -> lis
     enlarged = []
     for candidate in candidates:
         media = candidate.media
-        resize = candidate.sampling.windows[0].resize
+        resize = candidate.placement.windows[0].resize
         factor = upscale_factor(media.width, media.height, candidate.size, resize)
         if factor > UPSCALE_LIMIT:
             enlarged.append((factor, media.width, media.height))
@@ -142,7 +142,7 @@ def _unfilled_count_notes(
     """
     frames: list[int] = []
     for candidate in videos:
-        frames += [window.shape.frames for window in candidate.sampling.windows]
+        frames += [window.shape.frames for window in candidate.placement.windows]
     if not frames:
         return []
 
@@ -280,7 +280,7 @@ def _flip_notes(candidates: Sequence[Candidate]) -> list[str]:
     """Return a note on how many clips are mirrored, and how many are not because of
     their captions.
     """
-    mirrored = [c for c in candidates if c.sampling.windows[0].flip]
+    mirrored = [c for c in candidates if c.placement.windows[0].flip]
     against = [c for c in candidates if c.word_against_flip]
     if not mirrored and not against:
         return []

@@ -100,25 +100,55 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
         VideotuneError: if ``strict_frames`` forbids the change, or if settings
             contradict each other.
     """
+    requested = _requested_frames(video)
+    _refuse_contradictions(video, rules, requested)
+
+    interval = frame_interval(video, rules)
+    frames = snap_frames(round((requested - 1) / interval + 1), rules)
+    return frames, _frame_count_note(video, rules, requested, frames)
+
+
+def _requested_frames(video: VideoConfig) -> int:
+    """Return the configured count, skipped frames included; of several, the largest."""
+    if isinstance(video.frames, list):
+        return max(video.frames)
+    return video.max_frames if video.frames is None else video.frames
+
+
+def _refuse_contradictions(
+    video: VideoConfig, rules: VideoRules, requested: int
+) -> None:
+    """Raise VideotuneError for settings that contradict each other or the model."""
     if video.stretch and video.frame_sample_strategy == "keyframe":
         raise VideotuneError(
             "video_config.stretch: spans the whole clip, so windows cannot begin at keyframes. "
             "Leave out stretch, or choose another frame_sample_strategy."
         )
 
-    key = "max_frames" if video.frames is None else "frames"
-    explicit_frames = (
-        max(video.frames) if isinstance(video.frames, list) else video.frames
-    )
-    requested = video.max_frames if explicit_frames is None else explicit_frames
-    if rules.most_frames == 1 and (explicit_frames or 1) > 1:
+    # The default of max_frames is no wish for several frames.
+    is_explicit = video.frames is not None
+    if rules.most_frames == 1 and is_explicit and requested > 1:
         raise VideotuneError(
             f"video_config.frames is {requested}, but this model takes single frames. "
             "Set it to 1."
         )
 
+
+def _frame_count_note(
+    video: VideoConfig, rules: VideoRules, requested: int, frames: int
+) -> str | None:
+    """Return a note if a window does not have the configured frames.
+
+    Args:
+        video: settings of the dataset.
+        rules: frame counts that the model accepts.
+        requested: the configured count, skipped frames included.
+        frames: frames of a window.
+
+    Raises:
+        VideotuneError: if ``strict_frames`` forbids the change.
+    """
     interval = frame_interval(video, rules)
-    frames = snap_frames(round((requested - 1) / interval + 1), rules)
     spanned_frames = (frames - 1) * interval + 1
 
     rule = f"this model takes {frame_rule(rules)}"
@@ -128,13 +158,14 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
         rule += f", and one frame in {interval} is kept (temporal_compression_ratio)"
 
     if spanned_frames == requested:
-        return frames, interval_note
+        return interval_note
+    key = "max_frames" if video.frames is None else "frames"
     if video.strict_frames:
         raise VideotuneError(
             f"video_config.{key} is {requested}, but {rule}. Set it to {spanned_frames}."
         )
     note = f"{key} {requested} becomes {spanned_frames}: {interval_note or rule}"
-    return frames, Remark("frame_count", note)
+    return Remark("frame_count", note)
 
 
 def frame_rule(rules: VideoRules) -> str:

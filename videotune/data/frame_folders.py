@@ -117,7 +117,7 @@ def join_frames(
                 f"{error.strerror or error}. Set cache_dir to another folder."
             ) from error
     content_id = joined_files[0].stem.removeprefix(f"{key}-")
-    return replace(file, media=joined_files[0], content_id=content_id)
+    return replace(file, joined_video=joined_files[0], content_id=content_id)
 
 
 def _check_numbers(frames: Sequence[Path]) -> None:

@@ -14,7 +14,7 @@ from videotune.data.clock import BROADCAST_FORMATS, StreamClock
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import read_alpha, read_image
 from videotune.data.media_info import MediaInfo
-from videotune.data.probe import OPEN_OPTIONS, demux, limit_pixels, video_stream
+from videotune.data.probe import OPEN_OPTIONS, limit_pixels, packets_of, video_stream
 from videotune.data.side_data import Crop
 from videotune.lazy import av
 
@@ -191,7 +191,7 @@ class FrameReader:
         counter = 0
         has_keyframe = not self.info.keyframes
         clock = StreamClock(self._container, stream) if self.info.restarts else None
-        for packet in demux(self._container, stream):
+        for packet in packets_of(self._container, stream):
             has_keyframe = has_keyframe or packet.is_keyframe
 
             # An empty packet that is not the end would end the decoding.

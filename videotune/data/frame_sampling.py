@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -42,25 +42,29 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class FrameSampling:
-    """The windows of one clip, and how much of the clip they show."""
+class WindowPlacement:
+    """Where the windows of one clip are, and how much of the clip they show."""
 
     windows: tuple[Window, ...] = ()
     """All windows; with several frame counts, those of the largest first."""
 
     ends: tuple[float, ...] = ()
-    """Second at which the last frame of each window ends.
+    """Second at which the last frame of each window ends, at the latest possible start.
 
-    Of a random start, the latest one. ``Window.end`` is later if frames are skipped in
-    between, earlier if the last frame is held, and the same if the start is random.
+    It is ``Window.end``, with two exceptions. If frames between those of a sample are
+    skipped, ``Window.end`` also counts the skipped ones after the last frame, and is
+    later. If the last frame is held, ``Window.end`` is where that frame begins, and is
+    earlier. The end of an image is 0.
     """
 
     frames: int = 0
     """Frames at the rate of samples that fill the clip, up to ``max_duration``."""
 
     seconds_cut: float = 0.0
-    """Seconds of the clip that are in no window: the tail, and all beyond
-    ``max_duration``.
+    """Seconds of the clip that no window covers: before, between and after the windows.
+
+    What is beyond ``max_duration`` counts too. With several frame counts it is the
+    least of any count.
     """
 
     repeats_share: float = 0.0
@@ -71,12 +75,14 @@ class FrameSampling:
     """How fast motion plays; 1.0 is as filmed."""
 
     frames_cut: int = 0
-    """Frames of the clip, at the rate of samples, that are in no window."""
+    """Frames of the clip, at the rate of samples, that are in no window; those beyond
+    ``max_duration`` count too.
+    """
 
 
-def sample_frames(
+def place_windows(
     info: MediaInfo, video: VideoConfig, rules: VideoRules, cuts: Sequence[float] = ()
-) -> FrameSampling:
+) -> WindowPlacement:
     """Place windows on a clip.
 
     The strategies:
@@ -108,37 +114,37 @@ def sample_frames(
     Raises:
         ClipProblem: "too_short" if no window fits.
     """
-    samplers = [
-        _WindowSampler(info, settings, rules, sorted(cuts))
+    placers = [
+        _WindowPlacer(info, settings, rules, sorted(cuts))
         for settings in split_by_frame_count(video)
     ]
-    if len(samplers) == 1 or info.still:
-        return samplers[-1].sample()
+    if len(placers) == 1 or info.still:
+        return placers[-1].place()
 
     long_enough = [
-        sampler
-        for sampler in samplers[:-1]
-        if sampler.frames_in(sampler.usable_seconds) >= sampler.planned
+        placer
+        for placer in placers[:-1]
+        if placer.fitting_frames(placer.usable_seconds) >= placer.planned
     ]
-    return _merge([sampler.sample() for sampler in (*long_enough, samplers[-1])])
+    return _merge([placer.place() for placer in (*long_enough, placers[-1])])
 
 
-def _merge(samplings: Sequence[FrameSampling]) -> FrameSampling:
+def _merge(placements: Sequence[WindowPlacement]) -> WindowPlacement:
     """Join the windows of several frame counts.
 
     The cut seconds are those of the count that shows most of the clip.
     """
     window_ends: dict[Window, float] = {}
-    for sampling in samplings:
-        window_ends.update(zip(sampling.windows, sampling.ends, strict=True))
+    for placement in placements:
+        window_ends.update(zip(placement.windows, placement.ends, strict=True))
 
     return replace(
-        samplings[0],
+        placements[0],
         windows=tuple(window_ends),
         ends=tuple(window_ends.values()),
-        repeats_share=max(sampling.repeats_share for sampling in samplings),
-        seconds_cut=min(sampling.seconds_cut for sampling in samplings),
-        frames_cut=min(sampling.frames_cut for sampling in samplings),
+        repeats_share=max(placement.repeats_share for placement in placements),
+        seconds_cut=min(placement.seconds_cut for placement in placements),
+        frames_cut=min(placement.frames_cut for placement in placements),
     )
 
 
@@ -153,7 +159,7 @@ def without_randomness(video: VideoConfig) -> VideoConfig:
 
 
 @dataclass
-class _WindowSampler:
+class _WindowPlacer:
     """Places the windows of one frame count on one clip."""
 
     info: MediaInfo
@@ -162,21 +168,38 @@ class _WindowSampler:
     cuts: list[float]
     """Seconds at which scenes begin, ascending."""
 
+    planned: int = field(init=False)
+    """Frames of a window, if the clip is long enough."""
+
+    smallest: int = field(init=False)
+    """Fewest frames that the window of a short clip may have."""
+
+    interval: int = field(init=False)
+    """A sample shows every ``interval``-th frame at ``base_fps``."""
+
+    fps: float = field(init=False)
+    """Frame rate of samples."""
+
+    base_fps: float = field(init=False)
+    """Frame rate before frames are skipped: ``fps`` times ``interval``."""
+
+    usable_seconds: float = field(init=False)
+    """Seconds of the clip up to ``max_duration``."""
+
     def __post_init__(self) -> None:
         self.planned, _ = planned_frames(self.video, self.rules)
         self.smallest = smallest_window(self.video, self.rules)
         self.interval = frame_interval(self.video, self.rules)
         self.fps = sample_fps(self.video, self.rules)
-        # Every interval-th frame at this rate is in a sample.
         self.base_fps = self.fps * self.interval
         self.usable_seconds = min(self.info.seconds, self.video.max_duration)
 
-    def sample(self) -> FrameSampling:
+    def place(self) -> WindowPlacement:
         """Return the windows of the clip and how much of it they show."""
         if self.info.still:
-            return self._sample_image()
+            return self._place_on_image()
 
-        frames = self.frames_in(self.usable_seconds)
+        frames = self.fitting_frames(self.usable_seconds)
         if self.video.pad_short == "freeze" and frames < self.planned:
             last_frame = min(self.info.timestamps[-1], self.usable_seconds)
             windows = [self._window(0.0, last_frame, self.planned, sampling="hold")]
@@ -191,8 +214,8 @@ class _WindowSampler:
             for window in windows
         )
         covered_seconds = _covered_seconds(windows, ends)
-        all_frames = self.frames_in(self.info.seconds)
-        return FrameSampling(
+        all_frames = self.fitting_frames(self.info.seconds)
+        return WindowPlacement(
             windows=tuple(windows),
             ends=ends,
             frames=frames,
@@ -201,17 +224,17 @@ class _WindowSampler:
             speed=self.usable_seconds * self.fps / self.planned
             if is_stretched
             else 1.0,
-            frames_cut=max(0, all_frames - self.frames_in(covered_seconds)),
+            frames_cut=max(0, all_frames - self.fitting_frames(covered_seconds)),
         )
 
-    def _sample_image(self) -> FrameSampling:
+    def _place_on_image(self) -> WindowPlacement:
         if valid_at_most(1, self.rules) is None:
             raise ClipProblem(
                 "too_short",
                 f"an image is one frame, and this model takes {frame_rule(self.rules)}",
             )
         window = self._window(0.0, 1 / self.fps, 1)
-        return FrameSampling(windows=(window,), ends=(0.0,), frames=1)
+        return WindowPlacement(windows=(window,), ends=(0.0,), frames=1)
 
     def _too_short(self, frames: int) -> ClipProblem:
         """Build the problem of a clip (or of all its scenes) without room for a window."""
@@ -237,7 +260,7 @@ class _WindowSampler:
         skipped_seconds = count / self.fps - self._window_seconds(count)
         return window.end - skipped_seconds
 
-    def frames_in(self, seconds: float) -> int:
+    def fitting_frames(self, seconds: float) -> int:
         """Return how many frames of a sample fill ``seconds``."""
         return frames_in(seconds, self.base_fps, self.interval)
 
@@ -269,7 +292,7 @@ class _WindowSampler:
         video = self.video
         usable_seconds = self.usable_seconds
 
-        if video.stretch and self.frames_in(usable_seconds) > self.planned:
+        if video.stretch and self.fitting_frames(usable_seconds) > self.planned:
             is_random = video.frame_sample_strategy == "random"
             return [
                 self._window(
@@ -300,7 +323,7 @@ class _WindowSampler:
     def _largest_count(self, seconds: float) -> int | None:
         """Return the frames of a window that fits in ``seconds``; None if none fits."""
         frames = min(
-            self.planned, valid_at_most(self.frames_in(seconds), self.rules) or 0
+            self.planned, valid_at_most(self.fitting_frames(seconds), self.rules) or 0
         )
         return frames if frames >= self.smallest else None
 
@@ -381,7 +404,7 @@ class _WindowSampler:
         starts = [
             keyframe
             for keyframe in keyframes
-            if self.frames_in(self.usable_seconds - keyframe) >= self.planned
+            if self.fitting_frames(self.usable_seconds - keyframe) >= self.planned
         ]
         if not starts:
             frames = self._largest_count(self.usable_seconds - keyframes[0])
@@ -434,7 +457,7 @@ def _repeats_share(info: MediaInfo, windows: Sequence[Window]) -> float:
 
 def _plain_times(window: Window) -> NDArray[np.float64]:
     """Return the frame times of a window in its sample without randomness, bit by bit as
-    ``sample_window`` does.
+    ``draw_frames`` does.
     """
     shape = window.shape
     start = window.start
@@ -455,7 +478,7 @@ def frame_times(start: float, frames: int, fps: float) -> tuple[float, ...]:
     return tuple(start + i / fps for i in range(frames))
 
 
-def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
+def draw_frames(window: Window, variant: int, seed: int) -> FrameSample:
     """Draw the frames of a window, as a pure function of (seed, window, variant).
 
     A window that does not vary gives the same frames in every variant.
@@ -510,8 +533,10 @@ def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
 
 
 def _is_flipped(window: Window, variant: int, seed: int) -> bool:
-    """Return whether a variant is mirrored: of some windows the even ones, of the
-    others the odd ones, so that each epoch mirrors about half of the windows.
+    """Return whether a variant is mirrored.
+
+    Some windows mirror their even variants and the others their odd ones, so each epoch
+    mirrors about half of the windows.
     """
     if not window.flip:
         return False

@@ -15,7 +15,9 @@ from videotune.data.probe import VIDEO_SUFFIXES
 from videotune.files import read_json
 from videotune.text import counted, counted_are
 
-UNREAD_SUFFIXES = tuple(read_json(Path(__file__).with_name("unread.json")))
+UNSUPPORTED_SUFFIXES = tuple(
+    read_json(Path(__file__).with_name("unsupported_suffixes.json"))
+)
 """Suffixes of pictures and videos that are not clips; a note reports them as ignored.
 """
 
@@ -44,7 +46,7 @@ class LayoutNotes:
             *self._double_caption_notes(),
             *self._thumbnail_notes(),
             *self._misspelling_notes(),
-            *self._unread_notes(),
+            *self._unsupported_notes(),
             *self._orphan_caption_notes(),
             *self._archive_notes(),
         ]
@@ -105,24 +107,24 @@ class LayoutNotes:
                 )
         return notes[:5]
 
-    def _unread_notes(self) -> list[str]:
+    def _unsupported_notes(self) -> list[str]:
         """Report media files of types that are not read."""
-        unread_files = [
+        unsupported_files = [
             path
             for path in self.files
-            if path.lower().endswith(UNREAD_SUFFIXES) and path not in self.rows
+            if path.lower().endswith(UNSUPPORTED_SUFFIXES) and path not in self.rows
         ]
-        if not unread_files:
+        if not unsupported_files:
             return []
 
         suffix_counts = Counter(
-            os.path.splitext(path)[1].lower() for path in unread_files
+            os.path.splitext(path)[1].lower() for path in unsupported_files
         )
         suffixes = ", ".join(
             f"{suffix} ({count})" for suffix, count in suffix_counts.most_common()
         )
         return [
-            f"{counted_are(len(unread_files), 'file')} not read, though named like media: "
+            f"{counted_are(len(unsupported_files), 'file')} not read, though named like media: "
             f"{suffixes}"
         ]
 

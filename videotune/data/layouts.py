@@ -4,7 +4,7 @@ layouts."""
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from videotune.data.companion_files import (
     companion_folders_beside,
 )
 from videotune.data.frame_folders import find_frame_folders
-from videotune.data.layout_notes import UNREAD_SUFFIXES, LayoutNotes
+from videotune.data.layout_notes import UNSUPPORTED_SUFFIXES, LayoutNotes
 from videotune.data.listed_paths import ListedPaths
 from videotune.data.metadata_files import (
     METADATA_NAMES,
@@ -40,7 +40,7 @@ RUN_FILES = ("config.json", "journal.jsonl")
 """A folder that has both is a training run."""
 
 
-def refuse_no_folder(root: Path) -> None:
+def require_dataset_path(root: Path) -> None:
     """Raise VideotuneError if a dataset is neither a folder nor a file, such as an
     archive.
     """
@@ -88,7 +88,7 @@ def read_folder(
             f"The dataset folder {root} is a file. Give the folder of the clips, or split a "
             f"long video into clips: videotune dataset split {root} --out FOLDER"
         )
-    refuse_no_folder(root)
+    require_dataset_path(root)
 
     folder = _DatasetFolder(
         root, within or root, caption_suffix, frame_folders, columns, companions
@@ -114,6 +114,40 @@ class _Layout(NamedTuple):
     """Nearest metadata file in the folder or above it."""
 
 
+class _Listing(NamedTuple):
+    """The files of a dataset folder."""
+
+    files: dict[str, bool]
+    """Whether a link led to the file, by path."""
+
+    run_folders: list[str]
+    """Folders of training runs, whose files are left out."""
+
+    outside_captions: dict[str, bool]
+    """Files of a ``captions`` folder beside the dataset folder, like ``files``."""
+
+
+def _list_folder(root: Path) -> _Listing:
+    """List the files of a dataset folder and, if it is itself a ``videos`` folder, those
+    of the ``captions`` folder beside it.
+    """
+    run_folders: list[str] = []
+    outside_captions: dict[str, bool] = {}
+    captions_folder = _captions_folder(root, root)
+    try:
+        files = {
+            path.removeprefix(f".{os.sep}"): is_link
+            for path, is_link in _walk(str(root), frozenset(), False, run_folders)
+        }
+        if captions_folder != root and captions_folder.is_dir():
+            outside_captions = dict(_walk(str(captions_folder), frozenset(), False, []))
+    except OSError as error:
+        raise VideotuneError(
+            f"The folder {error.filename} cannot be read: {error.strerror}."
+        ) from error
+    return _Listing(files, run_folders, outside_captions)
+
+
 class _DatasetFolder:
     """The files of a dataset folder.
 
@@ -134,14 +168,16 @@ class _DatasetFolder:
         self.columns = columns
         self.within = within
         self.prefix = "" if str(root) == "." else os.path.join(root, "")
-        self.run_folders: list[str] = []
-        """Folders of training runs, which are ignored."""
 
-        self.files: dict[str, bool] = {}
+        listing = _list_folder(root)
+        self.files = listing.files
         """Whether a link led to the file, by path."""
 
-        outside_captions = self._find_files()
-        self._check_names()
+        self.run_folders = listing.run_folders
+        """Folders of training runs, which are ignored."""
+
+        self._refuse_run_folder()
+        _check_names(self.files)
 
         self.companions = CompanionFiles(
             self.files, companions, self._companions_outside()
@@ -167,36 +203,17 @@ class _DatasetFolder:
             self.frames = find_frame_folders(files, str(root))
 
         self.caption_files = text_files_by_name(
-            [*self.files, *outside_captions], caption_suffix
+            [*self.files, *listing.outside_captions], caption_suffix
         )
         """Path of each text file, by that path with the suffix in lower case."""
 
-        self.foreign_captions = self._foreign_captions(self.files | outside_captions)
+        self.foreign_captions = self._foreign_captions(
+            self.files | listing.outside_captions
+        )
         """Targets of captions that are links out of the dataset, unless the target has the
         suffix of a caption. They are not read: through such a link a hostile dataset could
         show the content of any file.
         """
-
-    def _find_files(self) -> dict[str, bool]:
-        """Collect the files of the folder; return those of a ``captions`` folder
-        outside it.
-
-        That folder exists if the root is itself a ``videos`` folder.
-        """
-        captions_folder = _captions_folder(self.root, self.root)
-        try:
-            for path, is_link in _walk(
-                str(self.root), frozenset(), False, self.run_folders
-            ):
-                self.files[path.removeprefix(f".{os.sep}")] = is_link
-
-            if captions_folder == self.root or not captions_folder.is_dir():
-                return {}
-            return dict(_walk(str(captions_folder), frozenset(), False, []))
-        except OSError as error:
-            raise VideotuneError(
-                f"The folder {error.filename} cannot be read: {error.strerror}."
-            ) from error
 
     def _companions_outside(self) -> set[str]:
         """Return the companions beside the folder if it is itself a ``videos`` folder."""
@@ -241,21 +258,13 @@ class _DatasetFolder:
             f"in folders beside the clips ({examples}{'; …' if len(replaced) > 3 else ''}): the named ones are used"
         ]
 
-    def _check_names(self) -> None:
-        """Raise VideotuneError for a training run and for file names that are not
-        UTF-8.
-        """
+    def _refuse_run_folder(self) -> None:
+        """Raise VideotuneError if the dataset folder is a training run."""
         if str(self.root) in self.run_folders:
             raise VideotuneError(
                 f"The dataset folder {self.root} contains a training run. "
                 "Give a folder that contains only clips."
             )
-
-        for path in self.files:
-            try:
-                path.encode()
-            except UnicodeEncodeError as error:
-                raise VideotuneError(_name_message(path)) from error
 
     def _foreign_captions(self, files: Mapping[str, bool]) -> dict[str, str]:
         """Return the targets of links out of the dataset, by caption file."""
@@ -303,7 +312,7 @@ class _DatasetFolder:
                 companion = self.listed_paths.companion(
                     row, role, name, relative_folder
                 )
-                self.companions.name(clip_path, role, companion)
+                self.companions.add_named(clip_path, role, companion)
 
     def clips(self) -> list[ClipFile]:
         """Return the clips in path order; raise VideotuneError if there are none."""
@@ -409,7 +418,7 @@ class _DatasetFolder:
         archives = [
             path for path in self.files if path.lower().endswith(ARCHIVE_SUFFIXES)
         ]
-        unread_suffixes = sorted(suffix_counts.keys() & set(UNREAD_SUFFIXES))
+        unsupported_suffixes = sorted(suffix_counts.keys() & set(UNSUPPORTED_SUFFIXES))
         if archives:
             hint = f"Give the archive itself: {archives[0]}."
         elif ".parquet" in suffix_counts:
@@ -417,9 +426,9 @@ class _DatasetFolder:
                 "Its Parquet files hold no clips: they need a column of bytes, "
                 "or the clips whose paths they list."
             )
-        elif unread_suffixes:
+        elif unsupported_suffixes:
             hint = (
-                f"Pictures and videos of type {', '.join(unread_suffixes)} are not read: "
+                f"Pictures and videos of type {', '.join(unsupported_suffixes)} are not read: "
                 "convert them to .png or .mp4."
             )
         else:
@@ -434,6 +443,15 @@ class _DatasetFolder:
 
     def _relative(self, path: str) -> str:
         return path.removeprefix(self.prefix)
+
+
+def _check_names(paths: Iterable[str]) -> None:
+    """Raise VideotuneError for a file name that is not UTF-8."""
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise VideotuneError(_name_message(path)) from error
 
 
 def _name_message(path: str) -> str:

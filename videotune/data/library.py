@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from videotune.data.candidates import Candidate
 from videotune.data.clip_accounts import account_of
@@ -27,7 +27,7 @@ from videotune.types import Clip, Window
 
 @dataclass(frozen=True)
 class Library:
-    """The clips of a run and their windows, in path order."""
+    """The clips of a run and their windows, ordered by dataset, then by path."""
 
     clips: Sequence[Clip]
     """Clips for training, and those held out for validation."""
@@ -48,7 +48,7 @@ class Library:
     """Notes on the datasets as a whole."""
 
     media: Mapping[str, MediaInfo]
-    """Media info by clip id."""
+    """Media info by file id: of clips, and of the companions that they use."""
 
     roots: tuple[Path, ...] = ()
     """Folders of the datasets."""
@@ -75,44 +75,89 @@ class LibraryParts(NamedTuple):
     seed: int
     """The run's seed."""
 
+    @property
+    def roots(self) -> list[Path]:
+        """Folders of the datasets."""
+        return [location.root for location in self.locations]
 
-def build_in_memory(parts: LibraryParts) -> Library:
-    """Put a library together as objects."""
-    clips: list[Clip] = []
-    windows = WindowTableBuilder()
-    held_out_windows = WindowTableBuilder()
-    skipped: list[tuple[str, str, str]] = []
-    accounts: list[dict[str, Any]] = []
-    media: dict[str, MediaInfo] = {}
+
+class LibrarySink(Protocol):
+    """What receives the parts of a library, one file after the other."""
+
+    skipped: list[tuple[str, str, str]]
+    """Path, reason and detail of each file that is not used."""
+
+    def add_account(self, account: dict[str, Any]) -> None:
+        """Append the account of a file."""
+
+    def add_media(self, file_id: str, info: MediaInfo) -> None:
+        """Append the media info of a clip or of a file that belongs to one."""
+
+    def add_clip(self, clip: Clip, windows: Sequence[Window]) -> None:
+        """Append a clip with its windows."""
+
+
+class _MemorySink:
+    """Collects a library as objects."""
+
+    def __init__(self) -> None:
+        self.skipped: list[tuple[str, str, str]] = []
+        self._clips: list[Clip] = []
+        self._windows = WindowTableBuilder()
+        self._held_out_windows = WindowTableBuilder()
+        self._accounts: list[dict[str, Any]] = []
+        self._media: dict[str, MediaInfo] = {}
+
+    def add_account(self, account: dict[str, Any]) -> None:
+        self._accounts.append(account)
+
+    def add_media(self, file_id: str, info: MediaInfo) -> None:
+        self._media[file_id] = info
+
+    def add_clip(self, clip: Clip, windows: Sequence[Window]) -> None:
+        self._clips.append(clip)
+        table = self._held_out_windows if clip.held_out else self._windows
+        table.add(windows)
+
+    def library(self, notes: Sequence[str], roots: Sequence[Path]) -> Library:
+        """Return the library of everything that was added."""
+        return Library(
+            clips=tuple(self._clips),
+            windows=self._windows.table(),
+            held_out_windows=self._held_out_windows.table(),
+            skipped=tuple(self.skipped),
+            accounts=tuple(self._accounts),
+            notes=tuple(notes),
+            media=self._media,
+            roots=tuple(roots),
+        )
+
+
+def _fill(sink: LibrarySink, parts: LibraryParts) -> list[str]:
+    """Add every file of the datasets to the sink; return all notes of the library."""
     variant_notes = VariantNotes()
-
     for candidate in parts.candidates:
         problem = candidate.problem
         if problem is not None:
-            skipped.append((candidate.path, problem.reason, problem.detail))
-            accounts.append(account_of(candidate, None, parts.rules))
+            sink.skipped.append((candidate.path, problem.reason, problem.detail))
+            sink.add_account(account_of(candidate, None, parts.rules))
             continue
 
         clip = candidate.to_clip(parts.seed)
-        clips.append(clip)
-        accounts.append(account_of(candidate, clip, parts.rules))
+        sink.add_clip(clip, candidate.placement.windows)
+        sink.add_account(account_of(candidate, clip, parts.rules))
         variant_notes.add(candidate, clip)
-        media[candidate.clip_id] = candidate.media
+        sink.add_media(candidate.clip_id, candidate.media)
         for companion in candidate.companions.values():
-            media[companion.content_id] = companion.media
-        table = held_out_windows if candidate.held_out else windows
-        table.add(candidate.sampling.windows)
+            sink.add_media(companion.content_id, companion.media)
+    return [*parts.notes, *variant_notes.notes()]
 
-    return Library(
-        clips=tuple(clips),
-        windows=windows.table(),
-        held_out_windows=held_out_windows.table(),
-        skipped=tuple(skipped),
-        accounts=tuple(accounts),
-        notes=(*parts.notes, *variant_notes.notes()),
-        media=media,
-        roots=tuple(location.root for location in parts.locations),
-    )
+
+def build_in_memory(parts: LibraryParts) -> Library:
+    """Put a library together as objects."""
+    sink = _MemorySink()
+    notes = _fill(sink, parts)
+    return sink.library(notes, parts.roots)
 
 
 def build_in_files(parts: LibraryParts, inputs: Inputs | None) -> Library:
@@ -134,48 +179,44 @@ def build_in_files(parts: LibraryParts, inputs: Inputs | None) -> Library:
 
 
 def _write_library(folder: Path, parts: LibraryParts, fingerprint: str) -> None:
+    """Write a library into a folder."""
     writer = LibraryWriter(folder)
-    variant_notes = VariantNotes()
-    for candidate in parts.candidates:
-        problem = candidate.problem
-        if problem is not None:
-            writer.skipped.append((candidate.path, problem.reason, problem.detail))
-            writer.add_account(account_of(candidate, None, parts.rules))
-            continue
-
-        clip = candidate.to_clip(parts.seed)
-        writer.add_clip(clip, candidate.sampling.windows)
-        writer.add_account(account_of(candidate, clip, parts.rules))
-        variant_notes.add(candidate, clip)
-        writer.add_media(candidate.clip_id, candidate.media)
-        for companion in candidate.companions.values():
-            writer.add_media(companion.content_id, companion.media)
-
-    writer.finish(
-        notes=[*parts.notes, *variant_notes.notes()],
-        roots=[location.root for location in parts.locations],
-        fingerprint=fingerprint,
-    )
+    notes = _fill(writer, parts)
+    writer.finish(notes=notes, roots=parts.roots, fingerprint=fingerprint)
 
 
 def may_be_remembered(candidates: Sequence[Candidate], inputs: Inputs | None) -> bool:
-    """Return whether a library would be the same as long as its files are: not if a
-    problem may go away by itself, or a file is elsewhere.
+    """Return whether the snapshot can be reused while the files are unchanged.
+
+    It cannot if a problem may go away by itself, or if a file is not in the folders that
+    are compared.
     """
     if inputs is None:
         return False
     for candidate in candidates:
-        problem = candidate.problem
-        has_read = problem is None or candidate.content_id
-        if not has_read and problem and problem.reason != "missing_file":
+        if _is_transient(candidate) or candidate.file.joined_video is not None:
             return False
-        paths = [str(candidate.file.path)]
+        paths = [candidate.file.path]
         if candidate.file.caption_file is not None:
-            paths.append(str(candidate.file.caption_file))
-        for companion in candidate.companions.values():
-            paths.append(str(companion.path))
-            if companion.problem is not None and not companion.content_id:
-                return False
-        if candidate.file.media is not None or not inputs.covers(paths):
+            paths.append(candidate.file.caption_file)
+        paths += [companion.path for companion in candidate.companions.values()]
+        if not inputs.covers(map(str, paths)):
             return False
     return True
+
+
+def _is_transient(candidate: Candidate) -> bool:
+    """Return whether a problem of a candidate or its companions may go away although the
+    files stay the same, such as missing rights.
+
+    The bytes of such a file could not be read. A missing file that appears changes the
+    fingerprint.
+    """
+    problem = candidate.problem
+    is_missing = problem is not None and problem.reason == "missing_file"
+    if problem is not None and not candidate.content_id and not is_missing:
+        return True
+    return any(
+        companion.problem is not None and not companion.content_id
+        for companion in candidate.companions.values()
+    )

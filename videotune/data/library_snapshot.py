@@ -55,7 +55,7 @@ FEWEST_CLIPS = 5000
 MOST_SNAPSHOTS = 4
 """Snapshots that are kept; those that were used longest ago are removed."""
 
-UNREAD_KEYS = (
+KEYS_WITHOUT_EFFECT = (
     *("base_model_name", "base_parts", "init_from", "base_loras", "cache_dir"),
     *("steps", "epochs", "batch_size", "gradient_accumulation_steps"),
     *("micro_batch_size", "shuffle", "deterministic", "allow_crop"),
@@ -77,7 +77,7 @@ UNREAD_KEYS = (
     *("output_model_format", "output_dtype", "push_to", "push_checkpoints_to"),
     *("push_checkpoints_keep", "notify", "notify_on"),
 )
-"""Settings that no scan reads: another learning rate needs no other library."""
+"""Settings that do not change a library, such as the learning rate."""
 
 MANIFEST = "snapshot.json"
 
@@ -133,6 +133,16 @@ class Inputs:
                 _hash_folder(os.path.abspath(folder), digest, frozenset())
         return digest.hexdigest()
 
+    def take_fingerprint(self) -> None:
+        """Compute the fingerprint now, before the files are read.
+
+        A file that changes during the scan then makes the snapshot differ.
+
+        Raises:
+            OSError: if a folder cannot be read.
+        """
+        _ = self.fingerprint
+
     def covers(self, paths: Iterable[str]) -> bool:
         """Return whether all paths are below the folders."""
         prefixes = tuple(os.path.join(folder, "") for folder in self.folders)
@@ -144,7 +154,7 @@ def _read_settings(config: Config) -> dict[str, Any]:
 
     Whether a missing caption is an error does not: see ``read_snapshot``.
     """
-    settings = config.model_dump(mode="json", exclude=set(UNREAD_KEYS))
+    settings = config.model_dump(mode="json", exclude=set(KEYS_WITHOUT_EFFECT))
     if config.missing_caption == "error":
         settings["missing_caption"] = "skip"
     return settings

@@ -61,7 +61,11 @@ AHEAD = 64
 only if this many are queued behind it.
 """
 
-IndexRow = dict[str, Any]
+ContentRow = dict[str, Any]
+"""A content in the index, with the keys that the head of this module lists."""
+
+Answer = dict[str, Any]
+"""What a task of ``worker_process`` returned."""
 
 ID_DIGITS = 32
 """Digits of a content's id, with which its key begins."""
@@ -76,6 +80,13 @@ _DAMAGE = (
     RecursionError,
 )
 """Errors that a damaged or hostile index can raise."""
+
+
+class FileStamp(NamedTuple):
+    """Size and modification time of a file; if both are the same, it is unchanged."""
+
+    size: int
+    mtime_ns: int
 
 
 class Examined(NamedTuple):
@@ -109,7 +120,6 @@ class MediaIndex:
         self.path = path
         self._notes: list[str] = []
         self._progress = progress
-        self._has_changed = False
         versions = {"version": str(INDEX_VERSION), "av": version("av")}
         self._database = IndexDatabase(path, versions)
         if path is not None:
@@ -125,7 +135,7 @@ class MediaIndex:
         paths: Sequence[Path],
         roots: Sequence[Path],
         until: float,
-        unread: Sequence[Path] = (),
+        left_out: Sequence[Path] = (),
     ) -> list[Examined]:
         """Return media info and content scan of each file; start workers only if
         needed.
@@ -138,26 +148,28 @@ class MediaIndex:
             roots: folders of the datasets; entries of vanished files in them are
                 dropped.
             until: seconds of each clip to scan.
-            unread: files that are not read now, and whose entries stay.
+            left_out: further files of the datasets, which are not examined and whose
+                entries stay.
         """
-        self._has_changed = False
         lookups = self._look_up_all(paths, until)
         missing = [
-            (path, stamp)
-            for path, (stamp, remembered) in zip(paths, lookups, strict=True)
-            if remembered is None
+            (path, result)
+            for path, result in zip(paths, lookups, strict=True)
+            if isinstance(result, FileStamp)
         ]
 
         examined: list[Examined] = []
+        has_changed = False
         saved_at = time.monotonic()
         try:
             with closing(self._examine_in_workers(missing, until)) as answers:
-                for path, (stamp, remembered) in zip(paths, lookups, strict=True):
+                for path, result in zip(paths, lookups, strict=True):
                     self._progress(len(examined), len(paths), str(path))
-                    if remembered is None:
-                        assert stamp is not None
-                        remembered = self._store(path, stamp, next(answers), until)
-                    examined.append(remembered)
+                    if isinstance(result, FileStamp):
+                        result = self._store(path, result, next(answers), until)
+                        # Without an id nothing was stored.
+                        has_changed = has_changed or result.id != ""
+                    examined.append(result)
 
                     if time.monotonic() - saved_at >= SAVE_EVERY:
                         self._database.flush()
@@ -165,10 +177,11 @@ class MediaIndex:
 
             self._progress(len(paths), len(paths), "")
             # Only now: until here the content of a moved file is known by its old path.
-            self._drop_vanished([*paths, *unread], roots)
-            if self._has_changed:
+            has_dropped = self._drop_vanished([*paths, *left_out], roots)
+            if has_changed or has_dropped:
                 self._database.drop_unused_contents()
         finally:
+            # close saves the batch; the next use reopens the database.
             self._database.close()
         return examined
 
@@ -176,6 +189,9 @@ class MediaIndex:
         self, clips: Sequence[tuple[Path, Examined]], until: float
     ) -> list[Examined]:
         """Return examined clips with their sound scans; start workers only if needed.
+
+        It may be called after ``examine``, which closes the database: the next use
+        reopens it.
 
         Args:
             clips: path of each file, and the result of examining it.
@@ -224,7 +240,7 @@ class MediaIndex:
             listened.append(clip)
         return listened
 
-    def _rows(self, keys: Sequence[str]) -> dict[str, IndexRow]:
+    def _rows(self, keys: Sequence[str]) -> dict[str, ContentRow]:
         """Return the rows of contents that were examined."""
         return {
             key: json.loads(value)
@@ -232,7 +248,7 @@ class MediaIndex:
         }
 
     def _listen_in_workers(
-        self, missing: dict[str, Path], rows: dict[str, IndexRow], until: float
+        self, missing: dict[str, Path], rows: dict[str, ContentRow], until: float
     ) -> Generator[tuple[str, Any], None, None]:
         """Yield the workers' answers for contents, each read from one file, by key."""
         if not missing:
@@ -249,7 +265,7 @@ class MediaIndex:
         with closing(pool.map(calls(), AHEAD)) as answers:
             yield from zip(missing, answers, strict=True)
 
-    def _store_sound(self, key: str, row: IndexRow, answer: IndexRow) -> None:
+    def _store_sound(self, key: str, row: ContentRow, answer: Answer) -> None:
         """Store what ``worker_process.listen`` returned for a content."""
         sound = {name: answer[name] for name in ("sound", "unusable_sound")}
         row["info"] = row["info"] | sound
@@ -269,8 +285,10 @@ class MediaIndex:
             name if name.isascii() else name.encode(errors="backslashreplace").decode()
         )
 
-    def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> None:
-        """Drop entries of files below ``roots`` that are not in ``paths``."""
+    def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> bool:
+        """Drop entries of files below ``roots`` that are not in ``paths``; return whether
+        there were any.
+        """
         names = self._database.names() - {self._name(path) for path in paths}
         folders = [self._name(root) for root in roots]
         vanished_names = [
@@ -278,10 +296,10 @@ class MediaIndex:
         ]
         if vanished_names:
             self._database.drop_files(vanished_names)
-            self._has_changed = True
+        return bool(vanished_names)
 
     def _examine_in_workers(
-        self, missing: Sequence[tuple[Path, IndexRow]], until: float
+        self, missing: Sequence[tuple[Path, FileStamp]], until: float
     ) -> Generator[Any, None, None]:
         """Yield the workers' answers for files, in order; known contents are only
         hashed.
@@ -293,13 +311,13 @@ class MediaIndex:
         # Ids of remembered contents that a file may have, by its size and suffix.
         candidate_ids: dict[tuple[int, str], set[str]] = {}
         for path, stamp in missing:
-            candidate_ids[stamp["size"], _content_key("", path)] = set()
-        sizes = sorted({stamp["size"] for _, stamp in missing})
+            candidate_ids[stamp.size, _suffix_of(path)] = set()
+        sizes = sorted({stamp.size for _, stamp in missing})
         known_files = self._database.files_of_sizes(sizes)
         values = self._database.contents([row.content for row in known_files.values()])
         for name, row in known_files.items():
-            ids = candidate_ids.get((row.size, _content_key("", name)))
-            if ids is not None and self._content(Path(name), row, values, until):
+            ids = candidate_ids.get((row.size, _suffix_of(name)))
+            if ids is not None and self._remembered(Path(name), row, values, until):
                 ids.add(row.content[:ID_DIGITS])
 
         def calls() -> Iterator[Call]:
@@ -307,11 +325,9 @@ class MediaIndex:
                 arguments = {
                     "path": str(path.absolute()),
                     "until": until,
-                    "known_ids": sorted(
-                        candidate_ids[stamp["size"], _content_key("", path)]
-                    ),
+                    "known_ids": sorted(candidate_ids[stamp.size, _suffix_of(path)]),
                 }
-                hash_seconds = stamp["size"] / SLOWEST_DISK
+                hash_seconds = stamp.size / SLOWEST_DISK
                 decode_seconds = SLOWEST_DECODER * min(until, LONGEST_SCAN)
                 yield "examine", arguments, pool.limit + hash_seconds + decode_seconds
 
@@ -319,11 +335,11 @@ class MediaIndex:
 
     def _look_up_all(
         self, paths: Sequence[Path], until: float
-    ) -> list[tuple[IndexRow, Examined | None]]:
-        """Return each file's size and modification time, and its entry if these are
-        unchanged and the file can still be opened.
+    ) -> list[Examined | FileStamp]:
+        """Return what is remembered of each file, or its problem if it cannot be opened;
+        for a file that must be examined, its stamp.
         """
-        lookups: list[tuple[IndexRow, Examined | None]] = []
+        lookups: list[Examined | FileStamp] = []
         for first in range(0, len(paths), LOOKED_UP_TOGETHER):
             part = paths[first : first + LOOKED_UP_TOGETHER]
             names = [self._name(path) for path in part]
@@ -337,26 +353,26 @@ class MediaIndex:
 
     def _look_up(
         self, path: Path, row: FileRow | None, values: dict[str, str], until: float
-    ) -> tuple[IndexRow, Examined | None]:
+    ) -> Examined | FileStamp:
         """Return what ``_look_up_all`` does of one file, by the rows that it may have."""
         try:
             stat = stat_of(path)
-            stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-            if row is None or (row.size, row.mtime_ns) != tuple(stamp.values()):
-                return stamp, None
+            stamp = FileStamp(stat.st_size, stat.st_mtime_ns)
+            if row is None or (row.size, row.mtime_ns) != stamp:
+                return stamp
             # A worker opens the others.
             check_opens(path)
         except ClipProblem as problem:
-            return {}, Examined("", problem=problem)
-        return stamp, self._content(path, row, values, until)
+            return Examined("", problem=problem)
+        return self._remembered(path, row, values, until) or stamp
 
-    def _content(
+    def _remembered(
         self, path: Path, file_row: FileRow, values: dict[str, str], until: float
     ) -> Examined | None:
-        """Return a remembered content as the file ``path`` has it.
+        """Return a remembered content as the file ``path`` has it; drops a damaged row.
 
         Returns None if the content is not in the index, was scanned for another part of
-        the clip, or is damaged; a damaged entry is dropped.
+        the clip, or is damaged.
 
         Args:
             path: the file.
@@ -382,7 +398,7 @@ class MediaIndex:
             return None
 
     def _store(
-        self, path: Path, stamp: IndexRow, answer: Any, until: float
+        self, path: Path, stamp: FileStamp, answer: Answer | ClipProblem, until: float
     ) -> Examined:
         """Store a worker's answer, unless the next attempt may give another.
 
@@ -395,34 +411,41 @@ class MediaIndex:
         if isinstance(answer, ClipProblem):
             return Examined("", problem=answer)
 
-        content_id = answer.pop("id")
-        if not content_id:
+        if not answer["id"]:
             return Examined("", problem=_problem_from_json(answer["problem"]))
 
-        key = _content_key(content_id, path)
-        file_row = FileRow(stamp["size"], stamp["mtime_ns"], key)
-        # A known content was only hashed.
-        if answer:
-            row = answer | {"until": until}
-            _drop_path(row)
-            values = {key: json.dumps(row)}
-            self._database.put_content(key, values[key])
-        else:
-            values = self._database.contents([key])
+        key = _content_key(answer["id"], path)
+        values = self._store_content(key, answer, until)
+        file_row = FileRow(stamp.size, stamp.mtime_ns, key)
         self._database.put_file(self._name(path), file_row)
-        self._has_changed = True
 
-        examined = self._content(path, file_row, values, until)
-        if examined is None:
-            # Another process has dropped the content since its hash was known.
-            assert not answer
-            with closing(self._examine_in_workers([(path, stamp)], until)) as answers:
-                return self._store(path, stamp, next(answers), until)
-        return examined
+        examined = self._remembered(path, file_row, values, until)
+        if examined is not None:
+            return examined
+
+        # Another process has dropped the content since its hash was known.
+        assert answer.keys() == {"id"}
+        with closing(self._examine_in_workers([(path, stamp)], until)) as answers:
+            return self._store(path, stamp, next(answers), until)
+
+    def _store_content(self, key: str, answer: Answer, until: float) -> dict[str, str]:
+        """Store a content, unless it was known and only hashed; return its JSON by key.
+
+        The result is empty if another process has dropped a known content.
+        """
+        row = {name: value for name, value in answer.items() if name != "id"}
+        if not row:
+            return self._database.contents([key])
+
+        row["until"] = until
+        _drop_path(row)
+        value = json.dumps(row)
+        self._database.put_content(key, value)
+        return {key: value}
 
 
 def _examined_of(
-    content_id: str, row: IndexRow, path: Path, until: float
+    content_id: str, row: ContentRow, path: Path, until: float
 ) -> Examined | None:
     """Return a content as a file has it, or None if another part of it was scanned.
 
@@ -440,7 +463,7 @@ def _examined_of(
     return Examined(content_id, info, scan, problem=problem)
 
 
-def _has_listened(row: IndexRow, until: float) -> bool:
+def _has_listened(row: ContentRow, until: float) -> bool:
     """Return whether the sound of a content is known up to a second."""
     if "sound" not in row["info"]:  # of an earlier version
         return False
@@ -454,7 +477,7 @@ def _has_listened(row: IndexRow, until: float) -> bool:
     return min(scanned_seconds, seconds) == min(until, seconds)
 
 
-def _drop_path(row: IndexRow) -> None:
+def _drop_path(row: ContentRow) -> None:
     """Remove the path of the file that a content was read from.
 
     Others may have the same content.
@@ -474,7 +497,12 @@ def _is_below(name: str, folder: str) -> bool:
 
 def _content_key(content_id: str, path: str | Path) -> str:
     """Return a content's key: ``probe`` depends on the bytes and on the suffix."""
-    return content_id + os.path.splitext(path)[1].lower()
+    return content_id + _suffix_of(path)
+
+
+def _suffix_of(path: str | Path) -> str:
+    """Return the suffix in lower case."""
+    return os.path.splitext(path)[1].lower()
 
 
 def _problem_from_json(value: Any) -> ClipProblem:

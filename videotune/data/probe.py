@@ -80,7 +80,7 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
     """Read the media info of a video or, by its suffix, of an image.
 
     Raises:
-        ClipProblem: if the file cannot be used, whatever its bytes are.
+        ClipProblem: if the file cannot be used. No bytes make it raise anything else.
     """
     file = Path(path)
     stat_of(file)
@@ -111,10 +111,10 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
 
 def probe_image(path: str | os.PathLike[str]) -> MediaInfo:
     """Read the media info of an image; decode it once, so that a truncated file is
-    found.
+    noticed.
 
     Raises:
-        ClipProblem: if the file cannot be used, whatever its bytes are.
+        ClipProblem: if the file cannot be used. No bytes make it raise anything else.
     """
     pixels, codec, is_transparent = read_image(Path(path))
     height, width = pixels.shape[:2]
@@ -146,7 +146,7 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     side_data = read_side_data(container, stream)
 
     sound_probe = SoundProbe(container)
-    demuxed = _demux(container, stream, sound_probe)
+    demuxed = _read_packets(container, stream, sound_probe)
     frame = demuxed.first_frame
     is_avi = "avi" in container.format.name.split(",")
     # Without usable timestamps, frames are found by their number.
@@ -257,7 +257,7 @@ def video_stream(container: Any) -> Any:
     return max(streams, key=preference)
 
 
-def demux(container: Any, *streams: Any) -> Iterator[Any]:
+def packets_of(container: Any, *streams: Any) -> Iterator[Any]:
     """Yield the packets of streams, or of all, and an empty one at the end of each.
 
     Damage may make a stream begin in the middle of a file. PyAV 18 has no object for it
@@ -322,27 +322,28 @@ class _Damage(NamedTuple):
     a packet, data is missing; if the file ends with one, it is cut short.
     """
 
-    frames_before: int
-    """Packets of the stream until it, itself included."""
+    frames_up_to: int
+    """Frames of the stream up to it, its own included."""
+
     restarts_before: int
-    """Joints before it."""
+    """Restarts of the clock before it."""
 
     def check(self, frames: int, restarts: int) -> None:
         """Raise ClipProblem if the part goes on after the packet.
 
         Args:
-            frames: packets of the stream until now.
+            frames: frames of the stream until now.
             restarts: restarts of the clock until now.
         """
         is_same_part = restarts == self.restarts_before
-        if is_same_part and frames > self.frames_before + JOINT_PACKETS:
+        if is_same_part and frames > self.frames_up_to + JOINT_PACKETS:
             raise ClipProblem(
                 "decode_error",
-                f"data is missing or damaged after {self.frames_before} frames",
+                f"data is missing or damaged after {self.frames_up_to} frames",
             )
 
 
-def _demux(container: Any, stream: Any, sound_probe: SoundProbe) -> Demuxed:
+def _read_packets(container: Any, stream: Any, sound_probe: SoundProbe) -> Demuxed:
     """Read all packets of a file and decode the first frame of a stream, and of its
     sound.
 
@@ -354,7 +355,7 @@ def _demux(container: Any, stream: Any, sound_probe: SoundProbe) -> Demuxed:
     damage: _Damage | None = None
 
     try:
-        for packet in demux(container):
+        for packet in packets_of(container):
             _note_end(demuxed, packet)
             # A stream that begins in the middle of the file has a number, and no object.
             if packet.stream_index == sound_probe.index:

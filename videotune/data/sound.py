@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
-from videotune.data.probe import OPEN_OPTIONS, demux
+from videotune.data.probe import OPEN_OPTIONS, packets_of
 from videotune.data.sound_info import (
     HIGHEST_RATE,
     LOWEST_RATE,
@@ -299,7 +299,7 @@ class _TrackReader:
         """
         packets = 0
         damaged = 0
-        for packet in demux(self._container, stream):
+        for packet in packets_of(self._container, stream):
             packets += 1
             try:
                 frames = packet.decode()

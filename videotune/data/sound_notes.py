@@ -38,7 +38,7 @@ def sound_fields(candidate: Candidate) -> dict[str, Any] | None:
         "start": None if sound is None else sound.start,
         "seconds": None if sound is None else sound.seconds,
         "problem": problem or None,
-        "windows": sum(window.shape.sound for window in candidate.sampling.windows),
+        "windows": sum(window.shape.sound for window in candidate.placement.windows),
         "loudness": scan.loudness if scan is not None and has_facts else None,
         "peak": scan.peak if scan is not None and has_facts else None,
         "clipped": scan.clipped if scan is not None and has_facts else None,
@@ -120,7 +120,7 @@ def _changed(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return those with a window that has none of the clip's sound."""
     changed = []
     for candidate in candidates:
-        windows = candidate.sampling.windows
+        windows = candidate.placement.windows
         if not all(window.shape.sound for window in windows):
             changed.append(candidate)
     return changed

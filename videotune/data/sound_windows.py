@@ -4,20 +4,20 @@ from dataclasses import replace
 
 from videotune.config.schema import Config
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_sampling import FrameSampling
+from videotune.data.frame_sampling import WindowPlacement
 from videotune.types import Window
 
 
 def mark_sound(
-    sampling: FrameSampling, config: Config, sound_problem: str
-) -> FrameSampling:
+    placement: WindowPlacement, config: Config, sound_problem: str
+) -> WindowPlacement:
     """Mark the windows that have sound. If only sound is learnt, leave out the others.
 
     A window whose samples do not run as filmed has none: its sound would be that of
     other moments.
 
     Args:
-        sampling: the windows of a clip.
+        placement: the windows of a clip.
         config: the config of a run that reads sound.
         sound_problem: why the clip has no sound; "" if it has.
 
@@ -25,7 +25,7 @@ def mark_sound(
         ClipProblem: "sound_speed" if the config refuses windows that do not run as
             filmed; "no_sound" if only sound is learnt and no window has any.
     """
-    changed = [window for window in sampling.windows if not window.keeps_time]
+    changed = [window for window in placement.windows if not window.keeps_time]
     if changed and not sound_problem and config.sound.changed_speed == "refuse":
         raise ClipProblem(
             "sound_speed",
@@ -34,7 +34,7 @@ def mark_sound(
         )
 
     window_ends = []
-    for window, end in zip(sampling.windows, sampling.ends, strict=True):
+    for window, end in zip(placement.windows, placement.ends, strict=True):
         has_sound = not sound_problem and window.keeps_time
         shape = replace(window.shape, sound=has_sound)
         if has_sound or config.learns_video:
@@ -44,7 +44,7 @@ def mark_sound(
         raise ClipProblem("no_sound", f"the run learns only sound, and {reason}")
 
     return replace(
-        sampling,
+        placement,
         windows=tuple(window for window, _ in window_ends),
         ends=tuple(end for _, end in window_ends),
     )

@@ -115,8 +115,8 @@ def build_timeline(demuxed: Demuxed, stream: Any, *, is_counted: bool) -> Timeli
         ]
         time_base = 1 / rate
 
-    # AVI numbers its packets in decoding order, whatever their pts are: the k-th number
-    # belongs to the k-th displayed frame.
+    # AVI numbers its packets in decoding order, whatever their pts are. Sorting the dts
+    # below gives the k-th displayed frame the k-th number.
     timed: list[tuple[FramePacket, int]] = []
     for packet in decodable:
         tick = packet.dts if is_counted else packet.pts

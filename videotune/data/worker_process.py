@@ -49,8 +49,14 @@ def examine(path: str, until: float, known_ids: Iterable[str] = ()) -> dict[str,
         known_ids: hashes of contents that need no media info and scan.
 
     Returns:
-        "id", the hash of the bytes ("" if the file cannot be read); and "info" and
-        "scan", or "problem".
+        One of these:
+
+        - a content in ``known_ids``: only "id", the hash of the bytes;
+        - a usable clip: "id", "info" and "scan";
+        - a clip that cannot be used: "id" and "problem", with "info" unless probing
+          failed;
+        - a file that cannot be read: "id", which is "", and "problem", with "info" if
+          reading failed only after probing.
     """
     try:
         answer: dict[str, Any] = {"id": hash_file(Path(path))}

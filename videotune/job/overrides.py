@@ -16,7 +16,7 @@ from videotune.config.nested_keys import merge
 from videotune.config.notify_addresses import WITH_SECRETS
 from videotune.config.resolve import Resolved, check_values, resolve
 from videotune.config.schema import Config
-from videotune.data.layouts import refuse_no_folder
+from videotune.data.layouts import require_dataset_path
 from videotune.data.locations import is_local
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_target import changes_connectors
@@ -178,7 +178,7 @@ def check_files(overrides: Overrides) -> None:
     for dataset in keys.get("datasets") or ():
         path = dataset.get("path") if isinstance(dataset, Mapping) else None
         if isinstance(path, str) and is_local(path):
-            refuse_no_folder(expand_user(path))
+            require_dataset_path(expand_user(path))
 
     start = keys.get("init_from")
     if isinstance(start, str) and not Path(start).exists():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from videotune.data.decode import DECODE_VERSION
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.data.sound import SOUND_VERSION
 from videotune.files import digest
 from videotune.models.base import DiffusersModel
@@ -70,7 +70,7 @@ class CacheKeys:
 
         With image noise, its number decides the noise too.
         """
-        sample = sample_window(window, variant, self.seed)
+        sample = draw_frames(window, variant, self.seed)
         return replace(sample, variant=variant) if self.image_noise else sample
 
     def text(self, caption: str) -> str:

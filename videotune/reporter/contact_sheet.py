@@ -344,7 +344,7 @@ def _decode_request(
     info = job.library.media[clip.id]
     times = []
     for window in (windows[0], windows[len(windows) // 2], windows[-1]):
-        sample = frame_sampling.sample_window(
+        sample = frame_sampling.draw_frames(
             window, DETERMINISTIC_VARIANT, job.config.seed
         )
         times.append(sample.times)

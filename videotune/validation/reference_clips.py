@@ -9,7 +9,7 @@ from torch import Tensor
 
 from videotune.console import bar
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import sample_window
+from videotune.data.frame_sampling import draw_frames
 from videotune.files import digest
 from videotune.job.job import Job
 from videotune.types import DETERMINISTIC_VARIANT, Clip, Window
@@ -178,6 +178,6 @@ def small_frames(
     width = round(shape.width * scale)
 
     for window in windows:
-        times = sample_window(window, DETERMINISTIC_VARIANT, job.config.seed).times
+        times = draw_frames(window, DETERMINISTIC_VARIANT, job.config.seed).times
         media = job.library.media[window.clip_id]
         yield window, decode(media, times, height, width, window.resize)
