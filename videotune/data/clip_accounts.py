@@ -104,15 +104,7 @@ def account_of(
         **_clip_fields(clip),
         **_problem_fields(candidate),
         **_media_fields(candidate),
-        "model_frames": placement.frames if clip is not None else None,
-        "windows": len(placement.windows),
-        "spans": _spans(placement),
-        "frames": sum(window.shape.frames for window in placement.windows),
-        "shape": str(placement.windows[0].shape) if clip is not None else None,
-        "frames_cut": placement.frames_cut,
-        "seconds_cut": placement.seconds_cut,
-        "repeats_share": placement.repeats_share,
-        "speed": placement.speed,
+        **_placement_fields(clip, placement),
         "views_a_pass": _views_per_epoch(clip, placement),
         "views": None,
         "captions": list(clip.captions) if clip is not None else [],
@@ -122,6 +114,21 @@ def account_of(
         "warning_codes": codes_of([*serious, *warnings]),
         "notes": notes,
         "note_codes": codes_of(notes),
+    }
+
+
+def _placement_fields(clip: Clip | None, placement: WindowPlacement) -> dict[str, Any]:
+    """Return where the windows are, and how much of the clip they show."""
+    return {
+        "model_frames": placement.frames if clip is not None else None,
+        "windows": len(placement.windows),
+        "spans": _spans(placement),
+        "frames": sum(window.shape.frames for window in placement.windows),
+        "shape": str(placement.windows[0].shape) if clip is not None else None,
+        "frames_cut": placement.frames_cut,
+        "seconds_cut": placement.seconds_cut,
+        "repeats_share": placement.repeats_share,
+        "speed": placement.speed,
     }
 
 

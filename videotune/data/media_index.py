@@ -358,13 +358,14 @@ class MediaIndex:
         try:
             stat = stat_of(path)
             stamp = FileStamp(stat.st_size, stat.st_mtime_ns)
-            if row is None or (row.size, row.mtime_ns) != stamp:
+            if row is None or FileStamp(row.size, row.mtime_ns) != stamp:
                 return stamp
             # A worker opens the others.
             check_opens(path)
         except ClipProblem as problem:
             return Examined("", problem=problem)
-        return self._remembered(path, row, values, until) or stamp
+        remembered = self._remembered(path, row, values, until)
+        return stamp if remembered is None else remembered
 
     def _remembered(
         self, path: Path, file_row: FileRow, values: dict[str, str], until: float
