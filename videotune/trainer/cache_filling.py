@@ -144,7 +144,7 @@ def fill_cache_of_run(
         fill_cache(job, family, store, reads, on_progress=on_progress)
         return store
 
-    todo = missing_entries(job, family, store, reads)
+    todo = missing_of_run(job, family, store, reads)
     anything_missing = dist.any_process(bool(todo))[0]
     if anything_missing:
         is_leader = _fill_together(job, family, store, reads, todo, dist, on_progress)
@@ -266,7 +266,7 @@ def _fill_missing(
     the cache.
     """
     begun = time.monotonic()
-    todo = missing_entries(job, family, store, reads) if share is None else share
+    todo = missing_of_run(job, family, store, reads) if share is None else share
     if todo:
         waited = _encode_with_progress(
             job, family, store, todo, on_progress, lock_is_held=share is not None
@@ -340,7 +340,7 @@ def items_text(items: CacheItems) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def missing_entries(
+def missing_of_run(
     job: Job, family: DiffusersModel, store: LatentCache, reads: CacheItems
 ) -> CacheItems:
     """Return what a run reads and the cache does not have."""
