@@ -61,7 +61,7 @@ def spoil_clip(
     """The latents of a clip are NaN at these steps, as a VAE in half precision leaves
     them.
     """
-    sample = BatchSource.sample
+    sample = BatchSource.draw_latents
 
     def spoilt(
         self: BatchSource, window: Any, variant: int, *name: Any
@@ -77,7 +77,7 @@ def spoil_clip(
             else moments
         )
 
-    monkeypatch.setattr(BatchSource, "sample", spoilt)
+    monkeypatch.setattr(BatchSource, "draw_latents", spoilt)
 
 
 def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
@@ -300,13 +300,13 @@ def test_a_validation_loss_that_is_not_finite_ends_nothing(
     work: Work, monkeypatch: Patch
 ) -> None:
     """It is null in the journal, and later ones are still measured."""
-    run, plain = work.run, BatchSource.plain
+    run, plain = work.run, BatchSource.plain_latents
 
     def spoilt(self: BatchSource, window: Any) -> LatentDistribution:
         moments = plain(self, window)
         return replace(moments, mean=torch.full_like(moments.mean, float("nan")))
 
-    monkeypatch.setattr(BatchSource, "plain", spoilt)
+    monkeypatch.setattr(BatchSource, "plain_latents", spoilt)
     assert train(work.overrides("steps=2", "validate_every=1"), run) == DONE
     losses = of_kind(run, "validation")
     assert [line["step"] for line in losses] == [0, 1, 2]

@@ -29,6 +29,7 @@ from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
+from videotune.latent_cache.encoder_failures import TextEncoderFull
 from videotune.planner import fit as fitting
 from videotune.planner import settings
 from videotune.planner.denoiser_size import activations_at_most
@@ -470,7 +471,7 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
     def short(family: Any, *more: Any, **named: Any) -> Any:
         if met():
             family.part("text_encoder")
-            raise OUT_OF_MEMORY
+            raise TextEncoderFull("no room")
         return fill(family, *more, **named)
 
     monkeypatch.setattr(cache_filling, "encode_missing", short)

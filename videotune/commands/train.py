@@ -36,7 +36,7 @@ from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
 from videotune.runs.notifications import Notifier, keep_addresses, open_notifier
 from videotune.runs.run_dir import BegunRun, only_process, write_begun
 from videotune.runs.same_command import begun_by_this_command, launcher_restarts
-from videotune.runs.stop_signals import requests_end_the_process, signals
+from videotune.runs.stop_signals import end_process_on_requests, signals
 from videotune.trainer import saving
 from videotune.trainer.deterministic import same_bits
 from videotune.trainer.export import export_run
@@ -139,7 +139,7 @@ def train(
     all_overrides = to_overrides(config, overrides, None if how else allow_skips)
 
     guard_stderr()
-    requests_end_the_process()
+    end_process_on_requests()
     try:
         return train_once(
             all_overrides,
@@ -162,26 +162,30 @@ def train(
 
 @dataclass(frozen=True)
 class Followers:
-    """What goes out of the machine while a run trains."""
+    """Messages and uploads that follow the journal of a run."""
 
     notifier: Notifier
     pusher: CheckpointPusher
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Tell how a block of training ends, and then wait for what is on its way."""
-        waits = True
+        """Send how the block ended; then finish uploads, unless the process must end
+        quickly.
+        """
+        finishes_uploads = True
         try:
             with self.notifier.watching(_tries_again):
                 yield
         except BaseException as error:
-            waits = not isinstance(error, KeyboardInterrupt)
-            waits = waits and not _tries_again(error)
-            # The others of the run wait for this process to end, and then go on.
-            waits = waits and not is_lost_connection(error)
+            # A run that lost a connection goes on when this process has ended.
+            finishes_uploads = not (
+                isinstance(error, KeyboardInterrupt)
+                or _tries_again(error)
+                or is_lost_connection(error)
+            )
             raise
         finally:
-            if waits:
+            if finishes_uploads:
                 self.pusher.close()
 
 
@@ -380,8 +384,8 @@ def free_failed_step(error: OutOfMemory) -> None:
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """Export the run in its formats: its last step, and the recommended checkpoint.
 
-    With early_stopping it is the recommended checkpoint alone. Of a fine-tuned model,
-    which is large, it is one of them too.
+    With early_stopping it is the recommended checkpoint alone. A fine-tuned model is
+    large, so only its last step is exported.
     """
     job = trainer.job
     recommended = int(recommend_checkpoint(trainer, job.steps)["step"])

@@ -168,7 +168,7 @@ class BatchSource:
         return replace(latents, mean=x0, known=known)
 
     def given_modality(self, window: Window) -> LatentDistribution:
-        """Return what a sample of a run that learns one modality is given of a window.
+        """Return a window's video or sound that is given to a sample of the other modality.
 
         If only sound is learnt it is the whole video, with all cells known; if only video
         is learnt, the usual conditions and the clip's sound.

@@ -34,7 +34,11 @@ from videotune.latent_cache.conditions import (
     encode_condition,
 )
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
-from videotune.latent_cache.encoder_failures import check_finite, naming_failures
+from videotune.latent_cache.encoder_failures import (
+    check_finite,
+    naming_caption,
+    naming_window,
+)
 from videotune.latent_cache.entry import EntryName
 from videotune.latent_cache.entry_writer import EntryWriter
 from videotune.latent_cache.fitting import CacheItem, FitsFn, WindowVariant
@@ -56,6 +60,8 @@ ProgressFn = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there
 are.
 """
+
+LESS_MEMORY = "Fewer frames or a lower resolution need less memory."
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,7 @@ def _fill_captions(
     try:
         for done, (caption, name) in enumerate(remaining, start=1):
             length = family.text_length(caption)
-            with naming_failures(f"the caption {caption[:60]!r}"):
+            with naming_caption(caption):
                 states = check_finite(family.encode_text([caption])[0])
 
             metadata = {
@@ -339,10 +345,26 @@ def encode_condition_sample(
     Raises VideotuneError that names the clip.
     """
     sample = keys.sample(condition.window, condition.variant)
-    if condition.type == SOUND:
-        return _encode_sound(family, sample, media)
-    if condition.type == REFERENCE:
-        return _encode_reference(family, condition, sample, media)
+    clip = media[condition.window.clip_id]
+    subject = f"{clip.path}: window {condition.window.id}: {condition.text}"
+    with naming_window(subject, LESS_MEMORY):
+        if condition.type == SOUND:
+            tensors = _encode_sound(family, sample, media)
+        elif condition.type == REFERENCE:
+            tensors = _encode_reference(family, condition, sample, media)
+        else:
+            tensors = _encode_shown(family, keys, condition, sample, media)
+        return check_finite(tensors)
+
+
+def _encode_shown(
+    family: DiffusersModel,
+    keys: CacheKeys,
+    condition: ConditionSample,
+    sample: FrameSample,
+    media: Mapping[str, MediaInfo],
+) -> dict[str, Tensor]:
+    """Decode and encode what a condition shows of the clip itself."""
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
     start_image = _start_image_of(sample, media)
@@ -354,13 +376,7 @@ def encode_condition_sample(
     control = None
     if "control" in types:
         control = _read_beside("control", sample, len(sample.times), media)
-    subject = f"{clip.path}: window {condition.window.id}: {condition.text}"
-    with naming_failures(
-        subject, "Fewer frames or a lower resolution need less memory."
-    ):
-        return check_finite(
-            encode_condition(family, frames, condition, hidden, control)
-        )
+    return encode_condition(family, frames, condition, hidden, control)
 
 
 def _encode_reference(
@@ -372,21 +388,14 @@ def _encode_reference(
     """Decode and encode the first latent frames of a sample's reference. An image is held,
     or fitted into the picture.
     """
-    clip = media[sample.window.clip_id]
-    subject = f"{clip.path}: the reference of window {condition.window.id}"
-    fewer = "Fewer frames or a lower resolution need less memory."
     if family.spec.has_reference_image:
         image = _whole_picture_beside(sample, media)
-        with naming_failures(subject, fewer):
-            return check_finite(
-                {LATENTS: family.encode_reference_image(image, sample.window.shape)}
-            )
+        return {LATENTS: family.encode_reference_image(image, sample.window.shape)}
 
     stride = family.spec.rules.temporal_stride
     count = (condition.latent_frames - 1) * stride + 1
     frames = _read_beside(REFERENCE, sample, count, media)
-    with naming_failures(subject, fewer):
-        return check_finite({LATENTS: family.encode_video(frames).mean})
+    return {LATENTS: family.encode_video(frames).mean}
 
 
 def _encode_sound(
@@ -399,10 +408,7 @@ def _encode_sound(
     waveform = read_sound(
         clip, sample.times[0], shape.frames / shape.fps, family.spec.sound.sample_rate
     )
-    subject = f"{clip.path}: the sound of window {sample.window.id}"
-    with naming_failures(subject, "Fewer frames need less memory."):
-        latents = family.encode_sound(torch.from_numpy(waveform), shape)
-        return check_finite({LATENTS: latents})
+    return {LATENTS: family.encode_sound(torch.from_numpy(waveform), shape)}
 
 
 def _whole_picture_beside(
@@ -490,25 +496,26 @@ def _encode_frames(
     image if it has one.
     """
     arguments: dict[str, Any] = {}
-    start_image = _start_image_of(sample, media)
-    if start_image is not None:
-        arguments["start_image"] = start_image
     noise = keys.noise(sample)
     if noise is not None:
         arguments["random"] = noise
 
     clip = media[sample.window.clip_id]
     subject = f"{clip.path}: window {sample.window.id}"
-    remedy = "Fewer frames or a lower resolution need less memory."
-    # What is also read on the channels of the network is put together on the host.
-    on_channels = family.spec.image_conditioning == "concat"
-    stays_on_host = on_channels or start_image is not None
-    device = torch.device("cpu") if stays_on_host else family.device
-    with naming_failures(subject, remedy), family.vae_lock:
-        pixels = pixels_to_model(frames, device)
-        distribution = family.encode_video(pixels, **arguments)
-        check_finite(tensors_of(distribution))
-    return distribution
+    with naming_window(subject, LESS_MEMORY):
+        start_image = _start_image_of(sample, media)
+        if start_image is not None:
+            arguments["start_image"] = start_image
+
+        # What is also read on the channels of the network is put together on the host.
+        on_channels = family.spec.image_conditioning == "concat"
+        stays_on_host = on_channels or start_image is not None
+        device = torch.device("cpu") if stays_on_host else family.device
+        with family.vae_lock:
+            pixels = pixels_to_model(frames, device)
+            distribution = family.encode_video(pixels, **arguments)
+            check_finite(tensors_of(distribution))
+        return distribution
 
 
 def _start_image_of(
@@ -551,9 +558,9 @@ def _decode(
     media: Mapping[str, MediaInfo],
     workers: Workers | None,
 ) -> Generator[tuple[FrameSample, np.ndarray, float], None, None]:
-    """Yield what ``decode_ahead`` does; without memory for it, a VideotuneError.
+    """Yield what ``decode_ahead`` does.
 
-    An out-of-memory error as such means that the text encoder does not fit.
+    Raises VideotuneError if memory runs out.
     """
     with closing(decode_ahead(frame_samples, media, workers)) as decoded:
         while True:

@@ -325,8 +325,8 @@ class DiffusersModel(AutoencodingCheckpoint):
     def model_timesteps(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return the network's timestep input 1000 · t in float32.
 
-        (B,), or (B,S) with one value a token if some cells are conditioning; that of
-        their tokens is 0.
+        (B,), or (B,S) with one value a token if some cells are fed clean: 0 for their
+        tokens. Models that read the image on channels ("concat") take one for all.
         """
         times = t.float() * 1000
         if self.spec.image_conditioning == "concat" or not batch.has_clean_frames:

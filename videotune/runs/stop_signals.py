@@ -55,7 +55,7 @@ class Signals:
             self._breaking = False
 
 
-def requests_end_the_process() -> None:
+def end_process_on_requests() -> None:
     """Let SIGUSR1 and a closed terminal do what SIGTERM does, until the first step.
 
     If the process was started to ignore the terminal's signal (nohup), it still does.

@@ -28,10 +28,10 @@ from videotune.latent_cache.encode import (
     missing,
     shard_work,
 )
+from videotune.latent_cache.encoder_failures import TextEncoderFull
 from videotune.latent_cache.fitting import fits_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
-from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.models.base import DiffusersModel
 from videotune.text import counted, counted_are, duration
 from videotune.trainer.text_encoders import live_text
@@ -144,7 +144,7 @@ def fill_cache_of_run(
         fill_cache(job, family, store, reads, on_progress=on_progress)
         return store
 
-    todo = missing_entries(job, family, store, reads)
+    todo = missing_of_run(job, family, store, reads)
     anything_missing = dist.any_process(bool(todo))[0]
     if anything_missing:
         is_leader = _fill_together(job, family, store, reads, todo, dist, on_progress)
@@ -220,9 +220,7 @@ def fill_cache(
     """
     try:
         _fill_missing(job, family, store, reads, share, on_progress)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
+    except TextEncoderFull:
         echo(
             "note: the text encoder does not fit the device; "
             "its blocks are now streamed from host memory"
@@ -247,9 +245,7 @@ def _fill_with_text_on_the_host(
     family.stream_text = echo
     try:
         _fill_missing(job, family, store, reads, share, on_progress)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
+    except TextEncoderFull as error:
         raise DoesNotFit(
             "the device has no room for the text encoder, not even with its blocks on "
             "the host. Encode on a larger GPU first (videotune cache)."
@@ -270,7 +266,7 @@ def _fill_missing(
     the cache.
     """
     begun = time.monotonic()
-    todo = missing_entries(job, family, store, reads) if share is None else share
+    todo = missing_of_run(job, family, store, reads) if share is None else share
     if todo:
         waited = _encode_with_progress(
             job, family, store, todo, on_progress, lock_is_held=share is not None
@@ -344,7 +340,7 @@ def items_text(items: CacheItems) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def missing_entries(
+def missing_of_run(
     job: Job, family: DiffusersModel, store: LatentCache, reads: CacheItems
 ) -> CacheItems:
     """Return what a run reads and the cache does not have."""

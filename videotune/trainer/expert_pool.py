@@ -1,4 +1,4 @@
-"""The denoisers of a run, one expert in memory at a time, with what trains of each."""
+"""The denoisers of a run, one expert in memory at a time, with their trainable parameters."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +134,7 @@ class ExpertPool(Mapping[str, "nn.Module"]):
             self.captured.clear()
 
     def activate(self, step: int) -> ActiveExpert:
-        """Load the expert that runs at ``step``, counted from 1, with what trains of it."""
+        """Load the expert that runs at ``step``, counted from 1, with its trainable parameters."""
         name = self.expert_schedule.at(step)
         self.load(name)
 
@@ -401,7 +401,7 @@ def arrange_blocks(
         net: the denoiser.
         spec: facts of its model.
         config: the run's settings.
-        parameters: what trains of it.
+        parameters: its trainable parameters.
         host_weights: its streamed weights from an earlier load, if they train.
         report: print what streaming means.
         compiled: compiles the blocks. None: they stay uncompiled.
@@ -442,7 +442,7 @@ def arrange_blocks(
 
 
 def make_expert_schedule(
-    spec: ModelSpec, config: Config, loss: Objective
+    spec: ModelSpec, config: Config, objective: Objective
 ) -> ExpertSchedule:
     """Return which expert each step trains: by its share of the noise levels, or as the
     config says.
@@ -462,7 +462,7 @@ def make_expert_schedule(
     first = next(expert for expert in spec.experts if expert.name == names[0])
     share = config.expert_share
     if share is None:
-        share = loss.timesteps.mass(first.t_lo, first.t_hi)
+        share = objective.timesteps.mass(first.t_lo, first.t_hi)
     return ExpertSchedule(names, exact(share), config.expert_period)
 
 

@@ -42,7 +42,7 @@ class DelayedJournal:
     """Write each step's record one step late.
 
     To write step k - 1 the host waits for it while the device already runs step k, so
-    the host is at most one step ahead. ``_flush_and_check`` says when it waits for step
+    the host is at most one step ahead. ``_needs_its_record`` says when it waits for step
     k itself.
     """
 
@@ -112,9 +112,10 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
 
         stop_reason, due = _agree_on_requests(trainer, step)
         stop_requested = stop_reason is not None
-        _flush_and_check(
-            trainer, journal, step, must_flush=is_last or stop_requested or any(due)
-        )
+        must_flush = is_last or stop_requested or any(due)
+        if must_flush or _needs_its_record(trainer, step):
+            journal.flush()  # counts skipped steps
+            _refuse_skipped_steps(trainer)
 
         ran_more_than_saving = run_callbacks(
             trainer, step, due, stop_requested=stop_requested, is_last=is_last
@@ -175,22 +176,18 @@ def _agree_on_requests(trainer: Trainer, step: int) -> tuple[str | None, list[bo
     return "stopped" if is_stopped else None, agreed_due
 
 
-def _flush_and_check(
-    trainer: Trainer, journal: DelayedJournal, step: int, *, must_flush: bool
-) -> None:
-    """Write the step's record now if somebody needs it, and end the run if too many
-    steps were not finite, which writing the record counts.
-
-    The first step, the last one, a stop, a callback that is due, and steps after
-    ``MAX_SKIPPED_STEPS - 1`` skipped ones need it.
+def _needs_its_record(trainer: Trainer, step: int) -> bool:
+    """Whether a step's record is written now, though nobody is due to read it: that of
+    the first step, and those after ``MAX_SKIPPED_STEPS - 1`` skipped ones.
     """
     is_first = step == trainer.first  # a sign of life is worth one wait
     # The count lacks this step, whose record is not written yet.
     may_fail = trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS - 1
-    if not (must_flush or is_first or may_fail):
-        return
+    return is_first or may_fail
 
-    journal.flush()
+
+def _refuse_skipped_steps(trainer: Trainer) -> None:
+    """Raise NotFinite if too many steps in a row were not finite."""
     if trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS:
         raise NotFinite(
             f"{trainer.skipped_in_a_row} steps in a row had no finite loss or gradient"

@@ -170,7 +170,7 @@ def train_step(
     Args:
         settings: the settings that all steps share.
         net: the denoiser on the device.
-        trainable: what trains of it.
+        trainable: its trainable parameters, with their optimizer.
         step_batch: the samples of the step.
         clock: measures the phases of the step.
         expert_step: how many steps this expert has had, this one included. None: every
@@ -336,7 +336,7 @@ def accumulate_gradients(
     Args:
         settings: the settings that all steps share.
         net: the denoiser on the device.
-        trainable: what trains of it; its gradients grow.
+        trainable: its trainable parameters, whose gradients grow.
         step_batch: the samples of the step.
         clock: measures the phases of the step.
         values: of the step (``step_record``); loss and mse are filled in.
@@ -455,6 +455,7 @@ def _base_target(
             target = guided_target(*arguments, settings.base_guidance)
         if micro_batch.needs_base_prediction:
             rows = [i for i, wanted in enumerate(batch.prior_preservation) if wanted]
+            # Without such a sample the base model still runs, and its result is dropped.
             with_prior = prior_target(*arguments, rows or [0], target)
             if rows:
                 target = with_prior
@@ -479,24 +480,33 @@ def _finish_gradients(
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
     norm () before clipping.
     """
+    _complete_gradients(trainable)
+    if settings.dist.size > 1:
+        return _finish_gradients_across_processes(trainable, settings, values, clock)
+
     parameters = list(trainable.parameters.values())
+    if trainable.loss_scale is not None:
+        trainable.loss_scale.unscale(parameters)
+    return clip_grad_norm(parameters, settings.max_grad_norm)
+
+
+def _complete_gradients(trainable: TrainableState) -> None:
+    """Bring the gradients to the parameters that the optimizer updates: from shards, and
+    to float32 copies.
+
+    If no micro-batch reached a trained weight (no caption has a new token), gradients
+    become zero, so that every process joins the sum and the optimizer updates the same
+    tensors.
+    """
     if trainable.shards is not None:
         trainable.shards.collect()
     if trainable.masters is not None:
         trainable.masters.grads_to_masters()
 
-    # If no micro-batch reached a trained weight (no caption has a new token), gradients
-    # are zero, so that every process joins the sum and the optimizer updates the same
-    # tensors.
+    parameters = list(trainable.parameters.values())
     if all(parameter.grad is None for parameter in parameters):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-
-    if settings.dist.size == 1:
-        if trainable.loss_scale is not None:
-            trainable.loss_scale.unscale(parameters)
-        return clip_grad_norm(parameters, settings.max_grad_norm)
-    return _finish_gradients_across_processes(trainable, settings, values, clock)
 
 
 def _finish_gradients_across_processes(

@@ -1,4 +1,4 @@
-"""Train text encoders: check their settings, and attach what trains of them."""
+"""Train text encoders: check their settings, and attach their trainable parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -61,7 +61,7 @@ def refuse_text(family: DiffusersModel, config: Config) -> None:
 def attach_text(
     family: DiffusersModel, config: Config
 ) -> dict[str, dict[str, nn.Parameter]]:
-    """Make trainable what trains of the family's text encoders.
+    """Make the chosen modules of the family's text encoders trainable.
 
     Returns:
         The parameters, by the group of their learning rate and by their names in

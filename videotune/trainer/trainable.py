@@ -1,4 +1,4 @@
-"""Build what trains of a network: its parameters, their optimizer, learning rates and
+"""Build the trainable state of a network: its parameters, their optimizer, learning rates and
 average.
 """
 
@@ -64,7 +64,9 @@ def make_trainable(
     denoiser_group = expert if is_one_of_two else "transformer"
 
     lr_schedules = make_lr_schedules(config, family.spec, expert, steps)
-    groups = rate_groups(parameters, config.lora, denoiser_group, lr_schedules)
+    groups, lr_schedules = rate_groups(
+        parameters, config.lora, denoiser_group, lr_schedules
+    )
     groups |= {name: dict(group) for name, group in text_groups.items()}
     module_params: dict[str, nn.Parameter] = {}
     for group in groups.values():
@@ -146,8 +148,8 @@ def rate_groups(
     parameters: Parameters,
     settings: Lora,
     name: str,
-    lr_schedules: dict[str, LRSchedule],
-) -> dict[str, dict[str, nn.Parameter]]:
+    lr_schedules: Mapping[str, LRSchedule],
+) -> tuple[dict[str, dict[str, nn.Parameter]], dict[str, LRSchedule]]:
     """Sort a denoiser's parameters, an adapter's or its own, into groups, one for each
     learning rate.
 
@@ -158,9 +160,14 @@ def rate_groups(
         parameters: by their names in the denoiser.
         settings: the adapter's settings.
         name: the denoiser's own group.
-        lr_schedules: by group; each new group's schedule is added.
+        lr_schedules: by group.
+
+    Returns:
+        The parameters by group and name, and ``lr_schedules`` with each
+        group's schedule.
     """
     groups: dict[str, dict[str, nn.Parameter]] = {}
+    schedules = dict(lr_schedules)
     for key, parameter in parameters.items():
         module_path, part = parse_param_name(key) or (key, "")
         rule = rule_of(settings, module_path)
@@ -175,9 +182,9 @@ def rate_groups(
             group += " lora_B"
             peak *= settings.learning_rate_ratio
 
-        lr_schedules[group] = replace(lr_schedules[name], learning_rate=peak)
+        schedules[group] = replace(lr_schedules[name], learning_rate=peak)
         groups.setdefault(group, {})[key] = parameter
-    return groups
+    return groups, schedules
 
 
 def make_lr_schedules(
