@@ -3,6 +3,7 @@ models without a network; and runs with blocks and inputs on the host, which are
 plain run, line by line and bit for bit.
 """
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -232,6 +233,31 @@ def test_a_plan_is_short_and_as_wide_as_the_terminal(
     long = capsys.readouterr().out.splitlines()
     assert len(long) > len(short)
     assert max(map(len, [*short, *long])) <= 80
+
+
+def test_a_price_of_the_hour_is_that_of_all_hours(
+    overrides: Make, capsys: Printed
+) -> None:
+    settings = overrides("steps=3000", "batch_size=2")
+    options = {"card": "rtx 3060 12gb", "as_json": True}
+    totals = []
+    for price in (100.0, 300.0):
+        assert plan(settings, price=price, **options) == DONE
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["price"]["an_hour"] == price
+        totals.append(facts["price"]["total"])
+    hours = facts["hours"] + facts["hours_beside"] + facts["hours_encoding"]
+    assert totals == [
+        pytest.approx(100 * hours, abs=0.01),
+        pytest.approx(300 * hours, abs=0.01),
+    ]
+
+    assert plan(settings, price=100.0, card="rtx 3060 12gb") == DONE
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{totals[0]:.2f} at 100 an hour" in printed
+    # Without a card there are no hours.
+    with pytest.raises(VideotuneError, match="--price"):
+        plan(settings, price=100.0)
 
 
 def test_a_plan_of_many_views_names_fewer_steps_and_those_of_init(

@@ -9,6 +9,8 @@ import typer
 
 from videotune.cli.options import AsJson, Opt, Skips, Verbose, takes_config
 from videotune.cli.plan_verdict import (
+    free_text,
+    priced,
     sent_text,
     source_of_rates,
     time_text,
@@ -81,11 +83,16 @@ GpusOption = Annotated[
         help="plan so many of these cards in one machine, and how they share samples (default: context_parallel)",
     ),
 ]
+PriceOption = Annotated[
+    float | None,
+    Opt(
+        min=0.0001,
+        help="price of an hour of the machine: print what the run costs",
+    ),
+]
 Views = Annotated[
     list[int] | None,
-    Opt(
-        min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)"
-    ),
+    Opt(min=1, help="print the steps for N views (default: 10, 20, 50, 100)"),
 ]
 
 
@@ -100,6 +107,7 @@ def plan(
     views: Views = None,
     verbose: Verbose = False,
     gpus: GpusOption = None,
+    price: PriceOption = None,
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
 
@@ -129,6 +137,8 @@ def plan(
         views=tuple(views or ()),
         gpus=gpus,
     )
+    if price is not None:
+        result.plan["price"] = priced(result.plan, price)
     answer(as_json, result.plan, lambda _: show_plan(result, verbose=verbose))
     raise typer.Exit(result.exit_code)
 
@@ -373,11 +383,6 @@ def show_experts(experts: Mapping[str, Any], steps: int) -> None:
         out(
             f"one expert is in memory at a time, for {counted(experts['period'], 'step')} in a row"
         )
-
-
-def free_text(disk: Mapping[str, Any]) -> str:
-    """Return how much of the disk is free, as the end of a sentence."""
-    return f"; {size(disk['free_bytes'])} are free"
 
 
 def cache_bytes(disk: Mapping[str, Any]) -> int:

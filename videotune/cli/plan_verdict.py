@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from videotune.console import size
+from videotune.errors import VideotuneError
 from videotune.text import duration, memory_size
 
 OFFLOADED = "CPU_OFFLOADED"
@@ -57,7 +58,11 @@ def verdict(
     if facts["hours"] is not None:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
         time = time_text(hours, facts["seconds_a_step"])
-        line += f", {time}, {source_of_rates(device)}"
+        line += f", {time}"
+        if facts.get("price"):
+            price = facts["price"]
+            line += f", {price['total']:.2f} at {price['an_hour']:g} an hour"
+        line += f", {source_of_rates(device)}"
     elif facts["examples"]:
         line += f"; {example_text(facts['examples'])}; for your card: --card NAME"
     elif device["card"]:
@@ -85,6 +90,26 @@ def _means(chosen: Mapping[str, Any]) -> str:
     if chosen.get("gradient_checkpointing") == OFFLOADED:
         means.append("inputs kept on the host")
     return " and ".join(means) or "settings that save memory"
+
+
+def priced(facts: Mapping[str, Any], an_hour: float) -> dict[str, float]:
+    """Return what a run costs: encoding, steps, and what is between them.
+
+    Args:
+        facts: The plan.
+        an_hour: Price of an hour of the machine.
+
+    Raises:
+        VideotuneError: If the plan has no hours.
+    """
+    if facts["hours"] is None:
+        raise VideotuneError(
+            "--price: the plan has no hours without a card that it knows. Add --card "
+            "NAME, such as --card 'RTX 4090'"
+        )
+    parts = ("hours", "hours_beside", "hours_encoding")
+    hours = sum(facts[part] or 0.0 for part in parts)
+    return {"an_hour": an_hour, "total": round(hours * an_hour, 2)}
 
 
 def processes_text(processes: Mapping[str, Any]) -> str:
@@ -164,3 +189,8 @@ def sent_text(processes: Mapping[str, Any]) -> str:
     link = size(processes["link_bytes_a_second"])
     waiting = processes["seconds_waiting"]
     return f"{line}; the step waits {waiting:.3g} s for it, over {link} a second"
+
+
+def free_text(disk: Mapping[str, Any]) -> str:
+    """Return how much of the disk is free, as the end of a sentence."""
+    return f"; {size(disk['free_bytes'])} are free"
