@@ -140,6 +140,8 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
         name: getattr(family, name)
         for name in (
             "spec",
+            "device",
+            "vae_lock",
             "encoding",
             "fingerprints",
             "text_length",
