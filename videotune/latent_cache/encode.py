@@ -201,8 +201,8 @@ def _fill_captions(
     begun = time.monotonic()
     try:
         for done, (caption, name) in enumerate(remaining, start=1):
-            length = family.text_length(caption)
             with naming_caption(caption):
+                length = family.text_length(caption)  # may load the encoder
                 states = check_finite(family.encode_text([caption])[0])
 
             metadata = {
