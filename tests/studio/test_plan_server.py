@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,16 @@ def test_the_studio_asks_without_torch_and_its_processes_end_with_it(
         ),
         60,
     )
+
+
+def test_the_time_limit_is_of_computing_not_of_waiting() -> None:
+    """A busy machine is no reason to refuse a plan."""
+    before = plan_server._seconds_computed(os.getpid())
+    time.sleep(0.3)
+    waited = plan_server._seconds_computed(os.getpid()) - before
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    computed = plan_server._seconds_computed(os.getpid()) - before - waited
+    assert waited < 0.2 < computed
+    assert plan_server._seconds_computed(2**22 + 1) == 0
