@@ -99,8 +99,10 @@ def serve(root: Path, host: str, port: int) -> int:
 
     address = f"[{host}]" if ":" in host else host
     print(
-        f"The studio runs at http://{address}:{port}  (Ctrl-C ends it; trainings continue)",
-        flush=True,
+        f"The studio runs at http://{address}:{port}  (Ctrl-C ends it; trainings continue)"
+    )
+    print(
+        f"Projects are in {root.resolve()}  (--root names another folder)", flush=True
     )
 
     config = uvicorn.Config(

@@ -147,7 +147,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const keepMine = () => { decide(path, theirs, field.value); save(field); };
     const takeTheirs = () => decide(path, theirs, theirs);
     const quote = document.createElement("blockquote"); quote.textContent = theirs || "no caption";
-    const says = document.createElement("p"); says.textContent = "Somebody else has changed this caption. Theirs:";
+    const says = document.createElement("p"); says.textContent = "This caption was changed in another window or by another program. It is now:";
     const button = (words, act) => {
       const made = document.createElement("button");
       made.type = "button"; made.className = "btn"; made.textContent = words;
