@@ -41,7 +41,7 @@ SMALL = ((17, 64, 64), (33, 64, 96))
 GENERATED = re.compile(r"^\s+cpp_fused\w*\(", re.MULTILINE)
 LIBRARY = re.compile(r"extern_kernels\.\w+\(|torch\.ops\.aten\._scaled_dot_product\w+")
 BYTES_OF_ELEMENT = 4
-"""Inductor counts each node's bytes in elements of so many."""
+"""Bytes of the elements in which Inductor counts what a node moves."""
 
 
 @dataclass(frozen=True)

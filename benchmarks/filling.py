@@ -136,11 +136,13 @@ def measure_loops(rounds: int, seconds: int) -> dict[str, Any]:
             "resolution": 64,
             "validation_fraction": 0.0,
         }
+
         library = scan(parse(settings), spec.rules, Path(name) / "index.sqlite")
         for count in (0, 1):
             family = find(spec.name)(base, local_device(), torch.float32)
             with Workers(count) if count else nullcontext() as workers:
                 ratio = compare(Work(family, library, workers), rounds)
+
             ratio["windows"] = len(library.windows)
             figures[f"{count} workers"] = ratio
             print(
@@ -179,6 +181,7 @@ def measure_parts(rounds: int, *, tiny: bool) -> dict[str, Any]:
                 "megabytes_simple": 4 * frames.nbytes / 1e6,
                 "megabytes_ours": frames.nbytes / 1e6,
             }
+
         figures[name] = part
         print(
             f"{name}: converting {part['convert_ms']:.0f} ms, writing {part['write_ms']:.1f} ms, "

@@ -43,17 +43,21 @@ LOOPS = {
 def network_of(run: FakeRun, ours: FakeNetwork, config: Config, loop: PlainLoop) -> Any:
     """Return the whole network with a LoRA of PEFT on the same layers as ours."""
     targets = {name.partition(".lora_")[0] for name in ours.trained}
-    rank, alpha = config.lora.rank, config.lora.alpha
+    rank = config.lora.rank
+    alpha = config.lora.alpha or rank
     dtype = run.family.dtype
+
     net: Any = run.denoiser()
     net.requires_grad_(False)
-    lora = LoraConfig(r=rank, lora_alpha=alpha or rank, target_modules=sorted(targets))
+    lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(targets))
     inject_adapter_in_model(lora, net, low_cpu_mem_usage=True)
+
     for module in net.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad:
                 values = torch.empty_like(parameter, dtype=loop.lora_dtype or dtype)
                 module._parameters[name] = nn.Parameter(values)
+
     to_fake(net, run.mode)
     net.train()
     return net

@@ -285,12 +285,14 @@ def profile_here(preset_run: PresetRun) -> dict[str, Any]:
         accept_licence=True,
     )
     job = open_job(*resolve_config(overrides))
+
     with tempfile.TemporaryDirectory(dir=preset_run.work) as folder:
         run = Path(folder) / "run"
         trainer = build_trainer(OpenedRun(job), run, make_plan(job), [])
         steps: Any = train_steps(trainer)
         for _ in range(preset_run.warm_up):
             next(steps).read()
+
         on_card = ProfilerActivity.CUDA in supported_activities()
         activity = ProfilerActivity.CUDA if on_card else ProfilerActivity.CPU
         count = min(PROFILED, preset_run.steps - preset_run.warm_up)

@@ -37,7 +37,7 @@ FOUR: Cards = ("0", "1", "2", "3")
 
 
 def waiting(name: str, cards: int, overtaken: int = 0) -> QueueEntry:
-    """An entry that waits for so many GPUs."""
+    """Return an entry that waits for this number of GPUs."""
     return QueueEntry(
         name=name,
         config=Path(f"{name}.json"),
@@ -198,7 +198,7 @@ PATIENCE = 240.0
 
 @dataclass(frozen=True)
 class Started:
-    """A command in a process of its own, and what it prints."""
+    """Run a command in another process and keep what it prints."""
 
     process: subprocess.Popen[bytes]
     log: Path

@@ -23,7 +23,7 @@ from videotune.types import Window
 
 CPU = torch.device("cpu")
 CARD = torch.device("mps")
-"""A card without memory of its own; nothing is put on it here."""
+"""A device that only tells the code that it is a card; no tensor is put on it."""
 
 
 def put(writer: EntryWriter, number: int) -> None:

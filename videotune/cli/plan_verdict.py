@@ -43,8 +43,8 @@ def verdict(
     if facts["processes"]:
         line += f", {processes_text(facts['processes'])}"
     if device["unstreamed_bytes"] > device["vram_bytes"] and facts["fits"]:
-        whole = memory_size(device["unstreamed_bytes"])
-        line += f" ({whole} without {_means(facts['chosen'])})"
+        without_means = memory_size(device["unstreamed_bytes"])
+        line += f" ({without_means} without {_means(facts['chosen'])})"
 
     host = facts["host"]
     if is_here and host["need_bytes"] > host["total_bytes"]:

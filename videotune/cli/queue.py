@@ -46,7 +46,7 @@ CardCount = Annotated[
         "--gpus",
         min=1,
         max=entries.MAX_CARDS,
-        help="train it on so many GPUs, a process on each",
+        help="number of GPUs that train it, with a process on each",
     ),
 ]
 CardsPerRun = Annotated[
@@ -55,7 +55,7 @@ CardsPerRun = Annotated[
         "--gpus-per-run",
         min=1,
         max=entries.MAX_CARDS,
-        help="train each run on so many GPUs, a process on each",
+        help="number of GPUs that train each run, with a process on each",
     ),
 ]
 Watch = Annotated[

@@ -85,11 +85,13 @@ def notes_on_enlarged(candidates: Sequence[Candidate], rules: VideoRules) -> lis
         f"{clips} {verb} enlarged, up to {max(enlarged)[0]:.2g}x: the largest of them is "
         f"{width}x{height}"
     )
-    # Without a size of the model's own, the clip's decides, in whole steps.
-    if rules.size is None:
-        step = rules.side_multiple
-        own = f"{height // step * step}x{width // step * step}"
-        text += f". --set resolution={own} is its own size, and takes less time"
+    # A model of one size only has no other to recommend.
+    multiple = rules.side_multiple
+    fitting_height = height // multiple * multiple
+    fitting_width = width // multiple * multiple
+    if rules.size is None and fitting_height and fitting_width:
+        resolution = f"{fitting_height}x{fitting_width}"
+        text += f". --set resolution={resolution} is its own size, and takes less time"
     return [Remark("upscaled", text)]
 
 
