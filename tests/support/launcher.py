@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +122,7 @@ def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -
     """``videotune`` with these words in so many processes, told of each other as
     torchrun does; ``fault`` as in FAULTS.
     """
-    port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
-    folder.mkdir(parents=True, exist_ok=True)
-    crowd = [
-        fork_server.start(one, rank, count, port, list(words), str(logs[rank]), fault)
-        for rank in range(count)
-    ]
+    crowd, logs = begin(count, folder, words, fault)
     until = time.monotonic() + LONGEST
     while any(process.is_alive() for process in crowd):
         if any(process.exitcode for process in crowd) or time.monotonic() > until:
@@ -139,6 +135,19 @@ def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -
         tuple(int(p.exitcode or 0) for p in crowd),
         tuple(log.read_text() for log in logs),
     )
+
+
+def begin(
+    count: int, folder: Path, words: Sequence[str], fault: str = ""
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Start the processes, and return them with the files of what they say."""
+    port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
+    folder.mkdir(parents=True, exist_ok=True)
+    crowd = [
+        fork_server.start(one, rank, count, port, list(words), str(logs[rank]), fault)
+        for rank in range(count)
+    ]
+    return crowd, logs
 
 
 def one(
@@ -220,6 +229,46 @@ def without_room_once(rank: int) -> None:
         return write(aside, *rest)  # type: ignore[arg-type]
 
     pieces._write_own = full  # type: ignore[assignment]
+
+
+def writes_at_once(rank: int) -> None:
+    """No host has room for a copy of a checkpoint."""
+    from videotune.trainer import saving
+
+    saving.has_room_for_copy = lambda *_, **__: False  # type: ignore[assignment]
+
+
+def writes_slowly(rank: int, *, seconds: float, first_call: int = 1) -> None:
+    """Each file of a checkpoint takes so long, from one on, and is half there all the
+    while.
+    """
+    from videotune.runs import checkpoint_writer
+
+    write_tensors, calls = checkpoint_writer.write_tensors, []
+
+    def slow(path: Path, tensors: Any) -> None:
+        calls.append(path)
+        if len(calls) >= first_call:
+            path.write_bytes(b"half")
+            time.sleep(seconds)
+        write_tensors(path, tensors)
+
+    checkpoint_writer.write_tensors = slow
+
+
+def with_a_broken_disk(rank: int) -> None:
+    """The disk of the last process fails when it writes its second checkpoint."""
+    from videotune.runs import checkpoint_writer
+
+    write, saves = checkpoint_writer._write_own, []
+
+    def failing(aside: Path, *rest: object) -> object:
+        saves.append(aside)
+        if rank == 1 and len(saves) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(aside))
+        return write(aside, *rest)  # type: ignore[arg-type]
+
+    checkpoint_writer._write_own = failing  # type: ignore[assignment]
 
 
 def without_a_compiler(rank: int) -> None:
@@ -310,4 +359,8 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "killed in the third save": killed_in_the_third_save,
     "no room once": without_room_once,
     "slow in each step": slow_in_each_step,
+    "writes at once": writes_at_once,
+    "writes slowly": partial(writes_slowly, seconds=0.3),
+    "stuck in the second save": partial(writes_slowly, seconds=120.0, first_call=4),
+    "broken disk": with_a_broken_disk,
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from videotune.commands.simulation import Simulation
 from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
@@ -25,8 +26,10 @@ from videotune.job.overrides import (
 from videotune.latent_cache import exposure
 from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
+from videotune.planner.cluster import cluster_of, refuse_unused_network
 from videotune.planner.cpu_rate import measured_cpu
 from videotune.planner.fit import (
+    Fit,
     cache_seconds,
     fit,
     planned_dtype,
@@ -81,9 +84,12 @@ def plan(
     allow_skips: str | None = None,
     known: bool = False,
     gpus: int | None = None,
+    nodes: int = 1,
+    network: float | None = None,
+    simulation: Simulation | None = None,
     **overrides: Any,
 ) -> PlanResult:
-    """Return what a run would do, on this machine or on another GPU.
+    """Return what a run would do, on this machine or on other GPUs.
 
     Args:
         config: the config.
@@ -97,17 +103,23 @@ def plan(
             measuring takes seconds.
         gpus: how many such GPUs of one machine train. Unless the config sets ``context_parallel``, the plan chooses
             how many of them share a sample. None: as many as the config lets share one.
+        nodes: how many such machines train.
+        network: Gbit/s of each machine's network. None: that of the GPU's usual machines.
+        simulation: what to simulate of the run. None: nothing.
         overrides: fields of ``Overrides``.
     """
     all_overrides = to_overrides(config, overrides, allow_skips)
     resolved, spec, base = resolve_config(all_overrides, planning=True)
     limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
-    if gpus is not None and gpus > 1 and limit is None:
+    refuse_unused_network(nodes, network)
+    gpus_a_machine = gpus or resolved.config.context_parallel
+    if nodes * (gpus or 1) > 1 and limit is None:
         raise VideotuneError(
             "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
         )
+    cluster = cluster_of(known_gpu, nodes, gpus_a_machine, network)
     spare = spare_memory(limit or 0, is_free=memory_from == "machine")
-    target = Target(gpus or resolved.config.context_parallel, limit, known_gpu, spare)
+    target = Target(cluster, limit, known_gpu, spare)
     job = plan_overhead(shared_job(resolved, spec, base, target))
     refuse_skips(job, allow_skips)
 
@@ -129,19 +141,29 @@ def plan(
     if not known or known_step_spec(job, dtype) is not None:
         with bar("measuring without memory"):
             result = fit(job, dtype, limit, known_gpu, spare=spare)
+            result = replace(result, cluster=cluster)
             checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
             facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
+            if simulation is not None:
+                facts["simulation"] = simulation.run(
+                    job, result, dtype, checkpoint_bytes
+                )
         if limit is None and not has_gpu:
-            numbers = step_spec(job, dtype)
-            cpu = measured_cpu()
-            seconds = step_seconds(job, numbers, result.training, cpu, dtype)
-            return PlanResult(
-                facts,
-                job,
-                cpu_seconds=seconds * job.steps,
-                cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
-            )
+            return _cpu_plan(facts, job, result, dtype)
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
+
+
+def _cpu_plan(facts: dict[str, Any], job: Job, result: Fit, dtype: str) -> PlanResult:
+    """Return a plan with the seconds of this machine's CPU."""
+    numbers = step_spec(job, dtype)
+    cpu = measured_cpu()
+    seconds = step_seconds(job, numbers, result.training, cpu, dtype)
+    return PlanResult(
+        facts,
+        job,
+        cpu_seconds=seconds * job.steps,
+        cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
+    )
 
 
 def _card_of_plan(
