@@ -203,7 +203,9 @@ def sent_text(processes: Mapping[str, Any]) -> str:
         return line
     link = size(processes["link_bytes_a_second"])
     waiting = processes["seconds_waiting"]
-    return f"{line}; the step waits {waiting:.3g} s for it, over {link} a second"
+    line += f"; the step waits {waiting:.3g} s for it, over {link} a second"
+    beside = processes["seconds_beside"]
+    return f"{line}; weights take {beside:.3g} s beside computing" if beside else line
 
 
 def free_text(disk: Mapping[str, Any]) -> str:

@@ -68,6 +68,7 @@ def simulated_steps(job: Job, groups: int, last: int) -> Iterator[SimulatedStep]
     """
     has_spares = job.config.sharding == "FULL" and groups > 1
     parts_by_count: dict[int, list[tuple[int, int, bool]]] = {}
+    ids_by_bucket: dict[int, list[str]] = {}
     for step in range(1, last + 1):
         bucket, indices = sample_indices(job.schedule, step)
         count = len(indices)
@@ -77,11 +78,13 @@ def simulated_steps(job: Job, groups: int, last: int) -> Iterator[SimulatedStep]
                 for group in range(groups)
             ]
         parts = parts_by_count[count]
-        windows = job.buckets[bucket]
+        if bucket not in ids_by_bucket:
+            ids_by_bucket[bucket] = [window.id for window in job.buckets[bucket]]
+        ids = ids_by_bucket[bucket]
         yield SimulatedStep(
             step=step,
             bucket=bucket,
-            window_ids=tuple(windows[position].id for position, _ in indices),
+            window_ids=tuple(ids[position] for position, _ in indices),
             ranges=tuple((begin, end) for begin, end, _ in parts),
             spares=sum(is_spare for _, _, is_spare in parts),
         )
