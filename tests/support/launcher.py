@@ -5,6 +5,7 @@ What a launcher does is done here: its variables, and that all end when one has 
 """
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -175,11 +176,11 @@ def one(
     }
     os.environ.update({name: str(value) for name, value in told.items()} | place)
     torch.set_num_threads(1)
+    sys.argv = ["videotune", *words]
     if fault:
         FAULTS[fault](rank)
     from videotune.cli.main import main
 
-    sys.argv = ["videotune", *words]
     try:
         code = main()
     except SystemExit as end:
@@ -335,6 +336,23 @@ def entries_noted(rank: int, *, last_entry: int = 0) -> None:
     LatentCache.put = noting  # type: ignore[method-assign]
 
 
+def shares_noted(rank: int) -> None:
+    """Each process notes the windows of its samples in each step, beside the run."""
+    from videotune.trainer import loop
+
+    train_step = loop.train_step
+    run = Path(sys.argv[sys.argv.index("--out") + 1])
+
+    def noting(settings: Any, net: Any, trainable: Any, batch: Any, *rest: Any) -> Any:
+        windows = [] if batch.batch is None else list(batch.batch.window_ids)
+        note = {"rank": rank, "step": batch.step, "window_ids": windows}
+        with (run.parent / "shares.jsonl").open("a") as notes:
+            notes.write(f"{json.dumps(note)}\n")
+        return train_step(settings, net, trainable, batch, *rest)
+
+    loop.train_step = noting  # type: ignore[assignment]
+
+
 def slow_in_each_step(rank: int) -> None:
     """The process of rank 1 sleeps in each of its steps."""
     from videotune.trainer import step
@@ -359,6 +377,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "killed in the third save": killed_in_the_third_save,
     "no room once": without_room_once,
     "slow in each step": slow_in_each_step,
+    "shares noted": shares_noted,
     "writes at once": writes_at_once,
     "writes slowly": partial(writes_slowly, seconds=0.3),
     "stuck in the second save": partial(writes_slowly, seconds=120.0, first_call=4),
