@@ -69,7 +69,7 @@ def train_as_process(work: Path, out: Path, *, at_once: bool) -> None:
     from videotune.trainer import saving
 
     if at_once:
-        saving.has_room_for_copy = lambda *_, **__: False  # type: ignore[assignment]
+        saving.has_room_for_copy = lambda *_, **__: False
     sets = (
         f"base_model_name={work / 'base'}",
         f"cache_dir={work / 'cache'}",

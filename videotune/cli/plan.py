@@ -159,7 +159,7 @@ def show_summary(result: PlanResult) -> None:
         way = device["phases"][device["phase"]]["way"]
         how = "" if way == "unchanged" else f" ({way})"
         needed = memory_size(device["need_bytes"])
-        host = memory_size(facts["host"]["need_bytes"])
+        host = memory_size(_host_bytes(facts))
         tell(f"most memory: {device['phase']}{how}, {needed}; of the host {host}")
         if unproven(facts):
             tell(unproven(facts))
@@ -450,6 +450,16 @@ def show_fit(facts: Mapping[str, Any]) -> None:
         if facts["hours_beside"]:
             time += f", validation and previews {time_text(facts['hours_beside'], 0)}"
         tell(f"time: {time}; {source_of_rates(device)}")
+
+
+def _host_bytes(facts: Mapping[str, Any]) -> int:
+    """Return what all processes of a machine need of its host."""
+    processes = facts["processes"]
+    if processes:
+        bytes_of_all: int = processes["host_bytes_a_machine"]
+        return bytes_of_all
+    bytes_of_one: int = facts["host"]["need_bytes"]
+    return bytes_of_one
 
 
 def _show_processes(facts: Mapping[str, Any]) -> None:

@@ -200,18 +200,22 @@ def message_seconds(
 def machines_json(sent: Traffic, cluster: Cluster, parts: int) -> dict[str, object]:
     """Return the machines as a part of ``plan.json``, with what they send."""
     ways = ways_of(sent, cluster, parts)
-    bytes_by_way = {
-        name: {kind: round(count) for kind, count in asdict(way).items()}
-        for name, way in (("within", ways.within), ("between", ways.between))
-    }
     return {
         "count": cluster.machines,
         "gpus": cluster.gpus,
         "network": cluster.network.name,
         "network_bytes_a_second": round(cluster.network.rate),
         "groups_within": cluster.holds_groups(parts),
-        "sent_bytes": bytes_by_way,
+        "sent_bytes": {
+            "within": rounded_bytes(ways.within),
+            "between": rounded_bytes(ways.between),
+        },
     }
+
+
+def rounded_bytes(sent: Traffic) -> dict[str, int]:
+    """Return the bytes of each kind of messages."""
+    return {kind: round(count) for kind, count in asdict(sent).items()}
 
 
 def refuse_unused_network(machines: int, gigabits: float | None) -> None:

@@ -33,7 +33,11 @@ from videotune.planner.gpus import (
 from videotune.planner.ledger import CountsByPart
 from videotune.planner.memory import Constraints, Need
 from videotune.planner.network_facts import linear_sizes
-from videotune.planner.processes import message_seconds_of, processes_of
+from videotune.planner.processes import (
+    copied_bytes,
+    message_seconds_of,
+    processes_of,
+)
 from videotune.planner.read_step import step_spec, step_spec_with_tiles
 from videotune.planner.step_spec import (
     UNCHANGED,
@@ -442,7 +446,7 @@ def to_json(
     host = {
         "program": PROGRAM,
         **training.host,
-        "checkpoint while it is written": checkpoint_bytes,
+        "checkpoint while it is written": copied_bytes(job, checkpoint_bytes),
     }
     phases = {}
     for name, (way, parts) in result.phases.items():
@@ -534,16 +538,11 @@ def bytes_of(parts: CountsByPart) -> dict[str, int]:
 def cache_seconds(
     job: Job, spec: StepSpec, card: Card, *, is_cpu: bool = False
 ) -> float:
-    """Return the calculated seconds in which an empty cache gets its windows and
-    conditions: all processes encode a part.
-    """
+    """Return the calculated seconds in which all processes fill an empty cache."""
     size = cache_size(job)
-    seconds = encoding_seconds(
-        size.windows.pixels + size.conditions.pixels,
-        spec.encoding_flops_per_pixel,
-        card,
-        is_cpu=is_cpu,
-    )
+    pixels = size.windows.pixels + size.conditions.pixels
+    flops_per_pixel = spec.encoding_flops_per_pixel
+    seconds = encoding_seconds(pixels, flops_per_pixel, card, is_cpu=is_cpu)
     return seconds / process_count(job)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from videotune.job.job import Job
@@ -12,6 +11,7 @@ from videotune.planner.cluster import (
     cluster_of,
     machines_json,
     message_seconds,
+    rounded_bytes,
 )
 from videotune.planner.gpus import Card
 from videotune.planner.memory import Need
@@ -51,15 +51,16 @@ def message_seconds_of(
     )
 
 
-def checkpoint_bytes_a_machine(
-    job: Job, cluster: Cluster, checkpoint_bytes: int
-) -> int:
-    """Return the bytes of the copies of a checkpoint on the machine that holds most of
-    them: each process has its rows, or the main process has all.
-    """
-    is_full = job.config.training_method == "FINE_TUNE"
-    if job.config.sharding == "FULL" and is_full:
-        return round(checkpoint_bytes * cluster.gpus / cluster.processes)
+def saves_together(job: Job) -> bool:
+    """Whether each process saves its rows; otherwise the main process saves all."""
+    config = job.config
+    return config.sharding == "FULL" and config.training_method == "FINE_TUNE"
+
+
+def copied_bytes(job: Job, checkpoint_bytes: int) -> int:
+    """Return the bytes of a checkpoint that a process copies before they are written."""
+    if saves_together(job):
+        return round(checkpoint_bytes / process_count(job))
     return checkpoint_bytes
 
 
@@ -97,7 +98,9 @@ def processes_of(
     if card is not None:
         seconds = message_seconds_of(job, spec, training, dtype, card, cluster)
 
-    copies = checkpoint_bytes_a_machine(job, cluster, checkpoint_bytes)
+    copies = copied_bytes(job, checkpoint_bytes)
+    if saves_together(job):
+        copies *= cluster.gpus
     machines = None
     if cluster.machines > 1:
         machines = machines_json(sent, cluster, parts)
@@ -106,7 +109,7 @@ def processes_of(
         "context_parallel": parts,
         "groups": job.processes,
         "sharding": job.config.sharding,
-        "sent_bytes": {name: round(size) for name, size in asdict(sent).items()},
+        "sent_bytes": rounded_bytes(sent),
         "link_bytes_a_second": card and round(card.peer_link),
         "seconds_waiting": seconds and round(seconds.waiting, 4),
         "seconds_beside": seconds and round(seconds.beside, 4),

@@ -8,7 +8,7 @@ nothing is read from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ from videotune.latent_cache.sampler import sample_indices
 from videotune.latent_cache.step_batch import samples_to_run
 from videotune.planner.cache_size import condition_bytes
 from videotune.planner.cluster import Cluster
+from videotune.planner.processes import saves_together
 from videotune.validation.callbacks import cache_items_of
 
 STEPS = 1000
@@ -220,21 +221,21 @@ class CacheReads:
         windows_by_machine: dict[int, set[str]] = {}
         for group, (begin, end) in enumerate(step.ranges):
             windows = step.window_ids[begin:end]
-            read += parts * sum(self._sizes[window_id] for window_id in windows)
+            read += parts * self._bytes_of(windows)
             ranks = (group * parts, group * parts + parts - 1)
             first, last = map(self._cluster.machine_of, ranks)
             for machine in range(first, last + 1):
                 windows_by_machine.setdefault(machine, set()).update(windows)
 
-        from_storage = [
-            sum(self._sizes[window_id] for window_id in windows)
-            for windows in windows_by_machine.values()
-        ]
+        from_storage = list(map(self._bytes_of, windows_by_machine.values()))
         self._read.append(read)
         self._most_of_machines.append(max(from_storage))
         self._from_storage.append(sum(from_storage))
         if seconds is not None:
             self._seconds.append(seconds)
+
+    def _bytes_of(self, window_ids: Iterable[str]) -> int:
+        return sum(self._sizes[window_id] for window_id in window_ids)
 
     def to_json(self) -> dict[str, Any]:
         """Return bytes a step, and what the storage must give in a second."""
@@ -312,9 +313,7 @@ def saves_of(
         staging_rate: bytes a second from a card to its host.
         storage: bytes a second that the disk of the run folder takes. None: assumed.
     """
-    config = job.config
-    is_shared = config.sharding == "FULL" and config.training_method == "FINE_TUNE"
-    writers = cluster.processes if is_shared else 1
+    writers = cluster.processes if saves_together(job) else 1
     bytes_a_writer = checkpoint_bytes / writers
     storage_writes = storage or STORAGE_WRITES
     times = SaveTimes(
