@@ -102,7 +102,7 @@ def is_sound(folder: Path, count: int) -> None:
 
 
 def latent_key(window: Window, variant: int, seed: int = 7) -> str:
-    return CacheKeys("vae", "", 0, 0).latents(draw_frames(window, variant, seed))
+    return CacheKeys("vae", "", 0, 0).latents_key(draw_frames(window, variant, seed))
 
 
 def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> None:

@@ -115,7 +115,7 @@ def file_of(kind: str, key: str) -> str:
     return f"{kind}/{key}{SUFFIX}"
 
 
-def describe(
+def new_entry(
     kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> CacheEntry:
     """Return the entry of tensors (on the CPU, contiguous) that are not in a file yet."""

@@ -33,8 +33,8 @@ from videotune.latent_cache.entry import (
     UNREADABLE,
     CacheEntry,
     EntryName,
-    describe,
     file_of,
+    new_entry,
     own_storage,
     read_entry,
     read_tensors,
@@ -176,7 +176,7 @@ class LatentCache:
             VideotuneError: if the folder cannot be written.
         """
         stored = {name: own_storage(tensor) for name, tensor in tensors.items()}
-        entry = describe(kind, key, stored, about)
+        entry = new_entry(kind, key, stored, about)
         path = self.path(kind, key)
         metadata = {METADATA_KEY: json.dumps(vars(entry), ensure_ascii=False)}
 
@@ -272,7 +272,7 @@ class LatentCache:
                 else:
                     path.unlink(missing_ok=True)
 
-    def examine(
+    def mark_unusable(
         self, items: Mapping[EntryName, Item], fits: Callable[[CacheEntry, Item], bool]
     ) -> None:
         """Count entries as missing that are damaged or do not fit what they are for.

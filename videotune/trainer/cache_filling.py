@@ -25,7 +25,7 @@ from videotune.latent_cache.encode import (
     ProgressFn,
     cut_captions,
     encode_missing,
-    missing,
+    missing_items,
     shard_work,
 )
 from videotune.latent_cache.encoder_failures import TextEncoderFull
@@ -147,7 +147,7 @@ def fill_cache_of_run(
     todo = missing_of_run(job, family, store, reads)
     anything_missing = dist.any_process(bool(todo))[0]
     if anything_missing:
-        is_leader = _fill_together(job, family, store, reads, todo, dist, on_progress)
+        is_leader = _encode_shares(job, family, store, reads, todo, dist, on_progress)
         # What the others have written is read from the disk.
         store = LatentCache(job.cache, keep_bytes)
     else:
@@ -160,7 +160,7 @@ def fill_cache_of_run(
     return store
 
 
-def _fill_together(
+def _encode_shares(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -219,7 +219,7 @@ def fill_cache(
         VideotuneError: if a clip cannot be encoded, also for lack of memory.
     """
     try:
-        _fill_missing(job, family, store, reads, share, on_progress)
+        _encode_and_report(job, family, store, reads, share, on_progress)
     except TextEncoderFull:
         echo(
             "note: the text encoder does not fit the device; "
@@ -227,10 +227,10 @@ def fill_cache(
         )
         family.free("text_encoder")
         family.free("vae")
-        _fill_with_text_on_the_host(job, family, store, reads, share, on_progress)
+        _encode_with_text_on_the_host(job, family, store, reads, share, on_progress)
 
 
-def _fill_with_text_on_the_host(
+def _encode_with_text_on_the_host(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -244,7 +244,7 @@ def _fill_with_text_on_the_host(
     """
     family.stream_text = echo
     try:
-        _fill_missing(job, family, store, reads, share, on_progress)
+        _encode_and_report(job, family, store, reads, share, on_progress)
     except TextEncoderFull as error:
         raise DoesNotFit(
             "the device has no room for the text encoder, not even with its blocks on "
@@ -254,7 +254,7 @@ def _fill_with_text_on_the_host(
         family.stream_text = None
 
 
-def _fill_missing(
+def _encode_and_report(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -345,7 +345,7 @@ def missing_of_run(
 ) -> CacheItems:
     """Return what a run reads and the cache does not have."""
     keys = CacheKeys.of(family, job.config.seed)
-    return missing(store, keys, reads, fits_of(family, job.shapes[0]))
+    return missing_items(store, keys, reads, fits_of(family, job.shapes[0]))
 
 
 def echo_truncated(job: Job, cut: Sequence[str]) -> None:
