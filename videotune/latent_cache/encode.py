@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from videotune.data.decode import whole_picture
 from videotune.data.media_info import MediaInfo
 from videotune.data.sound import read_sound
 from videotune.data.workers import Workers
@@ -24,6 +23,11 @@ from videotune.diffusion.regions import cell_shares
 from videotune.errors import VideotuneError
 from videotune.files import name_in_cache
 from videotune.latent_cache.clip_ends import REFERENCE
+from videotune.latent_cache.companion_reading import (
+    read_companion,
+    read_start_image,
+    read_whole_companion,
+)
 from videotune.latent_cache.conditions import (
     KNOWN,
     LATENTS,
@@ -372,7 +376,7 @@ def _encode_shown(
     """Decode and encode what a condition shows of the clip itself."""
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
-    start_image = _start_image_of(sample, media)
+    start_image = read_start_image(sample, media)
     types = dict(condition.on_channels)
     if start_image is not None and "first_frame" in types and "prefix" not in types:
         frames = torch.cat([start_image, frames[:, 1:]], dim=1)
@@ -380,7 +384,7 @@ def _encode_shown(
     hidden = read_hidden_pixels(condition, sample, keys.seed, media)
     control = None
     if "control" in types:
-        control = _read_companion("control", sample, len(sample.times), media)
+        control = read_companion("control", sample, len(sample.times), media)
     return encode_condition(family, frames, condition, hidden, control)
 
 
@@ -394,12 +398,12 @@ def _encode_reference(
     or fitted into the picture.
     """
     if family.spec.has_reference_image:
-        image = _read_whole_companion(sample, media)
+        image = read_whole_companion(sample, media)
         return {LATENTS: family.encode_reference_image(image, sample.window.shape)}
 
     stride = family.spec.rules.temporal_stride
     count = (condition.latent_frames - 1) * stride + 1
-    frames = _read_companion(REFERENCE, sample, count, media)
+    frames = read_companion(REFERENCE, sample, count, media)
     return {LATENTS: family.encode_video(frames).mean}
 
 
@@ -414,29 +418,6 @@ def _encode_sound(
         clip, sample.times[0], shape.frames / shape.fps, family.spec.sound.sample_rate
     )
     return {LATENTS: family.encode_sound(torch.from_numpy(waveform), shape)}
-
-
-def _read_whole_companion(
-    sample: FrameSample, media: Mapping[str, MediaInfo]
-) -> np.ndarray:
-    """Decode a sample's reference in its own size, uint8 (H,W,3). If it is a video, decode
-    the frame at which the sample begins.
-    """
-    companion = companion_sample(sample, REFERENCE, media)
-    picture = whole_picture(media[companion.window.clip_id], companion.times[0])
-    return picture[:, ::-1].copy() if sample.flipped else picture
-
-
-def _read_companion(
-    role: str, sample: FrameSample, count: int, media: Mapping[str, MediaInfo]
-) -> Tensor:
-    """Decode the first frames of a file beside a sample: (3,count,H,W) in [-1, 1]. An
-    image is held.
-    """
-    companion = companion_sample(sample, role, media)
-    part = replace(companion, times=companion.times[:count])
-    frames = to_model(frames_of([part], media[part.window.clip_id], None))
-    return frames.expand(-1, count, -1, -1).contiguous()
 
 
 def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:
@@ -508,7 +489,7 @@ def _encode_frames(
     clip = media[sample.window.clip_id]
     subject = f"{clip.path}: window {sample.window.id}"
     with naming_window(subject, LESS_MEMORY):
-        start_image = _start_image_of(sample, media)
+        start_image = read_start_image(sample, media)
         if start_image is not None:
             arguments["start_image"] = start_image
 
@@ -521,18 +502,6 @@ def _encode_frames(
             distribution = family.encode_video(pixels, **arguments)
             check_finite(tensors_of(distribution))
         return distribution
-
-
-def _start_image_of(
-    sample: FrameSample, media: Mapping[str, MediaInfo]
-) -> Tensor | None:
-    """Return the start image of a sample, cropped as its clip: (3,1,H,W) in [-1, 1]."""
-    image_id = sample.window.companion("start_image")
-    if image_id is None:
-        return None
-    window = replace(sample.window, clip_id=image_id)
-    still = replace(sample, window=window, times=(0.0,))
-    return to_model(frames_of([still], media[image_id], None))
 
 
 def tensors_of(distribution: LatentDistribution) -> dict[str, Tensor]:
