@@ -75,36 +75,79 @@ def reads_of(
 def _conditions_of(
     job: Job, samples: Sequence[tuple[Window, int]]
 ) -> list[ConditionSample]:
-    """Return the conditions of samples that are encoded on their own."""
-    num_boxes = max(1, job.config.video_config.variants)
+    """Return the conditions of samples, and their sound, that have entries of their own.
+
+    A sample may hide one of several boxes, and each has an entry. What is read without
+    random parts has the first box, and only the conditions that most samples have.
+    """
     usual = usual_conditions(job.config, job.spec)
-    sets = channel_sets(job.config, job.spec)
+    drawn_sets = channel_sets(job.config, job.spec)
     conditions: list[ConditionSample] = []
     for window, variant in samples:
-        # What is read without random parts has what most samples have.
         is_plain = variant == DETERMINISTIC_VARIANT
-        encoded: list[list[ConditionSample]] = []
-        for condition in job.config.conditions:
-            is_read = condition.type in usual or not is_plain
-            if is_read and not job.spec.is_on_channels(condition.type):
-                encoded.append(
-                    condition_samples(window, variant, condition, num_boxes, job.spec)
-                )
-
-        usual_on_channels = shown_on_channels(usual, window, job.spec)
-        for types in dict.fromkeys(
-            shown_on_channels(types, window, job.spec) for types in sets
-        ):
-            is_read = types == usual_on_channels or not is_plain
-            if is_read and job.spec.is_shown_alone(types):
-                encoded.append(
-                    channel_samples(window, variant, types, job.config, num_boxes)
-                )
-        for choices in encoded:
-            conditions += choices[:1] if is_plain else choices
+        only = usual if is_plain else None
+        choices = [
+            *_conditions_in_place(job, window, variant, only),
+            *_conditions_on_channels(job, window, variant, drawn_sets, only),
+        ]
+        for boxes in choices:
+            conditions += boxes[:1] if is_plain else boxes
         if window.shape.sound:
             conditions.append(ConditionSample(window, variant, SOUND))
     return conditions
+
+
+def _conditions_in_place(
+    job: Job, window: Window, variant: int, only: frozenset[str] | None
+) -> list[list[ConditionSample]]:
+    """Return the conditions of a sample that channels do not show, each with its boxes.
+
+    Args:
+        job: what is to be done.
+        window: the sample's window.
+        variant: its variant.
+        only: the types that are read. None: all.
+    """
+    boxes = max(1, job.config.video_config.variants)
+    encoded = []
+    for condition in job.config.conditions:
+        is_read = only is None or condition.type in only
+        if is_read and not job.spec.is_on_channels(condition.type):
+            encoded.append(
+                condition_samples(window, variant, condition, boxes, job.spec)
+            )
+    return encoded
+
+
+def _conditions_on_channels(
+    job: Job,
+    window: Window,
+    variant: int,
+    drawn_sets: Sequence[frozenset[str]],
+    only: frozenset[str] | None,
+) -> list[list[ConditionSample]]:
+    """Return what channels may show of a sample, each with its boxes.
+
+    Args:
+        job: what is to be done.
+        window: the sample's window.
+        variant: its variant.
+        drawn_sets: types of conditions that a step may draw together (``channel_sets``).
+        only: the one set that is read. None: each of them.
+    """
+    boxes = max(1, job.config.video_config.variants)
+    # Sets that differ in what this window cannot show are one.
+    shown_sets = [shown_on_channels(types, window, job.spec) for types in drawn_sets]
+    sets = list(dict.fromkeys(shown_sets))
+    if only is not None:
+        usual = shown_on_channels(only, window, job.spec)
+        sets = [types for types in sets if types == usual]
+
+    encoded = []
+    for types in sets:
+        if job.spec.is_shown_alone(types):
+            encoded.append(channel_samples(window, variant, types, job.config, boxes))
+    return encoded
 
 
 def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
