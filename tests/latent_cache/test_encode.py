@@ -212,7 +212,7 @@ def test_progress_report_and_what_is_freed(
     assert told[-1][0].startswith("windows, ")
     assert told[-1][0].endswith(" a second")
     assert family.freed == ["text_encoder", "vae"]
-    files = sorted(path.parent.name for path in tmp_path.rglob("*.safetensors"))
+    files = sorted(path.parent.parent.name for path in tmp_path.rglob("*.safetensors"))
     assert files == ["latents"] * 4 + ["text"] * 3
     paths = {
         entry.about["clip"] for entry in cache.entries() if entry.kind == "latents"

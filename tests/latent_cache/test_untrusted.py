@@ -377,9 +377,9 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
 def test_entries_that_were_exchanged_are_missing(tmp_path: Path) -> None:
     """Each file names its own entry, so that none is trained as another."""
     folder = tmp_path / "cache"
-    filled(folder, 3)
-    first = folder / "latents" / "k0.safetensors"
-    second = folder / "latents" / "k1.safetensors"
+    store = filled(folder, 3)
+    first = store.path("latents", "k0")
+    second = store.path("latents", "k1")
     first_bytes = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(first_bytes)

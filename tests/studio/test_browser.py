@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from scripts.studio_pictures import take_pictures
 from tests.support.browser import make_project, open_page, open_studio, violations
+from tests.support.waiting import wait_until
 from videotune.config.nested_keys import flatten
 from videotune.files import life
 from videotune.studio import projects
@@ -75,14 +75,6 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     assert violations(page) == []
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 240) -> None:
-    """Wait until it is so."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 SETTINGS = (
     ("steps", "40"),
     ("batch_size", "1"),
@@ -126,6 +118,16 @@ def step_reached(run: Path, step: int, seconds: float = 240) -> None:
         time.sleep(0.1)
 
 
+def resumed_steps(run: Path) -> list[int]:
+    """The steps from which the journal says that the run was resumed."""
+    lines = (run / "journal.jsonl").read_text().splitlines()
+    return [
+        json.loads(line)["from_step"]
+        for line in lines
+        if line.endswith("}") and json.loads(line)["kind"] == "resume"
+    ]
+
+
 def badge(page: Any, word: str) -> None:
     """Wait until the page says that the run stands so."""
     page.locator(".state .badge").filter(
@@ -153,11 +155,7 @@ def train_and_kill(page: Any, run: Path) -> None:
     saved = max(
         int(path.parent.name[5:]) for path in run.glob("checkpoints/*/COMPLETE")
     )
-    step_reached(run, 25)
-    lines = [
-        json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()
-    ]
-    resumed = [line["from_step"] for line in lines if line["kind"] == "resume"]
+    resumed = wait_until(lambda: resumed_steps(run), seconds=240)
     assert resumed == [saved], "the worker resumed what had died"
 
 
