@@ -65,7 +65,8 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     area.fill("a shape <i>that</i> moves")
     area.press("Tab")
     caption = (home / "clips" / first).with_suffix(".txt")
-    wait_until(lambda: caption.read_text() == "a shape <i>that</i> moves\n")
+    expected = "a shape <i>that</i> moves\n"
+    wait_until(lambda: caption.read_text() == expected, seconds=240)
     page.locator("#find").fill("that</i> moves")
     page.locator("#tiles-found[data-found='1']").wait_for(state="attached")
     page.reload()
@@ -208,7 +209,12 @@ def test_from_a_folder_of_clips_to_a_downloaded_lora(
             page.goto(studio.address + path)
             assert violations(page) == []
         pictures = take_pictures(
-            page, studio.address, home.name, tmp_path / "pictures", widths=(390,)
+            page,
+            studio.address,
+            home.name,
+            tmp_path / "pictures",
+            widths=(390,),
+            seconds=240,
         )
         assert {path.name.rpartition("-")[2] for path in pictures} == {"390.webp"}
         assert len(pictures) == 2 * len({path.name.split("-")[0] for path in pictures})
