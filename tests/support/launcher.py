@@ -353,14 +353,14 @@ def shares_noted(rank: int) -> None:
     loop.train_step = noting  # type: ignore[assignment]
 
 
-def slow_in_each_step(rank: int) -> None:
-    """The process of rank 1 sleeps in each of its steps."""
+def slow_in_each_step(rank: int, *, others_seconds: float) -> None:
+    """The process of rank 1 sleeps in each of its steps; the others sleep less."""
     from videotune.trainer import step
 
     forward_pass = step.forward_pass
 
     def delayed(*arguments: Any) -> Any:
-        time.sleep(0.4 if rank == 1 else 0.0)
+        time.sleep(0.4 if rank == 1 else others_seconds)
         return forward_pass(*arguments)
 
     step.forward_pass = delayed
@@ -376,10 +376,11 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "killed in the second save": killed_in_the_second_save,
     "killed in the third save": killed_in_the_third_save,
     "no room once": without_room_once,
-    "slow in each step": slow_in_each_step,
     "shares noted": shares_noted,
     "writes at once": writes_at_once,
     "writes slowly": partial(writes_slowly, seconds=0.3),
     "stuck in the second save": partial(writes_slowly, seconds=120.0, first_call=4),
     "broken disk": with_a_broken_disk,
+    "one slow in each step": partial(slow_in_each_step, others_seconds=0.0),
+    "all slow in each step": partial(slow_in_each_step, others_seconds=0.4),
 }
