@@ -366,6 +366,12 @@ def slow_in_each_step(rank: int, *, others_seconds: float) -> None:
     step.forward_pass = delayed
 
 
+def writes_and_steps_slowly(rank: int) -> None:
+    """A checkpoint takes longer than a step, and is written long before the next one."""
+    writes_slowly(rank, seconds=0.2)
+    slow_in_each_step(rank, others_seconds=0.4)
+
+
 FAULTS: dict[str, Callable[[int], None]] = {
     "entries noted": entries_noted,
     "killed after an entry": partial(entries_noted, last_entry=1),
@@ -378,6 +384,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "no room once": without_room_once,
     "shares noted": shares_noted,
     "writes at once": writes_at_once,
+    "writes and steps slowly": writes_and_steps_slowly,
     "writes slowly": partial(writes_slowly, seconds=0.3),
     "stuck in the second save": partial(writes_slowly, seconds=120.0, first_call=4),
     "broken disk": with_a_broken_disk,

@@ -91,7 +91,7 @@ def test_steps_go_on_while_threads_write_the_same_bytes(
 ) -> None:
     run = tmp_path / "run"
     sets = (f"steps={STEPS}", "save_every=4")
-    ended = in_two(run, words, *sets, fault="writes slowly")
+    ended = in_two(run, words, *sets, fault="writes and steps slowly")
     assert ended.codes == (DONE, DONE), ended.failures
 
     for step in (4, STEPS):
