@@ -102,7 +102,7 @@ def test_steps_go_on_while_threads_write_the_same_bytes(
     assert in_background["waited"] < 0.5 * in_background["seconds"]
     assert last["waited"] > 0.5 * last["seconds"], "the end waits for its checkpoint"
     for line in saves_of(at_once):
-        assert line["waited"] > 0.9 * line["seconds"]
+        assert line["waited"] > 0.8 * line["seconds"]
 
 
 @pytest.mark.slow

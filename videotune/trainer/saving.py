@@ -226,6 +226,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     if not (thread and _all_have_room(trainer, parts)):
         write = _writing(trainer, step, kind, parts, state)
         trainer.saving = PendingSave(step, begun, write, is_shared=is_sharded)
+        trainer.saving.waited = time.perf_counter() - begun
         trainer.saved_at = time.monotonic()
         finish_pending_save(trainer)
         return
@@ -388,17 +389,13 @@ def write_saved(
         trainer: the run.
         saved: the checkpoint.
         seconds: how long saving took. None: another process has saved it.
-        waited: for how much of it the steps have waited. None: it is not known.
+        waited: for how much of it the steps have waited. None: likewise.
     """
-    details: dict[str, Any] = {
-        "path": saved.folder.relative_to(trainer.run).as_posix(),
-        "seconds": seconds,
-    }
-    if saved.kind == "backup":
-        details["backup"] = True
-    if waited is not None:
-        details["waited"] = waited
-    trainer.journal.event("save", step=saved.step, **details)
+    path = saved.folder.relative_to(trainer.run).as_posix()
+    backup = {"backup": True} if saved.kind == "backup" else {}
+    trainer.journal.event(
+        "save", step=saved.step, path=path, **backup, seconds=seconds, waited=waited
+    )
     trainer.write_exposure(saved.step)
 
 
