@@ -278,9 +278,7 @@ def _writing(
         trainer.journal.sync()
         # With rows each process checks its own disk while it writes, and all agree.
         writers = trainer.dist.for_writing_thread if rows else None
-        return save_checkpoint(
-            trainer.run, step, parts, state, kind, rows=rows, dist=writers
-        )
+        return save_checkpoint(trainer.run, step, parts, state, kind, rows, writers)
 
     return write
 
