@@ -279,11 +279,11 @@ def test_a_cut_journal_has_not_ended(tmp_path: Path) -> None:
 
 def test_a_journal_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     elsewhere = tmp_path / "thesis.jsonl"
-    elsewhere.write_text("precious\n")
+    elsewhere.write_text("precious")
     run = tmp_path / "run"
     run.mkdir()
     (run / "journal.jsonl").symlink_to(elsewhere)
 
     with pytest.raises(VideotuneError, match="is a link"):
         Journal(run)
-    assert elsewhere.read_text() == "precious\n"
+    assert elsewhere.read_text() == "precious"
