@@ -117,11 +117,17 @@ class Mutant:
     @property
     def difference(self) -> str:
         """The changed lines, old and new."""
-        before = ast.unparse(self.original).splitlines()[1:]
-        after = ast.unparse(self.mutated).splitlines()[1:]
+        before = _without_name(self.original)
+        after = _without_name(self.mutated)
         lines = [f"    - {line.strip()}" for line in before if line not in after]
         lines += [f"    + {line.strip()}" for line in after if line not in before]
         return "\n".join(lines)
+
+
+def _without_name(tree: ast.AST) -> list[str]:
+    """Return a function's lines; its first line shows defaults of arguments."""
+    text = ast.unparse(tree)
+    return re.sub(r"\w+__mutmut_\w+", "function", text, count=1).splitlines()
 
 
 def _without_texts(tree: ast.AST) -> str:
