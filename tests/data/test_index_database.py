@@ -5,7 +5,6 @@ written, disks of networks.
 import os
 import signal
 import sqlite3
-import struct
 import subprocess
 import sys
 import time
@@ -16,13 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.index_files import leading_journal
 from videotune.data import index_database
-from videotune.data.index_database import (
-    JOURNAL_MAGIC,
-    FileRow,
-    IndexDatabase,
-    is_network_disk,
-)
+from videotune.data.index_database import FileRow, IndexDatabase, is_network_disk
+from videotune.sqlite_files import FILE_SUFFIXES
 
 VERSIONS = {"version": "1", "av": "1"}
 
@@ -156,19 +152,6 @@ def test_a_disk_of_a_network_gets_no_write_ahead_log(
     assert not is_network_disk(tmp_path)
 
 
-def leading_journal(database: Path, victim: Path) -> bytes:
-    """A rollback journal without pages that names a journal of several databases, as
-    SQLite's file format has it.
-    """
-    page_bytes = int.from_bytes(database.read_bytes()[16:18], "big")
-    pages = database.stat().st_size // page_bytes
-    header = struct.pack(">8sIIIII", JOURNAL_MAGIC, 0, 1234, pages, 512, page_bytes)
-    name = os.fsencode(victim)
-    lock_page = (1 << 30) // page_bytes + 1
-    end = struct.pack(">II8s", len(name), sum(name), JOURNAL_MAGIC)
-    return header.ljust(512, b"\0") + struct.pack(">I", lock_page) + name + end
-
-
 def database_of_a_stranger(path: Path) -> Path:
     with closing(sqlite3.connect(path)) as connection:
         for statement in index_database.SCHEMA:
@@ -198,7 +181,7 @@ def test_a_journal_of_a_stranger_deletes_no_file(tmp_path: Path) -> None:
     assert not victim.exists(), "SQLite itself deletes what the journal names"
 
 
-@pytest.mark.parametrize("suffix", index_database.FILE_SUFFIXES)
+@pytest.mark.parametrize("suffix", FILE_SUFFIXES)
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_link_among_the_files_of_the_index_is_not_written_through(
     tmp_path: Path, suffix: str, link: Callable[[Path, Path], None]
@@ -218,7 +201,7 @@ def test_a_link_among_the_files_of_the_index_is_not_written_through(
     assert IndexDatabase(path, VERSIONS).names() == {"a"}
 
 
-@pytest.mark.parametrize("suffix", index_database.FILE_SUFFIXES)
+@pytest.mark.parametrize("suffix", FILE_SUFFIXES)
 def test_a_pipe_among_the_files_of_the_index_is_not_waited_for(
     tmp_path: Path, suffix: str
 ) -> None:

@@ -15,7 +15,6 @@ rows. Files of SQLite that would lead it to other files are deleted before it se
 
 import os
 import sqlite3
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from videotune.files import tag_cache
 from videotune.lazy import psutil
+from videotune.sqlite_files import database_files, refuse_leading_files
 
 SCHEMA = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
@@ -38,14 +38,6 @@ NETWORK_DISKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "9p",
 
 WAIT_SECONDS = 60.0
 """How long a writer waits for another process's transaction."""
-
-FILE_SUFFIXES = ("", "-wal", "-shm", "-journal")
-"""Ends of the names of the files of a database."""
-
-JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
-"""Last bytes of a rollback journal that names a journal of several databases
-(https://www.sqlite.org/fileformat.html#the_rollback_journal).
-"""
 
 MAX_ROW_BYTES = 64_000_000
 """Size of a row from which the database counts as damaged."""
@@ -275,7 +267,7 @@ class IndexDatabase:
             f"the index {self.path} was damaged ({type(error).__name__}) "
             "and has been rebuilt"
         )
-        for file in _files_of(self.path):
+        for file in database_files(self.path):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
 
@@ -355,37 +347,6 @@ class IndexDatabase:
                 "INSERT INTO about VALUES (?, ?)", self._versions.items()
             )
         connection.execute("COMMIT")
-
-
-def refuse_leading_files(path: Path) -> None:
-    """Check that no file of a database leads SQLite to another file.
-
-    SQLite would write through a link. It would wait for a pipe. And it deletes the file
-    that a rollback journal names as the journal of several databases, which ours never
-    are.
-
-    Raises:
-        sqlite3.DatabaseError: if one does.
-    """
-    for file in _files_of(path):
-        with suppress(FileNotFoundError):
-            status = file.lstat()
-            is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-            if not is_plain and not stat.S_ISDIR(status.st_mode):
-                raise sqlite3.DatabaseError(f"{file.name} is a link or a device")
-
-    with (
-        suppress(FileNotFoundError, IsADirectoryError),
-        path.with_name(f"{path.name}-journal").open("rb") as journal,
-    ):
-        journal.seek(max(0, os.fstat(journal.fileno()).st_size - len(JOURNAL_MAGIC)))
-        if journal.read() == JOURNAL_MAGIC:
-            raise sqlite3.DatabaseError(f"{journal.name} names another file")
-
-
-def _files_of(path: Path) -> list[Path]:
-    """Return the files that SQLite may have for a database."""
-    return [path.with_name(path.name + suffix) for suffix in FILE_SUFFIXES]
 
 
 def _text(content: bytes) -> str:

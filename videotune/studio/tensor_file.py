@@ -44,6 +44,8 @@ class TensorFile:
                 one after the other.
             OSError: if the file cannot be read.
         """
+        if not path.is_file():
+            raise ValueError("it is not a file")
         size = path.stat().st_size
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
