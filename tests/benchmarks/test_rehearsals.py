@@ -4,8 +4,8 @@ prints then means nothing.
 
 import json
 import os
-import shutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,7 +125,9 @@ def test_some_wrong_lines_are_drawn(tmp_path: Path) -> None:
     words = ("videotune/trainer/step_record.py", "--sample", "3", "--seed", "1")
     done = run_script("scripts/mutants.py", *words, "--work", str(tmp_path / "work"))
     assert re.search("^3 of [0-9]+ mutants are drawn$", done.stdout, re.MULTILINE)
-    tried, unreached = re.findall("of ([0-9]+) .*, ([0-9]+) not reached", done.stdout)[-1]
+    tried, unreached = re.findall("of ([0-9]+) .*, ([0-9]+) not reached", done.stdout)[
+        -1
+    ]
     assert int(tried) + int(unreached) == 3
     assert "interval of 95 %" in done.stdout
 
