@@ -19,7 +19,14 @@ from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping
 from videotune.sampling.picture_faults import describe_sound, remark_at
-from videotune.studio import header, model_choices, queue_page, train_page, trash
+from videotune.studio import (
+    header,
+    model_choices,
+    queue_page,
+    stages,
+    train_page,
+    trash,
+)
 from videotune.studio.projects import Project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
@@ -94,6 +101,10 @@ def result(page: PageContext) -> str:
         comfyui=comfyui,
         comfyui_fault=comfyui_fault,
         copy_name=lambda file: name_in_comfyui(file, page.current_project),
+        is_older=stages.has_changed_since(
+            page.current_project,
+            (run, run_data["entry"], run_data["job"], run_data["code"]),
+        ),
     )
 
 

@@ -32,12 +32,14 @@ from videotune.studio import (
     run_cards,
     trash,
 )
+from videotune.studio.base_model_problem import problem_of_run
 from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.run_settings import changed_settings
+from videotune.studio.start_questions import ask_before_start
 from videotune.studio.status import (
     checkpoints,
     process_progress,
@@ -228,7 +230,7 @@ def describe_best_step(
     best = number(verdict["best_step"])
     if best is None or recommended is None or best == recommended or verdict["turned"]:
         return ""
-    lowest = f"the error on held-out clips was lowest at step {plain(best)}"
+    lowest = f"the error on clips kept aside was lowest at step {plain(best)}"
     if best == 0:
         return f"{lowest}, the base model itself"
     if best not in [step for step, _ in saves]:
@@ -256,6 +258,9 @@ def run_part(page: PageContext) -> str:
     return render(
         "train_run",
         **run_data,
+        problem=problem_of_run(
+            run, run_data["entry"], run_data["job"], run_data["code"]
+        ),
         doctor=doctor,
         findings=findings,
         exposure=exposure(run),
@@ -562,6 +567,9 @@ def start(page: CurrentPage, form: PostedForm) -> Response:
     """Queue a new run with the project's settings, or from a checkpoint of another run."""
     project = page.current_project
     keys = None
+    questions = None if form["run"] else ask_before_start(project, form)
+    if questions is not None:
+        return questions
     if form["run"]:
         run = run_folder(project, form["run"])
         check_run_paths(page, run)

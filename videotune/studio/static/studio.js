@@ -66,6 +66,17 @@
     $("confirm").showModal();
   });
 
+  // A training that downloads much, takes days or does not fit is asked about; "Start anyway" sends the form again.
+  document.addEventListener("ask", (event) => {
+    const form = event.target.closest("form"), dialog = $("start-ask");
+    $("start-ask-lines").replaceChildren(...event.detail.lines.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
+    $("start-ask-yes").onclick = () => {
+      const sure = Object.assign(document.createElement("input"), { type: "hidden", name: "sure", value: "1" });
+      dialog.close(); form.append(sure); htmx.trigger(form, "submit"); sure.remove();
+    };
+    dialog.showModal(); raise();
+  });
+
   // dialogs, menus, explanations
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-open]"), closer = event.target.closest("[data-close]"), word = event.target.closest(".help-word");
