@@ -77,7 +77,9 @@ def time_span(hours: float) -> str:
     days = hours / 24
     if days < 365:
         return f"{days:,.0f} days"
-    return f"{days / 365.25:,.0f} years" if days >= 730 else f"{days / 30.44:.0f} months"
+    return (
+        f"{days / 365.25:,.0f} years" if days >= 730 else f"{days / 30.44:.0f} months"
+    )
 
 
 def moment(seconds: float) -> str:

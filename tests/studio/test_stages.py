@@ -15,7 +15,14 @@ import pytest
 
 from tests.support.reports import full_run, visible_text, write_file
 from tests.support.studio_fuzz import PLAN
-from videotune.studio import plan_server, project_plan, projects, setup_page, stages
+from videotune.studio import (
+    gpu,
+    plan_server,
+    project_plan,
+    projects,
+    stages,
+    this_computer,
+)
 from videotune.studio.projects import Project
 from videotune.studio.stages import Stage, next_stage
 from videotune.studio.web import PageContext
@@ -183,7 +190,7 @@ def test_a_run_of_another_model_is_not_that_of_the_settings(
     settings = {"base_model_name": "asset:toy", "training_method": "LORA"}
     write_file(run, "config.json", {"steps": 120, "settings": settings})
     assert stages_of(cats)["run"].text == "settings changed since run-1"
-    assert stages_of(cats)["result"].state == "open"
+    assert stages_of(cats)["result"].text == "of run-1, with older settings"
     assert action_of(cats) == "See the plan"
 
     projects.update(cats, preset="toy")
@@ -202,7 +209,12 @@ def test_the_result_says_that_it_is_the_last_where_there_is_no_verdict(
     with (run / "journal.jsonl").open("a", encoding="utf-8") as journal:
         journal.write(json.dumps(end | {"take": {"step": 120, "why": why}}) + "\n")
     page = client.get("/p/cats/results?run=run-1").text
-    assert "It is the last one. No verdict: no clip is held out." in visible_text(page)
+    text = visible_text(page)
+    assert "It is the last one, and no checkpoint was compared with it." in text
+    assert "No clip is kept aside for checking." in text
+    assert "not known whether the model learns from your clips or copies them" in text
+    assert 'href="/p/cats/data?state=used#tiles"' in page, "how to get a verdict"
+
 
 
 def test_all_pages_show_the_same_path(client: Any, cats: Project) -> None:

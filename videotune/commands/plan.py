@@ -138,7 +138,9 @@ def plan(
         if not has_gpu:
             numbers = step_spec(job, dtype)
             cpu = measured_cpu()
-            seconds = step_seconds(job, numbers, result.training, cpu, dtype) * job.steps
+            seconds = (
+                step_seconds(job, numbers, result.training, cpu, dtype) * job.steps
+            )
             if limit is not None:
                 return PlanResult(
                     facts, job, cpu_seconds_without_card=seconds, is_here=False

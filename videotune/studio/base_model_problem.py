@@ -15,8 +15,12 @@ from videotune.studio.setting_names import in_page_words
 PREFIX = "base_model_name: "
 """How every message about a base model begins."""
 
-LICENCE = re.compile(r" is gated\.|the Hub refuses the account|the Hub rejects HF_TOKEN")
-NOT_FOUND = re.compile(r" is not on the Hub|neither a local folder nor an id of the Hub")
+LICENCE = re.compile(
+    r" is gated\.|the Hub refuses the account|the Hub rejects HF_TOKEN"
+)
+NOT_FOUND = re.compile(
+    r" is not on the Hub|neither a local folder nor an id of the Hub"
+)
 NOT_REACHED = re.compile(
     r"the Hub is not reached|the Hub cannot be reached|the Hub may not be asked"
     r"|the Hub is switched off"

@@ -521,7 +521,7 @@ def unusual_values(
         if value <= 0 or usual <= 0:
             continue
         if high_note and value >= FAR * usual:
-            times = f"{plain(value / usual, 3)} times the usual {plain(usual)}"
+            times = f"{plain(round(value / usual))} times the usual {plain(usual)}"
             notes[key] = f"{times}: {high_note}."
             if costs and key in COSTLY_KEYS:
                 notes[key] += f" {costs}"

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
+from huggingface_hub import get_token
 
 from videotune.errors import VideotuneError
 from videotune.files import disk_usage, write_json
@@ -27,6 +28,7 @@ from videotune.studio import (
     train_page,
     trash,
 )
+from videotune.studio.downloads import download_name
 from videotune.studio.projects import Project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
@@ -36,7 +38,6 @@ from videotune.studio.result_files import (
     copy_to_comfyui,
     exported_files,
     files_to_take,
-    name_in_comfyui,
     use_of_file,
 )
 from videotune.studio.settings import change_settings, read_settings
@@ -100,7 +101,8 @@ def result(page: PageContext) -> str:
         use=use(run),
         comfyui=comfyui,
         comfyui_fault=comfyui_fault,
-        copy_name=lambda file: name_in_comfyui(file, page.current_project),
+        copy_name=lambda file: download_name(page.current_project, file.path),
+        download_name=partial(download_name, page.current_project),
         is_older=stages.has_changed_since(
             page.current_project,
             (run, run_data["entry"], run_data["job"], run_data["code"]),
@@ -166,6 +168,8 @@ def summary(page: PageContext) -> str:
         describe_sound=describe_sound,
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         files=files,
+        has_login=get_token() is not None,
+        download_name=partial(download_name, page.current_project),
         use=use(run),
         code_of=partial(use_of_file, run, files),
         losses=losses,

@@ -38,6 +38,7 @@ from videotune.studio.base_model_problem import (
     problem_of,
     problem_of_run,
 )
+from videotune.studio.first_model import first_model
 from videotune.studio.form import (
     PATH_KEYS,
     as_config,
@@ -222,7 +223,9 @@ def _costs(page: PageContext) -> str:
     """
     answer = plan_answer(page)
     plan_now = mapping(answer.get("plan") if answer.get("current") else None)
-    hours = (number(plan_now["hours"]) or 0.0) + (number(plan_now["hours_beside"]) or 0.0)
+    hours = (number(plan_now["hours"]) or 0.0) + (
+        number(plan_now["hours_beside"]) or 0.0
+    )
     run_bytes = number(mapping(plan_now["disk"])["run_bytes"])
     if not hours or run_bytes is None:
         return ""
@@ -265,13 +268,17 @@ def gallery(page: PageContext) -> str:
             damaged_presets.append(str(error))
 
     card = model_choices.chosen_card(project.facts)
+    rows = clips.table(project).rows.values()
+    lengths = [row["source_seconds"] for row in rows if row["source_seconds"]]
+    first = first_model(card, lengths)
     hours = plan_server.read_answer(_studio_file(project, "hours"))
     return render(
         "setup_presets",
         project=project,
         own=own_presets,
         damaged=damaged_presets,
-        families=model_choices.families_for(card, project.preset),
+        families=model_choices.families_for(card, project.preset, first.preset),
+        first=first,
         card=card,
         card_groups=model_choices.card_groups(),
         found=gpu.list_gpus(),
