@@ -58,6 +58,13 @@ def memory_size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def disk_size(count: float) -> str:
+    """Return bytes of a disk as text, in powers of 1000 as disks are sold."""
+    if count < 1e12:
+        return f"{count / 1e9:,.{1 if count >= 1e10 else 2}f} GB"
+    return f"{count / 1e12:,.{1 if count < 1e13 else 0}f} TB"
+
+
 def duration(seconds: float) -> str:
     """Return a time span as text: seconds, minutes, or hours and minutes."""
     if seconds < 99.5:

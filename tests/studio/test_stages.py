@@ -216,7 +216,6 @@ def test_the_result_says_that_it_is_the_last_where_there_is_no_verdict(
     assert 'href="/p/cats/data?state=used#tiles"' in page, "how to get a verdict"
 
 
-
 def test_all_pages_show_the_same_path(client: Any, cats: Project) -> None:
     shown = set()
     for page in PAGES:

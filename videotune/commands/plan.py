@@ -27,6 +27,7 @@ from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
 from videotune.planner.cpu_rate import measured_cpu
 from videotune.planner.fit import (
+    Fit,
     cache_seconds,
     fit,
     planned_dtype,
@@ -136,22 +137,33 @@ def plan(
             checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
             facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
         if not has_gpu:
-            numbers = step_spec(job, dtype)
-            cpu = measured_cpu()
-            seconds = (
-                step_seconds(job, numbers, result.training, cpu, dtype) * job.steps
-            )
-            if limit is not None:
-                return PlanResult(
-                    facts, job, cpu_seconds_without_card=seconds, is_here=False
-                )
-            return PlanResult(
-                facts,
-                job,
-                cpu_seconds=seconds,
-                cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
-            )
+            return _plan_without_gpu(facts, job, result, dtype, limit)
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
+
+
+def _plan_without_gpu(
+    facts: dict[str, Any], job: Job, result: Fit, dtype: str, limit: int | None
+) -> PlanResult:
+    """Return the plan on a machine without a GPU, with the seconds on its CPU.
+
+    Args:
+        facts: the plan.
+        job: the run.
+        result: its fit.
+        dtype: the dtype of the training.
+        limit: memory of the card that the plan is for; None: it is for this CPU.
+    """
+    numbers = step_spec(job, dtype)
+    cpu = measured_cpu()
+    seconds = step_seconds(job, numbers, result.training, cpu, dtype) * job.steps
+    if limit is not None:
+        return PlanResult(facts, job, cpu_seconds_without_card=seconds, is_here=False)
+    return PlanResult(
+        facts,
+        job,
+        cpu_seconds=seconds,
+        cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
+    )
 
 
 def _card_of_plan(

@@ -53,9 +53,8 @@ def first_model(card: ChosenCard, clip_seconds: Sequence[float] = ()) -> FirstMo
         clip_seconds: how long each clip is, as far as it is known.
     """
     used_card = card if card.gigabytes else UNKNOWN_CARD
-    fitting = [
-        size for model in BEGINNERS_MODELS for size in _best_size(model, used_card)
-    ]
+    best_sizes = [_best_size(model, used_card) for model in BEGINNERS_MODELS]
+    fitting = [size for size in best_sizes if size is not None]
     if not fitting:
         reason = (
             f"No model is made for {card.name}. With the toy you see in minutes how all "
@@ -71,16 +70,16 @@ def first_model(card: ChosenCard, clip_seconds: Sequence[float] = ()) -> FirstMo
     return FirstModel(size.preset, _reason(size, used_card, clip_seconds))
 
 
-def _best_size(model: str, card: ChosenCard) -> list[ModelSize]:
-    """Return the LoRA size of a model that is nearest to the card's memory and fits it,
-    or nothing.
+def _best_size(model: str, card: ChosenCard) -> ModelSize | None:
+    """Return the LoRA size of a model that is nearest to the card's memory and fits it;
+    None if none does.
     """
     sizes = [
         size
         for size in sizes_of_model(model)
         if size.is_lora and size.fits(card) and not runs_anywhere(size.preset)
     ]
-    return sorted(sizes, key=lambda size: -(size.memory_class or 0))[:1]
+    return max(sizes, key=lambda size: size.memory_class or 0, default=None)
 
 
 def _reason(size: ModelSize, card: ChosenCard, clip_seconds: Sequence[float]) -> str:
@@ -111,8 +110,8 @@ def _seconds_of_part(size: ModelSize) -> float:
     """Return how many seconds of a clip a preset trains at once."""
     values: Mapping[str, Any] = flatten(read_preset(size.preset))
     frames = values.get("video_config.frames") or values.get("video_config.max_frames")
-    found = FRAME_RATE.search(size.good)
+    own_rate = FRAME_RATE.search(size.good)
     rate = values.get("video_config.target_fps") or (
-        float(found[1]) if found else USUAL_RATE
+        float(own_rate[1]) if own_rate else USUAL_RATE
     )
     return float(frames or USUAL_FRAMES) / float(rate)

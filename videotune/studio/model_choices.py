@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -197,12 +198,8 @@ def _families() -> tuple[ModelFamily, ...]:
 
 def sizes_of_model(base_model: str) -> list[ModelSize]:
     """Return the sizes of a base model."""
-    return [
-        size
-        for family in _families()
-        for size in family.sizes
-        if size.base_model == base_model
-    ]
+    sizes = chain.from_iterable(family.sizes for family in _families())
+    return [size for size in sizes if size.base_model == base_model]
 
 
 def families_for(

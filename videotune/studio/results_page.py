@@ -299,12 +299,20 @@ def _dialog_data(page: PageContext) -> dict[str, Any]:
         run_data = train_page.run_context(page)
         formats = export_formats(run_data["run"])
     except UNEXPECTED:
-        return {"saves": [], "best": None, "step": None, "formats": (), "given": {}}
+        return {
+            "saves": [],
+            "best": None,
+            "is_unmeasured": False,
+            "step": None,
+            "formats": (),
+            "given": {},
+        }
 
     files = list(exported_files(page.current_project, run_data["run"].folder))
     return {
         "saves": run_data["saves"],
         "best": run_data["best"],
+        "is_unmeasured": run_data["is_unmeasured"],
         "step": step_to_take(run_data["best"], run_data["saves"], files),
         "formats": formats,
         "given": files_taken(run_data["run"]),

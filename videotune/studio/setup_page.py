@@ -89,7 +89,7 @@ from videotune.studio.web import (
     render,
     reply,
 )
-from videotune.text import time_span
+from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
@@ -229,7 +229,7 @@ def _costs(page: PageContext) -> str:
     run_bytes = number(mapping(plan_now["disk"])["run_bytes"])
     if not hours or run_bytes is None:
         return ""
-    return f"All settings together take {time_span(hours)} and {run_bytes / 1e9:,.2f} GB of disk."
+    return f"All settings together take {time_span(hours)} and {disk_size(run_bytes)} of disk."
 
 
 def conditions_taken(

@@ -50,8 +50,8 @@ def start_questions(project: Project) -> Iterator[str]:
     answer = plan_server.answer_so_far(plan_file(project), question)
     plan = mapping(answer.get("plan") if answer.get("current") else None)
     verdict = plan_verdict(project, plan)
-    if verdict is not None and verdict.colour == "bad":
-        yield from verdict.reasons
+    if verdict is not None:
+        yield from verdict.obstacles
 
     yield from _question_of_download(project)
     yield from _question_of_time(project, plan)

@@ -1,6 +1,6 @@
 """The page Train: the state of a run, its previews and curves, and the actions on it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from videotune.reporter.kept import kept_figures
 from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
-from videotune.reporter.read import Run, mapping, number
+from videotune.reporter.read import Run, mapping
 from videotune.runs.rank_figures import find_stragglers, ranks_in
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import (
@@ -33,6 +33,7 @@ from videotune.studio import (
     trash,
 )
 from videotune.studio.base_model_problem import problem_of_run
+from videotune.studio.checkpoint_words import describe_best_step, is_unmeasured
 from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
@@ -58,7 +59,6 @@ from videotune.studio.web import (
     render,
     reply,
 )
-from videotune.text import plain
 
 routes = APIRouter()
 
@@ -206,6 +206,7 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "best": best,
         "best_why": best_why,
         "best_note": "" if best_why else describe_best_step(verdict, best, saves),
+        "is_unmeasured": is_unmeasured(run, best, best_why),
         "kept": kept_figures(run),
         "saves": saves,
         "waits": waits,
@@ -217,25 +218,6 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "busy": code in BUSY_STATUSES,
         "beat": mapping(run.life),
     }
-
-
-def describe_best_step(
-    verdict: Mapping[str, Any],
-    recommended: int | None,
-    saves: Sequence[tuple[int, Path]],
-) -> str:
-    """Return why the step with the lowest error on held-out clips is not the recommended
-    one; empty if it is, or if the recommendation's own reason says so.
-    """
-    best = number(verdict["best_step"])
-    if best is None or recommended is None or best == recommended or verdict["turned"]:
-        return ""
-    lowest = f"the error on clips kept aside was lowest at step {plain(best)}"
-    if best == 0:
-        return f"{lowest}, the base model itself"
-    if best not in [step for step, _ in saves]:
-        return f"{lowest}, of which there is no checkpoint"
-    return f"{lowest}; the later steps are as good within what chance explains"
 
 
 def run_part(page: PageContext) -> str:

@@ -15,7 +15,7 @@ from videotune.studio.this_computer import (
     disk_needs,
     needs_a_card,
 )
-from videotune.text import time_span
+from videotune.text import disk_size, time_span
 
 Colour = Literal["good", "care", "bad", "quiet"]
 
@@ -35,6 +35,9 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     """Why, in sentences; the first one decides the word."""
 
+    obstacles: tuple[str, ...] = ()
+    """The reasons for which a training would fail."""
+
     @property
     def can_run(self) -> bool:
         """Whether nothing stands in the way of a training here."""
@@ -52,12 +55,12 @@ def plan_verdict(project: Project, plan: Mapping[str, Any]) -> Verdict | None:
     if not device:
         return None
 
-    problems = list(_problems(project, plan))
+    problems = sorted(_problems(project, plan), key=lambda problem: problem[1] != "bad")
     if problems:
-        word = problems[0][0]
-        is_bad = any(colour == "bad" for _, colour, _ in problems)
+        word, colour, _ = problems[0]
         reasons = tuple(reason for _, _, reason in problems)
-        return Verdict(word, "bad" if is_bad else "care", reasons)
+        obstacles = tuple(reason for _, kind, reason in problems if kind == "bad")
+        return Verdict(word, colour, reasons, obstacles)
     return _verdict_without_problems(project, plan)
 
 
@@ -85,7 +88,7 @@ Problem = tuple[str, Colour, str]
 
 
 def _problems(project: Project, plan: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what stands in the way of a training on this computer, the worst first."""
+    """Yield what stands in the way of a training on this computer."""
     device = mapping(plan.get("device"))
     if plan.get("fits") is False:
         have = _gigabytes(device["vram_bytes"])
@@ -137,9 +140,9 @@ def _problems_elsewhere(project: Project, plan: Mapping[str, Any]) -> Iterator[P
 def describe_short_disk(disk: DiskNeed) -> str:
     """Return that a disk is too small, with the figures and what to do."""
     return (
-        f"{disk.short_bytes / 1e9:,.1f} GB of disk are missing: a training writes "
-        f"{disk.needed_bytes / 1e9:,.1f} GB to {disk.folder}, where "
-        f"{disk.free_bytes / 1e9:,.1f} GB are free. Free some space, or move the studio's "
+        f"{disk_size(disk.short_bytes)} of disk are missing: a training writes "
+        f"{disk_size(disk.needed_bytes)} to {disk.folder}, where "
+        f"{disk_size(disk.free_bytes)} are free. Free some space, or move the studio's "
         "folder to a larger disk."
     )
 

@@ -50,7 +50,7 @@
     const within = (selector) => place.querySelector(selector);
     const button = place.matches(".btn:not(:disabled)") ? place : within("textarea.caption:placeholder-shown") ?? within(".btn.primary:not(:disabled)");
     // a button that cannot be pressed is explained beside it
-    const marked = button ?? (place.matches(":disabled") && $(place.getAttribute("aria-describedby"))) ?? place;
+    const why = place.matches(":disabled") ? $(place.getAttribute("aria-describedby")) : null, marked = button ?? why ?? place;
     const aside = place.closest(".plan-side");
     if (aside && !button) aside.classList.add("open");
     (button ?? marked).scrollIntoView({ block: "nearest" });
