@@ -102,9 +102,11 @@ def serve(root: Path, host: str, port: int) -> int:
         f"The studio runs at http://{address}:{port}  (Ctrl-C ends it; trainings continue)"
     )
     print(f"Projects are in {root.resolve()}  (--root names another folder)")
-    other = other_root(root)
-    if other is not None:
-        print(f"There are also projects in {other}: videotune studio --root {other}")
+    home_root = other_root(root)
+    if home_root is not None:
+        print(
+            f"There are also projects in {home_root}: videotune studio --root {home_root}"
+        )
     sys.stdout.flush()
 
     config = uvicorn.Config(

@@ -55,8 +55,8 @@ def cards(page: PageContext) -> str:
             rows.append(_card(project, is_busy=project.name in busy_names))
         except (VideotuneError, OSError) as error:
             rows.append(_empty_card(project, str(error)))
-    other = other_root(page.root) if page.is_local else None
-    return render("projects_cards", cards=rows, root=page.root, other_root=other)
+    home_root = other_root(page.root) if page.is_local else None
+    return render("projects_cards", cards=rows, root=page.root, other_root=home_root)
 
 
 def _busy_names(root: Path) -> set[str]:
