@@ -236,7 +236,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     from videotune.config.resolve import parse
     from videotune.data.dataset import scan
     from videotune.data.workers import Workers
-    from videotune.latent_cache.encode import CacheItems, encode_missing, missing
+    from videotune.latent_cache.encode import CacheItems, encode_missing, missing_items
     from videotune.latent_cache.keys import CacheKeys
     from videotune.latent_cache.store import LatentCache
     from videotune.models.base_model import of_base, place
@@ -271,7 +271,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
             for index in range(words.rounds):
                 family = find(spec.name)(folder, torch.device("cpu"), torch.float32)
                 store = LatentCache(Path(name) / f"cache-{count}-{index}")
-                todo = missing(
+                todo = missing_items(
                     store, CacheKeys.of(family, 0), CacheItems((), tuple(takes))
                 )
                 workers = Workers(count) if count else None

@@ -35,7 +35,7 @@ from videotune.latent_cache.decode_ahead import decode_ahead
 from videotune.latent_cache.encode import (
     CacheItems,
     encode_missing,
-    missing,
+    missing_items,
     tensors_of,
 )
 from videotune.latent_cache.keys import CacheKeys
@@ -64,18 +64,20 @@ class Work:
     def todo(self, store: LatentCache) -> CacheItems:
         """Return what an empty cache lacks."""
         samples = tuple((window, 0) for window in self.library.windows)
-        return missing(store, CacheKeys.of(self.family, 0), CacheItems((), samples))
+        return missing_items(
+            store, CacheKeys.of(self.family, 0), CacheItems((), samples)
+        )
 
 
 def simple_loop(work: Work, store: LatentCache) -> None:
     """Wait for the frames, convert, encode, check and write each window in turn."""
     keys = CacheKeys.of(work.family, 0)
-    samples = (keys.sample(*sample) for sample in work.todo(store).samples)
+    samples = (keys.frame_sample(*sample) for sample in work.todo(store).samples)
     for sample, frames, _ in decode_ahead(samples, work.library.media, work.workers):
         tensors = tensors_of(work.family.encode_video(to_model(frames)))
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise RuntimeError(f"{sample.window.id}: the latents are not finite")
-        store.put("latents", keys.latents(sample), tensors, {})
+        store.put("latents", keys.latents_key(sample), tensors, {})
 
 
 def ours(work: Work, store: LatentCache) -> None:

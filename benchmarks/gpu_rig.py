@@ -45,7 +45,7 @@ from videotune.planner.read_step import read_step_spec
 from videotune.planner.step_spec import StepSpec
 from videotune.trainer.build import DTYPES, weights_of
 from videotune.trainer.expert_pool import arrange_blocks
-from videotune.trainer.step import StepSettings, train_step
+from videotune.trainer.step import StepContext, train_step
 from videotune.trainer.step_record import Clock
 from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import BasePlace, ClipShape
@@ -234,7 +234,7 @@ class Rig:
         prepared = _random(imagination.prepared(self.shape, case.batch), seed)
         self.prepared = prepared.pinned() if device().type == "cuda" else prepared
         size = self.config.micro_batch_size
-        self.settings = StepSettings(
+        self.context = StepContext(
             self.family,
             imagination.objective,
             1,
@@ -255,7 +255,7 @@ class Rig:
         self.done += 1
         now = replace(self.prepared, step=self.done)
         clock = Clock(device())
-        return train_step(self.settings, self.net, self.trainable, now, clock)
+        return train_step(self.context, self.net, self.trainable, now, clock)
 
     def losses(self, steps: int) -> list[float]:
         """The loss of each of so many steps."""

@@ -143,7 +143,7 @@ def stand_in_source(job: Any, family: Any) -> Any:
         spec=job.spec,
         store=LatentCache(job.cache / "no-entries"),
         keys=CacheKeys("vae", "text", 77, job.config.seed),
-        condition=family.condition,
+        collate_states=family.collate_states,
         clips=clips_by_id(job.library.clips),
         sizes=MediaSizes(job.library.media),
         buckets=job.buckets,

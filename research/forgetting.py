@@ -158,7 +158,9 @@ def make_student(experiment: Experiment) -> None:
     batches = [
         plain_batch(trainer.source, window) for window in trainer.job.training_windows
     ]
-    empty = trainer.family.condition([trainer.source.text_states("")] * STUDENT_BATCH)
+    empty = trainer.family.collate_states(
+        [trainer.source.text_states("")] * STUDENT_BATCH
+    )
     objective = trainer.source.objective
 
     for step in range(STUDENT_STEPS):
@@ -169,7 +171,7 @@ def make_student(experiment: Experiment) -> None:
         texts = [
             trainer.source.text_states(batches[index].captions[0]) for index in chosen
         ]
-        with_prompt = Batch.of(x0, trainer.family.condition(texts))
+        with_prompt = Batch.of(x0, trainer.family.collate_states(texts))
         without = Batch.of(x0, empty)
         t = objective.timesteps.draw(torch.from_numpy(random.random(STUDENT_BATCH)))
         noise = torch.from_numpy(random.standard_normal(tuple(x0.shape), "float32"))
@@ -302,7 +304,7 @@ def share_right(trainer: Trainer, *, guided: bool) -> float:
     shape = trainer.job.shapes[0]
     settings = SampleSettings(shape=shape, steps=12, guidance=2.0 if guided else 1.0)
     samples = [(caption(*look), 900 + i) for i, look in enumerate(looks)]
-    latents = draw(trainer.family, trainer.pool, settings, trainer.states, samples)
+    latents = draw(trainer.family, trainer.pool, settings, trainer.text_states, samples)
     right = 0
     for frames, look in zip(decode(trainer.family, latents), looks, strict=True):
         detected = detect(frames)

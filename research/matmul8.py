@@ -30,7 +30,7 @@ from videotune.files import read_json, write_json
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.eight_bit_matmul import EightBitLinear
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.loop import remaining_batches, step_settings, train_steps
+from videotune.trainer.loop import remaining_batches, step_context, train_steps
 from videotune.trainer.step import accumulate_gradients
 from videotune.trainer.step_record import Clock, empty_values
 from videotune.trainer.trainer import Trainer
@@ -99,7 +99,7 @@ def loss_and_gradient(
     for batch in prepared:
         values = empty_values(batch, CPU)
         accumulate_gradients(
-            step_settings(trainer),
+            step_context(trainer),
             trainer.net,
             active.trainable,
             batch,

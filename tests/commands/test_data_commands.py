@@ -406,7 +406,7 @@ def small(clips: Path, tiny_bases: Bases) -> Overrides:
 def spoil(store: LatentCache, kind: str) -> str:
     """Change a byte of one entry's data in its shard; the entry's key."""
     entry = next(entry for entry in store.entries() if entry.kind == kind)
-    path = store.folder / entry.file
+    path = store.path(*entry.name)
     first = next(iter(store.get(kind, entry.key).values()))
     data = bytearray(path.read_bytes())
     data[data.index(first.reshape(-1).numpy().tobytes())] ^= 1

@@ -303,7 +303,7 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(
         torch.tensor([0.2, 0.5, 0.9]),
     )
     captions = ("a <x> b", "red <x>", "<x>")
-    text = family.condition(family.encode_text(captions))
+    text = family.collate_states(family.encode_text(captions))
     batch = Batch.of(x_t, text, captions=captions)
 
     def predicted() -> torch.Tensor:

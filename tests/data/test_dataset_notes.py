@@ -78,3 +78,42 @@ def test_numbered_stills_may_be_a_video(
             write_image(tmp_path / "walk" / f"frame_{number:04d}.png", picture)
     notes = [note for note in scanned(tmp_path).notes if "numbered" in note]
     assert len(notes) == is_series
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([(64, 96), (160, 192)], "1 of 2 clips is enlarged, up to 1.5x"),
+        ([(64, 96), (80, 112)], "2 of 2 clips are enlarged, up to 1.5x"),
+        ([(96, 144)], None),
+        ([(12, 20)], "1 of 1 clip is enlarged"),
+    ],
+)
+def test_enlarged_clips_are_counted_with_the_size_that_the_largest_has(
+    tmp_path: Path, sizes: list[tuple[int, int]], expected: str | None
+) -> None:
+    """Frames of these (height, width) are trained at an area of 128 x 128."""
+    for number, (height, width) in enumerate(sizes):
+        frames = noise(24, height, width, seed=number)
+        write_clip(tmp_path / f"{number}.mp4", frames, fps=16)
+    library = scanned(tmp_path, resolution=128)
+
+    notes = [note for note in library.notes if "enlarged" in note]
+    if expected is None:
+        assert notes == []
+        return
+    (note,) = notes
+    assert note.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "recommended"),
+    [(84, 116, "80x112"), (12, 40, None), (40, 12, None)],
+)
+def test_the_size_that_is_recommended_can_be_trained(
+    tmp_path: Path, height: int, width: int, recommended: str | None
+) -> None:
+    """Sides are multiples of the model's 16, and none is 0."""
+    write_clip(tmp_path / "a.mp4", noise(24, height, width), fps=16)
+    (note,) = [n for n in scanned(tmp_path, resolution=160).notes if "enlarged" in n]
+    assert f"resolution={recommended} " in note if recommended else "set" not in note

@@ -134,7 +134,7 @@ def test_a_mask_is_cropped_and_mirrored_with_its_clip(lab: Lab, masked: Path) ->
             assert batch is not None
             columns = batch.loss_mask[0, 0, 0, 0].tolist()
             [(window, variant)] = draws_of(source, step).samples
-            is_flipped = source.keys.sample(window, variant).flipped
+            is_flipped = source.keys.frame_sample(window, variant).flipped
             assert columns == ([0, 0, 1, 1] if is_flipped else [1, 1, 0, 0])
             seen.add(is_flipped)
     assert seen == {True, False}

@@ -274,7 +274,7 @@ def test_a_perfect_network_ends_at_the_clip_around_what_is_given(
     known_mask[:, :, -2:, :4] = True
 
     request = SampleRequest(shape, 12, 1.0, (1,), known=known, known_mask=known_mask)
-    conditioning = family.condition(family.encode_text(["a"]))
+    conditioning = family.collate_states(family.encode_text(["a"]))
     network = Perfect(clean, known_mask)
     nets = {expert.name: network for expert in family.spec.experts}
     end = family.sample(nets, conditioning, None, request)

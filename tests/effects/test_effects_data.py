@@ -108,7 +108,7 @@ def test_encoded_clips_lie_in_the_cache_folder(lab: Lab) -> None:
 
     def files(knob: str | None, folder: Path) -> int:
         source_of(replace(lab, cache=Path("unused")), {"cache_dir": knob}, data)
-        return len(list(folder.rglob("latents/*.safetensors")))
+        return len(list(folder.rglob("latents/*/*.safetensors")))
 
     here, there = lab.tmp / "here", lab.tmp / "there"
     assert (files(str(here), here), there.exists()) == (1, False)

@@ -74,7 +74,9 @@ def target_of(trainer: Trainer, scale: float) -> torch.Tensor:
     batch = make_step_batch(trainer.source, 1)
     samples = batch.batch
     assert samples is not None
-    empty = trainer.family.condition([trainer.source.text_states("")] * len(samples))
+    empty = trainer.family.collate_states(
+        [trainer.source.text_states("")] * len(samples)
+    )
     plain = replace(samples, conditioning=empty)
     arguments = (batch.t, batch.noise)
     objective = trainer.source.objective
@@ -146,7 +148,7 @@ def error_of_base(trainer: Trainer, share: float) -> float:
     windows = validation.loss.train
     source = trainer.source
     levels = source.objective.timesteps.quantiles(QUANTILES)
-    empty = trainer.family.condition([source.text_states("")])
+    empty = trainer.family.collate_states([source.text_states("")])
     errors = torch.full((len(windows), QUANTILES), float("nan"), dtype=torch.float64)
     with torch.no_grad(), adapter_off(trainer.net):
         for row, chosen in enumerate(quantiles_by_window(windows)):

@@ -108,7 +108,7 @@ def call_of_pipeline(family: Any, frames: torch.Tensor, types: dict[str, int]) -
 
     network = Recorder()
     pipe = family.pipeline({"transformer": network}, vae=family.vae())
-    conditioning = family.condition(family.encode_text(["a clip"]))
+    conditioning = family.collate_states(family.encode_text(["a clip"]))
     pipe(
         conditions=conditions,
         height=SIDE,
@@ -269,7 +269,7 @@ def test_a_perfect_network_ends_at_the_clip(
     states = text | {name: latents[0] for name, latents in extras.items()}
     request = SampleRequest(SHAPE, 12, 1.0, (1,), known=known, known_mask=known_mask)
     network = Perfect(clean)
-    conditioning = family.condition([states])
+    conditioning = family.collate_states([states])
     end = family.sample({"transformer": network}, conditioning, None, request)
     cells = known_mask.expand_as(end)
     assert network.counts == {(frames + tokens) * rows * columns}

@@ -240,7 +240,7 @@ def test_every_scheduler_of_a_family_ends_at_what_a_perfect_network_knows(
         size = rules.latent_size(shape)
         random = torch.Generator().manual_seed(3)
         clean = torch.randn(1, family.spec.latent_channels, *size, generator=random)
-        conditioning = family.condition(family.encode_text(["a"]))
+        conditioning = family.collate_states(family.encode_text(["a"]))
 
         class Perfect(torch.nn.Module):
             def __init__(self, answer: Callable[..., Any]) -> None:
@@ -326,7 +326,7 @@ def test_a_preview_begins_with_the_image_that_its_prompt_names(
         "a dog",
     ]
     trainer = trainer_of(lab, knobs | {"samples": samples})
-    (callback,) = [each for each in trainer.callbacks if each.word == "sample"]
+    (callback,) = [each for each in trainer.callbacks if each.control_key == "sample"]
     given = callback._given  # type: ignore[attr-defined]
     latents = {files.image: encoded for (files, _), encoded in given.items()}
     red, blue = (latents[path] for path in paths)

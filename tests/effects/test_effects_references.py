@@ -203,7 +203,7 @@ def test_a_perfect_network_ends_at_the_clip(tiny_family: Callable[..., Any]) -> 
             return (torch.cat([velocity, reference], dim=2),)
 
     texts = family.encode_text(["a", "b"])
-    conditioning = family.condition(
+    conditioning = family.collate_states(
         [
             text | {"reference": latents}
             for text, latents in zip(texts, reference, strict=True)

@@ -332,7 +332,7 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
 
         def condition(states: Any) -> Any:
             readers.add(threading.current_thread())
-            return trainer.family.condition(states)
+            return trainer.family.collate_states(states)
 
         trainer.source = replace(trainer.source, condition=condition)
         return [

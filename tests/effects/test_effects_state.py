@@ -110,7 +110,7 @@ def test_the_average_is_its_recursion_and_is_what_is_used(
     trainer = trainer_of(lab, {"ema": decay, "learning_rate": 0.05, "steps": 4})
     expected = {name: value.double() for name, value in weights(trainer).items()}
     for step in range(1, 5):
-        trainer.first = step
+        trainer.first_step = step
         run_steps(trainer, 1)
         share = min(decay, (1 + step) / (10 + step))
         for name, value in weights(trainer).items():

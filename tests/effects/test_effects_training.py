@@ -876,7 +876,7 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
     trainer = trainer_of(lab, {"steps": 300})
     with monkeypatch.context() as patching:
         patching.setattr(attention, "overlaps", lambda _: True)
-        attention.choose_attention(trainer, loop.step_settings(trainer))
+        attention.choose_attention(trainer, loop.step_context(trainer))
     assert tried == ["native"] * 2 + ["_native_math"] * 2, "flash is not installed"
     assert (
         trainer.pool.attention
@@ -891,7 +891,7 @@ def test_the_passes_of_the_measurement_are_those_of_a_step(
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     straight, other = (trainer_of(lab) for _ in range(2))
     begun = time.perf_counter()
-    seconds = attention._seconds(other, loop.step_settings(other))
+    seconds = attention._seconds(other, loop.step_context(other))
     assert 0 < seconds < time.perf_counter() - begun
     other.pool.trainable.optimizer.zero_grad(set_to_none=True)
     assert [line["loss"] for line in run_steps(other)] == [

@@ -82,7 +82,7 @@ def test_training_calls_the_network_as_the_pipeline_does(
         num_inference_steps=1,
         guidance_scale=1.0,
         output_type="latent",
-        **family.prompt(family.condition(family.encode_text(["a clip"]))),
+        **family.prompt(family.collate_states(family.encode_text(["a clip"]))),
     )
     call = network.calls.pop()
     family.predict(network, batch.x0, torch.full((1,), 0.4), batch)
@@ -163,7 +163,7 @@ def test_a_perfect_network_ends_at_the_clip_without_the_reference(
     clean = torch.randn(size, generator=random)
     states = family.encode_text(["a"])[0] | {"reference": clean[0, :, :1]}
     request = SampleRequest(SHAPE, 12, 1.0, (1,))
-    conditioning = family.condition([states])
+    conditioning = family.collate_states([states])
     network = Perfect(clean)
     end = family.sample({"transformer": network}, conditioning, None, request)
     assert torch.allclose(end, clean[:, :, 1:], atol=5e-3)

@@ -29,7 +29,12 @@ from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import BatchSource, make_step_batch
-from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
+from videotune.latent_cache.encode import (
+    CacheItems,
+    encode_sample,
+    items_by_entry,
+    missing_items,
+)
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.sampler import Schedule, sample_indices
@@ -165,7 +170,7 @@ def test_latents_with_a_variance_are_drawn_per_view(source: BatchSource) -> None
     again.
     """
     window = source.buckets[0][0]
-    key = source.keys.latents(draw_frames(window, 0, 5))
+    key = source.keys.latents_key(draw_frames(window, 0, 5))
     mean = source.store.get("latents", key)["mean"]
     source.store.put(
         "latents",
@@ -202,15 +207,15 @@ def made(
                 (4, frames, window.shape.height // 8, window.shape.width // 8),
                 number_of(shown),
             )
-            store.put("latents", keys.latents(shown), {"mean": latents}, {})
+            store.put("latents", keys.latents_key(shown), {"mean": latents}, {})
     for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
-        store.put("text", keys.text(caption), {"text": torch.zeros(1, 4)}, {})
+        store.put("text", keys.text_key(caption), {"text": torch.zeros(1, 4)}, {})
     sizes = tuple(len(bucket) for bucket in buckets)
     source = BatchSource(
         config=config_of(video={"variants": 3}, caption_dropout=0.1),
         store=store,
         keys=keys,
-        condition=lambda states: Conditioning(
+        collate_states=lambda states: Conditioning(
             torch.stack([state["text"] for state in states])
         ),
         clips={clip.id: clip for clip in clips},
@@ -476,7 +481,7 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
             moments = encode_sample(
                 family,
                 source.keys,
-                source.keys.sample(windows[name], 0),
+                source.keys.frame_sample(windows[name], 0),
                 job.library.media,
             )
             for key in ("image", "clip"):
@@ -638,12 +643,12 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     assert [source.variant(0, 0, epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
     assert [in_the_loop.variant(0, 0, epoch) for epoch in range(6)] == list(range(6))
     names = {
-        source.keys.latents(source.keys.sample(bucket[0], v))
+        source.keys.latents_key(source.keys.frame_sample(bucket[0], v))
         for v in (DETERMINISTIC_VARIANT, 0, 1, 2, 3)
     }
     assert len(names) == 5
     other = replace(source.keys, seed=6)
-    assert other.latents(other.sample(bucket[0], 0)) not in names
+    assert other.latents_key(other.frame_sample(bucket[0], 0)) not in names
     items, few = (
         CacheItems(
             (), tuple((bucket[0], variant) for variant in (DETERMINISTIC_VARIANT, 0, 1))
@@ -651,10 +656,11 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
         LatentCache(tmp_path / "few"),
     )
     assert (
-        len(missing(few, source.keys, items).samples)
-        == len(entries_of(source.keys, items))
+        len(missing_items(few, source.keys, items).samples)
+        == len(items_by_entry(source.keys, items))
         == 3
     )
     assert (
-        len(missing(few, replace(source.keys, image_noise=False), items).samples) == 1
+        len(missing_items(few, replace(source.keys, image_noise=False), items).samples)
+        == 1
     )

@@ -28,8 +28,8 @@ from videotune.latent_cache.encode import (
     CacheItems,
     cut_captions,
     encode_missing,
-    entries_of,
-    missing,
+    items_by_entry,
+    missing_items,
 )
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.pixels import to_model
@@ -115,7 +115,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 
 def todo_of(family: Any, cache: LatentCache, data: Data) -> CacheItems:
-    return missing(cache, CacheKeys.of(family, data.seed), data.items)
+    return missing_items(cache, CacheKeys.of(family, data.seed), data.items)
 
 
 def filled(
@@ -165,7 +165,7 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     here, there = LatentCache(tmp_path / "here"), LatentCache(tmp_path / "there")
     for window, variant in data.takes:
         shown = draw_frames(window, variant, data.seed)
-        key = CacheKeys.of(family, data.seed).latents(shown)
+        key = CacheKeys.of(family, data.seed).latents_key(shown)
         frames = decode(
             data.facts[window.clip_id],
             shown.times,
@@ -212,7 +212,7 @@ def test_progress_report_and_what_is_freed(
     assert told[-1][0].startswith("windows, ")
     assert told[-1][0].endswith(" a second")
     assert family.freed == ["text_encoder", "vae"]
-    files = sorted(path.parent.name for path in tmp_path.rglob("*.safetensors"))
+    files = sorted(path.parent.parent.name for path in tmp_path.rglob("*.safetensors"))
     assert files == ["latents"] * 4 + ["text"] * 3
     paths = {
         entry.about["clip"] for entry in cache.entries() if entry.kind == "latents"
@@ -242,7 +242,7 @@ def test_long_captions_are_counted(tiny_family: Open, tmp_path: Path) -> None:
     filled(family, tmp_path, Data({}, [], ["short", "long " * 300]))
     cache, own = LatentCache(tmp_path), CacheKeys.of(family, 0)
     assert cut_captions(cache, own, ["short", "long " * 300]) == ["long " * 300]
-    assert cache.get("text", own.text("long " * 300))["text"].shape[0] == 512
+    assert cache.get("text", own.text_key("long " * 300))["text"].shape[0] == 512
 
 
 # ---- nothing stale, nothing in vain
@@ -356,7 +356,8 @@ def test_a_change_makes_exactly_what_it_touches_anew(
     assert before.items() <= after.items(), "what was there stays as it was"
     assert len(after) - len(before) == sum(CHANGES[change])
     assert (
-        entries_of(CacheKeys.of(family, data.seed), data.items).keys() <= after.keys()
+        items_by_entry(CacheKeys.of(family, data.seed), data.items).keys()
+        <= after.keys()
     )
     assert not todo_of(family, LatentCache(cache), data)
 

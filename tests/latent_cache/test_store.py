@@ -8,6 +8,7 @@ costs nothing.
 import os
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,8 +20,10 @@ import torch
 from tests.support.kill_points import kill_points, killed_at
 from videotune.data.frame_sampling import draw_frames
 from videotune.errors import VideotuneError
+from videotune.files import digest
+from videotune.latent_cache.entry import file_of
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.maintenance import prune, verify
+from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.store import LatentCache
 from videotune.types import DETERMINISTIC_VARIANT, ClipShape, Window
 
@@ -95,14 +98,15 @@ def is_sound(folder: Path, count: int) -> None:
         for path in folder.rglob("*.*")
         if path.name not in ("lock.owner", "CACHEDIR.TAG", ".gitignore")
     }
-    assert files == {entry.file for entry in LatentCache(folder).entries()}
+    store = LatentCache(folder)
+    assert files == {store.file(*name) for name in store.names()}
 
 
 # ---- names
 
 
 def latent_key(window: Window, variant: int, seed: int = 7) -> str:
-    return CacheKeys("vae", "", 0, 0).latents(draw_frames(window, variant, seed))
+    return CacheKeys("vae", "", 0, 0).latents_key(draw_frames(window, variant, seed))
 
 
 def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> None:
@@ -294,7 +298,7 @@ def test_pruning_only_says_until_told_and_then_keeps_what_is_wanted(
     assert {entry.name for entry in store.entries()} == wanted
     assert holds(store, (1, 5))
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors")}
-    assert left == {entry.file for entry in store.entries()}
+    assert left == {store.file(*entry.name) for entry in store.entries()}
     assert verify(store, silent) == []
     assert prune(store, wanted, yes=True).entries == ()
 
@@ -342,3 +346,81 @@ def test_nobody_verifies_or_prunes_what_another_fills(tmp_path: Path) -> None:
         assert len(prune(LatentCache(tmp_path), set(), yes=False).entries) == 9, (
             "looking is free"
         )
+
+
+# ---- files of an earlier version, and many files
+
+
+def as_an_earlier_version(store: LatentCache, kind: str, key: str) -> Path:
+    """Move an entry's file to where earlier versions wrote it."""
+    path = store.path(kind, key)
+    old_path = store.folder / kind / path.name
+    path.rename(old_path)
+    path.parent.rmdir()
+    return old_path
+
+
+def test_entries_of_an_earlier_version_are_read_where_they_are(tmp_path: Path) -> None:
+    first = filled(tmp_path)
+    old_path = as_an_earlier_version(first, "latents", "k3")
+
+    store = LatentCache(tmp_path)
+    assert store.notes == []
+    assert store.path("latents", "k3") == old_path
+    assert lost(store) == []
+    assert holds(store, range(8))
+    assert verify(store, silent) == []
+    files = {row["key"]: row["file"] for row in listing(store)}
+    assert files["k3"] == "latents/k3.safetensors"
+    assert files["k4"] == "latents/k4/k4.safetensors"
+
+
+def test_an_entry_that_is_written_again_has_one_file(tmp_path: Path) -> None:
+    """The file of an earlier version goes; one that a kill has left is pruned."""
+    store = filled(tmp_path)
+    old_path = as_an_earlier_version(store, "latents", "k3")
+    old_bytes = old_path.read_bytes()
+    store.put("latents", "k3", value(3), {})
+    assert not old_path.exists()
+    assert holds(LatentCache(tmp_path), [3])
+
+    old_path.write_bytes(old_bytes)
+    store = LatentCache(tmp_path)
+    assert store.names().count(("latents", "k3")) == 1
+    assert store.unknown_files() == {"latents/k3.safetensors"}
+    prune(store, {entry.name for entry in store.entries()}, yes=True)
+    assert not old_path.exists()
+    assert holds(LatentCache(tmp_path), range(8))
+
+
+def test_an_entry_is_dropped_wherever_its_files_are(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    old_path = as_an_earlier_version(store, "latents", "k3")
+    path = store.path("latents", "k4")
+    store.drop([("latents", "k3"), ("latents", "k4")])
+    assert not old_path.exists()
+    assert not path.exists()
+    assert lost(LatentCache(tmp_path)) == [3, 4]
+
+
+def test_no_folder_has_many_of_a_large_cache(tmp_path: Path) -> None:
+    """Keys are hashes: 20,000 entries are spread over the subfolders."""
+    counts = Counter(
+        Path(file_of("latents", digest({"entry": i}))).parent for i in range(20_000)
+    )
+    assert len(counts) > 4000, "nearly all of the 4,096 subfolders"
+    # Of 10 million entries a folder would have 500 times as many.
+    assert max(counts.values()) * 500 < 10_000
+
+
+@pytest.mark.parametrize(
+    "depth", ["latents", "latents/k3", "latents/k3/k3.safetensors"]
+)
+def test_a_link_at_any_depth_is_refused(tmp_path: Path, depth: str) -> None:
+    folder = tmp_path / "cache"
+    filled(folder)
+    elsewhere = tmp_path / "elsewhere"
+    (folder / depth).rename(elsewhere)
+    (folder / depth).symlink_to(elsewhere)
+    with pytest.raises(VideotuneError, match="link"):
+        LatentCache(folder)

@@ -25,7 +25,7 @@ from videotune.data.media_index import Examined, MediaIndex
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.latent_cache.encode import cut_captions, tensors_of
-from videotune.latent_cache.entry import describe
+from videotune.latent_cache.entry import new_entry
 from videotune.latent_cache.fitting import fits_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import listing, prune, verify
@@ -209,7 +209,7 @@ def test_a_damaged_entry_is_not_read_and_its_clip_is_named(
     with pytest.raises(VideotuneError, match=r"5\.mp4.*videotune cache verify"):
         LatentCache(tmp_path).get("latents", "k5")
     healing = LatentCache(tmp_path, keep_bytes=1 << 20)
-    healing.examine(
+    healing.mark_unusable(
         {("latents", f"k{i}"): None for i in range(6)}, lambda entry, shape: True
     )
     assert lost(healing, 6) == [5]
@@ -251,7 +251,7 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
     video = tensors_of(family.encode_video(torch.zeros(3, frames, high, wide)))
     text = family.encode_text(["a red circle"])[0]
     latents, states = (
-        describe(kind, "k", own, {})
+        new_entry(kind, "k", own, {})
         for kind, own in (("latents", video), ("text", text))
     )
     sample = (Window("clip", 0.0, 1.0, shape), 0)
@@ -377,9 +377,9 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
 def test_entries_that_were_exchanged_are_missing(tmp_path: Path) -> None:
     """Each file names its own entry, so that none is trained as another."""
     folder = tmp_path / "cache"
-    filled(folder, 3)
-    first = folder / "latents" / "k0.safetensors"
-    second = folder / "latents" / "k1.safetensors"
+    store = filled(folder, 3)
+    first = store.path("latents", "k0")
+    second = store.path("latents", "k1")
     first_bytes = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(first_bytes)

@@ -203,7 +203,9 @@ def test_image_latents_are_the_pipelines_with_a_views_own_noise(
         1, 4, 1, *draw.shape[2:], generator=torch.Generator().manual_seed(5)
     )
     image = (moments.extras["image"] + scale * dist.std[0] * (drawn[0] - draw))[None]
-    conditioning = family.condition([{"text": torch.zeros(226, 16), "image": image[0]}])
+    conditioning = family.collate_states(
+        [{"text": torch.zeros(226, 16), "image": image[0]}]
+    )
     ours = family._image(conditioning, theirs.shape[1]).transpose(1, 2)
     torch.testing.assert_close(ours[:, :1], theirs[:, :1], rtol=1e-5, atol=1e-6)
     in_front = (
@@ -235,7 +237,7 @@ def test_no_image_and_shapes_without_positions_are_errors(tiny_family: Open) -> 
     family = tiny_family(NAME, variant="5b-i2v")
     net, shape = family.denoiser(), small_shape(family)
     batch = batch_of(family, ["a"])
-    conditioning = family.condition([{"text": batch.conditioning.text[0]}])
+    conditioning = family.collate_states([{"text": batch.conditioning.text[0]}])
     with pytest.raises(VideotuneError, match="continues an image, and none was given"):
         family.sample(
             {"transformer": net}, conditioning, None, SampleRequest(shape, 2, 1.0, (1,))

@@ -650,7 +650,7 @@ def test_every_size_is_drawn_as_it_is(tiny_bases: Bases, tmp_path: Path) -> None
     folder = shutil.copytree(tiny_bases("hidream"), tmp_path / "large")
     edit_json(folder / "transformer" / "config.json", max_resolution=[128, 128])
     family = open_family("hidream", folder)
-    conditioning = family.condition(family.encode_text(["a"]))
+    conditioning = family.collate_states(family.encode_text(["a"]))
 
     class Silent(nn.Module):
         def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor]:

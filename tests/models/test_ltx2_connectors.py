@@ -225,9 +225,9 @@ def test_captions_before_and_after_the_connectors_have_other_names(
     pair: tuple[Any, Any],
 ) -> None:
     after, before = pair
-    names = {CacheKeys.of(family, seed=0).text("a red circle") for family in pair}
+    names = {CacheKeys.of(family, seed=0).text_key("a red circle") for family in pair}
     assert len(names) == 2
-    same = CacheKeys.of(before, seed=1).text("a red circle")
+    same = CacheKeys.of(before, seed=1).text_key("a red circle")
     assert same in names
     # Latents do not depend on it.
     assert CacheKeys.of(after, seed=0).vae == CacheKeys.of(before, seed=0).vae
@@ -312,7 +312,7 @@ def test_a_target_from_the_base_model_knows_nothing_of_the_adapter(
         is_in_step = family.spec.connectors_in_step
         families.noisy_lora(family, net, targets=BOTH if is_in_step else "attention")
         batch = batch_of(family, CAPTIONS, has_sound)
-        empty = family.condition(family.encode_text([""]))
+        empty = family.collate_states(family.encode_text([""]))
         drawn = noise(*batch.x0.shape, seed=3)
         t = torch.tensor([0.4, 0.6])
         with adapter_off(net):

@@ -436,7 +436,10 @@ def test_video_and_sound_are_those_of_a_whole_pipeline(
     request = SampleRequest(ClipShape(17, 64, 64, 24.0), 2, 1.0, (5,))
     with torch.no_grad():
         _, sound = family.sample_with_sound(
-            {"transformer": family.denoiser()}, family.condition(states), None, request
+            {"transformer": family.denoiser()},
+            family.collate_states(states),
+            None,
+            request,
         )
     waveform, rate = family.decode_sound(sound[0])
     torch.testing.assert_close(waveform, wanted.audio[0].float(), rtol=1e-3, atol=1e-4)

@@ -99,7 +99,7 @@ def test_text_is_what_the_pipeline_feeds(
         if key in signature(pipe.encode_prompt).parameters
     }
     for caption in CAPTIONS:
-        ours = family.condition(family.encode_text([caption]))
+        ours = family.collate_states(family.encode_text([caption]))
         with torch.no_grad():  # attention takes another kernel under grad
             theirs = dict(
                 zip(
@@ -401,7 +401,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
             else None
         )
         conditioning, unconditional = (
-            family.condition(
+            family.collate_states(
                 [
                     text | one
                     for text, one in zip(family.encode_text(texts), told, strict=True)

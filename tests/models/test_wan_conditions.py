@@ -126,7 +126,7 @@ def test_sampling_feeds_any_channels(
     """Also those that show what the pipeline has no argument for."""
     family = tiny_family("wan", variant=variant)
     states = family.channel_states(ConditionPixels(clip(), known_frames(0, 5, 8)))
-    conditioning = family.condition([family.encode_text(["a"])[0] | states])
+    conditioning = family.collate_states([family.encode_text(["a"])[0] | states])
     network = Recorder()
     nets = {expert.name: network for expert in family.spec.experts}
     request = SampleRequest(ClipShape(FRAMES, SIDE, SIDE, 16.0), 2, 1.0, (1,))

@@ -61,7 +61,7 @@ from videotune.planner.step_spec import (
     with_text_encoder,
 )
 from videotune.trainer.build import weights_of
-from videotune.trainer.step import StepSettings, train_step
+from videotune.trainer.step import StepContext, train_step
 from videotune.trainer.step_record import Clock
 from videotune.types import BasePlace, ClipShape
 
@@ -540,11 +540,11 @@ def held_by_a_real_step(
     checkpoint_blocks(net, checkpointing)
     net.train()
     trainable, prepared = like.trainable(held), like.prepared(shape, samples)
-    settings = StepSettings(real, like.objective, 1, 1.0)
+    context = StepContext(real, like.objective, 1, 1.0)
     batch = prepared.batch
 
     def step() -> None:
-        train_step(settings, net, trainable, prepared, clock)
+        train_step(context, net, trainable, prepared, clock)
 
     step()
     states = [t for state in trainable.optimizer.state.values() for t in state.values()]

@@ -14,7 +14,7 @@ from videotune.latent_cache.decode_ahead import frames_of
 from videotune.latent_cache.encode import (
     CacheItems,
     encode_missing,
-    missing,
+    missing_items,
     tensors_of,
 )
 from videotune.latent_cache.keys import CacheKeys
@@ -71,10 +71,10 @@ def filled(folder: str) -> dict[str, Any]:
         card.ops.waits()
         with SentBytes() as sent:
             for pair in samples:
-                sample = keys.sample(*pair)
+                sample = keys.frame_sample(*pair)
                 frames = frames_of([sample], media[sample.window.clip_id], None)
                 latents = tensors_of(family.encode_video(to_model(frames)))
-                store.put("latents", keys.latents(sample), latents, {})
+                store.put("latents", keys.latents_key(sample), latents, {})
         seen["simple"] = noted(card.ops.waits(), sent, store)
         seen["pixels"] = sum(
             window.shape.frames * window.shape.height * window.shape.width
@@ -82,7 +82,7 @@ def filled(folder: str) -> dict[str, Any]:
         )
 
         store = LatentCache(lab.folder / "filled")
-        todo = missing(store, keys, CacheItems((), samples))
+        todo = missing_items(store, keys, CacheItems((), samples))
         with SentBytes() as sent:
             encode_missing(family, store, todo, media, 0, None, lambda *_: None)
         seen["ours"] = noted(card.ops.waits(), sent, store)

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from scripts.studio_pictures import take_pictures
 from tests.support.browser import make_project, open_page, open_studio, violations
+from tests.support.waiting import wait_until
 from videotune.config.nested_keys import flatten
 from videotune.files import life
 from videotune.studio import projects
@@ -65,7 +65,8 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     area.fill("a shape <i>that</i> moves")
     area.press("Tab")
     caption = (home / "clips" / first).with_suffix(".txt")
-    wait_until(lambda: caption.read_text() == "a shape <i>that</i> moves\n")
+    expected = "a shape <i>that</i> moves\n"
+    wait_until(lambda: caption.read_text() == expected, seconds=240)
     page.locator("#find").fill("that</i> moves")
     page.locator("#tiles-found[data-found='1']").wait_for(state="attached")
     page.reload()
@@ -73,14 +74,6 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     page.locator("#find").fill("")
     assert page.locator("h1").inner_text() == "Shapes <b>of</b> mine"
     assert violations(page) == []
-
-
-def wait_until(true: Callable[[], Any], seconds: float = 240) -> None:
-    """Wait until it is so."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 SETTINGS = (
@@ -126,6 +119,16 @@ def step_reached(run: Path, step: int, seconds: float = 240) -> None:
         time.sleep(0.1)
 
 
+def resumed_steps(run: Path) -> list[int]:
+    """The steps from which the journal says that the run was resumed."""
+    lines = (run / "journal.jsonl").read_text().splitlines()
+    return [
+        json.loads(line)["from_step"]
+        for line in lines
+        if line.endswith("}") and json.loads(line)["kind"] == "resume"
+    ]
+
+
 def badge(page: Any, word: str) -> None:
     """Wait until the page says that the run stands so."""
     page.locator(".state .badge").filter(
@@ -153,11 +156,7 @@ def train_and_kill(page: Any, run: Path) -> None:
     saved = max(
         int(path.parent.name[5:]) for path in run.glob("checkpoints/*/COMPLETE")
     )
-    step_reached(run, 25)
-    lines = [
-        json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()
-    ]
-    resumed = [line["from_step"] for line in lines if line["kind"] == "resume"]
+    resumed = wait_until(lambda: resumed_steps(run), seconds=240)
     assert resumed == [saved], "the worker resumed what had died"
 
 
@@ -210,7 +209,12 @@ def test_from_a_folder_of_clips_to_a_downloaded_lora(
             page.goto(studio.address + path)
             assert violations(page) == []
         pictures = take_pictures(
-            page, studio.address, home.name, tmp_path / "pictures", widths=(390,)
+            page,
+            studio.address,
+            home.name,
+            tmp_path / "pictures",
+            widths=(390,),
+            seconds=240,
         )
         assert {path.name.rpartition("-")[2] for path in pictures} == {"390.webp"}
         assert len(pictures) == 2 * len({path.name.split("-")[0] for path in pictures})

@@ -138,7 +138,8 @@ def test_what_was_not_saved_outlives_a_reload(
     assert asked == ["beforeunload"], "leaving was warned of"
 
     studio.begin()
-    page.goto(f"{studio.address}/p/cats/setup")
+    # The toast goes after some seconds, perhaps before the whole page is loaded.
+    page.goto(f"{studio.address}/p/cats/setup", wait_until="commit")
     page.locator(".toast", has_text="not saved before").wait_for()
     wait_until(lambda: saved(cats) == {"steps": 88, "samples": ["a cat"]}, 20)
     assert page.locator('[id="f-steps"]').input_value() == "88"

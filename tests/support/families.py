@@ -88,7 +88,7 @@ def batch_of(
         shown_of(family, clip_of(family, shape, seed + i), moments[i])
         for i in range(len(captions))
     ]
-    conditioning = family.condition(
+    conditioning = family.collate_states(
         [text | states for text, states in zip(texts, shown, strict=True)]
     )
     fps = torch.full((len(captions),), shape.fps)

@@ -286,14 +286,14 @@ def entries_noted(rank: int, *, last_entry: int = 0) -> None:
     LatentCache.put = noting  # type: ignore[method-assign]
 
 
-def slow_in_each_step(rank: int) -> None:
-    """The process of rank 1 sleeps in each of its steps."""
+def slow_in_each_step(rank: int, *, others_seconds: float) -> None:
+    """The process of rank 1 sleeps in each of its steps; the others sleep less."""
     from videotune.trainer import step
 
     forward_pass = step.forward_pass
 
     def delayed(*arguments: Any) -> Any:
-        time.sleep(0.4 if rank == 1 else 0.0)
+        time.sleep(0.4 if rank == 1 else others_seconds)
         return forward_pass(*arguments)
 
     step.forward_pass = delayed
@@ -309,5 +309,6 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "killed in the second save": killed_in_the_second_save,
     "killed in the third save": killed_in_the_third_save,
     "no room once": without_room_once,
-    "slow in each step": slow_in_each_step,
+    "one slow in each step": partial(slow_in_each_step, others_seconds=0.0),
+    "all slow in each step": partial(slow_in_each_step, others_seconds=0.4),
 }

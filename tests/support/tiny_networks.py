@@ -26,7 +26,7 @@ from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.trainer.low_precision import MasterWeights
 from videotune.trainer.lr_schedule import LRSchedule
 from videotune.trainer.optimizers import make_optimizer
-from videotune.trainer.step import StepSettings, TrainableState, train_step
+from videotune.trainer.step import StepContext, TrainableState, train_step
 from videotune.trainer.step_record import Clock
 from videotune.types import Batch, ClipShape, Conditioning
 
@@ -93,7 +93,7 @@ def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
     )
     clean = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
     clean[0, :, 0] = family.spec.image_conditioning == "replace"
-    conditioning: Conditioning = family.condition(
+    conditioning: Conditioning = family.collate_states(
         [{**state, **extras} for state in states]
     )
     return Batch.of(
@@ -150,9 +150,9 @@ class Rig:
             prepared = StepBatch(
                 step, batch.window_ids, batch.captions, t, 0, shown, noise
             )
-            settings = StepSettings(self.family, loss, parts, 1.0, 7, None)
+            context = StepContext(self.family, loss, parts, 1.0, 7, None)
             record = train_step(
-                settings, self.net, self.trainable, prepared, Clock(CPU), step
+                context, self.net, self.trainable, prepared, Clock(CPU), step
             ).read()
             self.losses.append((record["loss"], record["grad_norm"]))  # type: ignore[arg-type]
         handle.remove()

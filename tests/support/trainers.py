@@ -19,7 +19,7 @@ from tests.support.run_parts import fill as fill_cache
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import BatchSource
-from videotune.latent_cache.encode import CacheItems, encode_missing, missing
+from videotune.latent_cache.encode import CacheItems, encode_missing, missing_items
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.trainer.build import make_objective, make_source, open_models
@@ -121,7 +121,7 @@ def text_of(lab: Lab, *captions: str) -> torch.Tensor:
     """
     job = job_of(lab)
     family = open_models(job.spec, job.base, job.config)
-    return family.condition(family.encode_text(list(captions))).text
+    return family.collate_states(family.encode_text(list(captions))).text
 
 
 def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
@@ -155,7 +155,7 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
     with TemporaryDirectory() as folder:
         store = LatentCache(Path(folder))
         items = CacheItems((), tuple((window, variant) for window in windows))
-        todo = missing(store, CacheKeys.of(family, seed), items)
+        todo = missing_items(store, CacheKeys.of(family, seed), items)
         encode_missing(
             eye,
             store,

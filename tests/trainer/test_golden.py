@@ -56,7 +56,7 @@ def losses(base: Path, folder: Path) -> list[float]:
             )
             store.put(
                 "latents",
-                keys.latents(keys.sample(window, 0)),
+                keys.latents_key(keys.frame_sample(window, 0)),
                 {"mean": torch.from_numpy(latents)},
                 {},
             )
@@ -67,7 +67,7 @@ def losses(base: Path, folder: Path) -> list[float]:
         buckets.append(tuple(bucket))
     captions = ["", *(caption for clip in clips.values() for caption in clip.captions)]
     for caption, states in zip(captions, family.encode_text(captions), strict=True):
-        store.put("text", keys.text(caption), states, {})
+        store.put("text", keys.text_key(caption), states, {})
     loss = objective(
         "flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.3
     )
@@ -79,7 +79,7 @@ def losses(base: Path, folder: Path) -> list[float]:
         spec=family.spec,
         store=store,
         keys=keys,
-        condition=family.condition,
+        collate_states=family.collate_states,
         clips=clips,
         buckets=tuple(buckets),
         schedule=Schedule(7, tuple(len(bucket) for bucket in buckets), (3, 3)),
@@ -97,14 +97,20 @@ def losses(base: Path, folder: Path) -> list[float]:
     assert pool["transformer"] is net, "it is in memory"
     job = SimpleNamespace(config=config, steps=20, processes=1)
     alone = {
-        "first": 1,
+        "first_step": 1,
         "dist": DistributedContext(),
         "weights_sharded": False,
         "gradient_norms": None,
         "peaks": {},
     }
     trainer: Any = SimpleNamespace(
-        job=job, family=family, pool=pool, net=net, source=source, **alone
+        job=job,
+        family=family,
+        device=family.device,
+        pool=pool,
+        net=net,
+        source=source,
+        **alone,
     )
     records = train_steps(trainer)
     return [float(record.read()["loss"]) for record in records]

@@ -40,7 +40,7 @@ def test_a_second_process_counts_skipped_steps_from_the_main_one_s_journal() -> 
     )
     opened: Any = SimpleNamespace(checkpoint=None)
     restore(trainer, opened, branch=False)
-    assert (trainer.first, trainer.skipped_in_a_row) == (1, 3)
+    assert (trainer.first_step, trainer.skipped_in_a_row) == (1, 3)
 
 
 @pytest.mark.parametrize("fits_streamed", [True, False])

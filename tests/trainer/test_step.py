@@ -43,7 +43,7 @@ from videotune.trainer.low_precision import (
 from videotune.trainer.lr_schedule import LRSchedule, lr_at
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
-from videotune.trainer.step import StepSettings, TrainableState, train_step
+from videotune.trainer.step import StepContext, TrainableState, train_step
 from videotune.trainer.step_record import (
     FIRST_MSE,
     Clock,
@@ -116,8 +116,8 @@ class Setup:
             self.optimizer,
             {"transformer": LRSchedule(self.lr, "CONSTANT", 0, 1)},
         )
-        settings = StepSettings(self.family, self.objective, parts, clip, seed, most)
-        return train_step(settings, self.net, trainable, prepared, Clock(CPU))
+        context = StepContext(self.family, self.objective, parts, clip, seed, most)
+        return train_step(context, self.net, trainable, prepared, Clock(CPU))
 
     def gradient(
         self,
@@ -162,6 +162,7 @@ class Layers(ModelMixin, ConfigMixin, PeftAdapterMixin):
 class LayersFamily:
     """What the step asks of a family."""
 
+    device = CPU
     spec: Any = SimpleNamespace(
         title="layers",
         blocks=("blocks",),

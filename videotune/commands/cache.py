@@ -11,7 +11,7 @@ from videotune.console import bar, echo
 from videotune.distributed import join
 from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
-from videotune.latent_cache.encode import entries_of
+from videotune.latent_cache.encode import items_by_entry
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, verify
 from videotune.latent_cache.store import LatentCache
@@ -97,7 +97,7 @@ def prune_cache(
 
     family = open_models(job.spec, job.base, job.config)
     keys = CacheKeys.of(family, job.config.seed)
-    wanted = entries_of(keys, cache_items_of(job)).keys()
+    wanted = items_by_entry(keys, cache_items_of(job)).keys()
     notes_before = len(store.notes)
     pruned = prune(store, wanted, yes=yes)
     print_notes(store, notes_before)

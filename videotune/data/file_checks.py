@@ -3,6 +3,7 @@ links."""
 
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -179,15 +180,22 @@ def head_of(file: Path) -> bytes:
     return head
 
 
-def refuse_links(folder: Path) -> None:
+def refuse_links(folder: Path, with_subfolders: Sequence[str] = ()) -> None:
     """Check that a cache folder contains no links: writes and deletes would follow
     them.
+
+    Args:
+        folder: the cache folder.
+        with_subfolders: its folders that have subfolders of their own. The files of an
+            unpacked archive, which are as deep, are not looked at.
 
     Raises:
         VideotuneError: if the folder or a folder in it contains a link.
     """
-    # Two levels are enough: the files of an unpacked archive are deeper.
-    for directory in (folder, *folder.glob("*/")):
+    directories = [folder, *folder.glob("*/")]
+    for name in with_subfolders:
+        directories += (folder / name).glob("*/")
+    for directory in directories:
         with (
             suppress(FileNotFoundError, NotADirectoryError),
             os.scandir(directory) as entries,

@@ -69,7 +69,7 @@ class BatchSource:
     spec: ModelSpec
     store: LatentCache
     keys: CacheKeys
-    condition: Callable[[Sequence[Mapping[str, Tensor]]], Conditioning]
+    collate_states: Callable[[Sequence[Mapping[str, Tensor]]], Conditioning]
     """Joins the cached states of samples; the family's own function."""
     clips: Mapping[str, Clip]
     """Clips by id."""
@@ -125,7 +125,7 @@ class BatchSource:
 
     def text_states(self, caption: str) -> dict[str, Tensor]:
         """Return a caption's cached states."""
-        key = self.text_keys.get(caption) or self.keys.text(caption)
+        key = self.text_keys.get(caption) or self.keys.text_key(caption)
         return self.store.get("text", key)
 
     def draw_latents(
@@ -237,8 +237,8 @@ class BatchSource:
             for window in dict.fromkeys(bucket):
                 variants = range(self.variants) if self.varies(window) else (0,)
                 for variant in variants:
-                    sample = self.keys.sample(window, variant)
-                    keys[window, variant] = self.keys.latents(sample)
+                    sample = self.keys.frame_sample(window, variant)
+                    keys[window, variant] = self.keys.latents_key(sample)
         return keys
 
     @cached_property
@@ -252,7 +252,7 @@ class BatchSource:
         if not self.text_in_step:
             for clip in self.clips.values():
                 captions.update(clip.captions)
-        return {caption: self.keys.text(caption) for caption in captions}
+        return {caption: self.keys.text_key(caption) for caption in captions}
 
     @property
     def _keys_fit_memory(self) -> bool:
@@ -284,7 +284,7 @@ class BatchSource:
 
         key = self.latents_keys.get((window, variant))
         if key is None:
-            key = self.keys.latents(self.keys.sample(window, variant))
+            key = self.keys.latents_key(self.keys.frame_sample(window, variant))
         tensors = dict(self.store.get("latents", key))
         mean = tensors.pop("mean")
         logvar = tensors.pop("logvar", None)
@@ -295,7 +295,7 @@ class BatchSource:
         """Return the loss's weight in each cell of a sample, (F,H,W), or None if its
         clip has no mask.
         """
-        key = self.keys.mask(self.keys.sample(window, variant))
+        key = self.keys.mask_key(self.keys.frame_sample(window, variant))
         if key is None:
             return None
 
@@ -549,7 +549,7 @@ def _conditioning(
         states = []
         for caption, sample_extras in zip(captions, extras, strict=True):
             states.append(source.text_states(caption) | sample_extras)
-        return source.condition(states)
+        return source.collate_states(states)
 
     names = extras[0].keys() if extras else ()
     stacked = {}

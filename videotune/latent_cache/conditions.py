@@ -167,9 +167,9 @@ def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
 
 def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
     """Return the key of a condition in the cache."""
-    frames = keys.sample(sample.window, sample.variant)
+    frames = keys.frame_sample(sample.window, sample.variant)
     if sample.type == SOUND:
-        return keys.sound(frames)
+        return keys.sound_key(frames)
     hidden: list[object] = []
     if sample.draws_box:
         hidden = ["box", keys.seed, sample.window.id, sample.variant, sample.box]
@@ -188,7 +188,7 @@ def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
     content = {
         "schema": SCHEMA,
         "condition": condition,
-        "latents": keys.latents(frames),
+        "latents": keys.latents_key(frames),
     }
     return digest(content)
 

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from videotune.data.decode import whole_picture
 from videotune.data.media_info import MediaInfo
 from videotune.data.sound import read_sound
 from videotune.data.workers import Workers
@@ -24,6 +23,11 @@ from videotune.diffusion.regions import cell_shares
 from videotune.errors import VideotuneError
 from videotune.files import name_in_cache
 from videotune.latent_cache.clip_ends import REFERENCE
+from videotune.latent_cache.companion_reading import (
+    read_companion,
+    read_start_image,
+    read_whole_companion,
+)
 from videotune.latent_cache.conditions import (
     KNOWN,
     LATENTS,
@@ -84,26 +88,26 @@ class CacheItems:
         return bool(self.captions or self.samples or self.masks or self.conditions)
 
 
-def entries_of(keys: CacheKeys, items: CacheItems) -> dict[EntryName, CacheItem]:
+def items_by_entry(keys: CacheKeys, items: CacheItems) -> dict[EntryName, CacheItem]:
     """Return the names of the entries that items are read from, each with the first
     caption or sample that needs it.
     """
     entries: dict[EntryName, CacheItem] = {}
     for caption in items.captions:
-        entries["text", keys.text(caption)] = caption
+        entries["text", keys.text_key(caption)] = caption
     for window, variant in items.samples:
-        sample = keys.sample(window, variant)
-        entries.setdefault(("latents", keys.latents(sample)), (window, variant))
-        mask = keys.mask(sample)
+        sample = keys.frame_sample(window, variant)
+        entries.setdefault(("latents", keys.latents_key(sample)), (window, variant))
+        mask = keys.mask_key(sample)
         if mask is not None:
             entries.setdefault(("masks", mask), (window, variant))
     for condition in items.conditions:
-        name = condition_key(keys, condition)
-        entries.setdefault(("conditions", name), condition)
+        key = condition_key(keys, condition)
+        entries.setdefault(("conditions", key), condition)
     return entries
 
 
-def missing(
+def missing_items(
     store: LatentCache,
     keys: CacheKeys,
     items: CacheItems,
@@ -115,8 +119,8 @@ def missing(
     An entry that does not fit what it is for counts as missing, and so does a
     damaged one among those that stay in memory and are therefore read now.
     """
-    entries = entries_of(keys, items)
-    store.examine(entries, fits)
+    entries = items_by_entry(keys, items)
+    store.mark_unusable(entries, fits)
 
     captions: list[str] = []
     samples: list[WindowVariant] = []
@@ -169,20 +173,22 @@ def encode_missing(
     keys = CacheKeys.of(family, seed)
     lock = nullcontext() if lock_is_held else store.write_lock()
     with lock, EntryWriter(store, family.device) as writer:
-        _fill_captions(family, writer, keys, todo.captions, progress)
+        _encode_captions(family, writer, keys, todo.captions, progress)
         try:
-            waited = _fill_windows(
+            waited = _encode_windows(
                 family, writer, keys, todo.samples, media, workers, progress
             )
-            _fill_conditions(family, writer, keys, todo.conditions, media, progress)
+            _encode_conditions(family, writer, keys, todo.conditions, media, progress)
         finally:
             family.free("vae")
         rules = family.spec.rules
-        waited += _fill_masks(writer, keys, rules, todo.masks, media, workers, progress)
+        waited += _write_masks(
+            writer, keys, rules, todo.masks, media, workers, progress
+        )
         return waited
 
 
-def _fill_captions(
+def _encode_captions(
     family: DiffusersModel,
     writer: EntryWriter,
     keys: CacheKeys,
@@ -194,13 +200,13 @@ def _fill_captions(
     """
     remaining: list[tuple[str, str]] = []
     for caption in captions:
-        name = keys.text(caption)
-        if not writer.store.has("text", name):
-            remaining.append((caption, name))
+        key = keys.text_key(caption)
+        if not writer.store.has("text", key):
+            remaining.append((caption, key))
 
     begun = time.monotonic()
     try:
-        for done, (caption, name) in enumerate(remaining, start=1):
+        for done, (caption, key) in enumerate(remaining, start=1):
             with naming_caption(caption):
                 length = family.text_length(caption)  # may load the encoder
                 states = check_finite(family.encode_text([caption])[0])
@@ -211,13 +217,13 @@ def _fill_captions(
                 "cut": max(0, length - keys.tokens),
                 "encoder": keys.text_encoder,
             }
-            writer.put("text", name, states, metadata)
+            writer.put("text", key, states, metadata)
             progress(_with_rate("captions", done, begun), done, len(remaining))
     finally:
         family.free("text_encoder")
 
 
-def _fill_windows(
+def _encode_windows(
     family: DiffusersModel,
     writer: EntryWriter,
     keys: CacheKeys,
@@ -231,13 +237,16 @@ def _fill_windows(
     """
     remaining = []
     for window, variant in samples:
-        if not writer.store.has("latents", keys.latents(keys.sample(window, variant))):
+        key = keys.latents_key(keys.frame_sample(window, variant))
+        if not writer.store.has("latents", key):
             remaining.append((window, variant))
 
     begun = time.monotonic()
     waited = 0.0
     # Made one at a time: all frame samples together would take much memory.
-    frame_samples = (keys.sample(window, variant) for window, variant in remaining)
+    frame_samples = (
+        keys.frame_sample(window, variant) for window, variant in remaining
+    )
     decoded = _decode(frame_samples, media, workers)
     with closing(stage_ahead(decoded, family.device)) as staged:
         for done, (sample, frames, wait) in enumerate(staged, start=1):
@@ -249,15 +258,15 @@ def _fill_windows(
                 "variant": sample.variant,
                 "encoder": keys.vae,
             }
-            name = keys.latents(sample)
-            writer.put("latents", name, tensors_of(latents), metadata)
+            key = keys.latents_key(sample)
+            writer.put("latents", key, tensors_of(latents), metadata)
 
             waited += wait
             progress(_with_rate("windows", done, begun), done, len(remaining))
     return waited
 
 
-def _fill_masks(
+def _write_masks(
     writer: EntryWriter,
     keys: CacheKeys,
     rules: VideoRules,
@@ -268,13 +277,13 @@ def _fill_masks(
 ) -> float:
     """Write the loss masks of samples; return the seconds waited for frames."""
     remaining: list[FrameSample] = []
-    names: list[str] = []
+    mask_keys: list[str] = []
     for window, variant in samples:
-        sample = keys.sample(window, variant)
-        name = keys.mask(sample)
-        if name is not None and not writer.store.has("masks", name):
+        sample = keys.frame_sample(window, variant)
+        key = keys.mask_key(sample)
+        if key is not None and not writer.store.has("masks", key):
             remaining.append(companion_sample(sample, "loss_mask", media))
-            names.append(name)
+            mask_keys.append(key)
 
     begun = time.monotonic()
     waited = 0.0
@@ -286,14 +295,14 @@ def _fill_masks(
             "variant": sample.variant,
         }
         share = cell_shares(mask_pixels(frames), rules)
-        writer.put("masks", names[done - 1], {MASK_TENSOR: share}, metadata)
+        writer.put("masks", mask_keys[done - 1], {MASK_TENSOR: share}, metadata)
 
         waited += wait
         progress(_with_rate("masks", done, begun), done, len(remaining))
     return waited
 
 
-def _fill_conditions(
+def _encode_conditions(
     family: DiffusersModel,
     writer: EntryWriter,
     keys: CacheKeys,
@@ -305,8 +314,8 @@ def _fill_conditions(
     begun = time.monotonic()
     without_effect = 0
     for done, condition in enumerate(conditions, start=1):
-        name = condition_key(keys, condition)
-        if not writer.store.has("conditions", name):
+        key = condition_key(keys, condition)
+        if not writer.store.has("conditions", key):
             tensors = encode_condition_sample(family, keys, condition, media)
             if KNOWN in tensors:
                 without_effect += len(tensors[KNOWN].unique()) == 1
@@ -316,7 +325,7 @@ def _fill_conditions(
                 "variant": condition.variant,
                 "encoder": keys.vae,
             }
-            writer.put("conditions", name, tensors, metadata)
+            writer.put("conditions", key, tensors, metadata)
         progress(_with_rate("conditions", done, begun), done, len(conditions))
     if without_effect:
         writer.store.notes.append(
@@ -344,7 +353,7 @@ def encode_condition_sample(
 
     Raises VideotuneError that names the clip.
     """
-    sample = keys.sample(condition.window, condition.variant)
+    sample = keys.frame_sample(condition.window, condition.variant)
     clip = media[condition.window.clip_id]
     subject = f"{clip.path}: window {condition.window.id}: {condition.text}"
     with naming_window(subject, LESS_MEMORY):
@@ -367,7 +376,7 @@ def _encode_shown(
     """Decode and encode what a condition shows of the clip itself."""
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
-    start_image = _start_image_of(sample, media)
+    start_image = read_start_image(sample, media)
     types = dict(condition.on_channels)
     if start_image is not None and "first_frame" in types and "prefix" not in types:
         frames = torch.cat([start_image, frames[:, 1:]], dim=1)
@@ -375,7 +384,7 @@ def _encode_shown(
     hidden = read_hidden_pixels(condition, sample, keys.seed, media)
     control = None
     if "control" in types:
-        control = _read_beside("control", sample, len(sample.times), media)
+        control = read_companion("control", sample, len(sample.times), media)
     return encode_condition(family, frames, condition, hidden, control)
 
 
@@ -389,12 +398,12 @@ def _encode_reference(
     or fitted into the picture.
     """
     if family.spec.has_reference_image:
-        image = _whole_picture_beside(sample, media)
+        image = read_whole_companion(sample, media)
         return {LATENTS: family.encode_reference_image(image, sample.window.shape)}
 
     stride = family.spec.rules.temporal_stride
     count = (condition.latent_frames - 1) * stride + 1
-    frames = _read_beside(REFERENCE, sample, count, media)
+    frames = read_companion(REFERENCE, sample, count, media)
     return {LATENTS: family.encode_video(frames).mean}
 
 
@@ -409,29 +418,6 @@ def _encode_sound(
         clip, sample.times[0], shape.frames / shape.fps, family.spec.sound.sample_rate
     )
     return {LATENTS: family.encode_sound(torch.from_numpy(waveform), shape)}
-
-
-def _whole_picture_beside(
-    sample: FrameSample, media: Mapping[str, MediaInfo]
-) -> np.ndarray:
-    """Decode a sample's reference in its own size, uint8 (H,W,3). If it is a video, decode
-    the frame at which the sample begins.
-    """
-    companion = companion_sample(sample, REFERENCE, media)
-    picture = whole_picture(media[companion.window.clip_id], companion.times[0])
-    return picture[:, ::-1].copy() if sample.flipped else picture
-
-
-def _read_beside(
-    role: str, sample: FrameSample, count: int, media: Mapping[str, MediaInfo]
-) -> Tensor:
-    """Decode the first frames of a file beside a sample: (3,count,H,W) in [-1, 1]. An
-    image is held.
-    """
-    companion = companion_sample(sample, role, media)
-    part = replace(companion, times=companion.times[:count])
-    frames = to_model(frames_of([part], media[part.window.clip_id], None))
-    return frames.expand(-1, count, -1, -1).contiguous()
 
 
 def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:
@@ -496,14 +482,14 @@ def _encode_frames(
     image if it has one.
     """
     arguments: dict[str, Any] = {}
-    noise = keys.noise(sample)
+    noise = keys.noise_generator(sample)
     if noise is not None:
         arguments["random"] = noise
 
     clip = media[sample.window.clip_id]
     subject = f"{clip.path}: window {sample.window.id}"
     with naming_window(subject, LESS_MEMORY):
-        start_image = _start_image_of(sample, media)
+        start_image = read_start_image(sample, media)
         if start_image is not None:
             arguments["start_image"] = start_image
 
@@ -516,18 +502,6 @@ def _encode_frames(
             distribution = family.encode_video(pixels, **arguments)
             check_finite(tensors_of(distribution))
         return distribution
-
-
-def _start_image_of(
-    sample: FrameSample, media: Mapping[str, MediaInfo]
-) -> Tensor | None:
-    """Return the start image of a sample, cropped as its clip: (3,1,H,W) in [-1, 1]."""
-    image_id = sample.window.companion("start_image")
-    if image_id is None:
-        return None
-    window = replace(sample.window, clip_id=image_id)
-    still = replace(sample, window=window, times=(0.0,))
-    return to_model(frames_of([still], media[image_id], None))
 
 
 def tensors_of(distribution: LatentDistribution) -> dict[str, Tensor]:
@@ -582,7 +556,7 @@ def cut_captions(
     """Return the captions that are longer than the model reads."""
     too_long = []
     for caption in captions:
-        entry = store.entry("text", keys.text(caption))
+        entry = store.entry("text", keys.text_key(caption))
         if entry is not None and entry.about.get("cut"):
             too_long.append(caption)
     return too_long

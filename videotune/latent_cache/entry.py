@@ -22,6 +22,8 @@ from videotune.types import DETERMINISTIC_VARIANT
 
 KINDS = ("latents", "text", "masks", "conditions")
 SUFFIX = ".safetensors"
+SUBFOLDER_LETTERS = 3
+"""Letters of an entry's key that name the subfolder of its file."""
 METADATA_KEY = "videotune"
 """The only metadata key of a file.
 
@@ -87,11 +89,6 @@ class CacheEntry:
         return self.kind, self.key
 
     @property
-    def file(self) -> str:
-        """Its file, relative to the cache folder."""
-        return file_of(*self.name)
-
-    @property
     def made_of(self) -> str:
         """What it was made of, in a few words: the caption, or the clip, the window and
         its variant.
@@ -111,11 +108,44 @@ class CacheEntry:
 
 
 def file_of(kind: str, key: str) -> str:
-    """Return the file of an entry, relative to the cache folder."""
+    """Return the file of an entry, relative to the cache folder.
+
+    Keys are hashes, so 4,096 subfolders of a kind share its entries evenly: one of a
+    million entries has some 250 files.
+    """
+    return f"{kind}/{key[:SUBFOLDER_LETTERS]}/{key}{SUFFIX}"
+
+
+def old_file_of(kind: str, key: str) -> str:
+    """Return the file that earlier versions gave an entry, which is still read."""
     return f"{kind}/{key}{SUFFIX}"
 
 
-def describe(
+def existing_file_of(folder: Path, kind: str, key: str) -> str:
+    """Return the file that an entry has in a cache folder, or would get."""
+    file = file_of(kind, key)
+    old_file = old_file_of(kind, key)
+    if not (folder / file).is_file() and (folder / old_file).is_file():
+        return old_file
+    return file
+
+
+def entry_of_file(file: str) -> EntryName | None:
+    """Return the (kind, key) of a file that may be an entry; None if no entry has such a
+    file.
+
+    Args:
+        file: relative to the cache folder, with forward slashes.
+    """
+    kind, _, rest = file.partition("/")
+    file_name = rest.rpartition("/")[2]
+    key = file_name.removesuffix(SUFFIX)
+    if kind in KINDS and file in (file_of(kind, key), old_file_of(kind, key)):
+        return kind, key
+    return None
+
+
+def new_entry(
     kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> CacheEntry:
     """Return the entry of tensors (on the CPU, contiguous) that are not in a file yet."""
@@ -170,11 +200,12 @@ def read_entry(folder: Path, kind: str, key: str) -> CacheEntry:
         UNREADABLE: one of these, if the file is missing, cut short or was not written
             by videotune.
     """
-    with safe_open(folder / file_of(kind, key), framework="np") as file:
+    path = folder / existing_file_of(folder, kind, key)
+    with safe_open(path, framework="np") as file:
         metadata = file.metadata() or {}
         entry: CacheEntry = checked(CacheEntry, metadata[METADATA_KEY])
     if entry.name != (kind, key):
-        raise ValueError(f"its metadata name another entry, {entry.file}")
+        raise ValueError(f"its metadata name another entry, {entry.kind}/{entry.key}")
     return entry
 
 
@@ -194,7 +225,8 @@ def read_tensors(
         UNREADABLE: one of these, if the tensors cannot be read or are not those that
             were written.
     """
-    tensors = load((folder / entry.file).read_bytes())
+    file = existing_file_of(folder, *entry.name)
+    tensors = load((folder / file).read_bytes())
     if not check:
         return tensors
     if hash_of(tensors) != entry.hash:

@@ -1,9 +1,9 @@
-"""The samples of windows, and the names of their cache entries: hashes of everything
+"""The samples of windows, and the keys of their cache entries: hashes of everything
 that decides their content.
 
-Samples with the same pixels have the same name. If a family draws noise onto an image
+Samples with the same pixels have the same key. If a family draws noise onto an image
 before it is encoded (``ModelSpec.image_noise``), every window has variants, and the
-name of a variant depends on its noise.
+key of a variant depends on its noise.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ again.
 
 @dataclass(frozen=True)
 class CacheKeys:
-    """Names of cache entries for one model and seed."""
+    """Makes the keys of cache entries for one model and seed."""
 
     vae: str
     """Fingerprint of the VAE, and how it is called if that is special."""
@@ -47,7 +47,7 @@ class CacheKeys:
 
     @classmethod
     def of(cls, family: DiffusersModel, seed: int) -> "CacheKeys":
-        """Return the names of what a family encodes in a run with this seed."""
+        """Return the keys of what a family encodes in a run with this seed."""
         fingerprints = family.fingerprints()
         text_stage = "before connectors" if family.spec.connectors_in_step else ""
         return cls(
@@ -65,7 +65,7 @@ class CacheKeys:
             audio_vae=fingerprints.get("audio_vae", ""),
         )
 
-    def sample(self, window: Window, variant: int) -> FrameSample:
+    def frame_sample(self, window: Window, variant: int) -> FrameSample:
         """Return a variant of a window.
 
         With image noise, its number decides the noise too.
@@ -73,8 +73,8 @@ class CacheKeys:
         sample = draw_frames(window, variant, self.seed)
         return replace(sample, variant=variant) if self.image_noise else sample
 
-    def text(self, caption: str) -> str:
-        """Return the name of a caption's states: by the text, the encoder and the limit
+    def text_key(self, caption: str) -> str:
+        """Return the key of a caption's states: by the text, the encoder and the limit
         of tokens.
         """
         content = {
@@ -85,11 +85,11 @@ class CacheKeys:
         }
         return digest(content)
 
-    def latents(self, sample: FrameSample) -> str:
-        """Return the name of a sample's latents: by the clip's bytes, frame times,
+    def latents_key(self, sample: FrameSample) -> str:
+        """Return the key of a sample's latents: by the clip's bytes, frame times,
         size, crop, VAE and image noise.
 
-        A random crop that is at the centre has the name of the centre crop.
+        A random crop that is at the centre has the key of the centre crop.
         """
         window = sample.window
         vae = self.vae
@@ -109,8 +109,8 @@ class CacheKeys:
         }
         return digest(content)
 
-    def mask(self, sample: FrameSample) -> str | None:
-        """Return the name of a sample's loss mask, or None if its clip has none."""
+    def mask_key(self, sample: FrameSample) -> str | None:
+        """Return the key of a sample's loss mask, or None if its clip has none."""
         mask_id = sample.window.companion("loss_mask")
         if mask_id is None:
             return None
@@ -122,8 +122,8 @@ class CacheKeys:
         }
         return digest(content)
 
-    def sound(self, sample: FrameSample) -> str:
-        """Return the name of the latents of a sample's sound: by the clip's bytes, the
+    def sound_key(self, sample: FrameSample) -> str:
+        """Return the key of the latents of a sample's sound: by the clip's bytes, the
         seconds and the VAE.
         """
         shape = sample.window.shape
@@ -137,7 +137,7 @@ class CacheKeys:
         }
         return digest(content)
 
-    def noise(self, sample: FrameSample) -> np.random.Generator | None:
+    def noise_generator(self, sample: FrameSample) -> np.random.Generator | None:
         """Return the generator of a sample's image noise, or None if it has none."""
         if not self._has_noise(sample):
             return None

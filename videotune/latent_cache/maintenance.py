@@ -10,7 +10,6 @@ from videotune.latent_cache.entry import (
     UNREADABLE,
     CacheEntry,
     EntryName,
-    file_of,
     read_entry,
     read_tensors,
 )
@@ -55,7 +54,7 @@ def verify(store: LatentCache, progress: FileProgressFn) -> list[Damaged]:
     names = store.names()
     with store.write_lock():
         for done, (kind, key) in enumerate(names):
-            file = file_of(kind, key)
+            file = store.file(kind, key)
             progress(done, len(names), file)
             entry = None
             try:
@@ -120,7 +119,7 @@ def listing(store: LatentCache) -> list[dict[str, Any]]:
                 "bytes": entry.bytes,
                 "made": entry.made,
                 "versions": entry.versions,
-                "file": entry.file,
+                "file": store.file(*entry.name),
                 "clip": entry.about.get("clip"),
                 "encoder": entry.about.get("encoder"),
                 "tensors": tensors,

@@ -29,12 +29,15 @@ from videotune.files import OLD_MANIFEST, system_errors, tag_cache, write_whole
 from videotune.latent_cache.entry import (
     KINDS,
     METADATA_KEY,
-    SUFFIX,
+    SUBFOLDER_LETTERS,
     UNREADABLE,
     CacheEntry,
     EntryName,
-    describe,
+    entry_of_file,
+    existing_file_of,
     file_of,
+    new_entry,
+    old_file_of,
     own_storage,
     read_entry,
     read_tensors,
@@ -78,7 +81,7 @@ class LatentCache:
         self._lock = RLock()
 
         try:
-            refuse_links(folder)
+            refuse_links(folder, KINDS)
             unknown_files = self.unknown_files()  # fills _entries, too
         except OSError as error:
             raise VideotuneError(
@@ -96,21 +99,27 @@ class LatentCache:
                 f"such as {min(unknown_files)}; videotune cache prune removes it"
             )
 
-    def _files(self) -> Iterator[tuple[str, str]]:
-        """Yield (kind, file name) of all files below the folders of entries."""
+    def _files(self) -> Iterator[str]:
+        """Yield all files below the folders of entries, relative to the cache folder."""
         for kind in KINDS:
             folder = self.folder / kind
-            if folder.is_dir():
-                for name in sorted(os.listdir(folder)):
-                    yield kind, name
+            if not folder.is_dir():
+                continue
+            for name in sorted(os.listdir(folder)):
+                is_subfolder = (
+                    len(name) <= SUBFOLDER_LETTERS and (folder / name).is_dir()
+                )
+                if not is_subfolder:
+                    yield f"{kind}/{name}"
+                    continue
+                for file_name in sorted(os.listdir(folder / name)):
+                    yield f"{kind}/{name}/{file_name}"
 
     def names(self) -> list[EntryName]:
         """Return the names of all files that look like entries."""
-        names = []
-        for kind, file_name in self._files():
-            if file_name.endswith(SUFFIX) and not file_name.startswith(PART):
-                names.append((kind, file_name.removesuffix(SUFFIX)))
-        return names
+        names = map(entry_of_file, self._files())
+        # An entry that was written again may also have its file of an earlier version.
+        return list(dict.fromkeys(name for name in names if name is not None))
 
     def entries(self) -> list[CacheEntry]:
         """Return all entries that can be read."""
@@ -121,27 +130,25 @@ class LatentCache:
         """Return files that are neither entries nor being written, and those of an
         earlier version.
         """
-        files = {
-            f"{kind}/{file_name}"
-            for kind, file_name in self._files()
-            if not file_name.startswith(PART)
-        }
-        files -= {entry.file for entry in self.entries()}
+        files = {file for file in self._files() if not _is_part(file)}
+        files -= {self.file(*entry.name) for entry in self.entries()}
         if (self.folder / OLD_MANIFEST).is_file():
             files.add(OLD_MANIFEST)
         return files
 
     def parts(self) -> set[str]:
         """Return files that are being written, or that killed writers have left behind."""
-        return {
-            f"{kind}/{file_name}"
-            for kind, file_name in self._files()
-            if file_name.startswith(PART)
-        }
+        return {file for file in self._files() if _is_part(file)}
+
+    def file(self, kind: str, key: str) -> str:
+        """Return the file of an entry, relative to the cache folder, whether or not it
+        exists.
+        """
+        return existing_file_of(self.folder, kind, key)
 
     def path(self, kind: str, key: str) -> Path:
-        """Return the file of an entry, whether or not it exists."""
-        return self.folder / file_of(kind, key)
+        """Return the path of an entry's file, whether or not it exists."""
+        return self.folder / self.file(kind, key)
 
     def entry(self, kind: str, key: str) -> CacheEntry | None:
         """Return an entry's metadata, or None if there is no readable entry."""
@@ -176,8 +183,8 @@ class LatentCache:
             VideotuneError: if the folder cannot be written.
         """
         stored = {name: own_storage(tensor) for name, tensor in tensors.items()}
-        entry = describe(kind, key, stored, about)
-        path = self.path(kind, key)
+        entry = new_entry(kind, key, stored, about)
+        path = self.folder / file_of(kind, key)
         metadata = {METADATA_KEY: json.dumps(vars(entry), ensure_ascii=False)}
 
         def write(temporary: Path) -> None:
@@ -186,6 +193,7 @@ class LatentCache:
 
         with self._writing():
             write_whole(path, write, durable=False)
+            (self.folder / old_file_of(kind, key)).unlink(missing_ok=True)
         with self._lock:
             self._forget(entry.name)
             self._entries[entry.name] = entry
@@ -212,7 +220,7 @@ class LatentCache:
             tag_cache(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             # A link may have come since the cache was opened.
-            refuse_links(self.folder)
+            refuse_links(self.folder, KINDS)
             lock = FileLock(self.folder / LOCK)
             try:
                 lock.acquire(timeout=0)
@@ -261,7 +269,8 @@ class LatentCache:
         """Delete entries and other files. The caller holds the lock."""
         with self._lock, self._writing():
             for name in names:
-                self.path(*name).unlink(missing_ok=True)
+                (self.folder / file_of(*name)).unlink(missing_ok=True)
+                (self.folder / old_file_of(*name)).unlink(missing_ok=True)
                 self._forget(name)
             for file in files:
                 path = self.folder / file
@@ -272,7 +281,7 @@ class LatentCache:
                 else:
                     path.unlink(missing_ok=True)
 
-    def examine(
+    def mark_unusable(
         self, items: Mapping[EntryName, Item], fits: Callable[[CacheEntry, Item], bool]
     ) -> None:
         """Count entries as missing that are damaged or do not fit what they are for.
@@ -355,6 +364,10 @@ class LatentCache:
             self._entries.pop(name, None)
             self._checked.discard(name)
             self._unusable.discard(name)
+
+
+def _is_part(file: str) -> bool:
+    return file.rpartition("/")[2].startswith(PART)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -232,9 +232,9 @@ class DiffusersModel(AutoencodingCheckpoint):
         neighbours.
         """
         states = {caption: self.encode(caption) for caption in dict.fromkeys(captions)}
-        return self.condition([states[caption] for caption in captions])
+        return self.collate_states([states[caption] for caption in captions])
 
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
+    def collate_states(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """Pad and stack cached states exactly as the pipeline feeds them.
 
         Text becomes (B,L,D) with zeros after its end, "mask" (B,L) the text's mask, and

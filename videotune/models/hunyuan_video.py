@@ -491,9 +491,9 @@ class HunyuanVideo(DiffusersModel):
         length = int(states["mask"].sum())
         return {"text": states["text"][:length], "pooled": states["pooled"]}
 
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
+    def collate_states(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """Pad and stack states; trimmed states get a mask by their length."""
-        conditioning = super().condition(states)
+        conditioning = super().collate_states(states)
         if conditioning.text_mask is not None:
             return conditioning
         positions = torch.arange(self.spec.text_tokens)

@@ -275,7 +275,7 @@ class HunyuanVideo15(DiffusersModel):
             "glyph_mask": states["glyph_mask"][:glyph_length],
         }
 
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
+    def collate_states(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """Pad and stack states; trimmed text gets a mask by its length."""
         padded_states = []
         for state in states:
@@ -285,7 +285,7 @@ class HunyuanVideo15(DiffusersModel):
             glyph_mask = padding(state["glyph_mask"], (0, missing))
             padded_states.append({**state, "glyph": glyph, "glyph_mask": glyph_mask})
 
-        conditioning = super().condition(padded_states)
+        conditioning = super().collate_states(padded_states)
         if conditioning.text_mask is not None:
             return conditioning
         positions = torch.arange(self.spec.text_tokens)

@@ -113,13 +113,13 @@ class LTX2Text(DiffusersModel):
             read_config(self.folder / CONNECTORS / "config.json")
         )
 
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
+    def collate_states(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """Stack cached states; those before the connectors are padded with zeros, which
         the mask leaves out.
         """
         if not self.spec.connectors_in_step:
-            return super().condition(states)
-        return super().condition([self._padded(each) for each in states])
+            return super().collate_states(states)
+        return super().collate_states([self._padded(each) for each in states])
 
     def _padded(self, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a caption's states with those for sound in full length, and its mask."""

@@ -70,8 +70,8 @@ class SampleNames:
     def of(self, window: Window, variant: int) -> str:
         """Return the name of a window's variant."""
         if (window, variant) not in self._names:
-            sample = self._keys.sample(window, variant)
-            self._names[window, variant] = self._keys.latents(sample)
+            sample = self._keys.frame_sample(window, variant)
+            self._names[window, variant] = self._keys.latents_key(sample)
         return self._names[window, variant]
 
 

@@ -32,7 +32,7 @@ from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.planner.ledger import FIRST, KEPT, PIECE, CountsByPart, Ledger, Reading
 from videotune.trainer import build, optimizers
-from videotune.trainer.step import StepSettings, TrainableState, train_step
+from videotune.trainer.step import StepContext, TrainableState, train_step
 from videotune.trainer.step_record import Clock
 from videotune.trainer.text_encoders import text_size
 from videotune.trainer.trainable import attach, make_trainable
@@ -251,7 +251,7 @@ class FakeRun:
 
     def _train(self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
         """Do a training step, and count what it holds."""
-        settings = StepSettings(
+        context = StepContext(
             self.family,
             self.objective,
             1,
@@ -263,7 +263,7 @@ class FakeRun:
         with ledger, catch_warnings(action="ignore", category=UserWarning):
             self._name_tensors(network, prepared, ledger)
             hooks = self._add_hooks(network, ledger)
-            train_step(settings, network.net, network.trainable, prepared, clock)
+            train_step(context, network.net, network.trainable, prepared, clock)
         for hook in hooks:
             hook.remove()
 
@@ -349,7 +349,7 @@ class FakeRun:
         latent_size = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, *latent_size)
 
-        conditioning = self.family.condition(
+        conditioning = self.family.collate_states(
             [self.family.blank_states(shape)] * samples
         )
         if self.config.text_in_step:

@@ -74,7 +74,7 @@ def device_full_message(trainer: Trainer, error: OutOfMemory, rescue: str) -> st
 
 
 def _on_gpu(trainer: Trainer) -> bool:
-    return overlaps(next(trainer.net.parameters()).device)
+    return overlaps(trainer.device)
 
 
 def same_result_settings(config: schema.Config, gpu: bool) -> list[tuple[str, str]]:

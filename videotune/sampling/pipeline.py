@@ -138,11 +138,11 @@ def draw_samples(
         for index, (prompt, seed) in enumerate(samples):
             condition = conditions[index] if conditions else None
             extras = {} if condition is None else condition.extras
-            conditioning = family.condition([{**text(prompt), **extras}])
+            conditioning = family.collate_states([{**text(prompt), **extras}])
             unconditional = None
             if settings.guidance > 1:
                 negative_states = text(settings.negative)
-                unconditional = family.condition([{**negative_states, **extras}])
+                unconditional = family.collate_states([{**negative_states, **extras}])
             request = _request(family, settings, seed, condition)
 
             arguments = (eval_nets, conditioning, unconditional, request)

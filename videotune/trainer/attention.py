@@ -8,7 +8,7 @@ from videotune.console import echo
 from videotune.latent_cache.batches import make_step_batch
 from videotune.memory.accelerator import local_device, overlaps
 from videotune.memory.attention import set_attention, switchable
-from videotune.trainer.step import StepSettings, accumulate_gradients
+from videotune.trainer.step import StepContext, accumulate_gradients
 from videotune.trainer.step_record import Clock, empty_values
 from videotune.trainer.trainer import Trainer
 
@@ -24,7 +24,7 @@ passes.
 """
 
 
-def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
+def choose_attention(trainer: Trainer, context: StepContext) -> None:
     """On a GPU, set ``attention: auto`` to the fastest backend for the next step's
     batch, and print it.
 
@@ -32,7 +32,7 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
     """
     if not _can_measure(trainer):
         return
-    assert settings.captured is None, "a graph would keep the first backend"
+    assert context.captured is None, "a graph would keep the first backend"
 
     net = trainer.net
     trainable = trainer.pool.trainable
@@ -41,7 +41,7 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
         try:
             set_attention(net, name)
             # The first pass may set kernels up.
-            seconds[name] = min(_seconds(trainer, settings) for _ in range(2))
+            seconds[name] = min(_seconds(trainer, context) for _ in range(2))
         except (RuntimeError, ValueError) as error:
             # It is not installed, or has no kernel for this model's masks.
             echo(f"attention: {name} is skipped: {str(error).splitlines()[0][:100]}")
@@ -58,7 +58,7 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
 def _can_measure(trainer: Trainer) -> bool:
     """Return whether the backends can be measured, and the run is long enough for it."""
     config = trainer.job.config
-    steps_left = trainer.job.steps - trainer.first + 1
+    steps_left = trainer.job.steps - trainer.first_step + 1
     if config.attention != "auto" or steps_left < MIN_STEPS:
         return False
     if not overlaps(local_device()) or not switchable(trainer.net):
@@ -72,11 +72,11 @@ def _can_measure(trainer: Trainer) -> bool:
     )
 
 
-def _seconds(trainer: Trainer, settings: StepSettings) -> float:
+def _seconds(trainer: Trainer, context: StepContext) -> float:
     """Return the seconds of the next step's passes. The caller clears their gradients."""
-    prepared = make_step_batch(trainer.source, trainer.first)
+    prepared = make_step_batch(trainer.source, trainer.first_step)
     net = trainer.net
-    device = next(net.parameters()).device
+    device = trainer.device
     net.train()
     values = empty_values(prepared, device)
 
@@ -85,7 +85,7 @@ def _seconds(trainer: Trainer, settings: StepSettings) -> float:
     # Only the backend that is chosen is worth compiling.
     with torch.compiler.set_stance("force_eager"):
         accumulate_gradients(
-            settings, net, trainer.pool.trainable, prepared, Clock(device), values
+            context, net, trainer.pool.trainable, prepared, Clock(device), values
         )
     torch.accelerator.synchronize()
     return time.perf_counter() - begun

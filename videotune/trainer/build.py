@@ -206,11 +206,13 @@ def make_source(
     keys = CacheKeys.of(family, job.config.seed)
 
     def encode(window: Window, variant: int) -> LatentDistribution:
-        return encode_sample(family, keys, keys.sample(window, variant), library.media)
+        return encode_sample(
+            family, keys, keys.frame_sample(window, variant), library.media
+        )
 
     def read_mask(window: Window, variant: int) -> torch.Tensor:
         return read_loss_mask(
-            keys.sample(window, variant), job.spec.rules, library.media
+            keys.frame_sample(window, variant), job.spec.rules, library.media
         )
 
     def encode_condition(condition: ConditionSample) -> dict[str, torch.Tensor]:
@@ -221,7 +223,7 @@ def make_source(
         spec=job.spec,
         store=store,
         keys=keys,
-        condition=family.condition,
+        collate_states=family.collate_states,
         clips=clips_by_id(library.clips),
         sizes=MediaSizes(library.media),
         buckets=job.buckets,

@@ -25,7 +25,7 @@ from videotune.latent_cache.encode import (
     ProgressFn,
     cut_captions,
     encode_missing,
-    missing,
+    missing_items,
     shard_work,
 )
 from videotune.latent_cache.encoder_failures import TextEncoderFull
@@ -75,36 +75,79 @@ def reads_of(
 def _conditions_of(
     job: Job, samples: Sequence[tuple[Window, int]]
 ) -> list[ConditionSample]:
-    """Return the conditions of samples that are encoded on their own."""
-    num_boxes = max(1, job.config.video_config.variants)
+    """Return the conditions of samples, and their sound, that have entries of their own.
+
+    A sample may hide one of several boxes, and each has an entry. What is read without
+    random parts has the first box, and only the conditions that most samples have.
+    """
     usual = usual_conditions(job.config, job.spec)
-    sets = channel_sets(job.config, job.spec)
+    drawn_sets = channel_sets(job.config, job.spec)
     conditions: list[ConditionSample] = []
     for window, variant in samples:
-        # What is read without random parts has what most samples have.
         is_plain = variant == DETERMINISTIC_VARIANT
-        encoded: list[list[ConditionSample]] = []
-        for condition in job.config.conditions:
-            is_read = condition.type in usual or not is_plain
-            if is_read and not job.spec.is_on_channels(condition.type):
-                encoded.append(
-                    condition_samples(window, variant, condition, num_boxes, job.spec)
-                )
-
-        usual_on_channels = shown_on_channels(usual, window, job.spec)
-        for types in dict.fromkeys(
-            shown_on_channels(types, window, job.spec) for types in sets
-        ):
-            is_read = types == usual_on_channels or not is_plain
-            if is_read and job.spec.is_shown_alone(types):
-                encoded.append(
-                    channel_samples(window, variant, types, job.config, num_boxes)
-                )
-        for choices in encoded:
-            conditions += choices[:1] if is_plain else choices
+        only = usual if is_plain else None
+        choices = [
+            *_conditions_in_place(job, window, variant, only),
+            *_conditions_on_channels(job, window, variant, drawn_sets, only),
+        ]
+        for boxes in choices:
+            conditions += boxes[:1] if is_plain else boxes
         if window.shape.sound:
             conditions.append(ConditionSample(window, variant, SOUND))
     return conditions
+
+
+def _conditions_in_place(
+    job: Job, window: Window, variant: int, only: frozenset[str] | None
+) -> list[list[ConditionSample]]:
+    """Return the conditions of a sample that channels do not show, each with its boxes.
+
+    Args:
+        job: what is to be done.
+        window: the sample's window.
+        variant: its variant.
+        only: the types that are read. None: all.
+    """
+    boxes = max(1, job.config.video_config.variants)
+    encoded = []
+    for condition in job.config.conditions:
+        is_read = only is None or condition.type in only
+        if is_read and not job.spec.is_on_channels(condition.type):
+            encoded.append(
+                condition_samples(window, variant, condition, boxes, job.spec)
+            )
+    return encoded
+
+
+def _conditions_on_channels(
+    job: Job,
+    window: Window,
+    variant: int,
+    drawn_sets: Sequence[frozenset[str]],
+    only: frozenset[str] | None,
+) -> list[list[ConditionSample]]:
+    """Return what channels may show of a sample, each with its boxes.
+
+    Args:
+        job: what is to be done.
+        window: the sample's window.
+        variant: its variant.
+        drawn_sets: types of conditions that a step may draw together (``channel_sets``).
+        only: the one set that is read. None: each of them.
+    """
+    boxes = max(1, job.config.video_config.variants)
+    # Sets that differ in what this window cannot show are one.
+    shown_sets = [shown_on_channels(types, window, job.spec) for types in drawn_sets]
+    sets = list(dict.fromkeys(shown_sets))
+    if only is not None:
+        usual = shown_on_channels(only, window, job.spec)
+        sets = [types for types in sets if types == usual]
+
+    encoded = []
+    for types in sets:
+        if job.spec.is_shown_alone(types):
+            encoded.append(channel_samples(window, variant, types, job.config, boxes))
+    return encoded
 
 
 def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
@@ -147,7 +190,7 @@ def fill_cache_of_run(
     todo = missing_of_run(job, family, store, reads)
     anything_missing = dist.any_process(bool(todo))[0]
     if anything_missing:
-        is_leader = _fill_together(job, family, store, reads, todo, dist, on_progress)
+        is_leader = _encode_shares(job, family, store, reads, todo, dist, on_progress)
         # What the others have written is read from the disk.
         store = LatentCache(job.cache, keep_bytes)
     else:
@@ -160,7 +203,7 @@ def fill_cache_of_run(
     return store
 
 
-def _fill_together(
+def _encode_shares(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -219,7 +262,7 @@ def fill_cache(
         VideotuneError: if a clip cannot be encoded, also for lack of memory.
     """
     try:
-        _fill_missing(job, family, store, reads, share, on_progress)
+        _encode_and_report(job, family, store, reads, share, on_progress)
     except TextEncoderFull:
         echo(
             "note: the text encoder does not fit the device; "
@@ -227,10 +270,10 @@ def fill_cache(
         )
         family.free("text_encoder")
         family.free("vae")
-        _fill_with_text_on_the_host(job, family, store, reads, share, on_progress)
+        _encode_with_text_on_the_host(job, family, store, reads, share, on_progress)
 
 
-def _fill_with_text_on_the_host(
+def _encode_with_text_on_the_host(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -244,7 +287,7 @@ def _fill_with_text_on_the_host(
     """
     family.stream_text = echo
     try:
-        _fill_missing(job, family, store, reads, share, on_progress)
+        _encode_and_report(job, family, store, reads, share, on_progress)
     except TextEncoderFull as error:
         raise DoesNotFit(
             "the device has no room for the text encoder, not even with its blocks on "
@@ -254,7 +297,7 @@ def _fill_with_text_on_the_host(
         family.stream_text = None
 
 
-def _fill_missing(
+def _encode_and_report(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
@@ -345,7 +388,7 @@ def missing_of_run(
 ) -> CacheItems:
     """Return what a run reads and the cache does not have."""
     keys = CacheKeys.of(family, job.config.seed)
-    return missing(store, keys, reads, fits_of(family, job.shapes[0]))
+    return missing_items(store, keys, reads, fits_of(family, job.shapes[0]))
 
 
 def echo_truncated(job: Job, cut: Sequence[str]) -> None:

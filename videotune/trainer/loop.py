@@ -22,7 +22,7 @@ from videotune.trainer.attention import choose_attention
 from videotune.trainer.captured_passes import CapturedPasses, no_cuda_graphs
 from videotune.trainer.progress import CompileReport, doing, write_step
 from videotune.trainer.saving import finish_pending_save, rescue_message, save
-from videotune.trainer.step import OutOfMemory, StepSettings, train_step
+from videotune.trainer.step import OutOfMemory, StepContext, train_step
 from videotune.trainer.step_record import Clock, StepRecord
 from videotune.trainer.trainer import Trainer
 
@@ -86,7 +86,7 @@ def train_loop(trainer: Trainer) -> str:
     compiled = trainer.pool.compiled
     timing_compiler = nullcontext() if compiled is None else compiled.clock.running()
     with bar("training", lambda: doing(trainer)) as progress, timing_compiler:
-        trainer.heartbeat.set("training", trainer.first - 1)
+        trainer.heartbeat.set("training", trainer.first_step - 1)
         try:
             return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
         except RuntimeError as error:
@@ -180,7 +180,7 @@ def _needs_its_record(trainer: Trainer, step: int) -> bool:
     """Whether a step's record is written now, though nobody is due to read it: that of
     the first step, and those after ``MAX_SKIPPED_STEPS - 1`` skipped ones.
     """
-    is_first = step == trainer.first  # a sign of life is worth one wait
+    is_first = step == trainer.first_step  # a sign of life is worth one wait
     # The count lacks this step, whose record is not written yet.
     may_fail = trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS - 1
     return is_first or may_fail
@@ -245,12 +245,12 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
         NoBatch: if the batch of a step cannot be read.
     """
     pool = trainer.pool
-    settings = step_settings(trainer)
-    choose_attention(trainer, settings)
+    context = step_context(trainer)
+    choose_attention(trainer, context)
     # Only now: attention is chosen by steps that are timed without graphs.
     trainer.pool.captured = new_graph_cache(trainer)
-    settings = replace(settings, captured=trainer.pool.captured)
-    device = next(trainer.net.parameters()).device
+    context = replace(context, captured=trainer.pool.captured)
+    device = trainer.device
     previous_expert = None
 
     step_batches = remaining_batches(trainer)
@@ -272,7 +272,7 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
 
         with track_peak_memory(device, trainer.peaks):
             record = train_step(
-                settings, active.net, active.trainable, batch, clock, active.expert_step
+                context, active.net, active.trainable, batch, clock, active.expert_step
             )
 
         # A suspended generator would keep this expert in memory beside the next one.
@@ -296,10 +296,10 @@ def track_peak_memory(device: torch.device, peaks: dict[str, int]) -> Iterator[N
         peaks[name] = max(peaks.get(name, 0), stats[f"{name}.all.peak"])
 
 
-def step_settings(trainer: Trainer) -> StepSettings:
-    """Return the settings that all steps of a run share."""
+def step_context(trainer: Trainer) -> StepContext:
+    """Return what all steps of a run share."""
     config = trainer.job.config
-    return StepSettings(
+    return StepContext(
         family=trainer.family,
         objective=trainer.source.objective,
         micro_batch_count=config.gradient_accumulation_steps * trainer.job.processes,
@@ -324,7 +324,7 @@ def new_graph_cache(trainer: Trainer) -> CapturedPasses | None:
     config = trainer.job.config
     if config.cuda_graphs is False:
         return None
-    device = next(trainer.net.parameters()).device
+    device = trainer.device
     reason = no_cuda_graphs(device) or trainer.family.no_cuda_graphs
     if trainer.dist.size > 1:
         reason = reason or "they were not tried with several processes"
@@ -341,7 +341,7 @@ def base_guidance(trainer: Trainer) -> BaseGuidance | None:
     scale = trainer.job.config.distilled_guidance
     if scale is None:
         return None
-    empty = trainer.family.condition([trainer.source.text_states("")])
+    empty = trainer.family.collate_states([trainer.source.text_states("")])
     return BaseGuidance(scale, empty.map(lambda x: x.to(trainer.family.device)))
 
 
@@ -350,7 +350,7 @@ def remaining_batches(trainer: Trainer) -> Iterator[StepBatch]:
     try:
         yield from stream(
             trainer.source,
-            first=trainer.first,
+            first=trainer.first_step,
             last=trainer.job.steps,
             threads=trainer.job.config.dataloader_threads,
             rank_and_size=(trainer.dist.data_rank, trainer.dist.data_size),

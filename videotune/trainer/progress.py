@@ -112,7 +112,7 @@ def announce(trainer: Trainer, resumed: Resumed | None) -> None:
         echo(
             f"experts: {steps_by_expert} of the steps, {expert_schedule.turn_length} in a row"
         )
-    if trainer.first > job.steps:
+    if trainer.first_step > job.steps:
         echo(f"{counted_are(job.steps, 'step')} done already: exporting again")
         return
 
@@ -154,7 +154,7 @@ def _count_modules(trainer: Trainer) -> int:
 
 
 def _describe_devices(trainer: Trainer) -> str:
-    device = next(trainer.net.parameters()).device
+    device = trainer.device
     if trainer.dist.size == 1:
         return f"{device}"
     devices = f"{trainer.dist.size} processes, this one on {device}"
@@ -188,7 +188,7 @@ def _write_resume(trainer: Trainer, resumed: Resumed) -> None:
             f"its steps keep their {trainer.job.effective_batch} samples"
         )
     trainer.journal.event(
-        "resume", from_step=trainer.first - 1, versions=versions(), **details
+        "resume", from_step=trainer.first_step - 1, versions=versions(), **details
     )
 
 
@@ -208,7 +208,7 @@ def _write_start(trainer: Trainer, parameters: int) -> None:
         "start",
         steps=job.steps,
         effective_batch=job.effective_batch,
-        device=str(next(trainer.net.parameters()).device),
+        device=str(trainer.device),
         versions=versions(),
         clips=totals(job.library),
         windows=len(job.library.windows),
@@ -231,7 +231,7 @@ def track(trainer: Trainer) -> None:
         digest(start)[:16],
         config.tracker_project,
         settings,
-        trainer.first,
+        trainer.first_step,
     )
     trainer.trackers = Trackers(
         config.trackers,

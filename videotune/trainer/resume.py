@@ -376,7 +376,7 @@ def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
     step = checkpoint.step if checkpoint else 0
     if checkpoint is not None:
         restore_state(trainer, checkpoint)
-    trainer.first = step + 1
+    trainer.first_step = step + 1
 
     if trainer.dist.is_main:
         _restore_journal(trainer, opened, branch)
@@ -475,7 +475,7 @@ def _write_changed_config(trainer: Trainer) -> None:
     run = trainer.run
     job = trainer.job
     old: Mapping[str, Any] = run_dir.read_run_config(run)
-    step = trainer.first - 1
+    step = trainer.first_step - 1
 
     # What is kept of this step already is true, for nothing after it stayed.
     if step not in changed_after(run, step - 1):

@@ -56,7 +56,7 @@ class Saving(Callback):
     """
 
     saves = True
-    word = "save"
+    control_key = "save"
 
     def __init__(self, every: int) -> None:
         self.every = every

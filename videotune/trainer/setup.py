@@ -26,7 +26,7 @@ from videotune.trainer.cache_filling import (
     fill_cache_of_run,
     reads_of,
 )
-from videotune.trainer.expert_pool import ExpertPool, make_expert_schedule, open_pool
+from videotune.trainer.expert_pool import make_expert_schedule, open_pool
 from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.resume import OpenedRun
 from videotune.trainer.text_encoders import refuse_text
@@ -88,7 +88,7 @@ def build_trainer(
     pool = open_pool(family, config, expert_schedule, job.steps, first, dist)
     if dist.is_main:
         echo_truncated_live(job, family, _prompts(callbacks))
-    _keep_memory_on_cpu(pool)
+    _keep_memory_on_cpu(family)
     if initial_weights is not None:
         init_from(initial_weights, family, pool, config)
 
@@ -108,7 +108,7 @@ def build_trainer(
         heartbeat=heartbeat,
         dist=dist,
         callbacks=tuple(callbacks),
-        first=first,
+        first_step=first,
     )
     return notify_built(trainer)
 
@@ -128,9 +128,9 @@ def notify_built(trainer: Trainer) -> Trainer:
     return trainer
 
 
-def _keep_memory_on_cpu(pool: ExpertPool) -> None:
+def _keep_memory_on_cpu(family: DiffusersModel) -> None:
     """Keep freed memory for the steps, now that the encoders have returned theirs."""
-    if next(pool.net.parameters()).device.type == "cpu":
+    if family.device.type == "cpu":
         keep_freed_memory()
 
 

@@ -62,9 +62,9 @@ from videotune.types import Batch, Velocity
 
 
 @dataclass(frozen=True)
-class StepSettings:
-    """Settings that all steps of a run share, and machinery that the run owns: the pool's
-    graphs and compiled blocks, and the trainer's gradient norms, change from step to step.
+class StepContext:
+    """What all steps of a run share: its settings, and the run's own objects that a step
+    uses and changes (CUDA graphs, compiled blocks, gradient norms).
     """
 
     family: DiffusersModel
@@ -154,7 +154,7 @@ class OutOfMemory(RuntimeError):
 
 
 def train_step(
-    settings: StepSettings,
+    context: StepContext,
     net: nn.Module,
     trainable: TrainableState,
     step_batch: StepBatch,
@@ -168,7 +168,7 @@ def train_step(
     average.
 
     Args:
-        settings: the settings that all steps share.
+        context: what all steps of the run share.
         net: the denoiser on the device.
         trainable: its trainable parameters, with their optimizer.
         step_batch: the samples of the step.
@@ -184,34 +184,34 @@ def train_step(
     samples_in_step = len(step_batch.window_ids)
 
     learning_rates = _set_learning_rates(trainable, update_number)
-    device = next(net.parameters()).device
+    device = context.family.device
     values = empty_values(step_batch, device)
 
     # With updates during backward, some weights may have moved when memory runs out.
     updates_later = backward_optimizer is None
     with _raising_out_of_memory(
-        settings, trainable, step_batch, weights_intact=updates_later
+        context, trainable, step_batch, weights_intact=updates_later
     ):
         if backward_optimizer is not None:
             # One process and no accumulation: a config with more is refused.
-            size = settings.samples_per_micro_batch(samples_in_step)
+            size = context.samples_per_micro_batch(samples_in_step)
             assert size >= samples_in_step, "updates during backward: one micro-batch"
             backward_optimizer.begin(update_number)
-        _accumulate_with_fallbacks(settings, net, trainable, step_batch, clock, values)
+        _accumulate_with_fallbacks(context, net, trainable, step_batch, clock, values)
 
         if backward_optimizer is None:
-            grad_norm = _finish_gradients(trainable, settings, values, clock)
+            grad_norm = _finish_gradients(trainable, context, values, clock)
         else:
             grad_norm = backward_optimizer.norm()
-        if settings.gradient_norms is not None:
-            _keep_norms(settings.gradient_norms, trainable, step_batch.step)
+        if context.gradient_norms is not None:
+            _keep_norms(context.gradient_norms, trainable, step_batch.step)
         # The norm of weights on the host is passed as a plain number: fill_ makes it an
         # argument of its kernel, and a tensor would need a copy that waits.
         is_on_device = grad_norm.device == device
         values[GRAD_NORM].fill_(grad_norm if is_on_device else grad_norm.item())
         step_is_finite = values[LOSS].isfinite() & values[GRAD_NORM].isfinite()
 
-    with _raising_out_of_memory(settings, trainable, step_batch, weights_intact=False):
+    with _raising_out_of_memory(context, trainable, step_batch, weights_intact=False):
         if backward_optimizer is None:
             _update(trainable, step_is_finite, update_number, values)
         if trainable.ema is not None:
@@ -265,7 +265,7 @@ def _record(
 
 @contextmanager
 def _raising_out_of_memory(
-    settings: StepSettings,
+    context: StepContext,
     trainable: TrainableState,
     step_batch: StepBatch,
     *,
@@ -298,7 +298,7 @@ def _set_learning_rates(
 
 
 def _accumulate_with_fallbacks(
-    settings: StepSettings,
+    context: StepContext,
     net: nn.Module,
     trainable: TrainableState,
     step_batch: StepBatch,
@@ -309,10 +309,10 @@ def _accumulate_with_fallbacks(
     fail.
     """
     all_passes = partial(
-        accumulate_gradients, settings, net, trainable, step_batch, clock, values
+        accumulate_gradients, context, net, trainable, step_batch, clock, values
     )
     start_again = partial(_start_again, trainable, values)
-    run_with_fallbacks(all_passes, start_again, settings.compiled, settings.captured)
+    run_with_fallbacks(all_passes, start_again, context.compiled, context.captured)
 
 
 def _start_again(trainable: TrainableState, values: Tensor) -> None:
@@ -324,7 +324,7 @@ def _start_again(trainable: TrainableState, values: Tensor) -> None:
 
 
 def accumulate_gradients(
-    settings: StepSettings,
+    context: StepContext,
     net: nn.Module,
     trainable: TrainableState,
     step_batch: StepBatch,
@@ -334,7 +334,7 @@ def accumulate_gradients(
     """Run forward and backward over this process's micro-batches.
 
     Args:
-        settings: the settings that all steps share.
+        context: what all steps of the run share.
         net: the denoiser on the device.
         trainable: its trainable parameters, whose gradients grow.
         step_batch: the samples of the step.
@@ -342,17 +342,17 @@ def accumulate_gradients(
         values: of the step (``step_record``); loss and mse are filled in.
     """
     samples_in_step = len(step_batch.window_ids)
-    is_sharded = trainable.shards is not None and settings.dist.size > 1
+    is_sharded = trainable.shards is not None and context.dist.size > 1
 
-    size = settings.samples_per_micro_batch(samples_in_step)
+    size = context.samples_per_micro_batch(samples_in_step)
     parts = micro_batches(step_batch, size)
     if is_sharded:
-        parts = pad_for_sharding(parts, step_batch, size, settings.dist.data_size)
+        parts = pad_for_sharding(parts, step_batch, size, context.dist.data_size)
 
     for micro_batch in parts:
         weight = 0.0 if micro_batch.is_padding else len(micro_batch.batch)
         inputs = _pass_inputs(
-            settings,
+            context,
             net,
             trainable.text,
             micro_batch,
@@ -363,17 +363,17 @@ def accumulate_gradients(
             inputs = replace(inputs, batch=_with_graph_from_text(inputs.batch))
 
         # Seeded after the base model's passes, which would move the draws.
-        if settings.network_seed is not None:
+        if context.network_seed is not None:
             sample = (step_batch.step, micro_batch.first_sample)
-            key = (*sample, *settings.dist.draw_key)
-            torch.manual_seed(torch_seed(settings.network_seed, "network", *key))
-        if settings.captured is None:
-            output = _forward_and_backward(settings, net, trainable, inputs, clock)
+            key = (*sample, *context.dist.draw_key)
+            torch.manual_seed(torch_seed(context.network_seed, "network", *key))
+        if context.captured is None:
+            output = _forward_and_backward(context, net, trainable, inputs, clock)
         else:
             # A graph is both halves, and counts as "backward".
             clock.mark("forward")
-            run_pass = partial(_forward_and_backward, settings, net, trainable)
-            output = settings.captured.run(net, inputs, run_pass)
+            run_pass = partial(_forward_and_backward, context, net, trainable)
+            output = context.captured.run(net, inputs, run_pass)
             clock.mark("backward")
 
         if not micro_batch.is_padding:
@@ -381,7 +381,7 @@ def accumulate_gradients(
 
 
 def _pass_inputs(
-    settings: StepSettings,
+    context: StepContext,
     net: nn.Module,
     text: LiveText | None,
     micro_batch: MicroBatch,
@@ -395,23 +395,23 @@ def _pass_inputs(
     t = _to_device(micro_batch.t, device)
     noise = _to_device(micro_batch.noise, device)
     batch = micro_batch.batch.map(lambda x: _to_device(x, device))
-    batch = encode_live_text(settings.family, text, batch)
+    batch = encode_live_text(context.family, text, batch)
 
     target = None
-    if settings.base_guidance is not None or micro_batch.needs_base_prediction:
-        target = _base_target(settings, net, micro_batch, batch, t, noise)
+    if context.base_guidance is not None or micro_batch.needs_base_prediction:
+        target = _base_target(context, net, micro_batch, batch, t, noise)
     return PassInputs(batch, t, noise, target, weight)
 
 
 def _forward_and_backward(
-    settings: StepSettings,
+    context: StepContext,
     net: nn.Module,
     trainable: TrainableState,
     inputs: PassInputs,
     clock: Clock | None = None,
 ) -> PassOutput:
     """Run a micro-batch forward and backward, and return its output without a graph."""
-    output = forward_pass(settings.family, net, settings.objective, inputs)
+    output = forward_pass(context.family, net, context.objective, inputs)
     if clock is not None:
         clock.mark("forward")
 
@@ -432,7 +432,7 @@ def _to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def _base_target(
-    settings: StepSettings,
+    context: StepContext,
     net: nn.Module,
     micro_batch: MicroBatch,
     batch: Batch,
@@ -448,11 +448,11 @@ def _base_target(
     The base model runs even if this process has no such sample: all processes of a
     sharded network must run it together.
     """
-    arguments = (settings.family, net, settings.objective, batch, t, noise)
+    arguments = (context.family, net, context.objective, batch, t, noise)
     target = None
     with adapter_off(net):
-        if settings.base_guidance is not None:
-            target = guided_target(*arguments, settings.base_guidance)
+        if context.base_guidance is not None:
+            target = guided_target(*arguments, context.base_guidance)
         if micro_batch.needs_base_prediction:
             rows = [i for i, wanted in enumerate(batch.prior_preservation) if wanted]
             # Without such a sample the base model still runs, and its result is dropped.
@@ -475,19 +475,19 @@ def _with_graph_from_text(batch: Batch) -> Batch:
 
 
 def _finish_gradients(
-    trainable: TrainableState, settings: StepSettings, values: Tensor, clock: Clock
+    trainable: TrainableState, context: StepContext, values: Tensor, clock: Clock
 ) -> Tensor:
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
     norm () before clipping.
     """
     _complete_gradients(trainable)
-    if settings.dist.size > 1:
-        return _finish_gradients_across_processes(trainable, settings, values, clock)
+    if context.dist.size > 1:
+        return _finish_gradients_across_processes(trainable, context, values, clock)
 
     parameters = list(trainable.parameters.values())
     if trainable.loss_scale is not None:
         trainable.loss_scale.unscale(parameters)
-    return clip_grad_norm(parameters, settings.max_grad_norm)
+    return clip_grad_norm(parameters, context.max_grad_norm)
 
 
 def _complete_gradients(trainable: TrainableState) -> None:
@@ -510,10 +510,10 @@ def _complete_gradients(trainable: TrainableState) -> None:
 
 
 def _finish_gradients_across_processes(
-    trainable: TrainableState, settings: StepSettings, values: Tensor, clock: Clock
+    trainable: TrainableState, context: StepContext, values: Tensor, clock: Clock
 ) -> Tensor:
     """Do what ``_finish_gradients`` does, where several processes share the step."""
-    dist = settings.dist
+    dist = context.dist
     shards = trainable.shards
     parameters = list(trainable.parameters.values())
     sharded = []
@@ -527,20 +527,20 @@ def _finish_gradients_across_processes(
     # In a run with sound, a bucket without it leaves the modules of sound without a
     # gradient. It must stay missing, or the optimizer would move them.
     clock.mark("optimizer")
-    dist.all_reduce_gradients(replicated, keep_missing=settings.family.spec.reads_sound)
+    dist.all_reduce_gradients(replicated, keep_missing=context.family.spec.reads_sound)
     dist.sum_over_groups(values)
     clock.mark("waiting")
     if trainable.loss_scale is not None:
         trainable.loss_scale.unscale(parameters)
     # An adapter is never sharded: then a process has no rows.
     if shards is None or not shards.rows:
-        return clip_grad_norm(parameters, settings.max_grad_norm)
+        return clip_grad_norm(parameters, context.max_grad_norm)
 
     # Sum on the same device on every process, also on one without a row of the network.
     device = parameters[0].device
     squared_norm = dist.all_reduce(norm_of(sharded).float().to(device) ** 2)
     squared_norm = squared_norm + norm_of(replicated).to(device) ** 2
-    return clip_grad_norm(parameters, settings.max_grad_norm, squared_norm.sqrt())
+    return clip_grad_norm(parameters, context.max_grad_norm, squared_norm.sqrt())
 
 
 def _update(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from videotune.adapters.layers import LiveText
@@ -68,7 +69,7 @@ class Trainer:
     callbacks: "Sequence[Callback]" = ()
     """Run between two steps, in this order."""
     signals: Signals = field(default_factory=Signals)
-    first: int = 1
+    first_step: int = 1
     """The first step to do."""
     skipped_in_a_row: int = 0
     """How many of the latest steps were not finite."""
@@ -95,6 +96,11 @@ class Trainer:
     def net(self) -> nn.Module:
         """The denoiser that is in memory."""
         return self.pool.net
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes the steps; weights may wait on the host."""
+        return self.family.device
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -143,7 +149,7 @@ class Trainer:
         """How captions are encoded in the step. None: text states are cached."""
         return live_text(self.job.config)
 
-    def states(self, prompt: str) -> Mapping[str, Tensor]:
+    def text_states(self, prompt: str) -> Mapping[str, Tensor]:
         """Return a prompt's text states: the cached ones, or those of the text encoder
         as it is now.
         """
@@ -218,7 +224,7 @@ class Callback:
 
     every = 0
     """Steps between two runs; it also runs at the last step. 0: never."""
-    word: str | None = None
+    control_key: str | None = None
     """The key in control.json that asks for it now."""
     saves = False
     """Whether it saves.
@@ -264,7 +270,7 @@ class Callback:
             step: the step that is done.
             asked: the keys of control.json.
         """
-        return due(step, self.every, trainer.job.steps) or self.word in asked
+        return due(step, self.every, trainer.job.steps) or self.control_key in asked
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Do the work of ``step``. It changes nothing of the training."""

@@ -122,7 +122,7 @@ class Validation(Callback):
         """
         if not self.every:
             return
-        step = trainer.first - 1
+        step = trainer.first_step - 1
         is_main = trainer.dist.is_main
         if broadcast_from_main(trainer, is_main and self._is_lacking(trainer, step)):
             self.run(trainer, step)
@@ -260,7 +260,7 @@ def _relative_parts(
 class Previews(SamplingCallback):
     """Sample the prompts every ``sample_after`` steps and write videos."""
 
-    word = "sample"
+    control_key = "sample"
     title = "previews"
     heartbeat_state = "sampling"
     failure_prefix = "the preview at step {} failed"

@@ -88,7 +88,7 @@ class SamplingCallback(Callback):
 
     def before(self, trainer: Trainer) -> None:
         """Sample at the start, or the samples that a killed process left out."""
-        step = trainer.first - 1
+        step = trainer.first_step - 1
         is_lacking = trainer.dist.is_main and self.is_lacking(trainer, step)
         if broadcast_from_main(trainer, is_lacking):
             self.run(trainer, step)
@@ -148,7 +148,7 @@ class SamplingCallback(Callback):
                 trainer.family,
                 trainer.pool,
                 settings,
-                cache(trainer.states),
+                cache(trainer.text_states),
                 samples,
                 on_done=lambda done: progress.update(done, len(samples)),
                 conditions=conditions,

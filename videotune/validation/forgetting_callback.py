@@ -180,7 +180,7 @@ class PromptReader:
     def __init__(self, trainer: Trainer, plan: ForgettingPlan) -> None:
         self._trainer = trainer
         self._plan = plan
-        self._states = cache(trainer.states)
+        self._states = cache(trainer.text_states)
         self._unconditioned = cache(
             lambda: trainer.family.unconditioned_states(plan.drawing.shape)
         )
@@ -322,8 +322,8 @@ class PromptReader:
         else:
             states |= self._unconditioned()
             fps = torch.tensor([self._plan.drawing.shape.fps])
-            batch = Batch.of(x0, trainer.family.condition([states]), fps=fps)
-        batch = replace(batch, conditioning=trainer.family.condition([states]))
+            batch = Batch.of(x0, trainer.family.collate_states([states]), fps=fps)
+        batch = replace(batch, conditioning=trainer.family.collate_states([states]))
 
         if sample.sound is not None:
             sound_x0 = sample.sound[None, :, :, None, None].float().cpu()

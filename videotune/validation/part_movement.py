@@ -262,7 +262,7 @@ class PartMovement(Callback):
         The main process knows what the journal lacks. If the weights are sharded, it
         tells the others, since each reads its rows.
         """
-        step = trainer.first - 1
+        step = trainer.first_step - 1
         is_lacking = trainer.dist.is_main and self._is_lacking(trainer, step)
         if broadcast_from_main(trainer, is_lacking):
             self.run(trainer, step)
@@ -402,9 +402,9 @@ class PartMovement(Callback):
     def _steps_of(self, trainer: Trainer, expert: str | None, step: int) -> int:
         """Return how many steps of this process an expert has had."""
         if expert is None:
-            return step - trainer.first + 1
+            return step - trainer.first_step + 1
         count = trainer.pool.expert_schedule.count
-        return count(step, expert) - count(trainer.first - 1, expert)
+        return count(step, expert) - count(trainer.first_step - 1, expert)
 
 
 def unmoved(parts: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:

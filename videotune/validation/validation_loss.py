@@ -191,7 +191,7 @@ class _WindowReader:
             tables: MSE against the run's target.
             plain_tables: MSE against the clips alone.
         """
-        device = next(self.net.parameters()).device
+        device = self.family.device
         levels_by_window = quantiles_by_window(windows)
         for index, (window, levels) in enumerate(
             zip(windows, levels_by_window, strict=True)
