@@ -156,6 +156,7 @@ def _plan_without_gpu(
     numbers = step_spec(job, dtype)
     cpu = measured_cpu()
     seconds = step_seconds(job, numbers, result.training, cpu, dtype) * job.steps
+
     if limit is not None:
         return PlanResult(facts, job, cpu_seconds_without_card=seconds, is_here=False)
     return PlanResult(

@@ -94,6 +94,7 @@ def problem_of_run(
     """
     if code != "failed" or job is None or run.journal:
         return None
+
     message = describe_outcome(job)
     named = message.removeprefix(PREFIX).partition(" ")[0].rstrip(":,")
     trained = run.setting("base_model_name") or named

@@ -90,6 +90,7 @@ def _reason(size: ModelSize, card: ChosenCard, clip_seconds: Sequence[float]) ->
         parts.append(f"a download of about {gigabytes:.0f} GB")
     if size.licence:
         parts.append(f"licence {size.licence}")
+
     reason = f"Of the models that fit {card.name}, a small one that is much used: "
     reason += f"{', '.join(parts)}."
     if clip_seconds:

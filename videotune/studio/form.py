@@ -260,6 +260,7 @@ def _parse_number(field: Field, text: str) -> int | float:
             f"{field.label}: {text!r} can mean {text.replace(',', '.')} or "
             f"{text.replace(',', '')}. Write one of them"
         )
+
     try:
         if field.kind == "whole":
             return int(without_thousands_marks(text))
@@ -520,6 +521,7 @@ def unusual_values(
             continue
         if value <= 0 or usual <= 0:
             continue
+
         if high_note and value >= FAR * usual:
             times = f"{plain(round(value / usual))} times the usual {plain(usual)}"
             notes[key] = f"{times}: {high_note}."

@@ -112,6 +112,7 @@ def show(page: CurrentPage) -> Response:
     """Show all projects."""
     card = model_choices.chosen_card({})
     first = first_model(card)
+
     return page_response(
         page,
         "projects",
@@ -244,6 +245,7 @@ def models(
         current = model_choices.chosen_card(facts)
     except VideotuneError as problem:
         error = str(problem)
+
     first = first_model(current)
     return fragment(
         render(

@@ -180,6 +180,7 @@ def settings(page: PageContext) -> str:
     notes = unusual_values(own, inherited, _costs(page))
     if problem is not None:
         notes["base_model_name"] = problem.sentence
+
     return render(
         "setup_fields",
         project=project,

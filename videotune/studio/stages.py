@@ -195,6 +195,7 @@ def has_changed_since(project: Project, state: StateOfRun) -> bool:
         return False
     if _is_of_another_model(project, run):
         return True
+
     times = [run.written or 0.0]
     times += [] if entry is None else [entry.added]
     times += [] if job is None else [job.started]

@@ -130,6 +130,7 @@ def _problems_elsewhere(project: Project, plan: Mapping[str, Any]) -> Iterator[P
     reason = f"It fits {card}, and this computer has no NVIDIA card. A training here would use the CPU"
     hours = number(plan.get("cpu_hours"))
     reason += f" and take about {time_span(hours)}." if hours else ", which takes days."
+
     host = mapping(plan.get("host"))
     if number(host["need_bytes"]):
         need = _gigabytes(host["need_bytes"])
