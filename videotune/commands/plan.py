@@ -27,6 +27,7 @@ from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
 from videotune.planner.cpu_rate import measured_cpu
 from videotune.planner.fit import (
+    Fit,
     cache_seconds,
     fit,
     planned_dtype,
@@ -55,6 +56,10 @@ class PlanResult:
     """Calculated seconds of the steps on this machine's CPU, if the plan is for it."""
     cpu_cache_seconds: float | None = None
     """The same of the cache."""
+    cpu_seconds_without_card: float | None = None
+    """Seconds of the steps on this machine's CPU, if the plan is for a card and the
+    machine has none.
+    """
     is_here: bool = True
     """Whether the run may be on this machine: not if it has no GPU and the plan is for
     one.
@@ -131,17 +136,35 @@ def plan(
             result = fit(job, dtype, limit, known_gpu, spare=spare)
             checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
             facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
-        if limit is None and not has_gpu:
-            numbers = step_spec(job, dtype)
-            cpu = measured_cpu()
-            seconds = step_seconds(job, numbers, result.training, cpu, dtype)
-            return PlanResult(
-                facts,
-                job,
-                cpu_seconds=seconds * job.steps,
-                cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
-            )
+        if not has_gpu:
+            return _plan_without_gpu(facts, job, result, dtype, limit)
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
+
+
+def _plan_without_gpu(
+    facts: dict[str, Any], job: Job, result: Fit, dtype: str, limit: int | None
+) -> PlanResult:
+    """Return the plan on a machine without a GPU, with the seconds on its CPU.
+
+    Args:
+        facts: the plan.
+        job: the run.
+        result: its fit.
+        dtype: the dtype of the training.
+        limit: memory of the card that the plan is for; None: it is for this CPU.
+    """
+    numbers = step_spec(job, dtype)
+    cpu = measured_cpu()
+    seconds = step_seconds(job, numbers, result.training, cpu, dtype) * job.steps
+
+    if limit is not None:
+        return PlanResult(facts, job, cpu_seconds_without_card=seconds, is_here=False)
+    return PlanResult(
+        facts,
+        job,
+        cpu_seconds=seconds,
+        cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
+    )
 
 
 def _card_of_plan(
