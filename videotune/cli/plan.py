@@ -87,6 +87,7 @@ PriceOption = Annotated[
     float | None,
     Opt(
         min=0.0001,
+        max=1e9,
         help="price of an hour of the machine: print what the run costs",
     ),
 ]
