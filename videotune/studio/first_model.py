@@ -3,9 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from videotune.config.nested_keys import flatten
+from videotune.files import read_json
 from videotune.presets.shipped import read_preset
 from videotune.studio.model_choices import (
     ChosenCard,
@@ -15,16 +18,6 @@ from videotune.studio.model_choices import (
     sizes_of_model,
 )
 from videotune.studio.projects import NEUTRAL_PRESET
-
-BEGINNERS_MODELS = (
-    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
-    "Lightricks/LTX-Video",
-    "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
-    "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-)
-"""Models to begin with, the first choice first: video from text, small, much used, and
-free to use.
-"""
 
 UNKNOWN_CARD = ChosenCard("cards of 16 GB", 16.0)
 """The card that is meant while none is chosen."""
@@ -42,6 +35,15 @@ class FirstModel:
     reason: str
 
 
+@cache
+def beginners_models() -> list[str]:
+    """Return the models to begin with (first_models.json), the first choice first: small
+    for their card, much used, and for video from text.
+    """
+    models: list[str] = read_json(Path(__file__).with_name("first_models.json"))
+    return models
+
+
 def first_model(card: ChosenCard, clip_seconds: Sequence[float] = ()) -> FirstModel:
     """Return the preset to begin with.
 
@@ -53,7 +55,7 @@ def first_model(card: ChosenCard, clip_seconds: Sequence[float] = ()) -> FirstMo
         clip_seconds: how long each clip is, as far as it is known.
     """
     used_card = card if card.gigabytes else UNKNOWN_CARD
-    best_sizes = [_best_size(model, used_card) for model in BEGINNERS_MODELS]
+    best_sizes = [_best_size(model, used_card) for model in beginners_models()]
     fitting = [size for size in best_sizes if size is not None]
     if not fitting:
         reason = (
