@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -59,6 +59,11 @@ def launched() -> tuple[int, int]:
     return int(rank), int(size)
 
 
+def processes_here() -> int:
+    """Return how many processes of the run the launcher has started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 class RankMismatch(VideotuneError):
     """Some processes failed in a common step and others did not."""
 
@@ -77,6 +82,15 @@ class DistributedContext:
     """Ends this process soon after another one is lost."""
     context_parallel: int = 1
     """How many processes, with neighbouring ranks, share the tokens of a sample."""
+    writers: Any = None
+    """The group over which the threads agree that write a checkpoint, while the
+    processes train.
+    """
+
+    @property
+    def for_writing_thread(self) -> "DistributedContext":
+        """The same processes for a thread, whose messages never meet those of steps."""
+        return replace(self, hosts=self.writers, impatient=None, watch=None)
 
     @property
     def is_main(self) -> bool:
@@ -301,7 +315,10 @@ def join() -> Iterator[DistributedContext]:
         try:
             hosts = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
             impatient = torch_dist.new_group(backend="gloo", timeout=SHORT_PATIENCE)
-            yield DistributedContext(rank, size, hosts, impatient, watch)
+            writers = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
+            yield DistributedContext(
+                rank, size, hosts, impatient, watch, writers=writers
+            )
         finally:
             # Taking leave of processes that are gone may take for ever.
             if not is_lost_connection(sys.exception()):

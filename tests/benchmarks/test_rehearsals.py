@@ -19,8 +19,8 @@ PARTS_OF_OTHERS = {"bare", "gpu_matmul8", "gpu_rig", "plain_loops", "toy_runs"}
 WORDS = {"data decode": ("decode",), "data encode": ("encode",)}
 """Arguments of those that need some."""
 
-REHEARSED_ELSEWHERE = {"data", "gpu", "real", "scale", "studio"}
-"""data above and scale and studio below, gpu.py in tests/planner/test_gpu_rehearsal.py,
+REHEARSED_ELSEWHERE = {"data", "gpu", "real", "saving", "scale", "studio"}
+"""data above and saving, scale and studio below, gpu.py in tests/planner/test_gpu_rehearsal.py,
 and real.py in tests/simcuda/test_real.py.
 """
 
@@ -79,6 +79,20 @@ def test_processes_send_what_a_plan_calculates(tmp_path: Path) -> None:
             # FSDP fills rows up to a multiple of the processes.
             tolerance = 0.03 if name == "weights" else 0.005
             assert part["over_theory"] == pytest.approx(1, abs=tolerance), name
+
+
+def test_steps_wait_less_for_a_checkpoint_that_threads_write(tmp_path: Path) -> None:
+    """With the same figures as those that are published."""
+    file = tmp_path / "saving.json"
+    assert "ratio: steps wait" in rehearse(tmp_path, "saving", "--json", str(file))
+    counted = json.loads(file.read_text())
+    published = json.loads((ROOT / "docs" / "benchmarks-saving.json").read_text())
+    for content in (counted, published):
+        at_once, by_threads = content["rows"].values()
+        assert at_once["waited"] > 0.9 * at_once["seconds"]
+        assert by_threads["waited"] < by_threads["seconds"]
+        assert at_once["bytes"] == by_threads["bytes"]
+        assert content["ratio"] > 1
 
 
 @pytest.mark.skipif(

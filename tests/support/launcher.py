@@ -5,6 +5,7 @@ What a launcher does is done here: its variables, and that all end when one has 
 """
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +123,7 @@ def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -
     """``videotune`` with these words in so many processes, told of each other as
     torchrun does; ``fault`` as in FAULTS.
     """
-    port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
-    folder.mkdir(parents=True, exist_ok=True)
-    crowd = [
-        fork_server.start(one, rank, count, port, list(words), str(logs[rank]), fault)
-        for rank in range(count)
-    ]
+    crowd, logs = begin(count, folder, words, fault)
     until = time.monotonic() + LONGEST
     while any(process.is_alive() for process in crowd):
         if any(process.exitcode for process in crowd) or time.monotonic() > until:
@@ -139,6 +136,19 @@ def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -
         tuple(int(p.exitcode or 0) for p in crowd),
         tuple(log.read_text() for log in logs),
     )
+
+
+def begin(
+    count: int, folder: Path, words: Sequence[str], fault: str = ""
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Start the processes, and return them with the files of what they say."""
+    port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
+    folder.mkdir(parents=True, exist_ok=True)
+    crowd = [
+        fork_server.start(one, rank, count, port, list(words), str(logs[rank]), fault)
+        for rank in range(count)
+    ]
+    return crowd, logs
 
 
 def one(
@@ -166,11 +176,11 @@ def one(
     }
     os.environ.update({name: str(value) for name, value in told.items()} | place)
     torch.set_num_threads(1)
+    sys.argv = ["videotune", *words]
     if fault:
         FAULTS[fault](rank)
     from videotune.cli.main import main
 
-    sys.argv = ["videotune", *words]
     try:
         code = main()
     except SystemExit as end:
@@ -203,9 +213,9 @@ def killed_in_the_third_save(rank: int) -> None:
     interruptions.kill_at("runs.checkpoint_writer:write_tensors", 7)
 
 
-def without_room_once(rank: int) -> None:
-    """The last process finds its disk full the first time that it writes its part of a
-    checkpoint.
+def without_room_twice(rank: int) -> None:
+    """The last process finds its disk full when a thread writes its part of the first
+    checkpoint, and when that is tried again.
     """
     from videotune.runs import checkpoint_writer as pieces
     from videotune.trainer import saving as keeping
@@ -215,11 +225,51 @@ def without_room_once(rank: int) -> None:
 
     def full(aside: Path, *rest: object) -> object:
         tries.append(aside)
-        if rank == 1 and len(tries) == 1:
+        if rank == 1 and len(tries) <= 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
         return write(aside, *rest)  # type: ignore[arg-type]
 
     pieces._write_own = full  # type: ignore[assignment]
+
+
+def writes_at_once(rank: int) -> None:
+    """No host has room for a copy of a checkpoint."""
+    from videotune.trainer import saving
+
+    saving.has_room_for_copy = lambda *_, **__: False  # type: ignore[assignment]
+
+
+def writes_slowly(rank: int, *, seconds: float, first_call: int = 1) -> None:
+    """Each file of a checkpoint takes so long, from one on, and is half there all the
+    while.
+    """
+    from videotune.runs import checkpoint_writer
+
+    write_tensors, calls = checkpoint_writer.write_tensors, []
+
+    def slow(path: Path, tensors: Any) -> None:
+        calls.append(path)
+        if len(calls) >= first_call:
+            path.write_bytes(b"half")
+            time.sleep(seconds)
+        write_tensors(path, tensors)
+
+    checkpoint_writer.write_tensors = slow
+
+
+def with_a_broken_disk(rank: int) -> None:
+    """The disk of the last process fails when it writes its second checkpoint."""
+    from videotune.runs import checkpoint_writer
+
+    write, saves = checkpoint_writer._write_own, []
+
+    def failing(aside: Path, *rest: object) -> object:
+        saves.append(aside)
+        if rank == 1 and len(saves) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(aside))
+        return write(aside, *rest)  # type: ignore[arg-type]
+
+    checkpoint_writer._write_own = failing  # type: ignore[assignment]
 
 
 def without_a_compiler(rank: int) -> None:
@@ -286,6 +336,23 @@ def entries_noted(rank: int, *, last_entry: int = 0) -> None:
     LatentCache.put = noting  # type: ignore[method-assign]
 
 
+def shares_noted(rank: int) -> None:
+    """Each process notes the windows of its samples in each step, beside the run."""
+    from videotune.trainer import loop
+
+    train_step = loop.train_step
+    run = Path(sys.argv[sys.argv.index("--out") + 1])
+
+    def noting(settings: Any, net: Any, trainable: Any, batch: Any, *rest: Any) -> Any:
+        windows = [] if batch.batch is None else list(batch.batch.window_ids)
+        note = {"rank": rank, "step": batch.step, "window_ids": windows}
+        with (run.parent / "shares.jsonl").open("a") as notes:
+            notes.write(f"{json.dumps(note)}\n")
+        return train_step(settings, net, trainable, batch, *rest)
+
+    loop.train_step = noting  # type: ignore[assignment]
+
+
 def slow_in_each_step(rank: int, *, others_seconds: float) -> None:
     """The process of rank 1 sleeps in each of its steps; the others sleep less."""
     from videotune.trainer import step
@@ -299,6 +366,12 @@ def slow_in_each_step(rank: int, *, others_seconds: float) -> None:
     step.forward_pass = delayed
 
 
+def writes_and_steps_slowly(rank: int) -> None:
+    """A checkpoint takes longer than a step, and is written long before the next one."""
+    writes_slowly(rank, seconds=0.2)
+    slow_in_each_step(rank, others_seconds=0.4)
+
+
 FAULTS: dict[str, Callable[[int], None]] = {
     "entries noted": entries_noted,
     "killed after an entry": partial(entries_noted, last_entry=1),
@@ -308,7 +381,13 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "no compiler": without_a_compiler,
     "killed in the second save": killed_in_the_second_save,
     "killed in the third save": killed_in_the_third_save,
-    "no room once": without_room_once,
+    "no room twice": without_room_twice,
+    "shares noted": shares_noted,
+    "writes at once": writes_at_once,
+    "writes and steps slowly": writes_and_steps_slowly,
+    "writes slowly": partial(writes_slowly, seconds=0.3),
+    "stuck in the second save": partial(writes_slowly, seconds=120.0, first_call=4),
+    "broken disk": with_a_broken_disk,
     "one slow in each step": partial(slow_in_each_step, others_seconds=0.0),
     "all slow in each step": partial(slow_in_each_step, others_seconds=0.4),
 }

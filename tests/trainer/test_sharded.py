@@ -384,7 +384,7 @@ def test_where_one_process_has_no_room_all_wait_and_go_on(
 ) -> None:
     run = tmp_path / "run"
     ended = several(
-        2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room once"
+        2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room twice"
     )
     assert ended.codes == (DONE, DONE), ended.failures
     assert "there is room again" in ended.said[0]

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from videotune.cli.options import AsJson, Opt, Skips, Verbose, takes_config
+from videotune.cli.options import AsJson, Skips, Verbose, takes_config
+from videotune.cli.plan_cluster import between_text, show_simulation
+from videotune.cli.plan_options import (
+    CardOption,
+    GpusOption,
+    NetworkOption,
+    NodesOption,
+    PriceOption,
+    ScheduleOption,
+    SimulateOption,
+    StorageOption,
+    TimestepsOption,
+    Views,
+    VramOption,
+    refuse_without_simulation,
+)
 from videotune.cli.plan_verdict import (
     free_text,
     priced,
@@ -19,7 +34,6 @@ from videotune.cli.plan_verdict import (
 )
 from videotune.cli.plan_views import fewer_steps
 from videotune.console import answer, doing, out, print_table, size, tell
-from videotune.errors import VideotuneError
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.view_bands import views_text
 from videotune.text import counted, memory_size, plain, shape_words, times_between
@@ -39,63 +53,6 @@ NOTES = 2
 SHORT_HOURS = 1 / 60
 """Hours of encoding that are printed only with --verbose."""
 
-TimestepsOption = Annotated[
-    bool,
-    Opt("--timesteps", help="show the trained noise levels instead; needs no clips"),
-]
-
-
-def parse_vram(text: str | None) -> float | None:
-    """Return the GB of "16", "16 GB" or "16GB"."""
-    if text is None:
-        return None
-    from videotune.planner.gpus import memory_in_name
-
-    has_unit = not text.strip()[-1:].isdigit()
-    gigabytes = memory_in_name(text if has_unit else f"{text} GB")
-    if gigabytes is None or gigabytes < 1:
-        raise VideotuneError(
-            f"--vram {text[:40]!r}: not a number of GB of at least 1. Write --vram 16"
-        )
-    return gigabytes
-
-
-VramOption = Annotated[
-    float | None,
-    Opt(
-        parser=str,
-        callback=parse_vram,
-        metavar="GB",
-        help="memory of the card in GB, as it is sold: print what fits, and how",
-    ),
-]
-CardOption = Annotated[
-    str | None,
-    Opt(
-        help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"
-    ),
-]
-GpusOption = Annotated[
-    int | None,
-    Opt(
-        min=1,
-        max=1024,
-        help="plan so many of these cards in one machine, and how they share samples (default: context_parallel)",
-    ),
-]
-PriceOption = Annotated[
-    float | None,
-    Opt(
-        min=0.0001,
-        max=1e9,
-        help="price of an hour of the machine: print what the run costs",
-    ),
-]
-Views = Annotated[
-    list[int] | None,
-    Opt(min=1, help="print the steps for N views (default: 10, 20, 50, 100)"),
-]
-
 
 @takes_config
 def plan(
@@ -108,7 +65,12 @@ def plan(
     views: Views = None,
     verbose: Verbose = False,
     gpus: GpusOption = None,
+    nodes: NodesOption = 1,
+    network: NetworkOption = None,
     price: PriceOption = None,
+    simulate: SimulateOption = False,
+    schedule: ScheduleOption = None,
+    storage: StorageOption = None,
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
 
@@ -123,12 +85,14 @@ def plan(
     from videotune.planner.gpus import find_card, memory_and_name
 
     check_files(overrides)
+    refuse_without_simulation(schedule, storage, simulate=simulate)
     vram, card = memory_and_name(vram, card)
     if card is not None:
         find_card(card, vram)  # raises for an unknown card
     refuse_missing_captions(overrides, allow_skips)
     doing("calculating memory and time")
     from videotune.commands.plan import plan as plan_run
+    from videotune.commands.simulation import Simulation
 
     result = plan_run(
         overrides,
@@ -137,6 +101,9 @@ def plan(
         card=card,
         views=tuple(views or ()),
         gpus=gpus,
+        nodes=nodes,
+        network=network,
+        simulation=Simulation(schedule, storage) if simulate else None,
     )
     if price is not None:
         result.plan["price"] = priced(result.plan, price)
@@ -168,6 +135,8 @@ def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
         show_details(result)
     else:
         show_summary(result)
+    if facts["simulation"]:
+        show_simulation(facts["simulation"])
 
 
 def show_summary(result: PlanResult) -> None:
@@ -190,12 +159,11 @@ def show_summary(result: PlanResult) -> None:
         way = device["phases"][device["phase"]]["way"]
         how = "" if way == "unchanged" else f" ({way})"
         needed = memory_size(device["need_bytes"])
-        host = memory_size(facts["host"]["need_bytes"])
+        host = memory_size(_host_bytes(facts))
         tell(f"most memory: {device['phase']}{how}, {needed}; of the host {host}")
         if unproven(facts):
             tell(unproven(facts))
-    if facts["processes"]:
-        tell(sent_text(facts["processes"]))
+    _show_processes(facts)
     disk = facts["disk"]
     cache = f"{size(cache_bytes(disk))} of cache"
     if "run_bytes" in disk:
@@ -476,13 +444,32 @@ def show_fit(facts: Mapping[str, Any]) -> None:
         line += "; this machine has too little"
     tell(line)
 
-    if facts["processes"]:
-        tell(sent_text(facts["processes"]))
+    _show_processes(facts)
     if facts["hours"] is not None:
         time = f"steps {time_text(facts['hours'], facts['seconds_a_step'])}"
         if facts["hours_beside"]:
             time += f", validation and previews {time_text(facts['hours_beside'], 0)}"
         tell(f"time: {time}; {source_of_rates(device)}")
+
+
+def _host_bytes(facts: Mapping[str, Any]) -> int:
+    """Return what all processes of a machine need of its host."""
+    processes = facts["processes"]
+    if processes:
+        bytes_of_all: int = processes["host_bytes_a_machine"]
+        return bytes_of_all
+    bytes_of_one: int = facts["host"]["need_bytes"]
+    return bytes_of_one
+
+
+def _show_processes(facts: Mapping[str, Any]) -> None:
+    """Print what several processes send each other."""
+    processes = facts["processes"]
+    if not processes:
+        return
+    tell(sent_text(processes))
+    if processes["machines"]:
+        tell(between_text(processes["machines"]))
 
 
 def parts_text(parts: Mapping[str, int]) -> str:

@@ -62,6 +62,8 @@ def verdict(
         if facts.get("price"):
             price = facts["price"]
             line += f", {price['total']:.2f} at {price['an_hour']:g} an hour"
+            if _machines(facts) > 1:
+                line += " of a machine"
         line += f", {source_of_rates(device)}"
     elif facts["examples"]:
         line += f"; {example_text(facts['examples'])}; for your card: --card NAME"
@@ -97,7 +99,7 @@ def priced(facts: Mapping[str, Any], an_hour: float) -> dict[str, float]:
 
     Args:
         facts: The plan.
-        an_hour: Price of an hour of the machine.
+        an_hour: Price of an hour of each machine.
 
     Raises:
         VideotuneError: If the plan has no hours.
@@ -109,12 +111,25 @@ def priced(facts: Mapping[str, Any], an_hour: float) -> dict[str, float]:
         )
     parts = ("hours", "hours_beside", "hours_encoding")
     hours = sum(facts[part] or 0.0 for part in parts)
-    return {"an_hour": an_hour, "total": round(hours * an_hour, 2)}
+    total = hours * an_hour * _machines(facts)
+    return {"an_hour": an_hour, "total": round(total, 2)}
+
+
+def _machines(facts: Mapping[str, Any]) -> int:
+    """Return how many machines a plan is for."""
+    processes = facts["processes"]
+    if not processes or not processes["machines"]:
+        return 1
+    count: int = processes["machines"]["count"]
+    return count
 
 
 def processes_text(processes: Mapping[str, Any]) -> str:
     """Return how several GPUs share a step."""
     text = f"on each of {processes['count']}"
+    machines = processes["machines"]
+    if machines:
+        text += f" in {machines['count']} machines"
     if processes["context_parallel"] > 1:
         text += (
             f" (context {processes['context_parallel']} × data {processes['groups']})"
@@ -188,7 +203,9 @@ def sent_text(processes: Mapping[str, Any]) -> str:
         return line
     link = size(processes["link_bytes_a_second"])
     waiting = processes["seconds_waiting"]
-    return f"{line}; the step waits {waiting:.3g} s for it, over {link} a second"
+    line += f"; the step waits {waiting:.3g} s for it, over {link} a second"
+    beside = processes["seconds_beside"]
+    return f"{line}; weights take {beside:.3g} s beside computing" if beside else line
 
 
 def free_text(disk: Mapping[str, Any]) -> str:

@@ -3,13 +3,14 @@ noise levels it would train.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from videotune.commands.simulation import Simulation
 from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
@@ -25,8 +26,10 @@ from videotune.job.overrides import (
 from videotune.latent_cache import exposure
 from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
+from videotune.planner.cluster import cluster_of, refuse_unused_network
 from videotune.planner.cpu_rate import measured_cpu
 from videotune.planner.fit import (
+    Fit,
     cache_seconds,
     fit,
     planned_dtype,
@@ -55,6 +58,10 @@ class PlanResult:
     """Calculated seconds of the steps on this machine's CPU, if the plan is for it."""
     cpu_cache_seconds: float | None = None
     """The same of the cache."""
+    cpu_seconds_without_card: float | None = None
+    """Seconds of the steps on this machine's CPU, if the plan is for a card and the
+    machine has none.
+    """
     is_here: bool = True
     """Whether the run may be on this machine: not if it has no GPU and the plan is for
     one.
@@ -81,46 +88,50 @@ def plan(
     allow_skips: str | None = None,
     known: bool = False,
     gpus: int | None = None,
+    nodes: int = 1,
+    network: float | None = None,
+    simulation: Simulation | None = None,
     **overrides: Any,
 ) -> PlanResult:
-    """Return what a run would do, on this machine or on another GPU.
+    """Return what a run would do, on this machine or on other GPUs.
 
     Args:
         config: the config.
         vram: memory of the GPU in GiB, as it is sold and as nvidia-smi shows it.
         card: name of the GPU, or its memory, such as "16 GB". Without it and without ``vram``, the plan is for this
             machine's GPU, or else for the smallest cards that the preset is for.
-        views: how often a window should be seen, for which the steps are calculated,
-            instead of 10, 20, 50 and 100.
+        views: how often a window should be seen, to calculate the steps (10, 20, 50, 100).
         allow_skips: how many clips may be skipped: a number, or "all".
         known: leave memory and time out unless such a step was measured before, because
             measuring takes seconds.
         gpus: how many such GPUs of one machine train. Unless the config sets ``context_parallel``, the plan chooses
             how many of them share a sample. None: as many as the config lets share one.
+        nodes: how many such machines train.
+        network: Gbit/s of each one's network. None: that of the GPU's usual machines.
+        simulation: what to simulate of the run. None: nothing.
         overrides: fields of ``Overrides``.
     """
     all_overrides = to_overrides(config, overrides, allow_skips)
     resolved, spec, base = resolve_config(all_overrides, planning=True)
     limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
-    if gpus is not None and gpus > 1 and limit is None:
+    refuse_unused_network(nodes, network)
+    if nodes * (gpus or 1) > 1 and limit is None:
         raise VideotuneError(
             "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
         )
+    gpus_a_machine = gpus or resolved.config.context_parallel
+    cluster = cluster_of(known_gpu, nodes, gpus_a_machine, network)
     spare = spare_memory(limit or 0, is_free=memory_from == "machine")
-    target = Target(gpus or resolved.config.context_parallel, limit, known_gpu, spare)
+    target = Target(cluster, limit, known_gpu, spare)
     job = plan_overhead(shared_job(resolved, spec, base, target))
     refuse_skips(job, allow_skips)
 
     facts = make_plan(job, views or exposure.TARGETS)
-    # A run is written below this folder, unless its --out names another.
-    free = shutil.disk_usage(Path.cwd()).free
-    needed = facts["disk"].get("run_bytes", 0)
-    facts["disk"] |= {"free_bytes": free, "short_bytes": max(0, needed - free)}
-
+    facts["disk"] |= _free_disk(facts["disk"])
     if job.base is None:
-        if vram or card or target.gpus > 1:
+        if vram or card or target.gpus > 1 or simulation:
             raise VideotuneError(
-                "--vram, --card, --gpus: what a run needs is read from its base model. Set base_model_name"
+                "--vram, --card, --gpus, --simulate: what a run needs is read from its base model. Set base_model_name"
             )
         return PlanResult(facts, job)
 
@@ -128,20 +139,52 @@ def plan(
     dtype = planned_dtype(job.config, limit is not None, known_gpu)
     if not known or known_step_spec(job, dtype) is not None:
         with bar("measuring without memory"):
-            result = fit(job, dtype, limit, known_gpu, spare=spare)
+            fitted = fit(job, dtype, limit, known_gpu, spare=spare)
+            result = replace(fitted, cluster=cluster)
             checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
             facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
-        if limit is None and not has_gpu:
-            numbers = step_spec(job, dtype)
-            cpu = measured_cpu()
-            seconds = step_seconds(job, numbers, result.training, cpu, dtype)
-            return PlanResult(
-                facts,
-                job,
-                cpu_seconds=seconds * job.steps,
-                cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
-            )
+            if simulation is not None:
+                simulated = simulation.run(job, result, dtype, checkpoint_bytes)
+                facts["simulation"] = simulated
+        if not has_gpu:
+            return _plan_without_gpu(facts, job, result, dtype, limit)
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
+
+
+def _free_disk(disk: Mapping[str, int]) -> dict[str, int]:
+    """Return the free bytes of the disk, and how many a run lacks.
+
+    A run is written below this folder, unless its --out names another.
+    """
+    free = shutil.disk_usage(Path.cwd()).free
+    needed = disk.get("run_bytes", 0)
+    return {"free_bytes": free, "short_bytes": max(0, needed - free)}
+
+
+def _plan_without_gpu(
+    facts: dict[str, Any], job: Job, result: Fit, dtype: str, limit: int | None
+) -> PlanResult:
+    """Return the plan on a machine without a GPU, with the seconds on its CPU.
+
+    Args:
+        facts: the plan.
+        job: the run.
+        result: its fit.
+        dtype: the dtype of the training.
+        limit: memory of the card that the plan is for; None: it is for this CPU.
+    """
+    numbers = step_spec(job, dtype)
+    cpu = measured_cpu()
+    seconds = step_seconds(job, numbers, result.training, cpu, dtype) * job.steps
+
+    if limit is not None:
+        return PlanResult(facts, job, cpu_seconds_without_card=seconds, is_here=False)
+    return PlanResult(
+        facts,
+        job,
+        cpu_seconds=seconds,
+        cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
+    )
 
 
 def _card_of_plan(

@@ -40,7 +40,7 @@ from videotune.latent_cache.step_batch import (
     StepBatch,
     StepDraws,
     draw_noise,
-    share_of,
+    samples_to_run,
     uniforms,
 )
 from videotune.latent_cache.store import LatentCache
@@ -403,16 +403,11 @@ def make_step_batch(
         source: where batches come from.
         step: the step, counted from 1.
         rank_and_size: this process and the number of processes, see ``share_of``.
-        spares: give a process without a sample another one's, so that all run the
-            network together.
+        spares: see ``samples_to_run``.
     """
     draws = draws_of(source, step)
     windows = [window for window, _ in draws.samples]
-    begin, end = share_of(rank_and_size, len(windows))
-    is_spare = spares and begin == end
-    if is_spare:
-        begin = min(begin, len(windows) - 1)
-        end = begin + 1
+    begin, end, is_spare = samples_to_run(rank_and_size, len(windows), spares=spares)
 
     batch = None
     noise = torch.empty(0)

@@ -247,6 +247,7 @@ class _Orders:
         self._orders: OrderedDict[tuple[Schedule, int, int], NDArray[np.int64]] = (
             OrderedDict()
         )
+        self._num_bytes = 0
         self._lock = Lock()
 
     def get(self, name: tuple[Schedule, int, int]) -> NDArray[np.int64]:
@@ -257,13 +258,13 @@ class _Orders:
                 return self._orders[name]
         order = _draw_order(*name)
         with self._lock:
-            self._orders[name] = order
-            while len(self._orders) > 1 and self._bytes() > ORDER_BYTES:
-                self._orders.popitem(last=False)
+            if name not in self._orders:  # another thread may have drawn it
+                self._orders[name] = order
+                self._num_bytes += order.nbytes
+            while len(self._orders) > 1 and self._num_bytes > ORDER_BYTES:
+                _, oldest = self._orders.popitem(last=False)
+                self._num_bytes -= oldest.nbytes
         return order
-
-    def _bytes(self) -> int:
-        return sum(order.nbytes for order in self._orders.values())
 
 
 _orders = _Orders()

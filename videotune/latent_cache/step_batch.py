@@ -112,6 +112,26 @@ def share_of(rank_and_size: tuple[int, int], samples: int) -> tuple[int, int]:
     return rank * samples // size, (rank + 1) * samples // size
 
 
+def samples_to_run(
+    rank_and_size: tuple[int, int], samples: int, *, spares: bool
+) -> tuple[int, int, bool]:
+    """Return the samples, begin and end, that a process runs the network on, and whether
+    they are a spare: another process's sample, which adds nothing.
+
+    Args:
+        rank_and_size: see ``share_of``.
+        samples: of the step.
+        spares: give a process without a sample another one's, so that all run the
+            network together.
+    """
+    begin, end = share_of(rank_and_size, samples)
+    is_spare = spares and begin == end
+    if is_spare:
+        begin = min(begin, samples - 1)
+        end = begin + 1
+    return begin, end, is_spare
+
+
 def draw_noise(
     x0: Tensor, seed: int, step: int, first: int, name: str = "noise"
 ) -> Tensor:

@@ -6,7 +6,7 @@ Memory settings that the config leaves open are chosen.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import psutil
@@ -21,6 +21,7 @@ from videotune.memory.checkpointing import ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.planner import memory
 from videotune.planner.cache_size import cache_size, encoding_seconds
+from videotune.planner.cluster import Cluster
 from videotune.planner.denoiser_size import host_checkpointing
 from videotune.planner.gpus import (
     USUAL,
@@ -32,6 +33,11 @@ from videotune.planner.gpus import (
 from videotune.planner.ledger import CountsByPart
 from videotune.planner.memory import Constraints, Need
 from videotune.planner.network_facts import linear_sizes
+from videotune.planner.processes import (
+    copied_bytes,
+    message_seconds_of,
+    processes_of,
+)
 from videotune.planner.read_step import step_spec, step_spec_with_tiles
 from videotune.planner.step_spec import (
     UNCHANGED,
@@ -39,7 +45,7 @@ from videotune.planner.step_spec import (
     sharded,
     with_shared_samples,
 )
-from videotune.planner.traffic import exchanged_bytes_per_token, process_count, traffic
+from videotune.planner.traffic import exchanged_bytes_per_token, process_count
 from videotune.text import memory_size
 from videotune.trainer.build import (
     DTYPES,
@@ -83,6 +89,8 @@ class Fit:
     """Bytes of the card that should stay free."""
     unstreamed: int = 0
     """Bytes that a card must have if nothing waits on the host."""
+    cluster: Cluster | None = None
+    """The machines. None: one, with all processes."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -438,7 +446,7 @@ def to_json(
     host = {
         "program": PROGRAM,
         **training.host,
-        "checkpoint while it is written": checkpoint_bytes,
+        "checkpoint while it is written": copied_bytes(job, checkpoint_bytes),
     }
     phases = {}
     for name, (way, parts) in result.phases.items():
@@ -471,38 +479,18 @@ def to_json(
             "parts": host,
         },
         "chosen": result.chosen,
-        "processes": processes_of(job, step_spec(job, dtype), result, dtype),
+        "processes": processes_of(
+            job,
+            step_spec(job, dtype),
+            training,
+            dtype,
+            card=result.card,
+            cluster=result.cluster,
+            host_bytes=PROGRAM + sum(training.host.values()),
+            checkpoint_bytes=checkpoint_bytes,
+        ),
         "micro_batch": training.choice.micro_batch,
         "remedies": list(result.remedies),
-    }
-
-
-def processes_of(
-    job: Job, spec: StepSpec, result: Fit, dtype: str
-) -> dict[str, Any] | None:
-    """Return how several processes share a step, and what each sends in it.
-
-    None for one process. Seconds are those of a named card.
-
-    Args:
-        job: The run.
-        spec: The step of a whole network.
-        result: The fit.
-        dtype: The dtype of the training.
-    """
-    if process_count(job) == 1:
-        return None
-    sent = traffic(job, spec, result.training, dtype)
-    card = result.card
-    return {
-        "count": process_count(job),
-        "context_parallel": job.config.context_parallel,
-        "groups": job.processes,
-        "sharding": job.config.sharding,
-        "sent_bytes": {name: round(size) for name, size in asdict(sent).items()},
-        "link_bytes_a_second": card and round(card.peer_link),
-        "seconds_waiting": card and round(sent.seconds(card), 4),
-        "seconds_beside": card and round(sent.seconds_beside(card), 4),
     }
 
 
@@ -519,7 +507,7 @@ def _times(result: Fit, job: Job, dtype: str) -> dict[str, float | None]:
 def _times_on(card: Card, result: Fit, job: Job, dtype: str) -> dict[str, float]:
     """Return the hours of the run and the seconds of a step on a card."""
     spec = step_spec(job, dtype)
-    step = step_seconds(job, spec, result.training, card, dtype)
+    step = step_seconds(job, spec, result.training, card, dtype, result.cluster)
     hours = step * job.steps / 3600
     return {
         "hours": round(hours, 3),
@@ -550,20 +538,21 @@ def bytes_of(parts: CountsByPart) -> dict[str, int]:
 def cache_seconds(
     job: Job, spec: StepSpec, card: Card, *, is_cpu: bool = False
 ) -> float:
-    """Return the calculated seconds in which an empty cache gets its windows and
-    conditions.
-    """
+    """Return the calculated seconds in which all processes fill an empty cache."""
     size = cache_size(job)
-    return encoding_seconds(
-        size.windows.pixels + size.conditions.pixels,
-        spec.encoding_flops_per_pixel,
-        card,
-        is_cpu=is_cpu,
-    )
+    pixels = size.windows.pixels + size.conditions.pixels
+    flops_per_pixel = spec.encoding_flops_per_pixel
+    seconds = encoding_seconds(pixels, flops_per_pixel, card, is_cpu=is_cpu)
+    return seconds / process_count(job)
 
 
 def step_seconds(
-    job: Job, spec: StepSpec, training: Need, card: Card, dtype: str
+    job: Job,
+    spec: StepSpec,
+    training: Need,
+    card: Card,
+    dtype: str,
+    cluster: Cluster | None = None,
 ) -> float:
     """Return the calculated seconds of a step: the mean over the buckets.
 
@@ -573,15 +562,25 @@ def step_seconds(
         training: What a process needs with the chosen settings.
         card: The card.
         dtype: The dtype of the training.
+        cluster: The machines. None: one, with all processes.
     """
-    mean = 0.0
-    for shape, samples, share in zip(
-        job.shapes, pass_samples(job), job.shares, strict=True
-    ):
-        work = memory.relative_work(spec, job.spec.tokens(shape))
-        mean += memory.seconds(training, samples, card, work) * share
-    computing = job.config.gradient_accumulation_steps * mean
+    computing = 0.0
+    by_bucket = computing_seconds(job, spec, training, card)
+    for seconds, share in zip(by_bucket, job.shares, strict=True):
+        computing += seconds * share
 
-    sent = traffic(job, spec, training, dtype)
+    sent = message_seconds_of(job, spec, training, dtype, card, cluster)
     # Weights arrive while blocks compute; for everything else the step waits.
-    return max(computing + sent.seconds(card), sent.seconds_beside(card))
+    return max(computing + sent.waiting, sent.beside)
+
+
+def computing_seconds(
+    job: Job, spec: StepSpec, training: Need, card: Card
+) -> list[float]:
+    """Return the seconds that a process computes in a step of each bucket."""
+    by_bucket = []
+    for shape, samples in zip(job.shapes, pass_samples(job), strict=True):
+        work = memory.relative_work(spec, job.spec.tokens(shape))
+        seconds = memory.seconds(training, samples, card, work)
+        by_bucket.append(job.config.gradient_accumulation_steps * seconds)
+    return by_bucket

@@ -35,6 +35,10 @@ class Card:
     """Bytes a second that it sends to another GPU of its machine: over NVLink, if all of
     the machine have it, else over its link to the host.
     """
+    network_name: str = ""
+    """What its maker's machines are connected with; empty: it is not known."""
+    network: float = 0.0
+    """Bytes a second over this network, for each card of a machine."""
     timed: bool = True
     """Whether the rate is the GPU's own, so that a time can be calculated from it."""
     bandwidth: float | None = None
@@ -69,11 +73,13 @@ def cards() -> tuple[Card, ...]:
     content = read_json(Path(__file__).with_name("gpus.json"))
     rows = content["cards"]
     nvlink = content["nvlink"]
+    networks = content["network"]
     names = [row[0] for row in rows]
 
     table = []
     for name, gigabytes, rate, link, bandwidth in rows:
         title = f"{name} {gigabytes}GB" if names.count(name) > 1 else name
+        network_name, gigabits = networks.get(name, ("", 0))
         table.append(
             Card(
                 name=title,
@@ -81,6 +87,8 @@ def cards() -> tuple[Card, ...]:
                 flops=USUAL.flops if rate is None else rate * 1e12,
                 link=link * 1e9,
                 peer_link=nvlink.get(name, link) * 1e9,
+                network_name=network_name,
+                network=gigabits * 1e9 / 8,
                 timed=rate is not None,
                 bandwidth=bandwidth * 1e9,
             )

@@ -50,6 +50,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "examples": [],
         "chosen": None,
         "processes": None,
+        "simulation": None,
         "remedies": [],
         "effective_batch": job.effective_batch,
         "micro_batch": min(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from videotune.config.context_checks import faults_of_context, faults_of_context_in
 from videotune.config.resolve import Resolved
@@ -14,6 +14,7 @@ from videotune.job.context_checks import (
 )
 from videotune.job.job import Job, open_job
 from videotune.model_spec import ModelSpec
+from videotune.planner.cluster import Cluster
 from videotune.planner.fit import Fit, fit, planned_dtype, step_seconds
 from videotune.planner.gpus import USUAL, Card
 from videotune.planner.read_step import step_spec
@@ -27,14 +28,20 @@ streamed blocks are calculated, not measured.
 
 @dataclass(frozen=True)
 class Target:
-    """The GPUs that a plan is for, all of one kind and in one machine."""
+    """The GPUs that a plan is for, all of one kind."""
 
-    gpus: int
+    cluster: Cluster
+    """The machines that they are in."""
     vram: int | None
     """Bytes of each. None: they are not known."""
     card: Card | None
     spare: int
     """Bytes of each that should stay free."""
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.cluster.processes
 
 
 def shared_job(
@@ -44,7 +51,7 @@ def shared_job(
 
     Unless the config sets ``context_parallel``, it is the smallest number with which the
     run fits and is not clearly slower than with a larger one. A card without a rate is
-    compared as a usual one.
+    compared as a usual one. A sample is shared within a machine.
 
     Raises:
         VideotuneError: if the GPUs cannot share the samples as the config says.
@@ -55,13 +62,14 @@ def shared_job(
         return _open(resolved, spec, base, target.gpus)
 
     jobs = [_open(resolved, spec, base, target.gpus)]
-    for parts in range(2, target.gpus + 1):
+    gpus_a_machine = target.cluster.gpus
+    for parts in range(2, gpus_a_machine + 1):
         shared = resolved.with_planned({"context_parallel": parts})
         faults = [
             *faults_of_context(shared.config),
             *faults_of_context_in(shared.config, spec),
         ]
-        if target.gpus % parts or faults:
+        if gpus_a_machine % parts or faults:
             continue
         job = open_job(shared, spec, base, processes=target.gpus // parts)
         if fault_of_parts(job) is None:
@@ -96,12 +104,14 @@ def _open(
 
 def _fit_of(job: Job, target: Target) -> Fit:
     dtype = planned_dtype(job.config, on_card=True, card=target.card)
-    return fit(job, dtype, target.vram, target.card, spare=target.spare)
+    result = fit(job, dtype, target.vram, target.card, spare=target.spare)
+    return replace(result, cluster=target.cluster)
 
 
 def _seconds_a_sample(job: Job, result: Fit, target: Target) -> float:
     """Return the calculated seconds of a step for each of its samples."""
     dtype = planned_dtype(job.config, on_card=True, card=target.card)
     card = target.card or USUAL
-    seconds = step_seconds(job, step_spec(job, dtype), result.training, card, dtype)
+    spec = step_spec(job, dtype)
+    seconds = step_seconds(job, spec, result.training, card, dtype, target.cluster)
     return seconds / job.effective_batch

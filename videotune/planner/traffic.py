@@ -1,8 +1,7 @@
-"""What the processes of a run send each other in a step, and how long that takes.
+"""What the processes of a run send each other in a step.
 
-Every figure is of one process and of the bytes that leave it, with rings: of a tensor of
-T bytes, all-gather and reduce-scatter send T·(n - 1)/n, all-reduce twice that, and an
-all-to-all of a local tensor of L bytes sends L·(n - 1)/n.
+Every figure is of one process and of the bytes that leave it, as rings send them
+(``collectives.py``). ``cluster.py`` has how long that takes.
 """
 
 from __future__ import annotations
@@ -10,17 +9,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from videotune.distributed import BUFFER_NUMBERS
 from videotune.job.job import Job
 from videotune.memory.checkpointing import OFF
 from videotune.models.model_files import read_config
-from videotune.planner.gpus import Card
+from videotune.planner.collectives import (
+    all_reduced,
+    exchanged,
+    gathered,
+    rounds_of_all_reduce,
+    rounds_of_gather,
+    scattered,
+)
 from videotune.planner.memory import Need
 from videotune.planner.network_facts import network_facts
 from videotune.planner.step_spec import StepSpec
 from videotune.trainer.build import DTYPES
-
-LINK_REACHES = 0.75
-"""Share of a link's rate that messages are assumed to reach; not measured."""
 
 EXCHANGES = 4
 """Tensors that Ulysses exchanges for each attention of a pass: queries, keys, values and
@@ -41,19 +45,13 @@ class Traffic:
     weights: float = 0.0
     """All-gather of sharded blocks, and reduce-scatter of their gradients."""
 
-    @property
-    def total(self) -> float:
-        """All bytes."""
-        return self.attention + self.prediction + self.gradients + self.weights
 
-    def seconds(self, card: Card) -> float:
-        """Return the seconds in which a step's messages are sent that it waits for."""
-        waited = self.attention + self.prediction + self.gradients
-        return waited / (LINK_REACHES * card.peer_link)
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of the rings of all processes in a step, one after the other."""
 
-    def seconds_beside(self, card: Card) -> float:
-        """Return the seconds of the messages that are sent while blocks compute."""
-        return self.weights / (LINK_REACHES * card.peer_link)
+    gradients: int = 0
+    weights: int = 0
 
 
 def process_count(job: Job) -> int:
@@ -105,6 +103,39 @@ def traffic(job: Job, spec: StepSpec, training: Need, dtype: str) -> Traffic:
     return Traffic(attention, prediction, gradients, weights)
 
 
+def rounds_of(job: Job, spec: StepSpec, training: Need) -> Rounds:
+    """Return the rounds of the rings of all processes in a step; the mean over the
+    buckets.
+
+    Args:
+        job: the run.
+        spec: the step of a whole network.
+        training: the chosen memory settings.
+    """
+    processes = process_count(job)
+    if processes == 1 or job.base is None:
+        return Rounds()
+    trains_all = _trains_all(job)
+    facts = network_facts(job)
+    is_sharded = job.config.sharding == "FULL"
+    whole_numbers = facts.text[1]
+    if not (is_sharded and trains_all):
+        whole_numbers += facts.parameters
+    gradients = -(-whole_numbers // BUFFER_NUMBERS) * rounds_of_all_reduce(processes)
+    if not is_sharded:
+        return Rounds(gradients)
+
+    passes, _ = passes_and_tokens(job, training)
+    collectives = 3 if trains_all else 2  # gathered twice, and gradients scattered
+    groups = len(spec.blocks) + 1  # the rest of the network is one, too
+    weights = passes * collectives * groups * rounds_of_gather(processes)
+    return Rounds(gradients, round(weights))
+
+
+def _trains_all(job: Job) -> bool:
+    return job.config.training_method == "FINE_TUNE" and job.config.transformer.train
+
+
 def _exchanged(
     job: Job, spec: StepSpec, training: Need, dtype: str, tokens: float
 ) -> tuple[float, float]:
@@ -118,12 +149,11 @@ def _exchanged(
     recomputed = choice.streamed if choice.checkpointing == OFF else blocks
     attentions = 2 * blocks + recomputed
 
-    sent_share = (parts - 1) / parts
-    exchanged = exchanged_bytes_per_token(job, dtype) * tokens
-    attention = attentions * EXCHANGES * exchanged / parts * sent_share
+    tensor = exchanged_bytes_per_token(job, dtype) * tokens
+    attention = attentions * EXCHANGES * exchanged(tensor / parts, parts)
     numbers_per_token = job.spec.latent_channels * math.prod(job.spec.patch)
-    prediction = DTYPES[dtype].itemsize * numbers_per_token * tokens * sent_share
-    return attention, prediction
+    prediction = DTYPES[dtype].itemsize * numbers_per_token * tokens
+    return attention, gathered(prediction, parts)
 
 
 def _summed(
@@ -131,23 +161,20 @@ def _summed(
 ) -> tuple[float, float]:
     """Return the bytes of gradients that are all-reduced, and of sharded weights."""
     config = job.config
-    sent_share = (processes - 1) / processes
-    trains_all = config.training_method == "FINE_TUNE" and config.transformer.train
-    is_sharded = config.sharding == "FULL"
-
+    trains_all = _trains_all(job)
     facts = network_facts(job)
     numbers = facts.parameters + facts.text[1]
     itemsize = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
-    if not is_sharded:
-        return 2 * sent_share * itemsize * numbers, 0.0
+    if config.sharding != "FULL":
+        return all_reduced(itemsize * numbers, processes), 0.0
 
     reading = next(iter(spec.one_sample.values())).phases["forward"]
     held = reading.get("weights", 0)
     if trains_all:
         held += DTYPES[dtype].itemsize * facts.parameters
     # Weights are gathered forward and backward, gradients are scattered in float32.
-    weights = 2 * passes * sent_share * held
-    if trains_all:
-        gradients = passes * sent_share * 4 * facts.parameters
-        return 2 * sent_share * itemsize * facts.text[1], weights + gradients
-    return 2 * sent_share * itemsize * numbers, weights
+    weights = 2 * passes * gathered(held, processes)
+    if not trains_all:
+        return all_reduced(itemsize * numbers, processes), weights
+    weights += passes * scattered(4 * facts.parameters, processes)
+    return all_reduced(itemsize * facts.text[1], processes), weights

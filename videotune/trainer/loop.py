@@ -21,7 +21,14 @@ from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
 from videotune.trainer.captured_passes import CapturedPasses, no_cuda_graphs
 from videotune.trainer.progress import CompileReport, doing, write_step
-from videotune.trainer.saving import finish_pending_save, rescue_message, save
+from videotune.trainer.saving import (
+    finish_pending_save,
+    is_writing,
+    rescue_message,
+    save,
+    settle_pending_save,
+    wait_for_writer,
+)
 from videotune.trainer.step import OutOfMemory, StepContext, train_step
 from videotune.trainer.step_record import Clock, StepRecord
 from videotune.trainer.trainer import Trainer
@@ -93,11 +100,13 @@ def train_loop(trainer: Trainer) -> str:
             if not is_lost_connection(error):
                 raise
             # The last record may wait for a sum that never arrives, so it is not
-            # written; a checkpoint that a thread writes is whole.
-            finish_pending_save(trainer)
+            # written; a checkpoint that one process writes is whole.
+            settle_pending_save(trainer)
             raise ProcessLost(
                 f"{lost_message(error)}. {rescue_message(trainer.run)}"
             ) from error
+        finally:
+            wait_for_writer(trainer)
 
 
 def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
@@ -110,17 +119,20 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         is_last = step == trainer.job.steps
         trainer.heartbeat.set("training", step)
 
-        stop_reason, due = _agree_on_requests(trainer, step)
+        stop_reason, still_writing, due = _agree_on_requests(trainer, step)
         stop_requested = stop_reason is not None
         must_flush = is_last or stop_requested or any(due)
         if must_flush or _needs_its_record(trainer, step):
             journal.flush()  # counts skipped steps
             _refuse_skipped_steps(trainer)
+        if not still_writing:
+            finish_pending_save(trainer)
 
         ran_more_than_saving = run_callbacks(
             trainer, step, due, stop_requested=stop_requested, is_last=is_last
         )
-        finish_pending_save(trainer, wait=stop_requested or is_last)
+        if stop_requested or is_last:
+            finish_pending_save(trainer)
 
         if stop_reason is not None and not is_last:
             return stop_reason
@@ -150,7 +162,7 @@ def _records_until_failure(
             record = next(records, None)
         except (OutOfMemory, NoBatch):
             journal.flush()
-            finish_pending_save(trainer)
+            settle_pending_save(trainer)
             raise
 
         if record is None:
@@ -158,22 +170,26 @@ def _records_until_failure(
         yield record
 
 
-def _agree_on_requests(trainer: Trainer, step: int) -> tuple[str | None, list[bool]]:
+def _agree_on_requests(
+    trainer: Trainer, step: int
+) -> tuple[str | None, bool, list[bool]]:
     """Agree with the other processes on what each was asked for.
 
     Returns:
         "interrupted" if any has got a signal, "stopped" if control.json asks for it,
-        else None; and for each callback whether it is due.
+        else None; whether any still writes a checkpoint; and for each callback whether
+        it is due.
     """
     requests = poll_control(trainer.run) if trainer.dist.is_main else set()
     due = [callback.due(trainer, step, requests) for callback in trainer.callbacks]
 
-    is_interrupted, is_stopped, *agreed_due = trainer.dist.any_process(
-        trainer.signals.stop, "stop" in requests, *due
+    is_interrupted, is_stopped, still_writing, *agreed_due = trainer.dist.any_process(
+        trainer.signals.stop, "stop" in requests, is_writing(trainer), *due
     )
+    stop_reason = "stopped" if is_stopped else None
     if is_interrupted:
-        return "interrupted", agreed_due
-    return "stopped" if is_stopped else None, agreed_due
+        stop_reason = "interrupted"
+    return stop_reason, still_writing, agreed_due
 
 
 def _needs_its_record(trainer: Trainer, step: int) -> bool:

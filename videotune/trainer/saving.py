@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from videotune.adapters.adapter_types import parse_param_name
 from videotune.adapters.lora import of_module
 from videotune.console import echo, size
+from videotune.distributed import processes_here
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import is_disk_full
 from videotune.latent_cache.thread_pool import pool_without_openmp
@@ -120,18 +122,15 @@ def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
 
 def host_copy(
     parts: CheckpointParts,
-) -> tuple[dict[str, dict[str, Tensor]], torch.Event | None] | None:
+) -> tuple[dict[str, dict[str, Tensor]], torch.Event | None]:
     """Copy a checkpoint's tensors to host memory.
 
     From a GPU they go to pinned memory, without waiting for them.
 
     Returns:
         The copies, and an event that comes after those from a GPU (None: they are
-        done). None if they would take more than half of the free host memory.
+        done).
     """
-    if bytes_of(parts) > psutil.virtual_memory().available // 2:
-        return None
-
     copies: dict[str, dict[str, Tensor]] = {}
     has_gpu_tensors = False
     for part, tensors in parts.items():
@@ -144,6 +143,16 @@ def host_copy(
     if has_gpu_tensors:
         arrived = torch.accelerator.current_stream().record_event()
     return copies, arrived
+
+
+def has_room_for_copy(parts: CheckpointParts, processes: int) -> bool:
+    """Return whether copies of a checkpoint take at most half of the free host memory.
+
+    Args:
+        parts: what this process copies.
+        processes: how many processes of this machine copy as much at the same time.
+    """
+    return processes * bytes_of(parts) <= psutil.virtual_memory().available // 2
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -183,10 +192,10 @@ def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
 def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -> None:
     """Begin a checkpoint: copy its tensors and let a thread write them.
 
-    ``finish_pending_save`` ends it.
+    ``finish_pending_save`` ends it. If several processes hold rows of it, each copies
+    its own, and their threads write together.
 
-    It is written at once if ``thread`` is False, if several processes hold rows of it,
-    or if the host has no room for a copy.
+    It is written at once if ``thread`` is False, or if a host has no room for a copy.
 
     Args:
         trainer: the run.
@@ -198,8 +207,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
         VideotuneError: as ``finish_pending_save`` does.
     """
     dist = trainer.dist
-    rows = trainer.rows
-    is_sharded = bool(rows)
+    is_sharded = bool(trainer.rows)
     if step == 0 or not (dist.is_main or is_sharded):
         return
 
@@ -215,36 +223,66 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     parts = parts_of(trainer)
     state = _state_of(trainer, parts)
 
-    copied = host_copy(parts) if thread and not is_sharded else None
-    tensors, arrived = copied or (parts, None)
-
-    def write() -> Checkpoint:
-        if arrived is not None:
-            arrived.synchronize()
-        if (
-            not is_sharded
-        ):  # each rank checks its own disk while it writes, and all agree on the result
-            refuse_full(trainer.run, tensors)
-        trainer.journal.sync()
-        return save_checkpoint(
-            trainer.run,
-            step,
-            tensors,
-            state,
-            kind,
-            rows,
-            dist if is_sharded else None,
-        )
-
-    trainer.saving = PendingSave(step, begun, write)
-    trainer.saved_at = time.monotonic()
-    if copied is None:
+    if not (thread and _all_have_room(trainer, parts)):
+        write = _writing(trainer, step, kind, parts, state)
+        trainer.saving = PendingSave(step, begun, write, is_shared=is_sharded)
+        trainer.saving.waited = time.perf_counter() - begun
+        trainer.saved_at = time.monotonic()
         finish_pending_save(trainer)
         return
+
+    copies, arrived = host_copy(parts)
+    write = _writing(trainer, step, kind, copies, state, arrived)
+    trainer.saving = PendingSave(step, begun, write, is_shared=is_sharded)
+    trainer.saved_at = time.monotonic()
 
     pool = pool_without_openmp(1)
     trainer.saving.written = pool.submit(write)
     pool.shutdown(wait=False)
+    trainer.saving.waited = time.perf_counter() - begun
+
+
+def _all_have_room(trainer: Trainer, parts: CheckpointParts) -> bool:
+    """Return whether each process that saves has room for a copy of what it saves."""
+    if not trainer.rows:
+        return has_room_for_copy(parts, processes=1)
+    has_room = has_room_for_copy(parts, processes_here())
+    return not trainer.dist.any_process(not has_room)[0]
+
+
+def _writing(
+    trainer: Trainer,
+    step: int,
+    kind: str,
+    parts: CheckpointParts,
+    state: Mapping[str, Any],
+    arrived: torch.Event | None = None,
+) -> Callable[[], Checkpoint]:
+    """Return what writes a checkpoint, in any thread.
+
+    Args:
+        trainer: the run.
+        step: the step whose state is saved.
+        kind: "save" or "backup".
+        parts: the tensors.
+        state: content of state.json.
+        arrived: an event after which the tensors are there.
+    """
+    rows = trainer.rows
+
+    def write() -> Checkpoint:
+        if arrived is not None:
+            arrived.synchronize()
+        if not rows:
+            refuse_full(trainer.run, parts)
+        trainer.journal.sync()
+        # With rows each process checks its own disk while it writes, and all agree.
+        writers = trainer.dist.for_writing_thread if rows else None
+        return save_checkpoint(
+            trainer.run, step, parts, state, kind, rows=rows, dist=writers
+        )
+
+    return write
 
 
 def _state_of(trainer: Trainer, parts: CheckpointParts) -> dict[str, Any]:
@@ -264,15 +302,17 @@ def _state_of(trainer: Trainer, parts: CheckpointParts) -> dict[str, Any]:
     }
 
 
-def finish_pending_save(trainer: Trainer, wait: bool = True) -> None:
-    """End the checkpoint that is being written: write its journal line, and remove
-    older ones that make way for it.
+def is_writing(trainer: Trainer) -> bool:
+    """Return whether a thread of this process still writes a checkpoint."""
+    return trainer.saving is not None and trainer.saving.is_being_written
 
-    While the disk is full, the run waits.
 
-    Args:
-        trainer: the run.
-        wait: wait for the thread. False: return if it is still writing.
+def finish_pending_save(trainer: Trainer) -> None:
+    """End the checkpoint that is being written: wait for its thread, write its journal
+    line, and remove older ones that make way for it.
+
+    While the disk is full, the run waits. If the processes write it together, all call
+    this after the same step.
 
     Raises:
         VideotuneError: if the disk is broken, or the user ends the waiting; and any
@@ -281,10 +321,9 @@ def finish_pending_save(trainer: Trainer, wait: bool = True) -> None:
     pending = trainer.saving
     if pending is None:
         return
-    written = pending.written
-    if not wait and written is not None and not written.done():
-        return
     trainer.saving = None
+    begun = time.perf_counter()
+    written = pending.written
 
     # After an error of the disk there may be room now, so the checkpoint is written
     # again here.
@@ -293,24 +332,70 @@ def finish_pending_save(trainer: Trainer, wait: bool = True) -> None:
     else:
         finish = written.result
     saved = with_disk_retry(trainer, pending.step, finish)
-
-    if trainer.dist.is_main:
-        seconds = round(time.perf_counter() - pending.begun, 3)
-        write_saved(trainer, saved, seconds=seconds)
-        retire(trainer)
+    pending.waited += time.perf_counter() - begun
+    _note_saved(trainer, pending, saved)
 
 
-def write_saved(trainer: Trainer, saved: Checkpoint, seconds: float | None) -> None:
+def settle_pending_save(trainer: Trainer) -> None:
+    """End the checkpoint that a thread writes, in a process that fails.
+
+    One that the processes write together is not written again after an error: the
+    others may train on, or be gone.
+
+    Raises:
+        VideotuneError: as ``finish_pending_save`` does, if no other process writes.
+    """
+    pending = trainer.saving
+    if pending is None:
+        return
+    if not pending.is_shared or pending.written is None:
+        finish_pending_save(trainer)
+        return
+
+    trainer.saving = None
+    error = pending.written.exception()
+    if error is None:
+        _note_saved(trainer, pending, pending.written.result())
+    elif trainer.dist.is_main:
+        trainer.journal.warn(pending.step, f"step {pending.step} is not saved: {error}")
+
+
+def wait_for_writer(trainer: Trainer) -> None:
+    """Wait until no thread writes, whatever comes of it: a process that has left the
+    others can send no message.
+    """
+    if trainer.saving is not None and trainer.saving.written is not None:
+        wait([trainer.saving.written])
+
+
+def _note_saved(trainer: Trainer, pending: PendingSave, saved: Checkpoint) -> None:
+    """Write the journal line of a checkpoint, and remove those that make way for it."""
+    if not trainer.dist.is_main:
+        return
+    seconds = round(time.perf_counter() - pending.begun, 3)
+    write_saved(trainer, saved, seconds=seconds, waited=round(pending.waited, 3))
+    retire(trainer)
+
+
+def write_saved(
+    trainer: Trainer,
+    saved: Checkpoint,
+    seconds: float | None,
+    waited: float | None = None,
+) -> None:
     """Write a checkpoint's line into the journal.
 
     Args:
         trainer: the run.
         saved: the checkpoint.
         seconds: how long saving took. None: another process has saved it.
+        waited: for how much of it the steps have waited. None: likewise.
     """
     path = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
-    trainer.journal.event("save", step=saved.step, path=path, **backup, seconds=seconds)
+    trainer.journal.event(
+        "save", step=saved.step, path=path, **backup, seconds=seconds, waited=waited
+    )
     trainer.write_exposure(saved.step)
 
 

@@ -49,6 +49,15 @@ class PendingSave:
 
     None: no thread writes.
     """
+    is_shared: bool = False
+    """Whether the processes write it together, each its rows."""
+    waited: float = 0.0
+    """Seconds for which the steps have waited for it."""
+
+    @property
+    def is_being_written(self) -> bool:
+        """Whether a thread still writes it."""
+        return self.written is not None and not self.written.done()
 
 
 @dataclass

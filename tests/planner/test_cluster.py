@@ -1,0 +1,244 @@
+"""The plan of several machines: what goes over their network, and how long it takes."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as torch_dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.support.clips import noise, write_dataset
+from tests.support.command_line import plan as plan_command
+from videotune.commands.plan import plan
+from videotune.errors import DONE, VideotuneError
+from videotune.job.overrides import Overrides
+from videotune.memory.context_parallel import process_mesh
+from videotune.planner.cluster import (
+    LATENCY,
+    LINK_REACHES,
+    Cluster,
+    cluster_of,
+    message_seconds,
+    ways_of,
+)
+from videotune.planner.collectives import (
+    all_reduced,
+    exchanged,
+    gathered,
+    rounds_of_all_reduce,
+    rounds_of_gather,
+    scattered,
+)
+from videotune.planner.gpus import cards, find_card
+from videotune.planner.traffic import Rounds, Traffic
+
+PRESET = "wan 2.1 1.3B LoRA 16GB"
+PART = 100
+
+
+class Ring:
+    """A ring of processes, each with a part of a tensor or with a tensor of parts, that
+    runs its rounds and counts what goes over each edge.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self.sent: Counter[tuple[int, int]] = Counter()
+        self.rounds = 0
+
+    def gather(self) -> None:
+        """All-gather: each process ends with every part."""
+        held = [{rank} for rank in range(self.processes)]
+        while any(len(parts) < self.processes for parts in held):
+            sent = [(rank - self.rounds) % self.processes for rank in self.ranks]
+            for rank in self.ranks:
+                assert sent[rank] in held[rank]
+                held[self._send(rank)].add(sent[rank])
+            self.rounds += 1
+
+    def scatter(self) -> None:
+        """Reduce-scatter: each process ends with one part of the sum."""
+        terms = [[{rank} for _ in self.ranks] for rank in self.ranks]
+        for number in range(self.processes - 1):
+            sent = [(rank - number) % self.processes for rank in self.ranks]
+            messages = [set(terms[rank][sent[rank]]) for rank in self.ranks]
+            for rank in self.ranks:
+                terms[self._send(rank)][sent[rank]] |= messages[rank]
+            self.rounds += 1
+        for rank in self.ranks:
+            assert terms[rank][(rank + 1) % self.processes] == set(self.ranks)
+
+    @property
+    def ranks(self) -> range:
+        return range(self.processes)
+
+    def _send(self, rank: int) -> int:
+        receiver = (rank + 1) % self.processes
+        self.sent[rank, receiver] += PART
+        return receiver
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_closed_forms_are_what_rings_send(processes: int) -> None:
+    total = processes * PART
+    gather = Ring(processes)
+    gather.gather()
+    assert set(gather.sent.values()) == {gathered(total, processes)}
+    assert gather.rounds == rounds_of_gather(processes)
+
+    scatter = Ring(processes)
+    scatter.scatter()
+    assert set(scatter.sent.values()) == {scattered(total, processes)}
+
+    both = Ring(processes)
+    both.scatter()
+    scattering = both.rounds
+    both.rounds = 0
+    both.gather()
+    assert set(both.sent.values()) == {all_reduced(total, processes)}
+    assert scattering + both.rounds == rounds_of_all_reduce(processes)
+
+    directly = sum(total / processes for other in range(processes) if other)
+    assert directly == pytest.approx(exchanged(total, processes))
+
+
+@pytest.mark.parametrize(("machines", "gpus"), [(2, 4), (4, 2), (3, 1)])
+def test_a_machine_sends_as_much_as_a_process(machines: int, gpus: int) -> None:
+    """A ring of all processes leaves each machine once."""
+    cluster = Cluster(machines, gpus)
+    ring = Ring(cluster.processes)
+    ring.gather()
+    left: Counter[int] = Counter()
+    for (rank, receiver), count in ring.sent.items():
+        if cluster.machine_of(rank) != cluster.machine_of(receiver):
+            left[cluster.machine_of(rank)] += count
+    sent = Traffic(weights=gathered(cluster.processes * PART, cluster.processes))
+    ways = ways_of(sent, cluster, parts=1)
+    assert set(left.values()) == {ways.between.weights}
+    assert ways.within.weights == (sent.weights if gpus > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("machines", "gpus", "parts"), [(2, 4, 2), (2, 4, 4), (2, 3, 2), (4, 2, 4)]
+)
+def test_which_groups_leave_a_machine_follows_from_the_trainers_mesh(
+    machines: int, gpus: int, parts: int
+) -> None:
+    cluster = Cluster(machines, gpus)
+    size = cluster.processes
+    torch_dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        groups = process_mesh("cpu", size // parts, parts).mesh.flatten(1).tolist()
+    finally:
+        torch_dist.destroy_process_group()
+
+    pairs: Counter[int] = Counter()
+    for group in groups:
+        for rank in group:
+            others = [other for other in group if other // gpus != rank // gpus]
+            pairs[rank // gpus] += len(others)
+    are_within = all(len({rank // gpus for rank in group}) == 1 for group in groups)
+    assert cluster.holds_groups(parts) == are_within
+    _, most = cluster.most_pairs(parts)
+    assert most == max(pairs.values())
+    ways = ways_of(Traffic(attention=1.0, prediction=1.0), cluster, parts)
+    assert (ways.between.attention == 0) == are_within
+    assert (ways.between.prediction == 0) == are_within
+
+
+def test_seconds_are_those_of_the_slower_way() -> None:
+    card = find_card("h100")
+    sent = Traffic(attention=9e9, gradients=4.5e9, weights=90e9)
+    rounds = Rounds(gradients=10, weights=1000)
+    one = message_seconds(sent, rounds, card, Cluster(1, 8), parts=2)
+    assert one.waiting == pytest.approx(13.5e9 / (LINK_REACHES * 450e9))
+
+    four = cluster_of(card, 4, 8)
+    assert four.network.rate == 8 * 50e9
+    fast = message_seconds(sent, rounds, card, four, parts=2)
+    waiting = 9e9 / (LINK_REACHES * 450e9) + 4.5e9 / (LINK_REACHES * 400e9)
+    assert fast.waiting == pytest.approx(waiting + 10 * LATENCY)
+
+    slow = message_seconds(sent, rounds, card, cluster_of(card, 4, 8, 100), parts=2)
+    assert slow.beside == pytest.approx(90e9 / (LINK_REACHES * 12.5e9) + 1000 * LATENCY)
+
+
+def test_each_card_with_links_has_a_network() -> None:
+    for card in cards():
+        assert bool(card.network) == (
+            card.peer_link > card.link or "GH200" in card.name
+        )
+        assert bool(card.network) == bool(card.network_name)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clips") / "clips"
+    return write_dataset(folder, {"a.mkv": noise(17, 64, 64)}, {}, fps=16)
+
+
+def words_of(clips: Path, *sets: str) -> Overrides:
+    sets = ('resolution="64x64"', "video_config.frames=17", "steps=10", *sets)
+    return Overrides(preset=PRESET, data=str(clips), sets=sets)
+
+
+@pytest.mark.slow
+def test_a_slow_network_makes_sharded_weights_late(clips: Path) -> None:
+    sets = ("sharding=FULL", "training_method=FINE_TUNE")
+    plans: dict[Any, dict[str, Any]] = {}
+    for network in (None, 25):
+        result = plan(
+            words_of(clips, *sets), card="h100", gpus=8, nodes=4, network=network
+        )
+        plans[network] = result.plan
+    machines = plans[None]["processes"]["machines"]
+    assert (machines["count"], machines["gpus"]) == (4, 8)
+    assert machines["network"] == "InfiniBand NDR"
+    assert machines["network_bytes_a_second"] == 400e9
+    assert plans[None]["processes"]["count"] == 32
+    assert plans[None]["effective_batch"] == 32
+
+    fast, slow = plans.values()
+    sent = machines["sent_bytes"]["between"]["weights"]
+    over_network = sent / (LINK_REACHES * 25e9 / 8)
+    assert slow["seconds_a_step"] == pytest.approx(over_network, rel=0.02)
+    assert slow["seconds_a_step"] > 3 * fast["seconds_a_step"]
+    one = plan(words_of(clips, *sets), card="h100", gpus=8).plan
+    held = one["device"]["phases"]["training"]["allocated_bytes"]
+    assert fast["device"]["phases"]["training"]["allocated_bytes"] < held
+    assert one["processes"]["machines"] is None
+
+
+def test_the_text_of_a_plan_of_machines_fits_80_columns(
+    clips: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    options = {"card": "h100", "gpus": 8, "nodes": 4, "price": 20.0, "network": 100.0}
+    assert plan_command(words_of(clips), simulate=True, **options) == DONE
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    joined = " ".join(text.split())
+    assert "on each of 32 in 4 machines" in joined
+    assert "at 20 an hour of a machine" in joined
+    assert "over a network as given of 100 Gbit/s: gradients" in joined
+    assert "simulated: 10 of 10 steps, 32 processes on 4 machines" in joined
+
+    assert plan_command(words_of(clips), as_json=True, **options) == DONE
+    facts = json.loads(capsys.readouterr().out)
+    hours = sum(
+        facts[part] or 0 for part in ("hours", "hours_beside", "hours_encoding")
+    )
+    assert facts["price"]["total"] == pytest.approx(4 * 20 * hours, abs=0.01)
+    assert facts["simulation"] is None
+
+
+def test_options_without_a_use_are_refused(clips: Path, tmp_path: Path) -> None:
+    words = words_of(clips)
+    with pytest.raises(VideotuneError, match="--network"):
+        plan(words, card="h100", gpus=8, network=100)
+    with pytest.raises(VideotuneError, match="--storage"):
+        plan_command(words, card="h100", gpus=2, storage=1.0)
+    with pytest.raises(VideotuneError, match="--schedule"):
+        plan_command(words, card="h100", gpus=2, schedule=tmp_path / "steps.jsonl")

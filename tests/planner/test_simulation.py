@@ -1,0 +1,194 @@
+"""A simulated run of many processes is what real processes do, as far as there are as
+many here.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launcher import QUIET, overrides_of, processes
+from tests.support.run_results import steps_of
+from videotune.commands.simulation import Simulation
+from videotune.errors import DONE
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
+from videotune.planner.cluster import Cluster
+from videotune.planner.simulation import (
+    SaveTimes,
+    asynchronous_wait,
+    bytes_by_window,
+    simulate,
+    simulated_steps,
+    steps_that_save,
+)
+
+Bases = Callable[..., Path]
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def words(
+    small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
+) -> Overrides:
+    """Two buckets, so that steps differ."""
+    cache = tmp_path_factory.mktemp("simulated") / "cache"
+    sets = (*QUIET, f"steps={STEPS}", "batch_size=2", "save_every=2")
+    return overrides_of(
+        small_clips, tiny_bases("wan"), cache, *sets, "video_config.frames=[9, 17]"
+    )
+
+
+def job_of(words: Overrides, groups: int, *sets: str) -> Job:
+    overrides = Overrides(data=words.data, sets=(*words.sets, *sets))
+    return open_job(*resolve_config(overrides), processes=groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "sets"),
+    [
+        (1, ()),
+        (2, ()),
+        (4, ()),
+        (4, ("context_parallel=2",)),
+        (2, ("training_method=FINE_TUNE", "sharding=FULL")),
+    ],
+)
+def test_processes_train_the_windows_that_are_simulated(
+    ranks: int, sets: tuple[str, ...], words: Overrides, tmp_path: Path
+) -> None:
+    """The journal has a step's windows, and each process notes its own."""
+    run = tmp_path / "run"
+    chosen = [part for text in (*words.sets, *sets) for part in ("--set", text)]
+    arguments = ["train", "--out", str(run), "--data", str(words.data), *chosen]
+    ended = processes(ranks, tmp_path / "logs", arguments, fault="shares noted")
+    assert ended.codes == (DONE,) * ranks, ended.failures
+
+    job = job_of(words, ranks // (2 if "context_parallel=2" in sets else 1), *sets)
+    parts = job.config.context_parallel
+    simulated = list(simulated_steps(job, ranks // parts, STEPS))
+    journal = [line["window_ids"] for line in steps_of(run)]
+    assert [list(step.window_ids) for step in simulated] == journal
+    assert len({step.bucket for step in simulated}) > 1
+
+    noted: dict[tuple[int, int], list[str]] = {}
+    for line in (run.parent / "shares.jsonl").read_text().splitlines():
+        note = json.loads(line)
+        noted[note["rank"], note["step"]] = note["window_ids"]
+    expected = {
+        (rank, step.step): list(step.of_rank(rank, parts))
+        for step in simulated
+        for rank in range(ranks)
+    }
+    assert noted == expected
+
+
+def test_a_resume_with_more_processes_than_samples_leaves_some_without(
+    words: Overrides,
+) -> None:
+    job = job_of(words, 1)
+    (step,) = simulated_steps(job, 3, 1)
+    assert sorted(end - begin for begin, end in step.ranges) == [0, 1, 1]
+    out = simulate(job, Cluster(1, 3), None, 1000, None)
+    assert out["work"]["share_without_sample"] == pytest.approx(1 / 3, abs=1e-4)
+    assert out["work"]["most_over_mean_of_ranks"] == 1.5
+    assert out["checkpoints"] is None
+
+    sharded = job_of(words, 1, "training_method=FINE_TUNE", "sharding=FULL")
+    (step,) = simulated_steps(sharded, 3, 1)
+    assert [end - begin for begin, end in step.ranges] == [1, 1, 1]
+    assert step.spares == 1
+
+
+def test_machines_read_what_their_processes_train(words: Overrides) -> None:
+    """Processes that share a sample read it each, and its machine fetches it once."""
+    job = job_of(words, 4)
+    sizes = bytes_by_window(job)
+    out = simulate(job, Cluster(2, 2), [0.5] * len(job.buckets), 1000, 1e9)
+    read, fetched = [], []
+    for step in simulated_steps(job, 4, STEPS):
+        windows = [step.of_rank(rank, 1) for rank in range(4)]
+        read.append(sum(sizes[window] for part in windows for window in part))
+        machines = (windows[0] + windows[1], windows[2] + windows[3])
+        fetched.append(sum(sizes[window] for part in machines for window in set(part)))
+    cache = out["cache"]
+    assert cache["read_bytes_a_step"]["most"] == max(read)
+    assert cache["storage_bytes_a_step"]["most"] == max(fetched)
+    assert cache["storage_bytes_a_second"]["most"] == round(max(fetched) / 0.5)
+
+    shared = job_of(words, 4, "context_parallel=2")
+    doubled = simulate(shared, Cluster(2, 4), None, 1000, None)["cache"]
+    assert doubled["read_bytes_a_step"]["most"] == 2 * max(read)
+    assert doubled["storage_bytes_a_step"]["most"] <= max(read)
+
+
+def clocked(steps: list[int], step_seconds: float, times: SaveTimes) -> float:
+    """Go through a run step by step, with one writer."""
+    now, busy_until, waited = 0.0, 0.0, 0.0
+    for step in range(1, steps[-1] + 1):
+        now += step_seconds
+        if step in steps:
+            begun = now
+            now = max(now, busy_until) + times.staging
+            busy_until = now + times.writing
+            waited += now - begun
+    return waited + max(0.0, busy_until - now)
+
+
+@pytest.mark.parametrize("writing", [0.5, 3.0, 20.0])
+def test_steps_wait_for_copies_and_for_a_writer_that_is_late(writing: float) -> None:
+    times = SaveTimes(staging=0.25, writing=writing)
+    steps = [4, 8, 12, 13]
+    waited = asynchronous_wait(steps, 1.0, times)
+    assert waited == pytest.approx(clocked(steps, 1.0, times))
+    assert waited <= 4 * (times.staging + times.writing)
+
+
+def test_a_faster_storage_and_threads_make_steps_wait_less(words: Overrides) -> None:
+    job = job_of(words, 2, "training_method=FINE_TUNE", "sharding=FULL")
+    assert steps_that_save(job) == [2, 4, 6]
+    waits = {}
+    for storage in (1e9, 4e9):
+        seconds = [30.0] * len(job.buckets)
+        out = simulate(job, Cluster(1, 2), seconds, 8 * 10**9, 50e9, storage)
+        saves = out["checkpoints"]
+        assert saves["writers"] == 2
+        assert saves["bytes_a_writer"] == 4 * 10**9
+        waits[storage] = saves["waiting_seconds"]
+    assert waits[1e9]["blocking"] == pytest.approx(3 * 8.0)
+    assert waits[4e9]["blocking"] == pytest.approx(3 * 4e9 / 0.9e9, abs=0.001)
+    for wait in waits.values():
+        assert wait["asynchronous"] < 0.5 * wait["blocking"]
+
+
+def test_a_thousand_processes_are_simulated_in_seconds(
+    words: Overrides, tmp_path: Path
+) -> None:
+    sets = ("steps=1000", "batch_size=1", "context_parallel=2")
+    job = job_of(words, 512, *sets)
+    begun = time.process_time()
+    out: dict[str, Any] = simulate(
+        job, Cluster(128, 8), [1.0] * len(job.buckets), 10**9, 50e9
+    )
+    assert time.process_time() - begun < 20
+    assert (out["ranks"], out["machines"], out["steps"]) == (1024, 128, 1000)
+    assert sum(row["steps"] for row in out["work"]["buckets"]) == 1000
+    assert out["work"]["most_over_mean_of_ranks"] == 1.0
+
+
+def test_a_schedule_is_a_line_a_step(words: Overrides, tmp_path: Path) -> None:
+    from videotune.planner.fit import fit
+
+    job = job_of(words, 2)
+    path = tmp_path / "schedule.jsonl"
+    result = fit(job, "FLOAT_32", None, None)
+    Simulation(schedule=path).run(job, result, "FLOAT_32", 1000)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    for line, step in zip(lines, simulated_steps(job, 2, STEPS), strict=True):
+        assert line["window_ids"] == list(step.window_ids)
+        assert line["samples_of_groups"] == [[0, 2], [2, 4]]
