@@ -68,6 +68,14 @@ TESTS = {
         "tests/effects/test_effects_options.py",
         "tests/commands/test_adapter_runs.py",
     ],
+    "latent_cache/batches.py": [
+        "tests/latent_cache",
+        "tests/effects/test_effects_companions.py",
+    ],
+    "latent_cache/encode.py": [
+        "tests/latent_cache",
+        "tests/effects/test_effects_companions.py",
+    ],
     "planner/memory.py": ["tests/planner/test_planner.py"],
     "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
     "runs/journal.py": ["tests/validation/test_journal_disk.py"],

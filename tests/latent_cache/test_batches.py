@@ -28,6 +28,7 @@ from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
+from videotune.latent_cache import batches as batch_module
 from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.encode import (
     CacheItems,
@@ -693,3 +694,12 @@ def test_stratified_numbers_are_spread_in_an_order_of_the_seed_and_the_step() ->
         assert torch.equal(u, uniforms(seed, step, 32, stratified=True))
         orders.add(cells)
     assert len(orders) == 3
+
+
+def test_text_that_is_encoded_in_the_step_leaves_the_clips_own_states() -> None:
+    source: Any = SimpleNamespace(text_in_step=True)
+    images = [torch.full((2, 3), float(index)) for index in range(2)]
+    extras = [{"image": image} for image in images]
+    conditioning = batch_module._conditioning(source, ["a cat", "a dog"], extras)
+    assert conditioning.text.shape == (2, 0, 0)
+    assert torch.equal(conditioning.extras["image"], torch.stack(images))
