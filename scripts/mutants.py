@@ -1,26 +1,32 @@
 """Make lines of the package wrong, one at a time, and list those that no test notices:
-python scripts/mutants.py [FILE ...]
+python scripts/mutants.py [FILE or FOLDER ...] [--sample N]
 
 mutmut makes the mutants and runs the tests of tests/ that belong to the file's folder, in
 processes that are forked after torch has been imported. Without FILE: the files of the
 package that the last commit changed. The exit code is 1 if more than 5 % survive, or if
 mutmut stops, whose reason is then printed. That is mostly a test that fails without any
 mutant: its two runs of the unchanged code, for statistics and for the clean result, must
-pass.
+pass. With --sample, N mutants are drawn from those of all files, by a fixed seed, and
+the share of survivors is given with its interval of 95 % (Wilson 1927).
 
 Left out of the count are mutants that change only the text of a message, or whether
 ``zip`` compares lengths: no test should depend on the one, and none can see the other.
+Mutants of lines that none of these tests reaches are counted by themselves: tests of
+other folders may reach them (--tests adds those).
 """
 
 import argparse
 import ast
+import contextlib
 import json
+import math
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +68,14 @@ TESTS = {
         "tests/effects/test_effects_options.py",
         "tests/commands/test_adapter_runs.py",
     ],
+    "latent_cache/batches.py": [
+        "tests/latent_cache",
+        "tests/effects/test_effects_companions.py",
+    ],
+    "latent_cache/encode.py": [
+        "tests/latent_cache",
+        "tests/effects/test_effects_companions.py",
+    ],
     "planner/memory.py": ["tests/planner/test_planner.py"],
     "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
     "runs/journal.py": ["tests/validation/test_journal_disk.py"],
@@ -69,6 +83,11 @@ TESTS = {
     "validation/overfitting.py": ["tests/validation/test_verdict.py"],
 }
 """Tests of files whose tests have another name than test_FILE.py of their folder."""
+
+NOT_UNDER_MUTANTS = (
+    "tests/adapters/test_fused_lora.py::test_it_compiles_into_one_graph",
+)
+"""Tests that fail without any mutant, because mutmut's calls break a compiled graph."""
 
 MOST_SURVIVORS = 0.05
 
@@ -78,9 +97,14 @@ LINES_OF_A_REASON = 40
 SPINNER = re.compile("[\u2800-\u28ff] ")
 """Beginning of the lines in which mutmut shows that it is alive."""
 
-KILLED = 1
+SECONDS_BESIDE_TESTS = 30.0
+"""What mutmut adds to the time of the tests before it gives a mutant its limit, fifteen
+times as long: others may use the machine, and a mutant that was cut off counts as killed.
+"""
+
 SURVIVED = 0
-"""Exit codes of pytest under a mutant."""
+UNREACHED = (5, 33)
+"""mutmut's codes of a mutant: every test passed, and no test reaches the function."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +115,7 @@ class Mutant:
     original: ast.AST
     mutated: ast.AST
     exit_code: int | None
-    """None: it was not run, because no test reaches the function."""
+    """None: it was not run."""
 
     @property
     def is_counted(self) -> bool:
@@ -101,11 +125,17 @@ class Mutant:
     @property
     def difference(self) -> str:
         """The changed lines, old and new."""
-        before = ast.unparse(self.original).splitlines()[1:]
-        after = ast.unparse(self.mutated).splitlines()[1:]
+        before = _without_name(self.original)
+        after = _without_name(self.mutated)
         lines = [f"    - {line.strip()}" for line in before if line not in after]
         lines += [f"    + {line.strip()}" for line in after if line not in before]
         return "\n".join(lines)
+
+
+def _without_name(tree: ast.AST) -> list[str]:
+    """Return a function's lines; its first line shows defaults of arguments."""
+    text = ast.unparse(tree)
+    return re.sub(r"\w+__mutmut_\w+", "function", text, count=1).splitlines()
 
 
 def _without_texts(tree: ast.AST) -> str:
@@ -152,8 +182,8 @@ def changed_files() -> list[Path]:
     return [path for path in paths if len(path.parts) > 2 and path.parts[1] in FOLDERS]
 
 
-def prepare(work: Path, files: list[Path]) -> None:
-    """Copy the repository, with a configuration that mutates ``files``."""
+def prepare(work: Path) -> None:
+    """Copy the repository."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     for name in COPIED:
@@ -161,7 +191,10 @@ def prepare(work: Path, files: list[Path]) -> None:
     for path in [*ROOT.glob("*.md"), ROOT / "requirements.lock"]:
         shutil.copy(path, work)
 
-    tests: list[str] = []
+
+def configure(work: Path, files: list[Path], more_tests: list[str]) -> None:
+    """Have ``files`` mutated, and their tests and ``more_tests`` run."""
+    tests = list(more_tests)
     for path in files:
         tests += [test for test in tests_of(path) if test not in tests]
     settings = {
@@ -169,8 +202,12 @@ def prepare(work: Path, files: list[Path]) -> None:
         "only_mutate": [path.as_posix() for path in files],
         "also_copy": [name for name in COPIED if name not in ("videotune", "tests")],
         "pytest_add_cli_args_test_selection": tests,
-        "pytest_add_cli_args": ["-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not long"],
+        "pytest_add_cli_args": [
+            *("-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not long"),
+            *(f"--deselect={test}" for test in NOT_UNDER_MUTANTS),
+        ],
         "use_git_change_detection": False,
+        "timeout_constant": SECONDS_BESIDE_TESTS,
     }  # fmt: skip
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
@@ -216,13 +253,15 @@ def last_lines(text: str) -> str:
     return "\n".join(spoken[-LINES_OF_A_REASON:])
 
 
-def mutants_of(work: Path, path: Path) -> Iterator[Mutant]:
-    """Yield the mutants of a file with their results."""
-    mutated_file = work / "mutants" / path
-    results_file = mutated_file.with_name(f"{path.name}.meta")
-    results = json.loads(results_file.read_text(encoding="utf-8"))["exit_code_by_key"]
+def mutants_in(code: str, results: Mapping[str, int | None]) -> Iterator[Mutant]:
+    """Yield the mutants in a file that mutmut has written.
+
+    Args:
+        code: the file, in which each function stands with all its mutants.
+        results: mutmut's exit code by the mutant's name.
+    """
     functions = {}
-    for node in ast.walk(ast.parse(mutated_file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.FunctionDef):
             functions[node.name] = node
 
@@ -232,37 +271,105 @@ def mutants_of(work: Path, path: Path) -> Iterator[Mutant]:
         original = functions.get(f"{function}__mutmut_orig")
         mutated = functions.get(name)
         if original is not None and mutated is not None:
-            yield Mutant(name, original, mutated, exit_code)
+            yield Mutant(key, original, mutated, exit_code)
 
 
-def report(work: Path, files: list[Path]) -> float:
-    """Print the survivors by file and return their share of the counted mutants."""
+def mutants_of(work: Path, path: Path) -> Iterator[Mutant]:
+    """Yield the mutants of a file with their results."""
+    mutated_file = work / "mutants" / path
+    results_file = mutated_file.with_name(f"{path.name}.meta")
+    results = json.loads(results_file.read_text(encoding="utf-8"))["exit_code_by_key"]
+    yield from mutants_in(mutated_file.read_text(encoding="utf-8"), results)
+
+
+def draw_mutants(
+    work: Path, files: list[Path], count: int, seed: int
+) -> dict[str, Path]:
+    """Draw ``count`` of the mutants that are counted; return the file of each."""
+    from mutmut.mutation.file_mutation import mutate_file_contents
+    from mutmut.utils.format_utils import get_mutant_name
+
+    file_of_mutant = {}
+    for path in files:
+        code = (ROOT / path).read_text(encoding="utf-8")
+        with contextlib.chdir(work):  # mutmut reads its configuration there
+            mutated_file = mutate_file_contents(str(path), code)
+        names = [get_mutant_name(path, name) for name in mutated_file.mutant_names]
+        for mutant in mutants_in(mutated_file.code, dict.fromkeys(names)):
+            if mutant.is_counted:
+                file_of_mutant[mutant.name] = path
+
+    print(f"{count} of {len(file_of_mutant)} mutants are drawn")
+    drawn = random.Random(seed).sample(
+        sorted(file_of_mutant), min(count, len(file_of_mutant))
+    )
+    return {name: file_of_mutant[name] for name in drawn}
+
+
+def interval(survived: int, tried: int) -> tuple[float, float]:
+    """Return Wilson's interval of 95 % for a share."""
+    z = 1.96
+    if tried == 0:
+        return 0.0, 1.0
+    share = survived / tried
+    center = share + z**2 / (2 * tried)
+    spread = z * math.sqrt(share * (1 - share) / tried + z**2 / (4 * tried**2))
+    scale = 1 + z**2 / tried
+    return (center - spread) / scale, (center + spread) / scale
+
+
+def report(work: Path, files: list[Path], names: set[str] | None) -> float:
+    """Print the survivors by file and return their share of the counted mutants.
+
+    Args:
+        names: the mutants that were drawn; None: all.
+    """
     counted = 0
     survived = 0
+    unreached = 0
     for path in files:
         mutants = [
             mutant
             for mutant in mutants_of(work, path)
-            if mutant.is_counted and mutant.exit_code is not None
+            if mutant.is_counted
+            and mutant.exit_code is not None
+            and (names is None or mutant.name in names)
         ]
-        survivors = [mutant for mutant in mutants if mutant.exit_code == SURVIVED]
-        counted += len(mutants)
+        reached = [mutant for mutant in mutants if mutant.exit_code not in UNREACHED]
+        survivors = [mutant for mutant in reached if mutant.exit_code == SURVIVED]
+        counted += len(reached)
         survived += len(survivors)
-        print(f"{path}: {len(survivors)} of {len(mutants)} mutants survive")
+        unreached += len(mutants) - len(reached)
+
+        print(
+            f"{path}: {len(survivors)} of {len(reached)} mutants survive,"
+            f" {len(mutants) - len(reached)} are not reached"
+        )
         for mutant in survivors:
             print(f"  {mutant.name}\n{mutant.difference}")
+        for mutant in mutants:
+            if mutant.exit_code in UNREACHED:
+                print(f"  not reached: {mutant.name}\n{mutant.difference}")
 
     share = survived / max(1, counted)
-    print(f"survivors: {survived} of {counted} ({share:.1%})")
+    low, high = interval(survived, counted)
+    print(f"survivors: {survived} of {counted} ({share:.1%}), {unreached} not reached")
+    if names is not None:
+        print(f"interval of 95 %: {low:.1%} to {high:.1%}")
     return share
 
 
 def main() -> int:
     """Mutate, test and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("files", nargs="*", type=Path, help="files or folders")
     parser.add_argument(
         "--only", action="append", default=[], help="a mutant's name or pattern"
+    )
+    parser.add_argument("--sample", type=int, help="how many mutants to draw")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument(
+        "--tests", action="append", default=[], help="tests of other folders"
     )
     parser.add_argument(
         "--work",
@@ -272,7 +379,9 @@ def main() -> int:
     )
     arguments = parser.parse_args()
 
-    files = arguments.files or changed_files()
+    files = []
+    for path in arguments.files or changed_files():
+        files += sorted(path.glob("*.py")) if path.is_dir() else [path]
     if not files:
         print("no file of the package to mutate")
         return 0
@@ -283,9 +392,19 @@ def main() -> int:
         )
 
     work = arguments.work.absolute()
-    prepare(work, files)
-    run(work, arguments.only)
-    return int(report(work, files) > MOST_SURVIVORS)
+    prepare(work)
+    configure(work, files, arguments.tests)
+
+    names = arguments.only
+    drawn = None
+    if arguments.sample:
+        drawn = draw_mutants(work, files, arguments.sample, arguments.seed)
+        names = list(drawn)
+        files = sorted(set(drawn.values()))
+        configure(work, files, arguments.tests)
+
+    run(work, names)
+    return int(report(work, files, set(names) if drawn else None) > MOST_SURVIVORS)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ studio.
 """
 
 import inspect
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -19,6 +20,16 @@ def plain(value: float | None, digits: int = 4) -> str:
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.{digits}g}"
+
+
+def without_thousands_marks(text: str) -> str:
+    """Return a number without the marks that set its thousands apart: "1,000", "1 000" or
+    "1'000" is 1000. Any other text stays as it is, and so does "0,001".
+    """
+    marks = r"[,'\u2019 \u00a0\u202f]"
+    if re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}(?:{marks}[0-9]{{3}})+", text):
+        return re.sub(marks, "", text)
+    return text
 
 
 def counted(value: float | None, thing: str, plural: str | None = None) -> str:
@@ -47,6 +58,13 @@ def memory_size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def disk_size(count: float) -> str:
+    """Return bytes of a disk as text, in powers of 1000 as disks are sold."""
+    if count < 1e12:
+        return f"{count / 1e9:,.{1 if count >= 1e10 else 2}f} GB"
+    return f"{count / 1e12:,.{1 if count < 1e13 else 0}f} TB"
+
+
 def duration(seconds: float) -> str:
     """Return a time span as text: seconds, minutes, or hours and minutes."""
     if seconds < 99.5:
@@ -55,6 +73,20 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def time_span(hours: float) -> str:
+    """Return a time span as text: hours and minutes, or days from two on, or years."""
+    if hours < 1 / 60:
+        return "under 1 min"
+    if hours < 48:
+        return duration(hours * 3600)
+    days = hours / 24
+    if days < 365:
+        return f"{days:,.0f} days"
+    return (
+        f"{days / 365.25:,.0f} years" if days >= 730 else f"{days / 30.44:.0f} months"
+    )
 
 
 def moment(seconds: float) -> str:

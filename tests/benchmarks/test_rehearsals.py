@@ -4,6 +4,7 @@ prints then means nothing.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -132,6 +133,17 @@ def test_wrong_lines_are_made_and_noticed(tmp_path: Path) -> None:
     done = run_script("scripts/mutants.py", *words, "--work", str(tmp_path / "work"))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "survivors:" in done.stdout
+
+
+def test_some_wrong_lines_are_drawn(tmp_path: Path) -> None:
+    words = ("videotune/trainer/step_record.py", "--sample", "3", "--seed", "1")
+    done = run_script("scripts/mutants.py", *words, "--work", str(tmp_path / "work"))
+    assert re.search("^3 of [0-9]+ mutants are drawn$", done.stdout, re.MULTILINE)
+    tried, unreached = re.findall("of ([0-9]+) .*, ([0-9]+) not reached", done.stdout)[
+        -1
+    ]
+    assert int(tried) + int(unreached) == 3
+    assert "interval of 95 %" in done.stdout
 
 
 def test_a_test_that_fails_without_a_mutant_is_named(tmp_path: Path) -> None:

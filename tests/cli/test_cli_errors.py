@@ -293,6 +293,7 @@ MISTAKES = {
     "plan --data {clips} --set base_model_name=asset:nothing": "asset:toy",
     "plan --data {clips} --preset toi": "'toy'",
     "plan --data {clips}": "no model given",
+    "plan --data {clips} --preset toy --price inf": "--price",
     "check {tmp}/nowhere": "nowhere does not exist",
     "check {tmp}/empty": "found 1 .md",
     "check {clips}/videos/a.mp4": "is a file",

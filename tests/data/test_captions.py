@@ -130,6 +130,12 @@ PLACEHOLDERS = (
         ("the video shows a cat", "video", ""),
         ("a\u200b cat\ufffd", "a", "U+200B, U+FFFD"),
         ("a\u0007 cat", "a", "U+0007"),
+        # a private character, one without a meaning, half of a pair, and separators
+        ("a\ue000 cat", "a", "U+E000"),
+        ("a\u0378 cat", "a", "U+0378"),
+        ("a\ud800 cat", "a", "U+D800"),
+        ("a\u2028 cat", "a", "U+2028"),
+        ("a\u2029 cat", "a", "U+2029"),
         # joiners belong to Persian and to emoji
         ("ein Bär, 猫, می‌خواهم, 👩‍👩‍👧", "a", ""),
     ],

@@ -150,6 +150,17 @@ def test_a_clip_of_whole_windows_gives_all_of_them(fps: float, count: int) -> No
         assert sum(window.shape.frames == count for window in both) == windows
 
 
+@pytest.mark.parametrize("stride", [None, 4, 17, 30])
+def test_sliding_windows_begin_a_stride_apart(stride: int | None) -> None:
+    """Half a window apart, unless a stride is set: as many as end within the clip."""
+    clip = info_of(5 * 17, 16)
+    how = {"frames": 17, "target_fps": 16, "windows": "slide", "window_stride": stride}
+    windows = sampled(clip, **how).windows
+    step = stride or 17 // 2
+    expected = [index * step / 16 for index in range((5 * 17 - 17) // step + 1)]
+    assert [window.start for window in windows] == pytest.approx(expected)
+
+
 def test_random_windows_share_the_clip_among_them() -> None:
     """40 frames hold two windows of 17; their starts are random in the two halves of
     the 23 that are possible.

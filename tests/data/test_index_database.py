@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.support.index_files import leading_journal
 from videotune.data import index_database
 from videotune.data.index_database import FileRow, IndexDatabase, is_network_disk
+from videotune.sqlite_files import FILE_SUFFIXES
 
 VERSIONS = {"version": "1", "av": "1"}
 
@@ -147,3 +150,68 @@ def test_a_disk_of_a_network_gets_no_write_ahead_log(
         database.close()
     assert modes == {"net": "delete", "network": "wal"}
     assert not is_network_disk(tmp_path)
+
+
+def database_of_a_stranger(path: Path) -> Path:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in index_database.SCHEMA:
+            connection.execute(statement)
+        connection.commit()
+    return path
+
+
+def test_a_journal_of_a_stranger_deletes_no_file(tmp_path: Path) -> None:
+    victim = tmp_path / "thesis.mp4"
+    victim.write_bytes(b"precious")
+    plain = database_of_a_stranger(tmp_path / "plain.sqlite")
+    path = database_of_a_stranger(tmp_path / "index.sqlite")
+    for file in (plain, path):
+        journal = file.with_name(f"{file.name}-journal")
+        journal.write_bytes(leading_journal(file, victim))
+
+    database = IndexDatabase(path, VERSIONS)
+    database.put_file("a", FileRow(1, 2, "k"))
+    database.close()
+    assert victim.read_bytes() == b"precious"
+    assert len(database.notes) == 1
+    assert IndexDatabase(path, VERSIONS).names() == {"a"}
+
+    with closing(sqlite3.connect(plain)) as connection:
+        connection.execute("SELECT * FROM files").fetchall()
+    assert not victim.exists(), "SQLite itself deletes what the journal names"
+
+
+@pytest.mark.parametrize("suffix", FILE_SUFFIXES)
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_among_the_files_of_the_index_is_not_written_through(
+    tmp_path: Path, suffix: str, link: Callable[[Path, Path], None]
+) -> None:
+    path = tmp_path / "index.sqlite"
+    victim = database_of_a_stranger(tmp_path / "other.sqlite")
+    before = victim.read_bytes()
+    if suffix:
+        database_of_a_stranger(path)
+    link(victim, path.with_name(path.name + suffix))
+
+    database = IndexDatabase(path, VERSIONS)
+    database.put_file("a", FileRow(1, 2, "k"))
+    database.close()
+    assert victim.read_bytes() == before
+    assert len(database.notes) == 1
+    assert IndexDatabase(path, VERSIONS).names() == {"a"}
+
+
+@pytest.mark.parametrize("suffix", FILE_SUFFIXES)
+def test_a_pipe_among_the_files_of_the_index_is_not_waited_for(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / "index.sqlite"
+    if suffix:
+        database_of_a_stranger(path)
+    os.mkfifo(path.with_name(path.name + suffix))
+
+    database = IndexDatabase(path, VERSIONS)
+    database.put_file("a", FileRow(1, 2, "k"))
+    database.close()
+    assert len(database.notes) == 1
+    assert IndexDatabase(path, VERSIONS).names() == {"a"}

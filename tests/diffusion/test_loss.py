@@ -6,8 +6,10 @@ from torch import Tensor, nn
 
 from tests.diffusion.test_timesteps import CONSTANTS
 from videotune.diffusion.loss import (
+    BaseGuidance,
     Objective,
     denoising_loss,
+    guided_target,
     noisy_and_velocity,
     objective,
     prior_target,
@@ -386,3 +388,50 @@ def test_the_gradient_of_a_robust_loss_is_its_closed_form_s(
         else 2 * delta * e / (e.square() + delta**2).sqrt()
     )
     torch.testing.assert_close(error.grad, wanted, rtol=1e-12, atol=1e-14)
+
+
+class Captioned(Wired):
+    """A model whose answer depends on the caption and on the clip's own states."""
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        conditioning = batch.conditioning
+        text = conditioning.text.sum((1, 2)).view(-1, 1, 1, 1, 1)
+        first_frame = conditioning.extras["first_frame"].view(-1, 1, 1, 1, 1)
+        return super().predict(net, x_t, t, batch) * (1 + text) + first_frame * text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [1.5, 6.0])
+def test_a_guided_target_adds_the_share_that_the_base_was_distilled_with(
+    kind: str, scale: float
+) -> None:
+    """The empty caption replaces the clip's, and nothing else of the clip."""
+    first_frame = numbers(3, 1, seed=3)
+    text = numbers(3, 2, 1, seed=2)
+    conditioning = Conditioning(text, extras={"first_frame": first_frame})
+    batch = replace(batch_of(), conditioning=conditioning)
+    noise = numbers(3, 4, 5, 6, 6, seed=1)
+    t = torch.tensor([0.1, 0.5, 0.9])
+    base = conv(1)
+    empty_text = torch.full((1, 2, 1), 0.25)
+    guidance = BaseGuidance(scale, Conditioning(empty_text))
+
+    target = guided_target(Captioned(), base, plain(kind), batch, t, noise, guidance)
+    x_t, v = noisy_and_velocity(plain(kind), batch, t, noise)
+    plain_answer = Wired().predict(base, x_t, t, batch)
+    text_sum = text.sum((1, 2)).view(-1, 1, 1, 1, 1)
+    own_states = first_frame.view(-1, 1, 1, 1, 1)
+    effect = (plain_answer + own_states) * (text_sum - 0.5)
+    torch.testing.assert_close(target.video, (v + (1 - 1 / scale) * effect).detach())
+    assert not target.video.requires_grad
+    assert target.sound is None
+
+
+def test_without_options_the_schedule_is_that_of_the_paper() -> None:
+    schedule = scaled_linear_alphas_cumprod(0.00085, 0.012, 1000)
+    betas = [
+        (0.00085**0.5 + (0.012**0.5 - 0.00085**0.5) * step / 999) ** 2
+        for step in range(1000)
+    ]
+    expected = torch.tensor([1 - beta for beta in betas], dtype=torch.float64)
+    torch.testing.assert_close(schedule, expected.cumprod(0))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from videotune.diffusion.regions import cell_shares
+from videotune.diffusion.regions import cell_shares, cells_without
 from videotune.model_spec import VideoRules
 
 
@@ -30,3 +30,17 @@ def test_a_cell_has_the_share_of_its_pixels(
                     column * spatial : (column + 1) * spatial,
                 ]
                 assert shares[frame, row, column] == pytest.approx(float(pixels.mean()))
+
+
+@pytest.mark.parametrize(("temporal", "spatial", "frames"), [(4, 8, 9), (1, 4, 1)])
+def test_a_cell_is_without_a_mask_that_covers_no_pixel_of_it(
+    temporal: int, spatial: int, frames: int
+) -> None:
+    rules = VideoRules(temporal, 1, spatial, 16.0, spatial, temporal)
+    latent_frames = (frames - 1) // temporal + 1
+    for frame in range(frames):
+        mask = torch.zeros(frames, 3 * spatial, 2 * spatial)
+        mask[frame, 2 * spatial, 2 * spatial - 1] = 1e-3  # one pixel, hardly covered
+        expected = torch.ones(latent_frames, 3, 2, dtype=torch.bool)
+        expected[(frame + temporal - 1) // temporal, 2, 1] = False
+        assert torch.equal(cells_without(mask, rules), expected)

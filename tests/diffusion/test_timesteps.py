@@ -469,3 +469,31 @@ def test_the_host_does_not_wait_for_the_table() -> None:
     with no_host_sync():
         alpha = path(t).alpha
     assert torch.equal(alpha.cpu(), v_at(t.cpu(), table(1.0, True)).alpha)
+
+
+def test_within_cuts_on_both_sides_and_never_widens() -> None:
+    sampler = TimestepSampler(lo=0.2, hi=0.8)
+    for asked, cut in {
+        (0.0, 1.0): (0.2, 0.8),
+        (0.3, 0.6): (0.3, 0.6),
+        (0.1, 0.5): (0.2, 0.5),
+        (0.5, 0.9): (0.5, 0.8),
+    }.items():
+        narrow = sampler.within(*asked)
+        assert (narrow.lo, narrow.hi) == cut
+    with pytest.raises(VideotuneError):
+        sampler.within(0.8, 1.0)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 2 / (math.pi - 2)])
+def test_the_ends_of_the_scale_of_mode_are_allowed(scale: float) -> None:
+    sampler = TimestepSampler("MODE", mode_scale=scale)
+    t = sampler.draw(torch.tensor([0.0, 0.5, 1.0]))
+    assert t[1] == pytest.approx(0.5)
+
+
+def test_no_draw_leaves_the_last_step_of_a_grid() -> None:
+    """The probability of 1 is that of the end of the range, which is not in it."""
+    sampler = TimestepSampler("UNIFORM", hi=0.5, num_timesteps=1000)
+    last = sampler.draw(torch.ones(1, dtype=torch.float64))
+    assert 0.5 - 1 / 999 < last < 0.5

@@ -5,9 +5,11 @@ either costs a run nothing.
 import json
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from PIL import Image
 
 from tests.support.command_line import Patch, train
 from tests.support.hub_uploads import upload_hub
+from tests.support.index_files import leading_journal
 from tests.support.run_results import facts_of, of_kind, warnings_of
 from tests.support.trainers import Lab, overrides_of, trainer_of
 from videotune.errors import DONE, VideotuneError
@@ -322,6 +325,27 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
     trackers.line({"kind": "save", "step": 1, "seconds": 0.1})
     trackers.close()
     assert len(told) == 1
+
+
+def test_a_database_of_a_stranger_costs_one_warning_and_no_file(lab: Lab) -> None:
+    """SQLite would delete the file that its journal names."""
+    run = lab.tmp / "strange"
+    run.mkdir()
+    victim = lab.tmp / "thesis.mp4"
+    victim.write_bytes(b"precious")
+    database = run / "mlflow.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE any_table (any_column)")
+    journal = run / "mlflow.db-journal"
+    journal.write_bytes(leading_journal(database, victim))
+
+    warnings: list[str] = []
+    tracked_run = TrackedRun(run, "0", "strange", {}, 1)
+    trackers = Trackers(["mlflow"], tracked_run, warnings.append)
+    trackers.close()
+    assert victim.read_bytes() == b"precious"
+    (warning,) = warnings
+    assert "names another file" in warning
 
 
 @pytest.mark.effect("push_to")

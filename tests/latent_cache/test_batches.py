@@ -28,6 +28,7 @@ from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
+from videotune.latent_cache import batches as batch_module
 from videotune.latent_cache.batches import BatchSource, make_step_batch
 from videotune.latent_cache.encode import (
     CacheItems,
@@ -664,3 +665,41 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
         len(missing_items(few, replace(source.keys, image_noise=False), items).samples)
         == 1
     )
+
+
+def test_a_step_draws_within_the_range_of_its_own_expert() -> None:
+    ranges = {"high_noise": (0.875, 1.0), "low_noise": (0.0, 0.875)}
+    experts = [
+        SimpleNamespace(name=name, t_lo=t_lo, t_hi=t_hi)
+        for name, (t_lo, t_hi) in ranges.items()
+    ]
+    turns = ["low_noise", "high_noise", "low_noise"]
+    source: Any = SimpleNamespace(
+        objective=SimpleNamespace(timesteps=TimestepSampler()),
+        spec=SimpleNamespace(shift_by_tokens=None, experts=experts),
+        config=SimpleNamespace(timestep_shift=1.0),
+        expert_schedule=SimpleNamespace(at=lambda step: turns[step]),
+    )
+    for step, name in enumerate(turns):
+        sampler = BatchSource.timesteps_of(source, step)
+        assert (sampler.lo, sampler.hi) == ranges[name]
+
+
+def test_stratified_numbers_are_spread_in_an_order_of_the_seed_and_the_step() -> None:
+    orders = set()
+    for seed, step in ((1, 1), (2, 1), (1, 2)):
+        u = uniforms(seed, step, 32, stratified=True)
+        cells = tuple((u * 32).floor().int().tolist())
+        assert sorted(cells) == list(range(32))
+        assert torch.equal(u, uniforms(seed, step, 32, stratified=True))
+        orders.add(cells)
+    assert len(orders) == 3
+
+
+def test_text_that_is_encoded_in_the_step_leaves_the_clips_own_states() -> None:
+    source: Any = SimpleNamespace(text_in_step=True)
+    images = [torch.full((2, 3), float(index)) for index in range(2)]
+    extras = [{"image": image} for image in images]
+    conditioning = batch_module._conditioning(source, ["a cat", "a dog"], extras)
+    assert conditioning.text.shape == (2, 0, 0)
+    assert torch.equal(conditioning.extras["image"], torch.stack(images))

@@ -153,7 +153,7 @@ def test_a_warning_of_the_set_stands_beside_its_button(
     assert 'href="/p/cats/setup#f-video_config.target_fps"' in notes
     assert notes.count(clip_words.NO_REMEDY) == 1, "what needs nothing says so"
     assert "of kind validation" not in notes
-    assert notes.count("“Use for validation”") == 1
+    assert notes.count("choose “Keep aside” for some") == 1
     assert 'data-files="files"' in notes
     assert "Show clips with a warning" not in notes, "no clip has a warning of these"
     (shared,) = re.findall(r'id="shared-1">.*?<details', page, re.DOTALL)

@@ -3,6 +3,7 @@ project or the list.
 """
 
 import json
+import os
 import struct
 import time
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.damaged_files import limited
 from tests.support.journal_lines import step_line
 from videotune.files import write_json
-from videotune.studio import projects, queue_page, series, web
+from videotune.studio import projects, queue_page, series, status, tensor_file, web
 
 PAGES = ("data", "setup", "train", "results")
 DEEP = '{"a":' * 100_000
@@ -360,3 +362,25 @@ def test_a_norm_takes_the_smaller_product(
     assert time.monotonic() - started < 1
     product = values[1].astype(float) @ values[0].astype(float)
     assert norm == pytest.approx(float(np.linalg.norm(product)), rel=1e-2)
+
+
+def test_a_pipe_in_a_run_folder_is_not_waited_for(cats: projects.Project) -> None:
+    run = cats.folder / "runs" / "run-1"
+    (run / "journal.jsonl").unlink()
+    weights = run / "weights.safetensors"
+    os.mkfifo(run / "journal.jsonl")
+    os.mkfifo(weights)
+
+    with limited(1):
+        events, _ = status.read_journal(run)
+        with pytest.raises(ValueError, match="not a file"):
+            series.lora_norms(weights)
+    assert events == ()
+
+
+def test_a_header_beyond_that_of_any_model_is_not_read(tmp_path: Path) -> None:
+    length = tensor_file.MAX_HEADER_BYTES + 1
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + b" " * length)
+    with pytest.raises(ValueError, match="header"):
+        tensor_file.TensorFile(path)

@@ -412,5 +412,5 @@ def test_the_player_says_what_becomes_of_its_clip(
     page.locator("#player-title", has_text="dog.mp4").wait_for()
     assert not (home.folder / "clips/damaged.mp4").exists()
     page.locator("#player [data-act=held-out]").click()
-    badge.filter(has_text="for validation").wait_for()
+    badge.filter(has_text="kept aside").wait_for()
     assert (home.folder / "held-out/dog.mp4").is_file()

@@ -10,6 +10,7 @@ from videotune.data.remarks import Remark
 from videotune.files import read_json
 from videotune.models.model_files import CONFIGS
 from videotune.studio import clips, gpu, model_choices, projects, queue_page
+from videotune.studio.first_model import first_model
 from videotune.studio.model_choices import ChosenCard
 
 MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
@@ -81,9 +82,10 @@ def test_models_are_ordered_by_their_fit(client: Any) -> None:
     text = client.get("/models", params={"card": "RTX 4080"}).text
     families = re.findall(r"<h3>([^<]+)</h3>", text)
     assert families[-1] == "Toy"
+    first = first_model(ChosenCard("x", 16.0)).preset
     fitting = [
         family
-        for family in model_choices.families_for(ChosenCard("x", 16.0))
+        for family in model_choices.families_for(ChosenCard("x", 16.0), "", first)
         if any(size.fits(ChosenCard("x", 16.0)) for size in family.sizes)
     ]
     assert families[: len(fitting) - 1] == [family.name for family in fitting[:-1]]

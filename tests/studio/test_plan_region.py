@@ -154,9 +154,12 @@ def test_memory_of_the_computer_is_shown_and_said_where_it_is_too_little(
     answer.update({"plan": PLAN | {"host": host}, "current": True, "measuring": False})
     text = region(client)
     assert f"{needed}.0 GB" in text
-    assert ("host-short" in text) is is_short
+    badges = re.findall(r'id="plan-verdict"><span class="badge (\w+)">([^<]*)<', text)
     if is_short:
-        assert "16.0 GB" in text
+        assert badges == [("bad", "too little memory")], "one word, one colour"
+        assert "This computer has 16.0 GB of memory beside the card" in text
+    else:
+        assert badges == [("good", "fits")]
 
 
 @pytest.mark.parametrize(
@@ -436,6 +439,7 @@ def test_the_plan_names_the_steps_at_which_bands_end(
             "steps_for": steps_for,
         }
         answer |= {"current": True, "plan": {**PLAN, "views": views}}
+        assert "many: watch for copies" in region(client), "no word of a table"
         limits = region(client).partition('id="plan-limits"')[2].partition("</p>")[0]
         assert set(re.findall(r"<b class=\"num\">(\d+)</b>", limits)) == named
 

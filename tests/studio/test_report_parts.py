@@ -20,7 +20,7 @@ from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import exposure as exposure_of
 from videotune.reporter.read import read_run
 from videotune.studio import projects
-from videotune.studio.train_page import describe_best_step
+from videotune.studio.checkpoint_words import describe_best_step
 from videotune.studio.web import render
 from videotune.text import times_between
 
@@ -163,7 +163,7 @@ def test_a_run_without_held_out_clips_says_so_at_each_checkpoint(
         (run_folder / f"checkpoints/step-{step}/COMPLETE").touch()
 
     table = visible_text(client.get("/p/cats/results?run=run-1").text)
-    assert table.count("none are held out") == 2
+    assert table.count("no clip is kept aside") == 2
     assert "not measured" not in table
     train = visible_text(client.get("/p/cats/train?run=run-1").text)
     assert "what the verdict rests on" not in train
@@ -189,7 +189,7 @@ def test_a_report_that_the_studio_serves_names_its_places_in_the_notes(
     assert answer.headers["content-security-policy"].startswith("sandbox")
     for page, is_served in ((written, False), (answer.text, True)):
         clips = part(page, "clips")
-        assert ("“Use for validation” for 2 or more" in clips) == is_served
+        assert ("“Keep aside” for 2 or more" in clips) == is_served
         assert (note in clips) != is_served
         assert ("“Target FPS” set to 8" in clips) == is_served
         settings = part(page, "settings")

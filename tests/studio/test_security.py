@@ -364,10 +364,10 @@ def test_an_exported_model_is_downloaded_whole_and_no_other_folder_is(
         ("empty.txt", 0),
     ):
         (model / name).parent.mkdir(parents=True, exist_ok=True)
-        content[f"first-step-5/{name}"] = bytes(
+        content[f"b-one-b-all-first-step-5/{name}"] = bytes(
             index * 7 % 251 for index in range(size)
         )
-        (model / name).write_bytes(content[f"first-step-5/{name}"])
+        (model / name).write_bytes(content[f"b-one-b-all-first-step-5/{name}"])
     (model / "link.mp4").symlink_to(root / "b-one-b-all" / "project.json")
     (run / "checkpoints" / "step-5").mkdir(parents=True)
 

@@ -15,7 +15,14 @@ import pytest
 
 from tests.support.reports import full_run, visible_text, write_file
 from tests.support.studio_fuzz import PLAN
-from videotune.studio import plan_server, project_plan, projects, setup_page, stages
+from videotune.studio import (
+    gpu,
+    plan_server,
+    project_plan,
+    projects,
+    stages,
+    this_computer,
+)
 from videotune.studio.projects import Project
 from videotune.studio.stages import Stage, next_stage
 from videotune.studio.web import PageContext
@@ -183,7 +190,7 @@ def test_a_run_of_another_model_is_not_that_of_the_settings(
     settings = {"base_model_name": "asset:toy", "training_method": "LORA"}
     write_file(run, "config.json", {"steps": 120, "settings": settings})
     assert stages_of(cats)["run"].text == "settings changed since run-1"
-    assert stages_of(cats)["result"].state == "open"
+    assert stages_of(cats)["result"].text == "of run-1, with older settings"
     assert action_of(cats) == "See the plan"
 
     projects.update(cats, preset="toy")
@@ -202,7 +209,11 @@ def test_the_result_says_that_it_is_the_last_where_there_is_no_verdict(
     with (run / "journal.jsonl").open("a", encoding="utf-8") as journal:
         journal.write(json.dumps(end | {"take": {"step": 120, "why": why}}) + "\n")
     page = client.get("/p/cats/results?run=run-1").text
-    assert "It is the last one. No verdict: no clip is held out." in visible_text(page)
+    text = visible_text(page)
+    assert "It is the last one, and no checkpoint was compared with it." in text
+    assert "No clip is kept aside for checking." in text
+    assert "not known whether the model learns from your clips or copies them" in text
+    assert 'href="/p/cats/data?state=used#tiles"' in page, "how to get a verdict"
 
 
 def test_all_pages_show_the_same_path(client: Any, cats: Project) -> None:
@@ -241,20 +252,19 @@ def test_the_plan_says_what_this_computer_does_not_have(
     cats: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(setup_page.gpu, "list_gpus", list)
+    monkeypatch.setattr(gpu, "list_gpus", list)
     projects.update(cats, preset="toy", card="RTX 4090")
     current = projects.find_project(tmp_path, "cats")
-    (toy_note,) = setup_page.notes_on_this_computer(current)
+    (toy_note,) = this_computer.notes_on_this_computer(current)
     assert "RTX 4090" in toy_note, "the toy's model is everywhere, the card is not"
 
     projects.update(cats, preset="wan 2.1 1.3B LoRA 16GB")
     current = projects.find_project(tmp_path, "cats")
-    model, card = setup_page.notes_on_this_computer(current)
+    (model,) = this_computer.notes_on_this_computer(current)
     assert "Wan2.1-T2V-1.3B" in model
     assert "about 29 GB" in model
-    assert "RTX 4090" in card
 
     # with weights of the user's own in it, the size of the rest is not known
     projects.save_draft(current, {"text_encoder": {"file": "t5.safetensors"}})
-    model, _ = setup_page.notes_on_this_computer(current)
+    (model,) = this_computer.notes_on_this_computer(current)
     assert " GB" not in model

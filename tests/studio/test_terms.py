@@ -65,7 +65,7 @@ def test_no_message_of_the_package_keeps_an_option() -> None:
         ),
         (
             "Add clips, or put some into a dataset of kind validation",
-            "Add clips, or choose “Use for validation” for some",
+            "Add clips, or choose “Keep aside” for some",
         ),
         (
             "captions were not counted in tokens: the base model has no tokenizer.json here",

@@ -1,10 +1,14 @@
 """The media index as a plain value, to look into it and to spoil it."""
 
 import json
+import os
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from videotune.sqlite_files import JOURNAL_MAGIC
 
 
 def read_index(path: Path) -> dict[str, Any]:
@@ -47,3 +51,16 @@ def as_json(value: dict[str, Any]) -> str:
         for name, row in value["files"].items()
     }
     return json.dumps({**value, "version": int(value["version"]), "files": rows})
+
+
+def leading_journal(database: Path, victim: Path) -> bytes:
+    """A rollback journal without pages that names a journal of several databases, as
+    SQLite's file format has it.
+    """
+    page_bytes = int.from_bytes(database.read_bytes()[16:18], "big")
+    pages = database.stat().st_size // page_bytes
+    header = struct.pack(">8sIIIII", JOURNAL_MAGIC, 0, 1234, pages, 512, page_bytes)
+    name = os.fsencode(victim)
+    lock_page = (1 << 30) // page_bytes + 1
+    end = struct.pack(">II8s", len(name), sum(name), JOURNAL_MAGIC)
+    return header.ljust(512, b"\0") + struct.pack(">I", lock_page) + name + end

@@ -3,14 +3,20 @@ and the choice of a checkpoint.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from videotune.sampling.pipeline import SampleLatents
 from videotune.validation.forgetting import (
     FORGETTING,
+    LEVELS,
     UNDISTILLING,
     Predictions,
     compare,
@@ -19,6 +25,7 @@ from videotune.validation.forgetting import (
     path_error,
     to_json,
 )
+from videotune.validation.forgetting_callback import BaseReading, load_base, save_base
 from videotune.validation.forgetting_plan import least_related, shipped_prompts
 from videotune.validation.frontier import Kept, kept_by_step, weigh_kept
 
@@ -218,3 +225,47 @@ def test_shipped_prompts_that_name_what_the_clips_show_are_left_out() -> None:
     assert len(chosen) == 8
     assert not any("horse" in prompt for prompt in chosen)
     assert chosen == least_related(prompts, horses, 8)
+
+
+FORGED: dict[str, Tensor | None] = {
+    "path_errors": torch.tensor(0.5),
+    "path_errors ": torch.zeros(2, 3),
+    "prompt": torch.zeros(2, LEVELS, 7),
+    "prompt ": torch.zeros(2, LEVELS, 6, dtype=torch.int64),
+    "empty": torch.full((2, LEVELS, 6), torch.nan),
+    "video": torch.zeros(3, 1, 1, 2, 3),
+    "video ": torch.tensor(1.0),
+    "video  ": torch.zeros(2, 1, 1, 2, 4),
+    "video   ": None,
+    "sound": torch.zeros(1, 1),
+    "sound ": torch.zeros(2, 1),
+}
+"""Tensors that do not fit the other ones, by their names."""
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_reading_of_the_base_whose_tensors_do_not_fit_is_read_again(
+    tmp_path: Path, name: str
+) -> None:
+    """A run folder of a stranger may have any."""
+    plan: Any = SimpleNamespace(identity="12345678", prompts=("a cat", "a dog"))
+    predictions = torch.randn(2, 2, LEVELS, 6, generator=torch.manual_seed(0))
+    samples = tuple(SampleLatents(torch.ones(1, 1, 2, 3), None) for _ in plan.prompts)
+    base = BaseReading(samples, Predictions(*predictions), (0.25, 0.5), 1.0)
+    path = tmp_path / "forgetting.safetensors"
+    save_base(path, plan, base)
+    kept = load_base(path, plan)
+    assert kept is not None
+    assert kept.path_errors == (0.25, 0.5)
+    assert torch.equal(kept.predictions.empty, predictions[1])
+
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {key: file.get_tensor(key) for key in list(file.keys())}
+    forged = FORGED[name]
+    if forged is None:
+        del tensors[name.strip()]
+    else:
+        tensors[name.strip()] = forged
+    save_file(tensors, path, metadata=metadata)
+    assert load_base(path, plan) is None

@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.failing_disk import Disk, each_fault
 from tests.support.journal_lines import step_line
 from tests.support.kill_points import SAVING, kill_points, killed_at
+from videotune.errors import VideotuneError
 from videotune.runs.journal import History, Journal, read_journal
 from videotune.runs.scalars import scalars
 from videotune.runs.tensorboard import FOLDER, TensorBoardWriter
@@ -274,3 +275,15 @@ def test_a_cut_journal_has_not_ended(tmp_path: Path) -> None:
         assert "end" not in kinds
         assert kinds.count("step") == step + 1
         assert not History(run).of_kind("end")
+
+
+def test_a_journal_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "thesis.jsonl"
+    elsewhere.write_text("precious")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "journal.jsonl").symlink_to(elsewhere)
+
+    with pytest.raises(VideotuneError, match="is a link"):
+        Journal(run)
+    assert elsewhere.read_text() == "precious"

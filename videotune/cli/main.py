@@ -82,7 +82,13 @@ GROUPS = {
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
-Root = Annotated[Path, Opt("--root", help="the folder of the projects")]
+Root = Annotated[
+    Path | None,
+    Opt(
+        "--root",
+        help="the folder of the projects; default: videotune-projects, in your home folder unless the current one has it",
+    ),
+]
 Host = Annotated[
     str,
     Opt(
@@ -95,14 +101,15 @@ Port = Annotated[int, Opt("--port", min=1, max=65535, help="port to listen on")]
 
 @app.command()
 def studio(
-    root: Root = Path("videotune-projects"),
+    root: Root = None,
     host: Host = "127.0.0.1",
     port: Port = 7860,
 ) -> None:
     """Serve the studio: from clips to a finished LoRA in the browser."""
     from videotune.studio.app import serve
+    from videotune.studio.default_root import default_root
 
-    raise typer.Exit(serve(root, host, port))
+    raise typer.Exit(serve(root or default_root(), host, port))
 
 
 WITHOUT_JSON_OPTION = (studio, show_schema)

@@ -56,6 +56,7 @@ PriceOption = Annotated[
     float | None,
     Opt(
         min=0.0001,
+        max=1e9,
         help="price of an hour of each machine: print what the run costs",
     ),
 ]

@@ -32,20 +32,7 @@ def verdict(
     if facts["verdict"] is None:
         return f"needs {need} of device memory; does it fit: --card NAME or --vram GB"
 
-    card = card_name(device)
-    total = memory_size(device["vram_bytes"])
-    if facts["verdict"] == "fits":
-        line = f"it fits {card}: {need} of {total}"
-    elif facts["verdict"] == "tight":
-        line = f"it is tight on {card}: {need} of {total}, so close other programs"
-    else:
-        line = f"it does not fit {card}: it needs {need} of {total}"
-    if facts["processes"]:
-        line += f", {processes_text(facts['processes'])}"
-    if device["unstreamed_bytes"] > device["vram_bytes"] and facts["fits"]:
-        without_means = memory_size(device["unstreamed_bytes"])
-        line += f" ({without_means} without {_means(facts['chosen'])})"
-
+    line = _fit_text(facts)
     host = facts["host"]
     if is_here and host["need_bytes"] > host["total_bytes"]:
         memory = (
@@ -53,25 +40,49 @@ def verdict(
         )
         also = ", but" if facts["fits"] else ";"
         line += f"{also} host memory is short here: {memory}"
-    if not facts["fits"]:
-        return line
+    return line + _time_and_price(facts) if facts["fits"] else line
+
+
+def _fit_text(facts: Mapping[str, Any]) -> str:
+    """Return whether the run fits the card, with its memory."""
+    device = facts["device"]
+    card = card_name(device)
+    need = memory_size(device["need_bytes"])
+    total = memory_size(device["vram_bytes"])
+    if facts["verdict"] == "fits":
+        text = f"it fits {card}: {need} of {total}"
+    elif facts["verdict"] == "tight":
+        text = f"it is tight on {card}: {need} of {total}, so close other programs"
+    else:
+        text = f"it does not fit {card}: it needs {need} of {total}"
+
+    if facts["processes"]:
+        text += f", {processes_text(facts['processes'])}"
+    if device["unstreamed_bytes"] > device["vram_bytes"] and facts["fits"]:
+        without_means = memory_size(device["unstreamed_bytes"])
+        text += f" ({without_means} without {_means(facts['chosen'])})"
+    return text
+
+
+def _time_and_price(facts: Mapping[str, Any]) -> str:
+    """Return how long a run that fits takes and what it costs, or how to see that, as the
+    end of a line.
+    """
+    device = facts["device"]
     if facts["hours"] is not None:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
-        time = time_text(hours, facts["seconds_a_step"])
-        line += f", {time}"
-        if facts.get("price"):
-            price = facts["price"]
-            line += f", {price['total']:.2f} at {price['an_hour']:g} an hour"
-            if _machines(facts) > 1:
-                line += " of a machine"
-        line += f", {source_of_rates(device)}"
-    elif facts["examples"]:
-        line += f"; {example_text(facts['examples'])}; for your card: --card NAME"
-    elif device["card"]:
-        line += f"; no hours, because the rate of {device['card']} is not known"
-    elif facts["fits"]:
-        line += "; hours: --card NAME, such as --card 'RTX 4090'"
-    return line
+        text = f", {time_text(hours, facts['seconds_a_step'])}"
+        price = facts.get("price")
+        if price:
+            text += f", {price['total']:.2f} at {price['an_hour']:g} an hour"
+        if price and _machines(facts) > 1:
+            text += " of a machine"
+        return f"{text}, {source_of_rates(device)}"
+    if facts["examples"]:
+        return f"; {example_text(facts['examples'])}; for your card: --card NAME"
+    if device["card"]:
+        return f"; no hours, because the rate of {device['card']} is not known"
+    return "; hours: --card NAME, such as --card 'RTX 4090'"
 
 
 def unproven(facts: Mapping[str, Any]) -> str:

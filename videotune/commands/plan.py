@@ -58,6 +58,10 @@ class PlanResult:
     """Calculated seconds of the steps on this machine's CPU, if the plan is for it."""
     cpu_cache_seconds: float | None = None
     """The same of the cache."""
+    cpu_seconds_without_card: float | None = None
+    """Seconds of the steps on this machine's CPU, if the plan is for a card and the
+    machine has none.
+    """
     is_here: bool = True
     """Whether the run may be on this machine: not if it has no GPU and the plan is for
     one.
@@ -142,8 +146,8 @@ def plan(
             if simulation is not None:
                 simulated = simulation.run(job, result, dtype, checkpoint_bytes)
                 facts["simulation"] = simulated
-        if limit is None and not has_gpu:
-            return _cpu_plan(facts, job, result, dtype)
+        if not has_gpu:
+            return _plan_without_gpu(facts, job, result, dtype, limit)
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
 
 
@@ -157,15 +161,28 @@ def _free_disk(disk: Mapping[str, int]) -> dict[str, int]:
     return {"free_bytes": free, "short_bytes": max(0, needed - free)}
 
 
-def _cpu_plan(facts: dict[str, Any], job: Job, result: Fit, dtype: str) -> PlanResult:
-    """Return a plan with the seconds of this machine's CPU."""
+def _plan_without_gpu(
+    facts: dict[str, Any], job: Job, result: Fit, dtype: str, limit: int | None
+) -> PlanResult:
+    """Return the plan on a machine without a GPU, with the seconds on its CPU.
+
+    Args:
+        facts: the plan.
+        job: the run.
+        result: its fit.
+        dtype: the dtype of the training.
+        limit: memory of the card that the plan is for; None: it is for this CPU.
+    """
     numbers = step_spec(job, dtype)
     cpu = measured_cpu()
-    seconds = step_seconds(job, numbers, result.training, cpu, dtype)
+    seconds = step_seconds(job, numbers, result.training, cpu, dtype) * job.steps
+
+    if limit is not None:
+        return PlanResult(facts, job, cpu_seconds_without_card=seconds, is_here=False)
     return PlanResult(
         facts,
         job,
-        cpu_seconds=seconds * job.steps,
+        cpu_seconds=seconds,
         cpu_cache_seconds=cache_seconds(job, numbers, cpu, is_cpu=True),
     )
 

@@ -10,7 +10,7 @@ and two processes can fill one index. On a local disk the database has a write-a
 Network disks do not support that and get a rollback journal.
 
 It may have come with a dataset: its schema must be exactly ours, and readers check the
-rows.
+rows. Files of SQLite that would lead it to other files are deleted before it sees them.
 """
 
 import os
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from videotune.files import tag_cache
 from videotune.lazy import psutil
+from videotune.sqlite_files import database_files, refuse_leading_files
 
 SCHEMA = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
@@ -266,9 +267,9 @@ class IndexDatabase:
             f"the index {self.path} was damaged ({type(error).__name__}) "
             "and has been rebuilt"
         )
-        for suffix in ("", "-wal", "-shm", "-journal"):
+        for file in database_files(self.path):
             with suppress(OSError):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
     def _note_loss(self) -> None:
         """Note that rows are lost, if there are any."""
@@ -297,6 +298,7 @@ class IndexDatabase:
 
         tag_cache(self.path.parent)
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_leading_files(self.path)
         return self._connect_to(str(self.path))
 
     def _connect_to(self, name: str) -> sqlite3.Connection:

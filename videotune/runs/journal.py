@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import FileIO
 from math import isfinite
 from pathlib import Path
 from threading import Lock
@@ -195,6 +196,20 @@ def with_mean_of_parts(
     return means
 
 
+def _open_to_append(path: Path) -> FileIO:
+    """Open a journal, unless it would be written through a link.
+
+    Raises:
+        VideotuneError: if it is a link, which a run folder from elsewhere may have.
+    """
+    if path.is_symlink():
+        raise VideotuneError(
+            f"{path} is a link to {os.path.realpath(path)}, and the run would write there. "
+            "Put the file itself in its place"
+        )
+    return path.open("ab", buffering=0)
+
+
 class Journal:
     """Append lines to ``journal.jsonl``.
 
@@ -219,7 +234,7 @@ class Journal:
         """What the journal says, with what was written here."""
         self.followers: list[Callable[[Mapping[str, Any]], None]] = []
         """Called with each line."""
-        self._file = (run / NAME).open("ab", buffering=0) if run else None
+        self._file = _open_to_append(run / NAME) if run else None
         self._waiting: list[bytes] = []
         self._lock = Lock()  # the thread that writes a checkpoint syncs the journal
 
@@ -233,7 +248,7 @@ class Journal:
         if self._file is not None:
             self.history.cut(step)
             self._file.close()
-            self._file = Path(self._file.name).open("ab", buffering=0)  # noqa: SIM115  (closed by close)
+            self._file = _open_to_append(Path(self._file.name))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line.

@@ -25,6 +25,7 @@ from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.runs.scalars import scalars
 from videotune.runs.tensorboard import TensorBoardWriter
+from videotune.sqlite_files import refuse_leading_files
 
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
 """The packages that a tracker imports, if they are more than its name."""
@@ -216,6 +217,7 @@ class MlflowTracker(TrackerClient):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         artifacts = None
         if not uri:
+            refuse_leading_files(database)
             # The library would try for a minute to open a database that it cannot
             # write.
             database.open("ab").close()

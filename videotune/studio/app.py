@@ -19,7 +19,6 @@ from videotune.studio import (
     folders_page,
     header,
     live,
-    model_choices,
     projects_page,
     queue_page,
     results_page,
@@ -29,6 +28,7 @@ from videotune.studio import (
     stages,
     train_page,
 )
+from videotune.studio.default_root import other_root
 from videotune.studio.projects import clear_leftovers
 from videotune.studio.security import (
     ATTEMPT_WINDOW,
@@ -101,9 +101,13 @@ def serve(root: Path, host: str, port: int) -> int:
     print(
         f"The studio runs at http://{address}:{port}  (Ctrl-C ends it; trainings continue)"
     )
-    print(
-        f"Projects are in {root.resolve()}  (--root names another folder)", flush=True
-    )
+    print(f"Projects are in {root.resolve()}  (--root names another folder)")
+    home_root = other_root(root)
+    if home_root is not None:
+        print(
+            f"There are also projects in {home_root}: videotune studio --root {home_root}"
+        )
+    sys.stdout.flush()
 
     config = uvicorn.Config(
         app,
@@ -226,7 +230,6 @@ def _add_pages(app: FastAPI) -> None:
     app.include_router(downloads.routes)
     app.include_router(series.routes)
     app.include_router(folders_page.routes)
-    app.include_router(model_choices.routes)
     app.include_router(live.router(regions_by_page))
 
 

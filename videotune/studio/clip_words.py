@@ -29,11 +29,11 @@ class StateWords:
 STATES: Mapping[str, StateWords] = {
     "used": StateWords("used", "used", "good", "It is trained on."),
     "held out": StateWords(
-        "for validation",
-        "for validation",
+        "kept aside",
+        "kept aside",
         "calm",
-        "It is never trained on. The validation loss is measured with it, which shows "
-        "whether the model learns or copies.",
+        "It is kept aside for checking and never trained on. What the model makes of it "
+        "shows whether the model learns or copies (the validation loss).",
     ),
     "without": StateWords(
         "needs a caption",
@@ -75,18 +75,18 @@ REMEDIES = (
     Remedy(
         ("none_held_out",),
         "validation",
-        "It trains without, too. The choice is in the menu of each clip; make it for all "
-        "clips that are cut out of one video.",
+        "It trains without, too. To have it checked, press “Keep aside” at two clips or more, "
+        "and at all clips that are cut out of the same video.",
     ),
     Remedy(
         ("shared_sources",),
         "validation",
-        "Use all cuts of a video for validation, or none of them.",
+        "Keep all cuts of a video aside, or none of them.",
     ),
     Remedy(
         ("few_held_out",),
         "validation",
-        "It trains without a verdict, too. The choice is in the menu of each clip.",
+        "It trains without a verdict, too. For one, press “Keep aside” at more clips.",
     ),
     Remedy(
         ("cuts",),

@@ -321,13 +321,13 @@ def stop(page: CurrentPage, kind: str) -> Response:
 
 @routes.post("/data/move")
 def move(page: CurrentPage, form: PostedForm) -> Response:
-    """Use clips for validation or for training, or move them to the bin."""
+    """Keep clips aside for checking, train on them again, or move them to the bin."""
     with projects.lock_of(page.current_project.folder):
         paths = _selected_paths(page, form)
         clips.move(page.current_project, paths, form["to"])
 
     results = {"bin": "moved to the bin", CLIPS: "used for training"}
-    result = results.get(form["to"], "used for validation")
+    result = results.get(form["to"], "kept aside for checking")
     subject = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} clips"
     return reply(f"{subject} {result}")
 

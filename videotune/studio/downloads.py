@@ -53,6 +53,9 @@ SANDBOX_HEADERS = {
 }
 """A page that a command has written may show its pictures, but runs no script."""
 
+EXPORTED = re.compile(r"runs/[^/]+/(?:branches/[^/]+/)?export/[^/]+\.safetensors")
+"""Paths of exported files."""
+
 CONTACT_SHEET = "sheet/index.html"
 
 REPORT = re.compile(r"runs/[^/]+/report\.html")
@@ -92,8 +95,11 @@ def file(page: CurrentPage, path: str) -> Response:
 
     media_type = mimetypes.guess_type(target.name)[0] or "application/octet-stream"
     if suffix not in (*INLINE_SUFFIXES, ".html"):
+        name = target.name
+        if EXPORTED.fullmatch(path):
+            name = download_name(page.current_project, target)
         return FileResponse(
-            target, media_type=media_type, filename=target.name, headers=SANDBOX_HEADERS
+            target, media_type=media_type, filename=name, headers=SANDBOX_HEADERS
         )
 
     headers = {"Cache-Control": "private, no-cache"}
@@ -104,6 +110,14 @@ def file(page: CurrentPage, path: str) -> Response:
         written = target.read_text(encoding="utf-8", errors="replace")
         return HTMLResponse(translate(written), headers=headers)
     return FileResponse(target, media_type=media_type, headers=headers)
+
+
+def download_name(project: Project, path: Path) -> str:
+    """Return the name that an exported file or folder gets outside of its project: the
+    project's name comes first, since every project has a run-1.
+    """
+    prefix = f"{project.name}-"
+    return path.name if path.name.startswith(prefix) else prefix + path.name
 
 
 def _translation_of(path: str) -> Callable[[str], str] | None:
@@ -149,6 +163,8 @@ def folder(page: CurrentPage, path: str) -> Response:
     )
     if not is_run_output or not target.is_dir():
         raise HTTPException(404, "no such folder")
+    if parts[2] == "export":
+        return send_zip(target, download_name(page.current_project, target))
     return send_zip(target, target.name)
 
 

@@ -3,6 +3,7 @@ key.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,7 @@ from videotune.data.clip_file import CAPTION_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.presets.shipped import read_preset
 from videotune.studio.projects import CLIP_KEYS, CLIPS, MANAGED_KEYS, texts
+from videotune.text import plain, without_thousands_marks
 
 WidgetKind = Literal["choice", "switch", "whole", "number", "text", "json"]
 
@@ -65,9 +67,22 @@ FAR_VALUES: dict[str, tuple[str, str]] = {
     "batch_size": ("a step takes so many times as long", ""),
     "lora.rank": ("a large file that copies the clips easily", ""),
     "lora.alpha": ("it works like a higher learning rate", "it hardly learns"),
+    "steps": ("the training takes so many times as long", ""),
+    "epochs": ("the training takes so many times as long", ""),
+    "gradient_accumulation_steps": ("a step takes so many times as long", ""),
+    "video_config.frames": ("much more memory and time for each step", ""),
     "max_grad_norm": ("updates are hardly clipped", "updates become very small"),
 }
 """What a value far above the usual one does, and one far below it."""
+
+COSTLY_KEYS = (
+    "steps",
+    "epochs",
+    "batch_size",
+    "gradient_accumulation_steps",
+    "video_config.frames",
+)
+"""Keys whose note also says the time and the disk that the plan has calculated."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +254,17 @@ def _parse_switch(field: Field, text: str) -> bool:
 
 
 def _parse_number(field: Field, text: str) -> int | float:
+    is_ambiguous = re.fullmatch(r"-?[1-9][0-9]{0,2},[0-9]{3}", text) is not None
+    if field.kind == "number" and is_ambiguous:
+        raise VideotuneError(
+            f"{field.label}: {text!r} can mean {text.replace(',', '.')} or "
+            f"{text.replace(',', '')}. Write one of them"
+        )
+
     try:
-        return int(text) if field.kind == "whole" else float(text.replace(",", "."))
+        if field.kind == "whole":
+            return int(without_thousands_marks(text))
+        return float(without_thousands_marks(text).replace(",", "."))
     except ValueError as error:
         expected = "a whole number" if field.kind == "whole" else "a number"
         raise VideotuneError(
@@ -480,13 +504,14 @@ def condition_rows(value: Any, takes: Sequence[str] | None) -> list[ConditionRow
 
 
 def unusual_values(
-    values: Mapping[str, Any], inherited: Mapping[str, Any]
+    values: Mapping[str, Any], inherited: Mapping[str, Any], costs: str = ""
 ) -> dict[str, str]:
     """Return a note for each value that is far from the one it replaces, by key.
 
     Args:
         values: the user's values, by dotted name.
         inherited: the values of the preset, by dotted name.
+        costs: the time and disk of the plan, a sentence; empty if they are not known.
     """
     notes = {}
     for key, (high_note, low_note) in FAR_VALUES.items():
@@ -496,8 +521,12 @@ def unusual_values(
             continue
         if value <= 0 or usual <= 0:
             continue
+
         if high_note and value >= FAR * usual:
-            notes[key] = f"{value / usual:.3g} times the usual {usual:g}: {high_note}."
+            times = f"{plain(round(value / usual))} times the usual {plain(usual)}"
+            notes[key] = f"{times}: {high_note}."
+            if costs and key in COSTLY_KEYS:
+                notes[key] += f" {costs}"
         elif low_note and value * FAR <= usual:
             notes[key] = (
                 f"{usual / value:.3g} times below the usual {usual:g}: {low_note}."

@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
-
-from fastapi import APIRouter, Response
 
 from videotune.errors import VideotuneError
 from videotune.files import read_json
@@ -19,9 +18,6 @@ from videotune.presets.shipped import (
     read_preset,
 )
 from videotune.studio import gpu
-from videotune.studio.web import CurrentPage, fragment, render
-
-routes = APIRouter()
 
 TRIAL_FAMILY = "Toy"
 """The family that trains anywhere and is good for nothing else; it comes last."""
@@ -67,6 +63,11 @@ class ModelSize:
 
     memory_class: int | None
     """GB of the cards that it is for; None if it trains anywhere."""
+
+    @property
+    def is_lora(self) -> bool:
+        """Whether it trains a LoRA, and not the whole model or a new word."""
+        return self.label.endswith(METHODS["LORA"])
 
     def fits(self, card: ChosenCard) -> bool | None:
         """Return whether it is for such a card; None if no card is known."""
@@ -195,11 +196,20 @@ def _families() -> tuple[ModelFamily, ...]:
     )
 
 
-def families_for(card: ChosenCard, chosen_preset: str = "") -> list[ModelFamily]:
-    """Return the families: the chosen one first, then those that fit the card, the
-    trial last.
+def sizes_of_model(base_model: str) -> list[ModelSize]:
+    """Return the sizes of a base model."""
+    sizes = chain.from_iterable(family.sizes for family in _families())
+    return [size for size in sizes if size.base_model == base_model]
 
-    In each the chosen size is first, then the largest that fits.
+
+def families_for(
+    card: ChosenCard, chosen_preset: str = "", first_preset: str = ""
+) -> list[ModelFamily]:
+    """Return the families: the chosen one first, then that of the preset to begin with,
+    then those that fit the card, the trial last.
+
+    In each the chosen size is first, then the one to begin with, then the largest that
+    fits.
     """
     ordered = []
     for family in _families():
@@ -207,8 +217,9 @@ def families_for(card: ChosenCard, chosen_preset: str = "") -> list[ModelFamily]
             family.sizes,
             key=lambda size: (
                 size.preset != chosen_preset,
+                size.preset != first_preset,
                 size.fits(card) is False,
-                not size.label.endswith(METHODS["LORA"]),
+                not size.is_lora,
                 _distance(size, card),
             ),
         )
@@ -217,6 +228,7 @@ def families_for(card: ChosenCard, chosen_preset: str = "") -> list[ModelFamily]
         ordered,
         key=lambda family: (
             family.sizes[0].preset != chosen_preset,
+            first_preset not in [size.preset for size in family.sizes],
             family.is_trial,
             not any(size.fits(card) is not False for size in family.sizes),
         ),
@@ -317,23 +329,3 @@ def card_groups() -> Mapping[str, Iterable[Any]]:
             group = "Workstation"
         groups[group].append(card)
     return groups
-
-
-@routes.get("/models")
-def models(
-    page: CurrentPage, card: str = "", vram: str = "", preset: str = ""
-) -> Response:
-    """Send the models of the dialog "New project", ordered by their fit on a card."""
-    error = ""
-    current = ChosenCard()
-    try:
-        facts = card_facts(vram if card == "other" or vram else card)
-        current = chosen_card(facts)
-    except VideotuneError as problem:
-        error = str(problem)
-    families = families_for(current)
-    return fragment(
-        render(
-            "models_new", families=families, card=current, chosen=preset, error=error
-        )
-    )

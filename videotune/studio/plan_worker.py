@@ -122,7 +122,7 @@ def _answer_hours(
 def plan(
     question: Mapping[str, Any], *, known: bool = False, preset: str | None = None
 ) -> dict[str, Any]:
-    """Return the plan of a question.
+    """Return the plan of a question, with ``cpu_hours`` of its steps on this CPU.
 
     Args:
         question: ``config``, and optionally ``preset``, ``allow_skips``, ``card`` and
@@ -149,6 +149,9 @@ def plan(
         card=card,
         vram=vram,
     )
+    cpu_seconds = result.cpu_seconds or result.cpu_seconds_without_card
+    if cpu_seconds is not None:
+        result.plan["cpu_hours"] = cpu_seconds / 3600
     return result.plan
 
 

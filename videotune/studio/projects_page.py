@@ -23,7 +23,9 @@ from videotune.studio import (
     transfer,
     trash,
 )
+from videotune.studio.default_root import other_root
 from videotune.studio.downloads import send_zip
+from videotune.studio.first_model import first_model
 from videotune.studio.projects import Project
 from videotune.studio.uploads import receive, temporary_upload
 from videotune.studio.web import (
@@ -31,6 +33,7 @@ from videotune.studio.web import (
     PageContext,
     PostedForm,
     Regions,
+    fragment,
     page_response,
     render,
     reply,
@@ -52,7 +55,8 @@ def cards(page: PageContext) -> str:
             rows.append(_card(project, is_busy=project.name in busy_names))
         except (VideotuneError, OSError) as error:
             rows.append(_empty_card(project, str(error)))
-    return render("projects_cards", cards=rows)
+    home_root = other_root(page.root) if page.is_local else None
+    return render("projects_cards", cards=rows, root=page.root, other_root=home_root)
 
 
 def _busy_names(root: Path) -> set[str]:
@@ -106,15 +110,19 @@ REGIONS: Regions = {"cards": cards, "bin": removed}
 @routes.get("/")
 def show(page: CurrentPage) -> Response:
     """Show all projects."""
+    card = model_choices.chosen_card({})
+    first = first_model(card)
+
     return page_response(
         page,
         "projects",
         header.REGIONS | REGIONS,
         "Projects",
         found=gpu.list_gpus(),
-        card=model_choices.chosen_card({}),
+        card=card,
         card_groups=model_choices.card_groups(),
-        families=model_choices.families_for(model_choices.chosen_card({})),
+        families=model_choices.families_for(card, first_preset=first.preset),
+        first=first,
         chosen="",
         error="",
     )
@@ -223,3 +231,29 @@ def destroy(page: CurrentPage, form: PostedForm) -> Response:
     with projects.lock_of(page.root):
         trash.delete(page.root, form["id"])
     return reply("Deleted")
+
+
+@routes.get("/models")
+def models(
+    page: CurrentPage, card: str = "", vram: str = "", preset: str = ""
+) -> Response:
+    """Send the models of the dialog "New project", ordered by their fit on a card."""
+    error = ""
+    current = model_choices.ChosenCard()
+    try:
+        facts = model_choices.card_facts(vram if card == "other" or vram else card)
+        current = model_choices.chosen_card(facts)
+    except VideotuneError as problem:
+        error = str(problem)
+
+    first = first_model(current)
+    return fragment(
+        render(
+            "models_new",
+            families=model_choices.families_for(current, first_preset=first.preset),
+            card=current,
+            chosen=preset,
+            error=error,
+            first=first,
+        )
+    )

@@ -26,6 +26,7 @@ from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.licences import refuse_open_licence
 from videotune.studio.projects import Project, inside
 from videotune.studio.records import SweepRecord, read_record
+from videotune.studio.start_questions import ask_before_start
 from videotune.studio.status import process_progress, read_live
 from videotune.studio.web import (
     CurrentPage,
@@ -490,6 +491,9 @@ def start_sweep(page: CurrentPage, form: PostedForm) -> Response:
     pairs = zip(form.all("key"), form.all("values"), strict=False)
     vary = {key: values for key, values in pairs if key and values.strip()}
     project = page.current_project
+    questions = ask_before_start(project, form)
+    if questions is not None:
+        return questions
     check = page.path_rule.check_config
     cards = run_cards.cards_from(form)
     name = queue_sweep(page.root, project, vary, check, cards)

@@ -18,6 +18,7 @@ from videotune.errors import VideotuneError
 from videotune.files import disk_usage, path_from
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping, number
+from videotune.studio.downloads import download_name
 from videotune.studio.projects import Project, inside
 from videotune.studio.status import read_cached
 from videotune.studio.train_page import branches
@@ -169,7 +170,9 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
     if other_folder is not None and loras.parent.name == LORA_FOLDER.parent.name:
         folder = loras.parent / other_folder
         folder.mkdir(exist_ok=True)
-    target = _free_target(file.path, folder, Path(name_in_comfyui(file, project)).stem)
+    target = _free_target(
+        file.path, folder, Path(download_name(project, file.path)).stem
+    )
     if target.exists():
         return target
 
@@ -181,11 +184,6 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
         with suppress(OSError):
             part.unlink()
     return target
-
-
-def name_in_comfyui(file: ExportedFile, project: Project) -> str:
-    """Return the name that a copy of a file gets, unless another file has it."""
-    return f"{project.name}-{file.path.name}"
 
 
 def _content_of(path: Path) -> str:

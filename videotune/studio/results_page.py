@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
+from huggingface_hub import get_token
 
 from videotune.errors import VideotuneError
 from videotune.files import disk_usage, write_json
@@ -19,7 +20,15 @@ from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping
 from videotune.sampling.picture_faults import describe_sound, remark_at
-from videotune.studio import header, model_choices, queue_page, train_page, trash
+from videotune.studio import (
+    header,
+    model_choices,
+    queue_page,
+    stages,
+    train_page,
+    trash,
+)
+from videotune.studio.downloads import download_name
 from videotune.studio.projects import Project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
@@ -29,7 +38,6 @@ from videotune.studio.result_files import (
     copy_to_comfyui,
     exported_files,
     files_to_take,
-    name_in_comfyui,
     use_of_file,
 )
 from videotune.studio.settings import change_settings, read_settings
@@ -93,7 +101,12 @@ def result(page: PageContext) -> str:
         use=use(run),
         comfyui=comfyui,
         comfyui_fault=comfyui_fault,
-        copy_name=lambda file: name_in_comfyui(file, page.current_project),
+        copy_name=lambda file: download_name(page.current_project, file.path),
+        download_name=partial(download_name, page.current_project),
+        is_older=stages.has_changed_since(
+            page.current_project,
+            (run, run_data["entry"], run_data["job"], run_data["code"]),
+        ),
     )
 
 
@@ -155,6 +168,8 @@ def summary(page: PageContext) -> str:
         describe_sound=describe_sound,
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         files=files,
+        has_login=get_token() is not None,
+        download_name=partial(download_name, page.current_project),
         use=use(run),
         code_of=partial(use_of_file, run, files),
         losses=losses,
@@ -284,12 +299,20 @@ def _dialog_data(page: PageContext) -> dict[str, Any]:
         run_data = train_page.run_context(page)
         formats = export_formats(run_data["run"])
     except UNEXPECTED:
-        return {"saves": [], "best": None, "step": None, "formats": (), "given": {}}
+        return {
+            "saves": [],
+            "best": None,
+            "is_unmeasured": False,
+            "step": None,
+            "formats": (),
+            "given": {},
+        }
 
     files = list(exported_files(page.current_project, run_data["run"].folder))
     return {
         "saves": run_data["saves"],
         "best": run_data["best"],
+        "is_unmeasured": run_data["is_unmeasured"],
         "step": step_to_take(run_data["best"], run_data["saves"], files),
         "formats": formats,
         "given": files_taken(run_data["run"]),

@@ -236,7 +236,7 @@ def _raw_charts(
         prefix = f"{part.name}, " if part.name else ""
         losses.append((part.name or "loss", *part.errors.mse))
         held_out = _validation_curve(part, "held_out")
-        validations.append((f"{prefix}held-out clips", *held_out))
+        validations.append((f"{prefix}clips kept aside", *held_out))
         train = _validation_curve(part, "train")
         validations.append((f"{prefix}training clips", *train))
 

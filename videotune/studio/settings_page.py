@@ -2,17 +2,15 @@
 computer, the login at the Hub, and the cards.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from fastapi import APIRouter, Response
-from huggingface_hub import CacheNotFound, constants, get_token, scan_cache_dir
+from huggingface_hub import constants, get_token
 
 from videotune import __version__
 from videotune.errors import VideotuneError
 from videotune.studio import gpu, header
+from videotune.studio.hub_models import downloaded_models
 from videotune.studio.result_files import COMFYUI_VARIABLE, comfyui_loras
 from videotune.studio.settings import change_settings, read_settings
 from videotune.studio.web import (
@@ -29,37 +27,6 @@ routes = APIRouter()
 
 SHOWN_PACKAGES = ("torch", "diffusers", "transformers")
 """Packages whose versions the page shows, since they decide what can be trained."""
-
-
-@dataclass(frozen=True)
-class DownloadedModel:
-    """A repository of the Hub that is on this computer."""
-
-    name: str
-    size: int
-
-
-@lru_cache(maxsize=1)
-def _scan(folder: Path, changed: int) -> tuple[DownloadedModel, ...]:
-    """Return the models below the Hub's folder, as of ``changed``, the largest first."""
-    try:
-        repos = scan_cache_dir(folder).repos
-    except CacheNotFound:
-        return ()
-    models = [
-        DownloadedModel(repo.repo_id, repo.size_on_disk)
-        for repo in repos
-        if repo.repo_type == "model"
-    ]
-    return tuple(sorted(models, key=lambda model: -model.size))
-
-
-def downloaded_models() -> tuple[DownloadedModel, ...]:
-    """Return the base models that need no download."""
-    folder = Path(constants.HF_HUB_CACHE)
-    if not folder.is_dir():
-        return ()
-    return _scan(folder, folder.stat().st_mtime_ns)
 
 
 def package_versions() -> dict[str, str]:

@@ -19,7 +19,7 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.presets.shipped import preset_named, preset_reasons
 from videotune.reporter.curves import COLOURS
-from videotune.reporter.read import mapping
+from videotune.reporter.read import mapping, number
 from videotune.studio import (
     clip_words,
     clips,
@@ -30,9 +30,15 @@ from videotune.studio import (
     projects,
     queue_page,
     run_cards,
+    train_page,
     trash,
 )
-from videotune.studio.auto_caption import HUB_MODEL
+from videotune.studio.base_model_problem import (
+    BaseModelProblem,
+    problem_of,
+    problem_of_run,
+)
+from videotune.studio.first_model import first_model
 from videotune.studio.form import (
     PATH_KEYS,
     as_config,
@@ -65,9 +71,14 @@ from videotune.studio.projects import (
     inside,
 )
 from videotune.studio.records import OwnPreset, read_record
-from videotune.studio.settings_page import downloaded_models
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
+from videotune.studio.start_questions import ask_before_start
+from videotune.studio.this_computer import (
+    card_elsewhere,
+    notes_on_this_computer,
+)
 from videotune.studio.uploads import receive, safe_name, temporary_upload
+from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import (
     CurrentPage,
     PageContext,
@@ -78,6 +89,7 @@ from videotune.studio.web import (
     render,
     reply,
 )
+from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
@@ -90,9 +102,6 @@ CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".sh")
 MAX_CONFIG_BYTES = 20_000_000
 """Size limit of an uploaded config."""
 
-
-OWN_WEIGHTS = ("base_parts", "transformer.file", "text_encoder.file", "vae.file")
-"""Settings that name weights which are then not downloaded with the base model."""
 
 PRESET_REMEDY = "fix it, or remove it"
 
@@ -132,6 +141,7 @@ def plan(page: PageContext) -> str:
         kept=kept_values(project),
         here=notes_on_this_computer(project),
         card_elsewhere=card_elsewhere(project),
+        verdict=plan_verdict(project, current_plan),
         remedies=remedies,
         notes=notes,
         licence=open_licence(answer),
@@ -139,59 +149,6 @@ def plan(page: PageContext) -> str:
         memory_parts=memory_parts,
         colours=COLOURS,
     )
-
-
-def notes_on_this_computer(project: Project) -> list[str]:
-    """Return what the plan takes for granted and this computer does not have: the base
-    model, and the card.
-    """
-    if not project.has_model:
-        return []
-    if model_choices.runs_anywhere(project.preset):
-        card = card_elsewhere(project)
-        text = (
-            f"The time is that of {card}. On the CPU of this computer it takes minutes."
-        )
-        return [text] if card else []
-
-    notes = []
-    card_note = _missing_card_note(project)
-    inherited = inherited_values(project.preset)
-    base = str(draft(project).get("base_model_name") or inherited["base_model_name"])
-    names = [model.name for model in downloaded_models()]
-    if HUB_MODEL.fullmatch(base) and base not in names and not Path(base).exists():
-        notes.append(_download_note(base, {**inherited, **flatten(draft(project))}))
-
-    return [*notes, card_note] if card_note else notes
-
-
-def _missing_card_note(project: Project) -> str:
-    """Return that the plan's time is of a card that this computer does not have; "" if
-    it has a card, or none is chosen.
-    """
-    card = card_elsewhere(project)
-    if not card:
-        return ""
-    return (
-        f"The plan is for {card}. This computer has no NVIDIA card, so a training here "
-        "would use the CPU, which takes far longer."
-    )
-
-
-def card_elsewhere(project: Project) -> str:
-    """Return the name of the chosen card, if this computer has no NVIDIA card; else ""."""
-    card = model_choices.chosen_card(project.facts)
-    return card.name if card.name and not gpu.list_gpus() else ""
-
-
-def _download_note(base: str, values: Mapping[str, Any]) -> str:
-    """Return that a base model is downloaded, with its size where that is known."""
-    size = model_choices.download_size(base)
-    replaced = any(values.get(key) for key in OWN_WEIGHTS)
-    download = "it is downloaded"
-    if size is not None and not replaced:
-        download = f"about {size:.0f} GB are downloaded"
-    return f"{base} is not on this computer: {download} when the training starts."
 
 
 def _unusable_clips(project: Project) -> list[clips.ClipRow]:
@@ -219,6 +176,11 @@ def settings(page: PageContext) -> str:
     own = flatten(draft(project))
     inherited = inherited_values(project.preset)
     takes = conditions_taken(project, own, inherited)
+    problem = _base_model_problem(page, base_model_of(own, inherited))
+    notes = unusual_values(own, inherited, _costs(page))
+    if problem is not None:
+        notes["base_model_name"] = problem.sentence
+
     return render(
         "setup_fields",
         project=project,
@@ -228,7 +190,8 @@ def settings(page: PageContext) -> str:
             **inactive_reasons({**inherited, **own}),
             **replaced_lengths(own, inherited),
         },
-        unusual=unusual_values(own, inherited),
+        unusual=notes,
+        problem=problem,
         reasons=preset_reasons(project.preset) if project.preset else {},
         card=model_choices.chosen_card(project.facts),
         fields=shown_fields(own, base_model_of(own, inherited)),
@@ -240,6 +203,34 @@ def settings(page: PageContext) -> str:
             own.get("conditions", inherited.get("conditions")), takes
         ),
     )
+
+
+def _base_model_problem(page: PageContext, model: str) -> BaseModelProblem | None:
+    """Return why the base model of the settings cannot be had, as the plan or the newest
+    run has found; None if nothing is known against it.
+    """
+    answer = plan_answer(page)
+    if answer.get("current") and answer.get("code"):
+        return problem_of(str(answer.get("words", "")), model)
+    names = train_page.run_names(page)
+    if not names:
+        return None
+    return problem_of_run(*train_page.run_state(page, names[0]), model)
+
+
+def _costs(page: PageContext) -> str:
+    """Return the time and the disk that the settings take, as a sentence; empty while
+    the plan is not calculated.
+    """
+    answer = plan_answer(page)
+    plan_now = mapping(answer.get("plan") if answer.get("current") else None)
+    hours = (number(plan_now["hours"]) or 0.0) + (
+        number(plan_now["hours_beside"]) or 0.0
+    )
+    run_bytes = number(mapping(plan_now["disk"])["run_bytes"])
+    if not hours or run_bytes is None:
+        return ""
+    return f"All settings together take {time_span(hours)} and {disk_size(run_bytes)} of disk."
 
 
 def conditions_taken(
@@ -278,13 +269,17 @@ def gallery(page: PageContext) -> str:
             damaged_presets.append(str(error))
 
     card = model_choices.chosen_card(project.facts)
+    rows = clips.table(project).rows.values()
+    lengths = [row["source_seconds"] for row in rows if row["source_seconds"]]
+    first = first_model(card, lengths)
     hours = plan_server.read_answer(_studio_file(project, "hours"))
     return render(
         "setup_presets",
         project=project,
         own=own_presets,
         damaged=damaged_presets,
-        families=model_choices.families_for(card, project.preset),
+        families=model_choices.families_for(card, project.preset, first.preset),
+        first=first,
         card=card,
         card_groups=model_choices.card_groups(),
         found=gpu.list_gpus(),
@@ -517,6 +512,9 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
     """
     project = page.current_project
     if act == "start":
+        questions = ask_before_start(project, form)
+        if questions is not None:
+            return questions
         cards = run_cards.cards_from(form)
         title = form["run"].strip()
         run = queue_page.queue_run(page.root, project, title, cards=cards)
@@ -536,6 +534,8 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         confirm_values(project)
     elif act == "usual-values":
         use_usual_values(project)
+    elif act == "replan":
+        plan_file(project).unlink(missing_ok=True)
     elif act == "reset":
         with projects.lock_of(project.folder):
             projects.save_draft(project, {})

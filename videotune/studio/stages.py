@@ -16,7 +16,6 @@ from videotune.reporter.read import Run, mapping
 from videotune.studio import (
     clips,
     gpu,
-    model_choices,
     projects,
     train_page,
 )
@@ -24,8 +23,10 @@ from videotune.studio.clips import ClipRow
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
+from videotune.studio.run_settings import changed_settings
 from videotune.studio.status import process_progress
 from videotune.studio.train_page import BUSY_STATUSES
+from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render
 from videotune.text import counted, duration, plain
 
@@ -113,7 +114,9 @@ def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
     if unusable and not project.facts.get("allow_skips"):
         text += f", {len(unusable)} cannot be used"
         action = f"Mend or leave out {counted(len(unusable), 'clip')}"
-        return Stage("clips", "blocked", text, "data", action, clips="unusable")
+        return Stage(
+            "clips", "blocked", text, "data", action, clips="unusable", part="tiles"
+        )
     return Stage("clips", "done", text, "data")
 
 
@@ -140,7 +143,7 @@ def _model_stage(project: Project) -> Stage:
     if not project.has_model:
         has_card = project.facts.get("card") or project.facts.get("vram")
         action = "Choose a model" if has_card else "Choose a model and a card"
-        return Stage("model", "open", "none chosen", "setup", action)
+        return Stage("model", "open", "none chosen", "setup", action, part="model")
 
     facts = project.facts
     card = facts.get("card") or (facts.get("vram") and f"{facts['vram']:g} GB")
@@ -162,11 +165,11 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         return
 
     state = train_page.run_state(page, names[0])
-    if _has_changed_since(page.current_project, state):
+    if has_changed_since(page.current_project, state):
         yield plan
         text = f"settings changed since {names[0]}"
         yield Stage("run", "open", text, "setup", "Start training", part="start")
-        yield Stage("result", "open", "after the run", "results", run=names[0])
+        yield _older_result(names[0], state[0])
         return
 
     # The run has made its own plan at its start, so nobody waits for this one.
@@ -175,7 +178,15 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
     yield from _stages_of_run(names[0], state)
 
 
-def _has_changed_since(project: Project, state: StateOfRun) -> bool:
+def _older_result(name: str, run: Run) -> Stage:
+    """Return the stage of a result whose settings are not those of the project any more."""
+    if not run.exports:
+        return Stage("result", "open", "after the next run", "results", run=name)
+    text = f"of {name}, with older settings"
+    return Stage("result", "done", text, "results", run=name)
+
+
+def has_changed_since(project: Project, state: StateOfRun) -> bool:
     """Return whether the settings have changed since a run ended, or are of another
     model.
     """
@@ -184,11 +195,27 @@ def _has_changed_since(project: Project, state: StateOfRun) -> bool:
         return False
     if _is_of_another_model(project, run):
         return True
+
     times = [run.written or 0.0]
     times += [] if entry is None else [entry.added]
     times += [] if job is None else [job.started]
     settings_changed = projects.settings_version(project) / 1e6
-    return settings_changed > max(times) + CHANGE_TOLERANCE
+    if settings_changed <= max(times) + CHANGE_TOLERANCE:
+        return False
+    return run.config is None or _values_differ(project, run)
+
+
+def _values_differ(project: Project, run: Run) -> bool:
+    """Return whether a setting of the project has another value than in a run; False
+    where a change was taken back.
+    """
+    inherited = inherited_values(project.preset)
+    values = {
+        key: value
+        for key, value in flatten(projects.draft(project)).items()
+        if value != inherited.get(key)
+    }
+    return values != flatten(changed_settings(project, run.folder))
 
 
 def _is_of_another_model(project: Project, run: Run) -> bool:
@@ -218,20 +245,23 @@ def _plan_stage(page: PageContext) -> Stage:
     if not answer["current"]:
         return Stage("plan", "open", "not calculated", "setup", action, part="r-plan")
     if answer.get("code"):
-        return Stage(
-            "plan", "blocked", "cannot start", "setup", "See why it cannot start"
-        )
+        action = "See why it cannot start"
+        return Stage("plan", "blocked", "cannot start", "setup", action, part="r-plan")
 
     plan: Mapping[str, Any] = answer.get("plan") or {}
     hours = (plan.get("hours") or 0.0) + (plan.get("hours_beside") or 0.0)
     time_text = f", {duration(hours * 3600)}" if hours > 1 / 60 else ""
-    if plan.get("fits"):
-        return Stage("plan", "done", f"fits{time_text}", "setup")
-    if plan.get("fits") is None and model_choices.runs_anywhere(project.preset):
-        return Stage("plan", "done", "any computer", "setup")
-    if plan.get("fits") is None:
-        return Stage("plan", "open", "no card chosen", "setup", "Choose a card")
-    return Stage("plan", "blocked", "does not fit", "setup", "See what makes it fit")
+    verdict = plan_verdict(project, plan)
+    if verdict is None:
+        return Stage("plan", "busy", "being calculated", "setup", action, part="r-plan")
+    if verdict.can_run:
+        return Stage("plan", "done", f"{verdict.word}{time_text}", "setup")
+    if verdict.colour == "quiet":
+        action = "Choose a card"
+        return Stage("plan", "open", verdict.word, "setup", action, part="presets")
+    action = "See what makes it fit" if verdict.colour == "bad" else "See where it runs"
+    state: StageState = "blocked" if verdict.colour == "bad" else "open"
+    return Stage("plan", state, verdict.word, "setup", action, part="r-plan")
 
 
 def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
@@ -245,7 +275,7 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
             text += f", step {plain(done.done)} of {plain(done.total)}"
         if done.left and code == "running" and mapping(run.life)["state"] == "training":
             text += f", {duration(max(1, round(done.left)))} left"
-        yield Stage("run", "busy", text, "train", "Watch it train", name)
+        yield Stage("run", "busy", text, "train", "Watch it train", name, part="r-run")
         yield Stage("result", "open", "after the run", "results", run=name)
         return
 

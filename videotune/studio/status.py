@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from threading import Lock
 from typing import Any
 
@@ -111,6 +112,9 @@ def read_journal(
         try:
             file_stat = path.stat()
         except OSError:
+            reader.begin(0, check)
+            return (), reader.steps
+        if not S_ISREG(file_stat.st_mode):  # a pipe would be waited for
             reader.begin(0, check)
             return (), reader.steps
 

@@ -14,8 +14,10 @@ from typing_extensions import TypedDict
 
 from videotune.files import Count, checked
 
-MAX_HEADER_BYTES = 16_000_000
-"""Size limit of a header; that of a model with thousands of tensors has 1 MB."""
+MAX_HEADER_BYTES = 5_000_000
+"""Size limit of a header; that of a model with thousands of tensors has 1 MB, that of the
+state of its optimizer 2 MB.
+"""
 
 LENGTH_BYTES = 8
 
@@ -42,6 +44,8 @@ class TensorFile:
                 one after the other.
             OSError: if the file cannot be read.
         """
+        if not path.is_file():
+            raise ValueError("it is not a file")
         size = path.stat().st_size
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
@@ -55,7 +59,8 @@ class TensorFile:
         self._check_offsets(size - data_start)
         self._data: Any = np.empty(0, np.uint8)
         if size > data_start:
-            self._data = np.memmap(path, np.uint8, "r", data_start)
+            # Each slice of a memmap costs many times that of an array.
+            self._data = np.asarray(np.memmap(path, np.uint8, "r", data_start))
 
     def _check_offsets(self, data_bytes: int) -> None:
         """Check that the tensors fill the data without holes, and none overlaps."""

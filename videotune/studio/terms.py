@@ -21,26 +21,30 @@ _RULES = (
     ),
     (
         r"put (some|\S+ or more) into a dataset of kind validation",
-        r"choose “Use for validation” for \1",
+        r"choose “Keep aside” for \1",
     ),
     (
         r"Put more clips into the dataset of kind validation",
-        "Choose “Use for validation” for more clips",
+        "Choose “Keep aside” for more clips",
     ),
     (
         r"name one as a dataset of kind validation",
-        "add one for validation at “Other folders and datasets”",
+        "add one for checking at “Other folders and datasets”",
     ),
     (
         r"a dataset of kind validation takes its place",
-        "clips that you use for validation take its place",
+        "clips that you keep aside take its place",
     ),
     (r"Add a dataset of kind train", "Use some clips for training"),
     (
         r"no dataset is of kind validation",
-        "no clip was chosen for validation",
+        "no clip is kept aside for checking",
     ),
-    (r"(a|the) dataset of kind validation", "the clips for validation"),
+    (r"(a|the) dataset of kind validation", "the clips kept aside"),
+    (r"no clip is held out\b", "no clip is kept aside for checking"),
+    (r"\bheld out for validation\b", "kept aside for checking"),
+    (r"\bheld-out (clips?|videos?)\b", r"\1 kept aside"),
+    (r"(?<![\w/])held out\b", "kept aside"),
     (r"--card ('[^']*'|\"[^\"]*\"): ", r"card \1: "),
     (r" You can give its memory instead: --vram GB\.", " Or give its memory in GB."),
     (r", or the memory with --vram GB\.", ", or the memory in GB."),
@@ -94,7 +98,7 @@ first.
 
 _RULES_COMPILED = tuple((re.compile(pattern), text) for pattern, text in _RULES)
 
-_SIGNS = ("--", "`videotune", "of kind ", "not counted in tokens")
+_SIGNS = ("--", "`videotune", "of kind ", "not counted in tokens", "held")
 """What a text has that is to be said otherwise."""
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][\w-]*)")

@@ -1,6 +1,6 @@
 """The page Train: the state of a run, its previews and curves, and the actions on it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from videotune.reporter.kept import kept_figures
 from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
-from videotune.reporter.read import Run, mapping, number
+from videotune.reporter.read import Run, mapping
 from videotune.runs.rank_figures import find_stragglers, ranks_in
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import (
@@ -32,12 +32,15 @@ from videotune.studio import (
     run_cards,
     trash,
 )
+from videotune.studio.base_model_problem import problem_of_run
+from videotune.studio.checkpoint_words import describe_best_step, is_unmeasured
 from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.run_settings import changed_settings
+from videotune.studio.start_questions import ask_before_start
 from videotune.studio.status import (
     checkpoints,
     process_progress,
@@ -56,7 +59,6 @@ from videotune.studio.web import (
     render,
     reply,
 )
-from videotune.text import plain
 
 routes = APIRouter()
 
@@ -204,6 +206,7 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "best": best,
         "best_why": best_why,
         "best_note": "" if best_why else describe_best_step(verdict, best, saves),
+        "is_unmeasured": is_unmeasured(run, best, best_why),
         "kept": kept_figures(run),
         "saves": saves,
         "waits": waits,
@@ -215,25 +218,6 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "busy": code in BUSY_STATUSES,
         "beat": mapping(run.life),
     }
-
-
-def describe_best_step(
-    verdict: Mapping[str, Any],
-    recommended: int | None,
-    saves: Sequence[tuple[int, Path]],
-) -> str:
-    """Return why the step with the lowest error on held-out clips is not the recommended
-    one; empty if it is, or if the recommendation's own reason says so.
-    """
-    best = number(verdict["best_step"])
-    if best is None or recommended is None or best == recommended or verdict["turned"]:
-        return ""
-    lowest = f"the error on held-out clips was lowest at step {plain(best)}"
-    if best == 0:
-        return f"{lowest}, the base model itself"
-    if best not in [step for step, _ in saves]:
-        return f"{lowest}, of which there is no checkpoint"
-    return f"{lowest}; the later steps are as good within what chance explains"
 
 
 def run_part(page: PageContext) -> str:
@@ -256,6 +240,9 @@ def run_part(page: PageContext) -> str:
     return render(
         "train_run",
         **run_data,
+        problem=problem_of_run(
+            run, run_data["entry"], run_data["job"], run_data["code"]
+        ),
         doctor=doctor,
         findings=findings,
         exposure=exposure(run),
@@ -562,6 +549,9 @@ def start(page: CurrentPage, form: PostedForm) -> Response:
     """Queue a new run with the project's settings, or from a checkpoint of another run."""
     project = page.current_project
     keys = None
+    questions = None if form["run"] else ask_before_start(project, form)
+    if questions is not None:
+        return questions
     if form["run"]:
         run = run_folder(project, form["run"])
         check_run_paths(page, run)

@@ -27,6 +27,7 @@ from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
 from videotune.studio.setting_names import in_page_words
 from videotune.studio.terms import in_studio_terms
+from videotune.text import without_thousands_marks
 
 STATIC = Path(__file__).parent / "static"
 
@@ -125,6 +126,8 @@ class FormData(dict[str, str]):
             VideotuneError: if the text is not a number.
         """
         value = self[key].strip()
+        if not decimal:
+            value = without_thousands_marks(value)
         pattern = DECIMAL if decimal else INTEGER
         if value and not pattern.fullmatch(value):
             expected = "a number" if decimal else "a whole number"

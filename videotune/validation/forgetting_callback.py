@@ -427,6 +427,10 @@ class _About:
     own_guidance: float
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool(tensor.isfinite().all())
+
+
 def _from_tensors(
     tensors: dict[str, Any], prompts: int, guidance: float
 ) -> BaseReading | None:
@@ -434,13 +438,21 @@ def _from_tensors(
     names = ("prompt", "empty", "path_errors", "video")
     if not all(name in tensors for name in names):
         return None
-    predictions = [tensors[name] for name in ("prompt", "empty")]
-    shape = predictions[0].shape
-    is_whole = len(shape) == 3 and tuple(shape[:2]) == (prompts, LEVELS)
-    if not is_whole or any(tensor.shape != shape for tensor in predictions):
+    if not all(_is_finite(tensor) for tensor in tensors.values()):
         return None
-    rows = [tensors[name] for name in ("path_errors", "video")]
-    if any(len(tensor) != prompts for tensor in rows):
+
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if any(shape[:1] != (prompts,) for shape in shapes.values()):
+        return None
+    latents = [tensors[name] for name in ("video", "sound") if name in tensors]
+    numbers = sum(latent[0].numel() for latent in latents)
+    predictions = [tensors[name] for name in ("prompt", "empty")]
+    is_read_at_all_levels = all(
+        tuple(tensor.shape) == (prompts, LEVELS, numbers) for tensor in predictions
+    )
+    has_videos = len(shapes["video"]) == 5
+    has_errors = shapes["path_errors"] == (prompts,)
+    if not is_read_at_all_levels or not has_videos or not has_errors:
         return None
 
     sounds: Sequence[Tensor | None] = tensors.get("sound", [None] * prompts)

@@ -19,6 +19,8 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   function choose(path) {
     dialog.close();
+    const group = field.closest("details.keys");
+    if (group) group.open = true;
     field.value = path;
     for (const name of ["input", "change"]) field.dispatchEvent(new Event(name, { bubbles: true }));
     field.focus();

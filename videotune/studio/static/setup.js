@@ -276,6 +276,5 @@
     if (field) { field.scrollIntoView({ block: "center" }); field.focus(); }
   }
   addEventListener("hashchange", showField); showField();
-  if (location.hash === "#presets") $("presets").showModal();
   presets(); ready();
 })();

@@ -42,28 +42,36 @@
     $("shortcut-list").replaceChildren(...rows.flat());
   }
 
-  // The next step leads to its place: that is marked, and its button has the focus, so that Enter does it.
+  // The next step leads to its place, also on the same page: a dialog opens, a part comes into sight and is marked, and
+  // its button has the focus, so that Enter does it.
   function lead() {
-    const place = location.hash ? $(decodeURIComponent(location.hash.slice(1))) : null;
-    if (!place) return;
+    const named = location.hash ? $(decodeURIComponent(location.hash.slice(1))) : null, place = named ?? $("main");
+    if (place.matches("dialog")) { if (!place.open) place.showModal(); return; }
     const within = (selector) => place.querySelector(selector);
-    const button = place.matches(".btn") ? place : within("textarea.caption:placeholder-shown") ?? within(".btn.primary:not(:disabled)");
-    const marked = button ?? place;
-    place.scrollIntoView({ block: "nearest" });
+    const button = place.matches(".btn:not(:disabled)") ? place : within("textarea.caption:placeholder-shown") ?? within(".btn.primary:not(:disabled)");
+    // a button that cannot be pressed is explained beside it
+    const why = place.matches(":disabled") ? $(place.getAttribute("aria-describedby")) : null, marked = button ?? why ?? place;
+    const aside = place.closest(".plan-side");
+    if (aside && !button) aside.classList.add("open");
+    (button ?? marked).scrollIntoView({ block: "nearest" });
+    if (!button && place.getBoundingClientRect().top < 0) place.scrollIntoView({ block: "start" });
     marked.classList.add("led-to");
     const unmark = () => marked.classList.remove("led-to");
-    if (button) { button.focus({ preventScroll: true }); button.addEventListener("blur", unmark, { once: true }); }
-    else setTimeout(unmark, 2500);
+    if (!button && marked.tabIndex < 0) marked.tabIndex = -1;
+    (button ?? marked).focus({ preventScroll: true });
+    if (button) button.addEventListener("blur", unmark, { once: true });
+    else setTimeout(unmark, 4000);
   }
   document.addEventListener("click", (event) => {
     const link = event.target.closest("#next-step");
-    if (!link || !link.hash || link.pathname + link.search !== location.pathname + location.search) return;
+    if (!link || link.pathname + link.search !== location.pathname + location.search) return;
     event.preventDefault();  // the browser's own jump would take the focus away again
-    history.replaceState(null, "", link.hash);
+    history.replaceState(null, "", link.hash || location.pathname + location.search);
     lead();
   });
   addEventListener("load", () => {
-    if (location.hash && $("next-step")?.hash === location.hash) setTimeout(lead, 100);
+    const place = location.hash && $(decodeURIComponent(location.hash.slice(1)));
+    if (place && (place.matches("dialog") || $("next-step")?.hash === location.hash)) setTimeout(lead, 100);
   });
 
   let first = "", since = 0;  // the first key of a pair such as "g d"

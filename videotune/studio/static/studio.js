@@ -4,7 +4,24 @@
   const $ = (id) => document.getElementById(id);
   const esc = (words) => String(words ?? "").replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
+  // What is wrong with a form is said in its dialog, above its buttons, until it is sent again or closed.
+  function tellInDialog(dialog, words) {
+    const line = dialog.querySelector(".dialog-error") || document.createElement("p"), forms = [...dialog.querySelectorAll("form")];
+    const form = forms.find((one) => one.contains(document.activeElement)) || forms.find((one) => one.dataset.sent) || forms[0], buttons = form?.querySelector(".row.end");
+    line.className = "notice bad dialog-error"; line.setAttribute("role", "alert"); line.textContent = words;
+    buttons ? buttons.before(line) : dialog.append(line);
+    line.scrollIntoView({ block: "nearest" });
+  }
+  const forget = (dialog) => dialog?.querySelector(".dialog-error")?.remove();
+  document.addEventListener("submit", (event) => {
+    for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
+    event.target.dataset.sent = "1"; forget(event.target.closest("dialog"));
+  }, true);
+  document.addEventListener("close", (event) => forget(event.target), true);
+
   function toast(words, bad) {
+    const dialog = [...document.querySelectorAll("dialog.sheet[open]")].at(-1);
+    if (bad && dialog?.querySelector("form .row.end")) return tellInDialog(dialog, words);
     const line = document.createElement("div"), close = document.createElement("button");
     line.className = bad ? "toast bad" : "toast"; line.append(words);
     if (bad) line.setAttribute("role", "alert");
@@ -64,6 +81,17 @@
     $("confirm-words").textContent = event.detail.question;
     $("confirm-yes").onclick = () => { $("confirm").close(); event.detail.issueRequest(true); };
     $("confirm").showModal();
+  });
+
+  // A training that downloads much, takes days or does not fit is asked about; "Start anyway" sends the form again.
+  document.addEventListener("ask", (event) => {
+    const form = event.target.closest("form"), dialog = $("start-ask");
+    $("start-ask-lines").replaceChildren(...event.detail.lines.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
+    $("start-ask-yes").onclick = () => {
+      const sure = Object.assign(document.createElement("input"), { type: "hidden", name: "sure", value: "1" });
+      dialog.close(); form.append(sure); htmx.trigger(form, "submit"); sure.remove();
+    };
+    dialog.showModal(); raise();
   });
 
   // dialogs, menus, explanations
@@ -172,6 +200,17 @@
     const share = document.querySelector("#r-status [data-share]")?.dataset.share;
     document.title = share ? `${share} · ${own}` : own;
   }
+  // How tall the bar at the top is, which stays in sight, and the plan: what stands below them or beside them goes by it.
+  function measure() {
+    const top = document.querySelector(".top"), plan = document.querySelector(".plan-side");
+    if (top) document.documentElement.style.setProperty("--top", `${top.offsetHeight}px`);
+    if (plan) document.documentElement.style.setProperty("--plan-height", `${plan.offsetHeight}px`);
+  }
+  document.addEventListener("DOMContentLoaded", () => {
+    const sizes = new ResizeObserver(measure);
+    for (const part of document.querySelectorAll(".top, .plan-side")) sizes.observe(part);
+    measure();
+  });
   document.addEventListener("visibilitychange", listen);
   addEventListener("pagehide", () => stream?.close());
   addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });

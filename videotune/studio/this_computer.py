@@ -1,0 +1,130 @@
+"""What a plan takes for granted and this computer may not have: the card, the base model,
+and room on the disks.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+
+from videotune.config.nested_keys import flatten
+from videotune.reporter.read import mapping, number
+from videotune.studio import gpu, model_choices
+from videotune.studio.auto_caption import HUB_MODEL
+from videotune.studio.form import inherited_values
+from videotune.studio.hub_models import downloaded_models
+from videotune.studio.projects import Project, draft
+
+OWN_WEIGHTS = ("base_parts", "transformer.file", "text_encoder.file", "vae.file")
+"""Settings that name weights which are then not downloaded with the base model."""
+
+CACHE_SIZES = ("latent_bytes", "condition_bytes", "text_bytes_at_most")
+"""Sizes of the plan that belong to the cache of encoded clips."""
+
+
+@dataclass(frozen=True)
+class PendingDownload:
+    """A base model that a training would download first."""
+
+    model: str
+
+    gigabytes: float | None
+    """10^9 bytes of its published files; None if they are not known."""
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """What a training writes to a disk, and what is free there."""
+
+    folder: Path
+    needed_bytes: float
+    free_bytes: int
+
+    @property
+    def short_bytes(self) -> float:
+        """How much is missing; 0 if it is enough."""
+        return max(0.0, self.needed_bytes - self.free_bytes)
+
+
+def card_elsewhere(project: Project) -> str:
+    """Return the name of the chosen card, if this computer has no NVIDIA card; else ""."""
+    card = model_choices.chosen_card(project.facts)
+    return card.name if card.name and not gpu.list_gpus() else ""
+
+
+def needs_a_card(project: Project) -> bool:
+    """Return whether the project's model trains on cards only, and this computer has
+    none.
+    """
+    return not model_choices.runs_anywhere(project.preset) and not gpu.list_gpus()
+
+
+def notes_on_this_computer(project: Project) -> list[str]:
+    """Return notes on the time of a trial, and on the download of the base model."""
+    if not project.has_model:
+        return []
+    if model_choices.runs_anywhere(project.preset):
+        card = card_elsewhere(project)
+        note = (
+            f"The time is that of {card}. On the CPU of this computer it takes minutes."
+        )
+        return [note] if card else []
+
+    download = pending_download(project)
+    if download is None:
+        return []
+    size = "it is downloaded"
+    if download.gigabytes is not None:
+        size = f"about {download.gigabytes:.0f} GB are downloaded"
+    return [
+        f"{download.model} is not on this computer: {size} when the training starts."
+    ]
+
+
+def pending_download(project: Project) -> PendingDownload | None:
+    """Return the base model that a training would download; None if it is here."""
+    if not project.has_model:
+        return None
+    values = {**inherited_values(project.preset), **flatten(draft(project))}
+    base = str(values["base_model_name"])
+    names = [model.name for model in downloaded_models()]
+    if not HUB_MODEL.fullmatch(base) or base in names or Path(base).exists():
+        return None
+
+    is_replaced = any(values.get(key) for key in OWN_WEIGHTS)
+    gigabytes = None if is_replaced else model_choices.download_size(base)
+    return PendingDownload(base, gigabytes)
+
+
+def disk_needs(project: Project, plan: Mapping[str, Any]) -> list[DiskNeed]:
+    """Return what a training writes to each disk: its run and cache to the project's,
+    the base model to that of the Hub's folder.
+    """
+    sizes = mapping(plan.get("disk"))
+    needed = number(sizes["run_bytes"]) or 0.0
+    is_encoded = any((project.folder / "runs").glob("*/journal.jsonl"))
+    if not is_encoded:
+        needed += sum(number(sizes[name]) or 0.0 for name in CACHE_SIZES)
+    need_by_folder = {project.folder: needed}
+
+    download = pending_download(project)
+    if download is not None and download.gigabytes is not None:
+        hub_folder = existing_folder(Path(constants.HF_HUB_CACHE))
+        is_same_disk = os.stat(hub_folder).st_dev == os.stat(project.folder).st_dev
+        folder = project.folder if is_same_disk else hub_folder
+        need_by_folder.setdefault(folder, 0.0)
+        need_by_folder[folder] += download.gigabytes * 1e9
+
+    return [
+        DiskNeed(folder, needed_bytes, shutil.disk_usage(folder).free)
+        for folder, needed_bytes in need_by_folder.items()
+    ]
+
+
+def existing_folder(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
