@@ -400,7 +400,7 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     exports = []
     for step in steps:
         # Sharded weights are read from the checkpoint, which all processes have written.
-        reads_checkpoint = step != job.steps or why == "early" or trainer.rows
+        reads_checkpoint = step != job.steps or why == "early" or trainer.shard_rows
         run = trainer.run
         state = pick(run, step).result() if reads_checkpoint else trainer.result
         warn = partial(trainer.journal.warn, step)

@@ -139,15 +139,15 @@ def announce(trainer: Trainer, resumed: Resumed | None) -> None:
 def _count_parameters(trainer: Trainer) -> int:
     """Count what trains, of a sharded network all processes' rows."""
     replicated = [
-        p for name, p in trainer.parameters.items() if name not in trainer.rows
+        p for name, p in trainer.parameters.items() if name not in trainer.shard_rows
     ]
     count = sum(parameter.numel() for parameter in replicated)
-    return count + sum(prod(shard.full_shape) for shard in trainer.rows.values())
+    return count + sum(prod(shard.full_shape) for shard in trainer.shard_rows.values())
 
 
 def _count_modules(trainer: Trainer) -> int:
     modules = set()
-    for name in {*trainer.parameters, *trainer.rows}:
+    for name in {*trainer.parameters, *trainer.shard_rows}:
         parsed = parse_param_name(name)
         modules.add(parsed[0] if parsed else name.rpartition(".")[0])
     return len(modules)

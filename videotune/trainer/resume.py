@@ -431,7 +431,7 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
     Raises VideotuneError if a part is missing, damaged or does not fit.
     """
     folder = str(checkpoint.folder)
-    rows = trainer.rows
+    rows = trainer.shard_rows
     share = (trainer.dist.rank, trainer.dist.size)
     weights = checkpoint.load("weights", rows, share)
     optimizer_tensors = checkpoint.load("optimizer", rows, share)

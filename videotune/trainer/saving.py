@@ -87,7 +87,7 @@ class Saving(Callback):
     def run(self, trainer: Trainer, step: int) -> None:
         """Write the checkpoint that ``due`` asked for."""
         kind = self._kind
-        if trainer.rows:  # all processes write, and the main one knows the kind
+        if trainer.shard_rows:  # all processes write, and the main one knows the kind
             kind = trainer.dist.broadcast(kind)
         save(trainer, step, kind)
 
@@ -207,7 +207,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
         VideotuneError: as ``finish_pending_save`` does.
     """
     dist = trainer.dist
-    is_sharded = bool(trainer.rows)
+    is_sharded = bool(trainer.shard_rows)
     if step == 0 or not (dist.is_main or is_sharded):
         return
 
@@ -225,26 +225,26 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
 
     if not (thread and _all_have_room(trainer, parts)):
         write = _writing(trainer, step, kind, parts, state)
-        trainer.saving = PendingSave(step, begun, write, is_shared=is_sharded)
-        trainer.saving.waited = time.perf_counter() - begun
+        trainer.pending_save = PendingSave(step, begun, write, is_shared=is_sharded)
+        trainer.pending_save.waited = time.perf_counter() - begun
         trainer.saved_at = time.monotonic()
         finish_pending_save(trainer)
         return
 
     copies, arrived = host_copy(parts)
     write = _writing(trainer, step, kind, copies, state, arrived)
-    trainer.saving = PendingSave(step, begun, write, is_shared=is_sharded)
+    trainer.pending_save = PendingSave(step, begun, write, is_shared=is_sharded)
     trainer.saved_at = time.monotonic()
 
     pool = pool_without_openmp(1)
-    trainer.saving.written = pool.submit(write)
+    trainer.pending_save.written = pool.submit(write)
     pool.shutdown(wait=False)
-    trainer.saving.waited = time.perf_counter() - begun
+    trainer.pending_save.waited = time.perf_counter() - begun
 
 
 def _all_have_room(trainer: Trainer, parts: CheckpointParts) -> bool:
     """Return whether each process that saves has room for a copy of what it saves."""
-    if not trainer.rows:
+    if not trainer.shard_rows:
         return has_room_for_copy(parts, processes=1)
     has_room = has_room_for_copy(parts, processes_here())
     return not trainer.dist.any_process(not has_room)[0]
@@ -268,7 +268,7 @@ def _writing(
         state: content of state.json.
         arrived: an event after which the tensors are there.
     """
-    rows = trainer.rows
+    rows = trainer.shard_rows
 
     def write() -> Checkpoint:
         if arrived is not None:
@@ -287,7 +287,7 @@ def _state_of(trainer: Trainer, parts: CheckpointParts) -> dict[str, Any]:
     """Return the content of a checkpoint's state.json."""
     with_state = names_with_state(parts["optimizer"])
     without_state = [name for name in trainer.parameters if name not in with_state]
-    if trainer.rows:
+    if trainer.shard_rows:
         all_names: list[str] = []
         for names in trainer.dist.all_gather(without_state):
             all_names += names
@@ -302,7 +302,7 @@ def _state_of(trainer: Trainer, parts: CheckpointParts) -> dict[str, Any]:
 
 def is_writing(trainer: Trainer) -> bool:
     """Return whether a thread of this process still writes a checkpoint."""
-    return trainer.saving is not None and trainer.saving.is_being_written
+    return trainer.pending_save is not None and trainer.pending_save.is_being_written
 
 
 def finish_pending_save(trainer: Trainer) -> None:
@@ -316,10 +316,10 @@ def finish_pending_save(trainer: Trainer) -> None:
         VideotuneError: if the disk is broken, or the user ends the waiting; and any
             error of the thread.
     """
-    pending = trainer.saving
+    pending = trainer.pending_save
     if pending is None:
         return
-    trainer.saving = None
+    trainer.pending_save = None
     begun = time.perf_counter()
     written = pending.written
 
@@ -343,14 +343,14 @@ def settle_pending_save(trainer: Trainer) -> None:
     Raises:
         VideotuneError: as ``finish_pending_save`` does, if no other process writes.
     """
-    pending = trainer.saving
+    pending = trainer.pending_save
     if pending is None:
         return
     if not pending.is_shared or pending.written is None:
         finish_pending_save(trainer)
         return
 
-    trainer.saving = None
+    trainer.pending_save = None
     error = pending.written.exception()
     if error is None:
         _note_saved(trainer, pending, pending.written.result())
@@ -362,8 +362,8 @@ def wait_for_writer(trainer: Trainer) -> None:
     """Wait until no thread writes, whatever comes of it: a process that has left the
     others can send no message.
     """
-    if trainer.saving is not None and trainer.saving.written is not None:
-        wait([trainer.saving.written])
+    if trainer.pending_save is not None and trainer.pending_save.written is not None:
+        wait([trainer.pending_save.written])
 
 
 def _note_saved(trainer: Trainer, pending: PendingSave, saved: Checkpoint) -> None:
@@ -575,6 +575,8 @@ def save_what_is_good(trainer: Trainer, step: int) -> str:
     """
     finish_pending_save(trainer)
     saved_steps = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
-    if step and (trainer.rows or (trainer.dist.is_main and step not in saved_steps)):
+    if step and (
+        trainer.shard_rows or (trainer.dist.is_main and step not in saved_steps)
+    ):
         save(trainer, step, thread=False)  # there may be no memory for a copy
     return rescue_message(trainer.run)

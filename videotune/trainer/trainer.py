@@ -84,7 +84,7 @@ class Trainer:
     """How many of the latest steps were not finite."""
     saved_at: float = field(default_factory=time.monotonic)
     """When a checkpoint was last begun."""
-    saving: PendingSave | None = None
+    pending_save: PendingSave | None = None
     """The checkpoint that is being written."""
     paused_at: float | None = None
     """Since when the run has waited for room on its disk."""
@@ -136,7 +136,7 @@ class Trainer:
         return self.averages or self.parameters
 
     @property
-    def rows(self) -> dict[str, Shard]:
+    def shard_rows(self) -> dict[str, Shard]:
         """This process's shards of what trains, by the names of checkpoints.
 
         Empty without sharding.
