@@ -339,8 +339,9 @@ class ModelSpec:
         is_on_channels = self.image_conditioning == "concat"
         return self.required_conditions | ({"first_frame"} if is_on_channels else set())
 
-    def is_shown_alone(self, types: frozenset[str]) -> bool:
-        """Whether the cache keeps these conditions' channels apart from the clip's entry.
+    def has_own_entry(self, types: frozenset[str]) -> bool:
+        """Whether what channels show of these conditions has a cache entry of its own,
+        apart from the clip's.
 
         Channels of an image are zeros without a condition, control channels never are.
         """

@@ -225,7 +225,7 @@ def made(
         spec=SimpleNamespace(
             is_in_place=lambda condition: False,
             is_on_channels=lambda condition: False,
-            is_shown_alone=bool,
+            has_own_entry=bool,
             patch=(1, 2, 2),
             image_conditioning="none",
             shift_by_tokens=None,

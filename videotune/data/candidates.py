@@ -21,8 +21,8 @@ from videotune.data.captions import (
     split_variants,
 )
 from videotune.data.clip_file import ClipFile, Role, repeats_of
-from videotune.data.companion_files import BESIDE
-from videotune.data.companions import Companion, alpha_mask, check_companion
+from videotune.data.companion_files import FOLDER_OF_ROLE
+from videotune.data.companions import ALPHA, Companion, alpha_mask, check_companion
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import shrink_factor
@@ -93,6 +93,12 @@ class Candidate:
     """Path of another clip that looks nearly the same. That is only a warning: both
     stay in training.
     """
+
+    @property
+    def alpha_is_mask(self) -> bool:
+        """Whether the clip's alpha channel is its loss mask."""
+        mask = self.companions.get("loss_mask")
+        return mask is not None and mask.content_id.endswith(ALPHA)
 
     @property
     def path(self) -> str:
@@ -342,7 +348,7 @@ def _attach_and_check_companions(candidate: Candidate, config: Config) -> None:
         candidate.companions["loss_mask"] = mask
     for companion in candidate.companions.values():
         check_companion(companion, candidate.media)
-    for role, folder in BESIDE.items():
+    for role, folder in FOLDER_OF_ROLE.items():
         if role in config.condition_types and role not in candidate.companions:
             raise ClipProblem(
                 f"no_{role}",
@@ -355,7 +361,7 @@ def _fill(candidate: Candidate, config: Config, rules: VideoRules) -> None:
     """Set size, windows and captions of a candidate without a problem so far."""
     candidate.place_windows(config, rules)
     damaged_at = candidate.scan.damaged_at if candidate.scan is not None else None
-    if damaged_at is not None and damaged_at < max(candidate.placement.ends):
+    if damaged_at is not None and damaged_at < max(candidate.placement.shown_until):
         raise ClipProblem(
             "decode_error",
             f"its frames are damaged from {damaged_at:.2f} s on, within its windows",

@@ -136,7 +136,7 @@ def _spans(placement: WindowPlacement) -> list[list[float]]:
     """Return start and end of each window in seconds."""
     return [
         [window.start, end]
-        for window, end in zip(placement.windows, placement.ends, strict=True)
+        for window, end in zip(placement.windows, placement.shown_until, strict=True)
     ]
 
 
@@ -287,7 +287,7 @@ def _add_content_hints(
     scan = candidate.scan
 
     _add_stream_hints(candidate, serious, notes)
-    if info.transparent:
+    if info.transparent and not candidate.alpha_is_mask:
         text = "transparency is ignored: hidden pixels become visible"
         serious.append(Remark("transparency", text))
     if candidate.looks_like is not None:
@@ -356,8 +356,8 @@ def _add_stream_hints(
         serious.append(Remark("unread", text))
     if info.turned_at is not None:
         text = (
-            f"its pictures have another shape from {info.turned_at:.2f} s on, where the "
-            "clip is ended"
+            "its pictures have another shape or other colours (HDR) from "
+            f"{info.turned_at:.2f} s on, where the clip is ended"
         )
         serious.append(Remark("turned", text))
 
@@ -384,7 +384,7 @@ def _add_stream_hints(
 
 def _cuts_inside_windows(scan: ContentScan, placement: WindowPlacement) -> list[float]:
     """Return the seconds of the cuts that at least one window crosses."""
-    spans = list(zip(placement.windows, placement.ends, strict=True))
+    spans = list(zip(placement.windows, placement.shown_until, strict=True))
     cuts = []
     for cut in scan.cuts:
         if any(window.start < cut < end for window, end in spans):

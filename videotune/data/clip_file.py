@@ -1,6 +1,5 @@
 """Clip files: a clip on disk with its caption, as a dataset layout finds it."""
 
-import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from videotune.data.captions import split_variants
+from videotune.data.folder_walk import walk_folders
 from videotune.data.images import IMAGE_SUFFIXES, is_animated
 from videotune.data.probe import VIDEO_SUFFIXES
 
@@ -16,8 +16,9 @@ Role = Literal["loss_mask", "mask", "start_image", "reference", "control"]
 
 loss_mask: white where the loss counts ``loss_mask.inside``, black where it counts
 ``loss_mask.outside``. mask: white where a sample conditioned on the rest is to be
-painted. start_image: the image that a clip is conditioned on instead of its
-first frame.
+painted. A file in ``masks/`` has both roles. start_image: the image that a clip is
+conditioned on instead of its first frame. reference: pictures of what the clip shows.
+control: a video that guides it frame by frame, such as depth or poses.
 """
 
 ROLE_LABELS: Mapping[str, str] = {
@@ -100,8 +101,7 @@ def is_video(path: Path) -> bool:
 
 def has_clip_files(folder: Path) -> bool:
     """Return whether a folder has clips as files, at any depth."""
-    for _, folder_names, names in os.walk(folder):
-        folder_names[:] = [name for name in folder_names if not name.startswith(".")]
+    for _, names in walk_folders(folder):
         if any(name.lower().endswith(CLIP_SUFFIXES) for name in names):
             return True
     return False

@@ -27,10 +27,10 @@ MASK_FOLDERS = (*LOSS_FOLDERS, "masks")
 CONDITION_FOLDERS = ("masks",)
 """Folders of masks that say what a sample is conditioned on."""
 
-BESIDE: dict[Role, str] = {"reference": "references", "control": "controls"}
+FOLDER_OF_ROLE: dict[Role, str] = {"reference": "references", "control": "controls"}
 """Folders of the files that some conditions show, by role."""
 
-COMPANION_FOLDERS = (*MASK_FOLDERS, *BESIDE.values())
+COMPANION_FOLDERS = (*MASK_FOLDERS, *FOLDER_OF_ROLE.values())
 """Folders of files that belong to clips."""
 
 MASK_LABEL = "-masklabel"
@@ -161,7 +161,7 @@ class CompanionFiles:
             "mask": self._beside(stem, CONDITION_FOLDERS),
             "start_image": self._start_images.get(clip),
         }
-        for role, folder in BESIDE.items():
+        for role, folder in FOLDER_OF_ROLE.items():
             paths[role] = self._beside(stem, (folder,))
         return {role: path for role, path in paths.items() if path is not None}
 

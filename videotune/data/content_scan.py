@@ -122,8 +122,8 @@ class ContentScan:
     """
 
     turned_at: Number | None = None
-    """Timestamp of the first frame of another shape than the first frame; nothing after
-    it was scanned.
+    """Timestamp of the first frame of another shape than the first frame, or with HDR where
+    that one has none; nothing after it was scanned.
     """
 
     sizes: Count = 1

@@ -118,15 +118,22 @@ def scan(
         *notes,
     ]
     parts_of_library = LibraryParts(candidates, locations, notes, rules, config.seed)
+    # A note of the index is about this scan, and would be repeated at each later start.
     return _build_library(parts_of_library, None if index.notes else inputs)
 
 
-def _build_library(parts: LibraryParts, inputs: Inputs | None) -> Library:
-    """Put a library together: in memory, or if it is large in files."""
+def _build_library(parts: LibraryParts, remember_for: Inputs | None) -> Library:
+    """Put a library together: in memory, or if it is large in files.
+
+    Args:
+        parts: what it is made of.
+        remember_for: inputs by which a later start finds the files again. None: they are
+            not kept.
+    """
     if len(parts.candidates) < FEWEST_CLIPS:
         return build_in_memory(parts)
-    is_lasting = may_be_remembered(parts.candidates, inputs)
-    return build_in_files(parts, inputs if is_lasting else None)
+    is_lasting = may_be_remembered(parts.candidates, remember_for)
+    return build_in_files(parts, remember_for if is_lasting else None)
 
 
 @dataclass

@@ -48,13 +48,13 @@ class WindowPlacement:
     windows: tuple[Window, ...] = ()
     """All windows; with several frame counts, those of the largest first."""
 
-    ends: tuple[float, ...] = ()
-    """Second at which the last frame of each window ends, at the latest possible start.
+    shown_until: tuple[float, ...] = ()
+    """Second up to which each window shows the clip, at its latest possible start: the end
+    of its last frame. 0 for an image.
 
-    It is ``Window.end``, with two exceptions. If frames between those of a sample are
-    skipped, ``Window.end`` also counts the skipped ones after the last frame, and is
-    later. If the last frame is held, ``Window.end`` is where that frame begins, and is
-    earlier. The end of an image is 0.
+    ``Window.end`` is the bound for drawing frame times. It is later if frames between
+    those of a sample are skipped, because it counts those after the last one, too, and
+    earlier if the last frame is held.
     """
 
     frames: int = 0
@@ -134,14 +134,15 @@ def _merge(placements: Sequence[WindowPlacement]) -> WindowPlacement:
 
     The cut seconds are those of the count that shows most of the clip.
     """
-    window_ends: dict[Window, float] = {}
+    # Two frame counts may become the same valid one, whose windows are equal.
+    shown_until: dict[Window, float] = {}
     for placement in placements:
-        window_ends.update(zip(placement.windows, placement.ends, strict=True))
+        shown_until.update(zip(placement.windows, placement.shown_until, strict=True))
 
     return replace(
         placements[0],
-        windows=tuple(window_ends),
-        ends=tuple(window_ends.values()),
+        windows=tuple(shown_until),
+        shown_until=tuple(shown_until.values()),
         repeats_share=max(placement.repeats_share for placement in placements),
         seconds_cut=min(placement.seconds_cut for placement in placements),
         frames_cut=min(placement.frames_cut for placement in placements),
@@ -217,7 +218,7 @@ class _WindowPlacer:
         all_frames = self.fitting_frames(self.info.seconds)
         return WindowPlacement(
             windows=tuple(windows),
-            ends=ends,
+            shown_until=ends,
             frames=frames,
             seconds_cut=max(0.0, self.info.seconds - covered_seconds),
             repeats_share=_repeats_share(self.info, windows),
@@ -234,7 +235,7 @@ class _WindowPlacer:
                 f"an image is one frame, and this model takes {frame_rule(self.rules)}",
             )
         window = self._window(0.0, 1 / self.fps, 1)
-        return WindowPlacement(windows=(window,), ends=(0.0,), frames=1)
+        return WindowPlacement(windows=(window,), shown_until=(0.0,), frames=1)
 
     def _too_short(self, frames: int) -> ClipProblem:
         """Build the problem of a clip (or of all its scenes) without room for a window."""

@@ -23,6 +23,7 @@ from videotune.data.companion_files import (
     CompanionSettings,
     companion_folders_beside,
 )
+from videotune.data.folder_walk import LinkGuard
 from videotune.data.frame_folders import find_frame_folders
 from videotune.data.layout_notes import UNSUPPORTED_SUFFIXES, LayoutNotes
 from videotune.data.listed_paths import ListedPaths
@@ -63,8 +64,8 @@ def read_folder(
     """Find all videos and images in a folder, and those that its metadata files list.
 
     A clip below a folder ``videos`` or ``images`` has its caption at the same path
-    below the sibling folder ``captions``, or else next to itself. A row of a
-    metadata.csv or .jsonl has precedence over both. Hidden files and folders are
+    below the sibling folder ``captions``, or else next to itself. A row of a metadata
+    file (``METADATA_NAMES``) has precedence over both. Hidden files and folders are
     ignored; links are followed.
 
     Args:
@@ -99,7 +100,7 @@ def read_folder(
         for run_folder in folder.run_folders
     ]
     layout_notes = LayoutNotes(
-        clips, folder.files, folder.rows, folder.prefix, caption_suffix
+        clips, folder.is_linked, folder.rows, folder.prefix, caption_suffix
     )
     notes = [*folder.metadata_notes, *run_notes, *folder.companion_notes(clips)]
     return clips, [*notes, *layout_notes.all()]
@@ -117,14 +118,14 @@ class _Layout(NamedTuple):
 class _Listing(NamedTuple):
     """The files of a dataset folder."""
 
-    files: dict[str, bool]
-    """Whether a link led to the file, by path."""
+    is_linked: dict[str, bool]
+    """Of each file, by its path, whether a link led to it."""
 
     run_folders: list[str]
     """Folders of training runs, whose files are left out."""
 
     outside_captions: dict[str, bool]
-    """Files of a ``captions`` folder beside the dataset folder, like ``files``."""
+    """Files of a ``captions`` folder beside the dataset folder, like ``is_linked``."""
 
 
 def _list_folder(root: Path) -> _Listing:
@@ -135,17 +136,17 @@ def _list_folder(root: Path) -> _Listing:
     outside_captions: dict[str, bool] = {}
     captions_folder = _captions_folder(root, root)
     try:
-        files = {
+        is_linked = {
             path.removeprefix(f".{os.sep}"): is_link
-            for path, is_link in _walk(str(root), frozenset(), False, run_folders)
+            for path, is_link in _walk(str(root), run_folders)
         }
         if captions_folder != root and captions_folder.is_dir():
-            outside_captions = dict(_walk(str(captions_folder), frozenset(), False, []))
+            outside_captions = dict(_walk(str(captions_folder), []))
     except OSError as error:
         raise VideotuneError(
             f"The folder {error.filename} cannot be read: {error.strerror}."
         ) from error
-    return _Listing(files, run_folders, outside_captions)
+    return _Listing(is_linked, run_folders, outside_captions)
 
 
 class _DatasetFolder:
@@ -170,8 +171,10 @@ class _DatasetFolder:
         self.prefix = "" if str(root) == "." else os.path.join(root, "")
 
         listing = _list_folder(root)
-        self.files = listing.files
-        """Whether a link led to the file, by path."""
+        self.is_linked = listing.is_linked
+        """Of each file, by its path, whether a link led to it."""
+
+        self.files = self.is_linked.keys()
 
         self.run_folders = listing.run_folders
         """Folders of training runs, which are ignored."""
@@ -183,7 +186,7 @@ class _DatasetFolder:
             self.files, companions, self._companions_outside()
         )
 
-        self.listed_paths = ListedPaths(root, within, self.files)
+        self.listed_paths = ListedPaths(root, within, self.is_linked)
 
         self.metadata_files: dict[str, str] = {}
         """Path of the metadata file by folder."""
@@ -199,16 +202,16 @@ class _DatasetFolder:
         self.frames: dict[str, tuple[Path, ...]] = {}
         """Images of the folders that are clips, in order."""
         if frame_folders:
-            files = self.files.keys() - self.companions.paths
+            files = self.files - self.companions.paths
             self.frames = find_frame_folders(files, str(root))
 
         self.caption_files = text_files_by_name(
             [*self.files, *listing.outside_captions], caption_suffix
         )
-        """Path of each text file, by that path with the suffix in lower case."""
+        """Path of each text file, by that path with the suffix as the dataset sets it."""
 
         self.foreign_captions = self._foreign_captions(
-            self.files | listing.outside_captions
+            self.is_linked | listing.outside_captions
         )
         """Targets of captions that are links out of the dataset, unless the target has the
         suffix of a caption. They are not read: through such a link a hostile dataset could
@@ -219,7 +222,7 @@ class _DatasetFolder:
         """Return the companions beside the folder if it is itself a ``videos`` folder."""
         companions: set[str] = set()
         for folder in companion_folders_beside(self.root):
-            for path, _ in _walk(str(folder), frozenset(), False, []):
+            for path, _ in _walk(str(folder), []):
                 if path.lower().endswith(CLIP_SUFFIXES):
                     companions.add(path)
         return companions
@@ -266,11 +269,11 @@ class _DatasetFolder:
                 "Give a folder that contains only clips."
             )
 
-    def _foreign_captions(self, files: Mapping[str, bool]) -> dict[str, str]:
+    def _foreign_captions(self, is_linked: Mapping[str, bool]) -> dict[str, str]:
         """Return the targets of links out of the dataset, by caption file."""
         targets = {}
         for path in self.caption_files.values():
-            if files[path]:
+            if is_linked[path]:
                 target = self.listed_paths.target_outside(path)
                 if target and not self._is_caption(target):
                     targets[path] = target
@@ -286,11 +289,11 @@ class _DatasetFolder:
         folder = os.path.dirname(path) or "."
         if folder in self.metadata_files:
             raise VideotuneError(
-                f"{folder} has both {' and '.join(METADATA_NAMES)}. Keep one of them."
+                f"{folder} has more than one of {', '.join(METADATA_NAMES)}. Keep one of them."
             )
         self.metadata_files[folder] = path
 
-        target = self.listed_paths.target_outside(path) if self.files[path] else ""
+        target = self.listed_paths.target_outside(path) if self.is_linked[path] else ""
         if target and not target.endswith((".csv", ".jsonl")):
             raise VideotuneError(
                 f"{path} is a link to {target}, outside {self.root}. Put the file itself there."
@@ -467,19 +470,34 @@ def _name_message(path: str) -> str:
     )
 
 
-def _walk(
-    folder: str, ancestors: frozenset[str], via_link: bool, run_folders: list[str]
-) -> Iterator[tuple[str, bool]]:
+def _walk(folder: str, run_folders: list[str]) -> Iterator[tuple[str, bool]]:
     """Yield the files below a folder, each with whether a link led to it.
 
     Args:
         folder: where to begin.
-        ancestors: real paths of the folders above, to stop at circular links.
-        via_link: whether a link led to the folder.
         run_folders: receives the folders of training runs, whose files are not yielded.
     """
-    real_path = os.path.realpath(folder)
-    if real_path in ancestors:
+    yield from _walk_from(folder, LinkGuard(), frozenset(), False, run_folders)
+
+
+def _walk_from(
+    folder: str,
+    guard: LinkGuard,
+    ancestors: frozenset[str],
+    via_link: bool,
+    run_folders: list[str],
+) -> Iterator[tuple[str, bool]]:
+    """Do what ``_walk`` does for a folder within it.
+
+    Args:
+        folder: the folder.
+        guard: stops at circular links.
+        ancestors: real paths of the folders above.
+        via_link: whether a link led to the folder.
+        run_folders: as in ``_walk``.
+    """
+    inner_ancestors = guard.enter(folder, ancestors)
+    if inner_ancestors is None:
         return
 
     with os.scandir(folder) as scanned_entries:
@@ -491,7 +509,9 @@ def _walk(
     for entry in entries:
         is_link = via_link or entry.is_symlink()
         if entry.is_dir():
-            yield from _walk(entry.path, ancestors | {real_path}, is_link, run_folders)
+            yield from _walk_from(
+                entry.path, guard, inner_ancestors, is_link, run_folders
+            )
         else:
             yield entry.path, is_link
 

@@ -40,6 +40,7 @@ from videotune.data.clip_table import (
     clip_from_json,
 )
 from videotune.data.companion_files import COMPANION_FOLDERS
+from videotune.data.folder_walk import LinkGuard, walk_folders
 from videotune.data.media_info import MediaInfo
 from videotune.data.remarks import codes_of, with_codes
 from videotune.data.window_table import WindowTable, WindowTableBuilder
@@ -130,7 +131,7 @@ class Inputs:
         for folder in self.folders:
             digest.update(b"\0folder\0")
             if os.path.isdir(folder):
-                _hash_folder(os.path.abspath(folder), digest, frozenset())
+                _hash_folder(os.path.abspath(folder), digest, LinkGuard(), frozenset())
         return digest.hexdigest()
 
     def take_fingerprint(self) -> None:
@@ -163,8 +164,7 @@ def _read_settings(config: Config) -> dict[str, Any]:
 def has_many_files(folders: Sequence[str], count: int) -> bool:
     """Return whether there are so many files in folders, at any depth."""
     for folder in folders:
-        for _, names, file_names in os.walk(folder, followlinks=True):
-            names[:] = [name for name in names if not name.startswith(".")]
+        for _, file_names in walk_folders(folder):
             count -= len(file_names)
             if count <= 0:
                 return True
@@ -187,10 +187,12 @@ def _folders_of(config: Config) -> list[str]:
     return folders
 
 
-def _hash_folder(folder: str, digest: Any, ancestors: frozenset[str]) -> None:
+def _hash_folder(
+    folder: str, digest: Any, guard: LinkGuard, ancestors: frozenset[str]
+) -> None:
     """Hash a folder's files, and those of the folders in it, as a dataset reads them."""
-    real_path = os.path.realpath(folder) if ancestors else folder
-    if real_path in ancestors:
+    inner_ancestors = guard.enter(folder, ancestors)
+    if inner_ancestors is None:
         return
 
     lines = []
@@ -214,7 +216,7 @@ def _hash_folder(folder: str, digest: Any, ancestors: frozenset[str]) -> None:
     text = "\n".join([folder, *lines, ""])
     digest.update(text.encode(errors="surrogateescape"))
     for subfolder in sorted(subfolders):
-        _hash_folder(subfolder, digest, ancestors | {real_path})
+        _hash_folder(subfolder, digest, guard, inner_ancestors)
 
 
 # -- writing ---------------------------------------------------------------------------

@@ -17,13 +17,13 @@ class ListedPaths:
     Args:
         root: the dataset's folder.
         within: links may lead to files of this folder.
-        files: whether a link led to a file, by the file's path.
+        is_linked: of each file, by its path, whether a link led to it.
     """
 
-    def __init__(self, root: Path, within: Path, files: Mapping[str, bool]) -> None:
+    def __init__(self, root: Path, within: Path, is_linked: Mapping[str, bool]) -> None:
         self._root = root
         self._within = within
-        self._files = files
+        self._is_linked = is_linked
         self._prefix = "" if str(root) == "." else os.path.join(root, "")
 
     def clip(self, row: MetadataRow, folder: str) -> str:
@@ -89,7 +89,7 @@ class ListedPaths:
         # Files that were found without following a link are inside. A path that was not
         # found, such as a hidden one, may be a link too.
         path = self._prefix + relative_path
-        may_be_link = self._files.get(path, True) and os.path.lexists(path)
+        may_be_link = self._is_linked.get(path, True) and os.path.lexists(path)
         target = self.target_outside(path) if may_be_link else ""
         if target:
             raise VideotuneError(

@@ -26,6 +26,7 @@ from videotune.data.clip_file import (
 )
 from videotune.data.companion_files import DEFAULT_COMPANIONS, CompanionSettings
 from videotune.data.file_checks import ARCHIVES, type_of_file
+from videotune.data.folder_walk import walk_folders
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import METADATA_NAMES, NO_COLUMNS, Columns
 from videotune.data.parquet_clips import (
@@ -132,7 +133,7 @@ def open_location(
         name = local_path.absolute().name
         return Location(folder, files, notes, name, home=local_path)
 
-    location = _open_parquet_folder(local_path, local_path, cache, progress, columns)
+    location = _open_by_parquet(local_path, local_path, cache, progress, columns)
     if location is not None:
         return location
     files, notes = read_clips(local_path)
@@ -152,15 +153,15 @@ def _open_rows(
     return Location(path.parent, files, notes, name=path.stem)
 
 
-def _open_parquet_folder(
+def _open_by_parquet(
     folder: Path,
     within: Path,
     cache: Path,
     progress: FileProgressFn,
     columns: Columns,
 ) -> Location | None:
-    """Open a folder whose clips are in Parquet files, or are listed there; None if the
-    clips are those of the folder's own files.
+    """Open a folder by its Parquet files, if they hold its clips or list them; None if
+    its clips are its own files, as in most datasets.
 
     Args:
         folder: the dataset's folder.
@@ -172,20 +173,39 @@ def _open_parquet_folder(
     """
     if not folder.is_dir():
         return None
+
+    # Beside clips they list something only if the dataset names their columns, and no
+    # metadata file does it.
     has_clips = has_clip_files(folder)
-    if has_clips and (columns == NO_COLUMNS or _has_metadata(folder)):
+    lists_clips = columns != NO_COLUMNS and not _has_metadata(folder)
+    if has_clips and not lists_clips:
         return None
+
     shards, notes = find_shards(folder, within)
     if not shards:
         return None
-
+    if has_clips:
+        return _clips_listed_by_parquet(folder, within, shards, notes, columns)
+    if all(clip_column_of(shard.path, columns) is None for shard in shards):
+        return None
+    root, files, clip_notes = read_parquet_clips(shards, cache, columns, progress)
     name = folder.absolute().name
-    if not has_clips:
-        if all(clip_column_of(shard.path, columns) is None for shard in shards):
-            return None
-        root, files, clip_notes = read_parquet_clips(shards, cache, columns, progress)
-        return Location(root, files, [*notes, *clip_notes], name, folder, within)
+    all_notes = [*notes, *clip_notes]
+    return Location(root, files, all_notes, name, home=folder, within=within)
 
+
+def _clips_listed_by_parquet(
+    folder: Path,
+    within: Path,
+    shards: Sequence[Shard],
+    notes: list[str],
+    columns: Columns,
+) -> Location:
+    """Open a folder whose clips are files of their own, one in each row.
+
+    Raises:
+        VideotuneError: if two rows name one clip.
+    """
     clips: dict[Path, ClipFile] = {}
     for shard in shards:
         files, row_notes = read_rows(shard.path, columns, folder)
@@ -197,13 +217,14 @@ def _open_parquet_folder(
                     f"{file.metadata_row}. Keep one row per clip."
                 )
             clips[file.path] = file
+    name = folder.absolute().name
     return Location(folder, list(clips.values()), notes, name, within=within)
 
 
 def _has_metadata(folder: Path) -> bool:
     """Return whether a folder has a metadata file, at any depth."""
     return any(
-        not set(METADATA_NAMES).isdisjoint(names) for _, _, names in os.walk(folder)
+        not set(METADATA_NAMES).isdisjoint(names) for _, names in walk_folders(folder)
     )
 
 
@@ -298,7 +319,7 @@ def _open_hub_parquet(
         return None
     _fetch_parquet(repo, root, names)
     repo_cache = root.parent.parent
-    location = _open_parquet_folder(root, repo_cache, cache, progress, columns)
+    location = _open_by_parquet(root, repo_cache, cache, progress, columns)
     if location is None:
         return None
     return replace(location, name=repo.split("/")[-1])
@@ -447,7 +468,9 @@ def _snapshot(
 
 def _any_case(suffix: str) -> str:
     """Return a glob pattern that matches a suffix in any case: ".mp4" -> ".[mM][pP]4"."""
-    letters = [f"[{char}{char.upper()}]" if char.isalpha() else char for char in suffix]
+    letters = [
+        f"[{char.lower()}{char.upper()}]" if char.isalpha() else char for char in suffix
+    ]
     return "".join(letters)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from videotune.config.schema import Config
 from videotune.data.candidates import Candidate
 from videotune.data.clip_file import ClipFile, Role
-from videotune.data.companion_files import BESIDE
+from videotune.data.companion_files import FOLDER_OF_ROLE
 from videotune.data.companions import ALPHA, Companion, column_of, is_missing
 from videotune.data.remarks import Remark, RemarkCode
 from videotune.errors import VideotuneError
@@ -41,7 +41,7 @@ def notes_on_masks(
             f"{counted(num_start_images, 'image')} of images/ with the name of a video in videos/: "
             "used as that video's start image, not as a clip"
         )
-    for role in BESIDE:
+    for role in FOLDER_OF_ROLE:
         if role in config.condition_types:
             continue
         num_files = len(_existing(files, role))

@@ -1,4 +1,4 @@
-"""The media index: media info and content scans of files, remembered between scans.
+"""The media index: media info and content scans of files, remembered from one start to the next.
 
 A file is identified by path (relative to the dataset that holds the index), size and
 modification time, a content by the hash of its bytes: a file that was moved or copied
@@ -47,7 +47,8 @@ SLOWEST_DISK = 10e6
 """Bytes a second. A file's time limit grows by the time to hash it at this rate."""
 
 LONGEST_SCAN = 3600.0
-"""Seconds of a clip, at most, that its time limit grows by."""
+"""Seconds of a clip, at most, by which its time limit grows, each ``SLOWEST_DECODER``
+times."""
 
 SLOWEST_DECODER = 20.0
 """Seconds per second of a clip, by which its time limit grows: 8K takes so long on one
@@ -57,8 +58,8 @@ LOOKED_UP_TOGETHER = 500
 """Files whose rows are read from the index together."""
 
 AHEAD = 64
-"""Clips submitted to the workers before their turn: one that hangs holds up the others
-only if this many are queued behind it.
+"""Clips submitted to the workers before their turn, or more with many workers: one that
+hangs holds up the others only if this many are queued behind it.
 """
 
 ContentRow = dict[str, Any]
@@ -360,7 +361,8 @@ class MediaIndex:
             stamp = FileStamp(stat.st_size, stat.st_mtime_ns)
             if row is None or FileStamp(row.size, row.mtime_ns) != stamp:
                 return stamp
-            # A worker opens the others.
+            # Nobody opens a file that has not changed, so whether it still opens is asked
+            # here. A worker opens those whose stamp is returned.
             check_opens(path)
         except ClipProblem as problem:
             return Examined("", problem=problem)
@@ -370,7 +372,8 @@ class MediaIndex:
     def _remembered(
         self, path: Path, file_row: FileRow, values: dict[str, str], until: float
     ) -> Examined | None:
-        """Return a remembered content as the file ``path`` has it; drops a damaged row.
+        """Return what is remembered of a content, with this file's path in its media info; drop
+        a damaged row.
 
         Returns None if the content is not in the index, was scanned for another part of
         the clip, or is damaged.
@@ -388,7 +391,7 @@ class MediaIndex:
                 raise ValueError("a file's row has a wrong type")
             if key not in values:
                 return None
-            return _examined_of(content_id, json.loads(values[key]), path, until)
+            return _examined_from_row(content_id, json.loads(values[key]), path, until)
         except _DAMAGE:
             if isinstance(key, str):
                 self._database.drop_content(key)
@@ -445,10 +448,11 @@ class MediaIndex:
         return {key: value}
 
 
-def _examined_of(
+def _examined_from_row(
     content_id: str, row: ContentRow, path: Path, until: float
 ) -> Examined | None:
-    """Return a content as a file has it, or None if another part of it was scanned.
+    """Return a content by its row, with a file's path in its media info; None if another
+    part of it was scanned.
 
     Raises:
         _DAMAGE: one of these, if the row is damaged.

@@ -126,8 +126,8 @@ class MediaInfo:
     """Share of the file that follows its last packet: probably another file."""
 
     turned_at: Number | None = None
-    """Second at which the shape of the frames changes (not their rotation), and the clip
-    was ended.
+    """Second at which the shape of the frames changes (not their rotation), or HDR begins
+    or ends, and the clip was ended.
     """
 
     sound: SoundInfo | None = None
@@ -230,7 +230,7 @@ class MediaInfo:
         if count < 2:
             raise ClipProblem(
                 "one_frame",
-                f"its pictures have another shape from {seconds:.2f} s on, and before "
+                f"its pictures have another shape or other colours from {seconds:.2f} s on, and before "
                 f"it has {count} frame; a video needs at least two",
             )
 

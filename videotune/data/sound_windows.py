@@ -34,7 +34,7 @@ def mark_sound(
         )
 
     window_ends = []
-    for window, end in zip(placement.windows, placement.ends, strict=True):
+    for window, end in zip(placement.windows, placement.shown_until, strict=True):
         has_sound = not sound_problem and window.keeps_time
         shape = replace(window.shape, sound=has_sound)
         if has_sound or config.learns_video:
@@ -46,7 +46,7 @@ def mark_sound(
     return replace(
         placement,
         windows=tuple(window for window, _ in window_ends),
-        ends=tuple(end for _, end in window_ends),
+        shown_until=tuple(end for _, end in window_ends),
     )
 
 

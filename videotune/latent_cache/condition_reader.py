@@ -108,7 +108,7 @@ class ConditionReader:
             states_of_clip: the states that are cached with the clip's latents.
         """
         types = shown_on_channels(sample.types, sample.window, self.spec)
-        if not self.spec.is_shown_alone(types):  # no cache entry of their own
+        if not self.spec.has_own_entry(types):  # no cache entry of their own
             if types:
                 return dict(states_of_clip)
             return {name: torch.zeros_like(x) for name, x in states_of_clip.items()}

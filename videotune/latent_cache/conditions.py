@@ -3,14 +3,21 @@ the rest.
 
 The latents of a whole clip know hidden pixels: a VAE mixes frames and neighbourhoods.
 Latents cut out of them would show a network in training what it never gets when it
-samples. So the last frame, a suffix and a masked region are encoded on their own, with
-the hidden pixels replaced: before a suffix its first frame is repeated, a hole is grey,
-and of a region only cells count that no hidden pixel reaches. A first frame and a prefix
-are cut out of the clip's latents, because the VAE is causal: they depend on no later
-frame.
+samples. How a condition enters differs between networks (``ModelSpec.conditions``):
 
-Where the network has channels for conditions, they show latents of the clip with grey in
-the place of all that is hidden, and a mask, as its pipeline makes them.
+In place: its latents replace those of the sample. The last frame, a suffix and a masked
+region are encoded on their own, with the hidden pixels replaced: before a suffix its
+first frame is repeated, a hole is grey, and of a region only cells count that no hidden
+pixel reaches. A first frame and a prefix are cut out of the clip's latents, because the
+VAE is causal: they depend on no later frame.
+
+Appended ("context"): its latents are further tokens. References, and in LTX-Video the
+last frame and a suffix, are encoded by themselves.
+
+On channels: channels of the network show latents of the clip with grey in the place of
+all that is hidden, and a mask, as its pipeline makes them.
+
+A mask without a file hides a drawn box, a rectangle of the picture.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +50,7 @@ from videotune.types import (
 )
 
 ENCODED_ALONE = ("last_frame", "suffix", "mask")
-"""Conditions in place with an encoding of their own."""
+"""Conditions, in place or appended, that have a cache entry of their own."""
 
 CHANNELS = "channels"
 """Type of a ``ConditionSample`` of all conditions that channels show together."""
@@ -162,7 +169,7 @@ def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
             sets = sets_with_it
         elif shares[name] > 0:
             sets += sets_with_it
-    return [types for types in sets if spec.is_shown_alone(types)]
+    return [types for types in sets if spec.has_own_entry(types)]
 
 
 def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
@@ -170,14 +177,15 @@ def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
     frames = keys.frame_sample(sample.window, sample.variant)
     if sample.type == SOUND:
         return keys.sound_key(frames)
-    hidden: list[object] = []
+    # What decides the pixels beside the clip and the condition's type.
+    made_with: list[object] = []
     if sample.draws_box:
-        hidden = ["box", keys.seed, sample.window.id, sample.variant, sample.box]
+        made_with = ["box", keys.seed, sample.window.id, sample.variant, sample.box]
     elif sample.hides:
-        hidden = ["file", sample.window.companion("mask")]
+        made_with = ["file", sample.window.companion("mask")]
     elif sample.type == REFERENCE:
-        hidden = ["file", sample.window.companion("reference")]
-    condition: list[object] = [sample.type, sample.latent_frames, hidden]
+        made_with = ["file", sample.window.companion("reference")]
+    condition: list[object] = [sample.type, sample.latent_frames, made_with]
     if sample.type == CHANNELS:
         condition += [sample.on_channels, _control_of(sample)]
     if sample.type == CHANNELS and not sample.on_channels:
@@ -255,16 +263,21 @@ def encode_condition(
         known = known_cells(is_hidden.float(), rules, family.spec.patch)
         return {LATENTS: latents, KNOWN: known.to(torch.uint8)}
 
-    end = (sample.type, sample.latent_frames, sample.window.shape, family.spec)
-    begin = frames.shape[1] - pixels_of_end(*end)
-    last_frames = frames[:, begin:]
+    end_arguments = (
+        sample.type,
+        sample.latent_frames,
+        sample.window.shape,
+        family.spec,
+    )
+    first_shown = frames.shape[1] - pixels_of_end(*end_arguments)
+    last_frames = frames[:, first_shown:]
     if family.spec.is_appended(sample.type):
         return {LATENTS: family.encode_video(last_frames.contiguous()).mean}
 
-    repeated = last_frames[:, :1].expand(-1, begin, -1, -1)
+    repeated = last_frames[:, :1].expand(-1, first_shown, -1, -1)
     filled = torch.cat([repeated, last_frames], dim=1).contiguous()
     latents = family.encode_video(filled).mean
-    return {LATENTS: latents[:, -latents_of_end(*end) :]}
+    return {LATENTS: latents[:, -latents_of_end(*end_arguments) :]}
 
 
 def shown_pixels(

@@ -160,7 +160,7 @@ def encode_missing(
         media: facts of the clips, by id.
         seed: the run's seed.
         workers: decode frames ahead; None decodes them in this process.
-        progress: called after each caption and window.
+        progress: called after each caption, window, condition and mask.
         lock_is_held: the caller, or another process for this one, holds the folder's lock.
 
     Returns:

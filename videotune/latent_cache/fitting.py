@@ -18,7 +18,7 @@ FitsFn = Callable[[CacheEntry, CacheItem], bool]
 """Says whether a cache entry can hold what it is for."""
 
 
-def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
+def fits_of(family: DiffusersModel, caption_shape: ClipShape) -> FitsFn:
     """Return a check of whether an entry can be what this family encodes, by the names,
     dtypes and sizes it declares.
 
@@ -26,7 +26,8 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
 
     Args:
         family: the base model.
-        some_shape: any shape of the dataset; captions are checked with it.
+        caption_shape: any shape of the dataset, with which captions are checked. Windows
+            have shapes of their own.
     """
     spec = family.spec
     latent_names = ("mean", "logvar") if spec.keeps_variance else ("mean",)
@@ -45,7 +46,7 @@ def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
             shown_forms = channel_forms(item.window.shape)
             return forms == condition_form(item, shown_forms, spec)
         if isinstance(item, str):
-            shape = some_shape
+            shape = caption_shape
             if "text" not in forms:
                 return False
         else:

@@ -77,8 +77,9 @@ def _conditions_of(
 ) -> list[ConditionSample]:
     """Return the conditions of samples, and their sound, that have entries of their own.
 
-    A sample may hide one of several boxes, and each has an entry. What is read without
-    random parts has the first box, and only the conditions that most samples have.
+    A mask of a clip without a mask file hides a drawn box. A step draws one of several,
+    and each has an entry. What is read without random parts has the first box, and only
+    the conditions that most samples have.
     """
     usual = usual_conditions(job.config, job.spec)
     drawn_sets = channel_sets(job.config, job.spec)
@@ -87,18 +88,25 @@ def _conditions_of(
         is_plain = variant == DETERMINISTIC_VARIANT
         only = usual if is_plain else None
         choices = [
-            *_conditions_in_place(job, window, variant, only),
+            *_conditions_beside_channels(job, window, variant, only),
             *_conditions_on_channels(job, window, variant, drawn_sets, only),
         ]
-        for boxes in choices:
-            conditions += boxes[:1] if is_plain else boxes
+        for samples_of_boxes in choices:
+            conditions += samples_of_boxes[:1] if is_plain else samples_of_boxes
         if window.shape.sound:
             conditions.append(ConditionSample(window, variant, SOUND))
     return conditions
 
 
-def _conditions_in_place(
-    job: Job, window: Window, variant: int, only: frozenset[str] | None
+def _num_boxes(job: Job) -> int:
+    """Return how many boxes a mask may hide: as many as a window has variants, since both
+    say how much of the random parts is worth keeping.
+    """
+    return max(1, job.config.video_config.variants)
+
+
+def _conditions_beside_channels(
+    job: Job, window: Window, variant: int, only_types: frozenset[str] | None
 ) -> list[list[ConditionSample]]:
     """Return the conditions of a sample that channels do not show, each with its boxes.
 
@@ -106,16 +114,16 @@ def _conditions_in_place(
         job: what is to be done.
         window: the sample's window.
         variant: its variant.
-        only: the types that are read. None: all.
+        only_types: the types that are read. None: all.
     """
-    boxes = max(1, job.config.video_config.variants)
     encoded = []
     for condition in job.config.conditions:
-        is_read = only is None or condition.type in only
+        is_read = only_types is None or condition.type in only_types
         if is_read and not job.spec.is_on_channels(condition.type):
-            encoded.append(
-                condition_samples(window, variant, condition, boxes, job.spec)
+            samples = condition_samples(
+                window, variant, condition, _num_boxes(job), job.spec
             )
+            encoded.append(samples)
     return encoded
 
 
@@ -124,7 +132,7 @@ def _conditions_on_channels(
     window: Window,
     variant: int,
     drawn_sets: Sequence[frozenset[str]],
-    only: frozenset[str] | None,
+    only_set: frozenset[str] | None,
 ) -> list[list[ConditionSample]]:
     """Return what channels may show of a sample, each with its boxes.
 
@@ -133,20 +141,21 @@ def _conditions_on_channels(
         window: the sample's window.
         variant: its variant.
         drawn_sets: types of conditions that a step may draw together (``channel_sets``).
-        only: the one set that is read. None: each of them.
+        only_set: the one of them that is read. None: each.
     """
-    boxes = max(1, job.config.video_config.variants)
-    # Sets that differ in what this window cannot show are one.
+    # A still cannot show most conditions, so several sets come down to the same one.
     shown_sets = [shown_on_channels(types, window, job.spec) for types in drawn_sets]
     sets = list(dict.fromkeys(shown_sets))
-    if only is not None:
-        usual = shown_on_channels(only, window, job.spec)
-        sets = [types for types in sets if types == usual]
+    if only_set is not None:
+        shown = shown_on_channels(only_set, window, job.spec)
+        sets = [types for types in sets if types == shown]
 
     encoded = []
     for types in sets:
-        if job.spec.is_shown_alone(types):
-            encoded.append(channel_samples(window, variant, types, job.config, boxes))
+        if job.spec.has_own_entry(types):
+            encoded.append(
+                channel_samples(window, variant, types, job.config, _num_boxes(job))
+            )
     return encoded
 
 
@@ -388,7 +397,9 @@ def missing_of_run(
 ) -> CacheItems:
     """Return what a run reads and the cache does not have."""
     keys = CacheKeys.of(family, job.config.seed)
-    return missing_items(store, keys, reads, fits_of(family, job.shapes[0]))
+    return missing_items(
+        store, keys, reads, fits_of(family, caption_shape=job.shapes[0])
+    )
 
 
 def echo_truncated(job: Job, cut: Sequence[str]) -> None:
