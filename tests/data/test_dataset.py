@@ -462,6 +462,8 @@ def test_mixed_frame_rates_are_noted_of_the_whole(tmp_path: Path) -> None:
         "transparency is ignored" in warning
         for warning in scanned(tmp_path / "clear").accounts[0]["warnings"]
     )
+    as_mask = scanned(tmp_path / "clear", loss_mask={"outside": 0.0})
+    assert not any("transparency" in text for text in as_mask.accounts[0]["warnings"])
 
 
 MODELS = [

@@ -390,12 +390,12 @@ def cached(repo: Path, files: dict[str, bytes]) -> None:
         place.symlink_to(os.path.relpath(repo / "blobs" / str(number), place.parent))
 
 
-def opened(path: str, folder: Path, **env: str) -> Any:
+def opened(path: str, folder: Path, caption_suffix: str = ".txt", **env: str) -> Any:
     """The layout of a Hub dataset, or the error, with these settings of the Hub."""
     with hub_settings(folder / "hub", env) as patch:
         patch.chdir(folder)
         try:
-            layout = open_location(path, Path("cache"))
+            layout = open_location(path, Path("cache"), caption_suffix=caption_suffix)
         except VideotuneError as error:
             return str(error)
         clips = []
@@ -500,6 +500,23 @@ def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> No
         "user/x", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0"
     )
     assert "check the network" in said
+
+
+def test_captions_of_a_hub_dataset_are_fetched_in_any_case(tmp_path: Path) -> None:
+    """The suffix that a dataset names may be in capitals."""
+    files = {"a.mp4": b"video a", "a.Cap": b"a cat"}
+    with hub_of({"good": files}) as server:
+        for suffix in (".cap", ".CAP"):
+            folder = tmp_path / suffix[1:]
+            folder.mkdir()
+            _, clips, _ = opened(
+                "user/good",
+                folder,
+                caption_suffix=suffix,
+                HF_ENDPOINT=server.url,
+                HF_HUB_OFFLINE="0",
+            )
+            assert clips == [["a.mp4", "video a", None, "a cat"]]
 
 
 @pytest.mark.parametrize("inside", [True, False])
