@@ -203,7 +203,7 @@ class DistributedContext:
             parameters: the same in all processes.
             keep_missing: leave out those that have a gradient in no process.
         """
-        if keep_missing:
+        if keep_missing and parameters:
             has_gradient = [parameter.grad is not None for parameter in parameters]
             counts = torch.tensor(has_gradient, dtype=torch.int32)
             counts = self.all_reduce(counts.to(parameters[0].device))
@@ -248,7 +248,7 @@ class DistributedContext:
         return self.all_reduce(values)
 
 
-def run_together(config: Config, dist: DistributedContext) -> bool:
+def must_run_together(config: Config, dist: DistributedContext) -> bool:
     """Whether no process can run the network without others, because it lacks weights
     or tokens.
     """

@@ -118,8 +118,10 @@ class Window:
     start: float
     """First second of the window within the clip."""
     end: float
-    """Second up to which frame times may reach: the latest start + frames / fps, which
-    includes frames that are skipped after the last one. With "hold", the time of the
+    """Bound for drawing frame times: the latest start + frames / fps.
+
+    Each frame counts for 1 / fps seconds. So where frames of the clip are skipped, this
+    is behind the end of the last frame that is shown. With "hold", it is the time of the
     held frame.
     """
     shape: ClipShape

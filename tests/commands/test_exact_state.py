@@ -220,7 +220,11 @@ def facts_of(run: Path) -> list[Any]:
         if line["kind"] not in ("start", "resume", "end")
     ]
     found = [
-        {key: value for key, value in line.items() if key not in ("time", "seconds")}
+        {
+            key: value
+            for key, value in line.items()
+            if key not in ("time", "seconds", "waited")
+        }
         for line in lines
     ]
     return sorted(found, key=lambda line: (line["step"], json.dumps(line)))

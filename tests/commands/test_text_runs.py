@@ -96,7 +96,9 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
     ours.data.copy_(rows)
     prompt = f"a {TOKEN} moves left"
     with torch.no_grad():
-        wanted = family.encode_in_loop([LiveText(settings.tokens).spell(prompt)]).text
+        wanted = family.encode_in_loop(
+            [LiveText(settings.tokens).with_all_tokens(prompt)]
+        ).text
 
     theirs = Pipeline.from_pretrained(tiny_bases("wan"))
     theirs.load_textual_inversion(str(file))

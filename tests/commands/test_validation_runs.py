@@ -64,7 +64,11 @@ from videotune.validation.selection import (
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
-        {key: value for key, value in line.items() if key not in ("time", "seconds")}
+        {
+            key: value
+            for key, value in line.items()
+            if key not in ("time", "seconds", "waited")
+        }
         for line in lines
     ]
 

@@ -215,9 +215,7 @@ def test_a_clip_is_listed_once(tmp_path: Path) -> None:
         read_folder(tmp_path)
     table(tmp_path / "meta", ("../videos/b.mp4", "x"))
     (tmp_path / "videos" / "metadata.csv").write_text("file_name,text\na.mp4,x\n")
-    with pytest.raises(
-        VideotuneError, match=r"has both metadata\.csv and metadata\.jsonl"
-    ):
+    with pytest.raises(VideotuneError, match=r"more than one of metadata\.csv"):
         read_folder(tmp_path)
 
 

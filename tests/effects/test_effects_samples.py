@@ -330,11 +330,11 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
             set(),
         )
 
-        def condition(states: Any) -> Any:
+        def collate_states(states: Any) -> Any:
             readers.add(threading.current_thread())
             return trainer.family.collate_states(states)
 
-        trainer.source = replace(trainer.source, condition=condition)
+        trainer.source = replace(trainer.source, collate_states=collate_states)
         return [
             (line["loss"], line["grad_norm"], *line["window_ids"])
             for line in run_steps(trainer)

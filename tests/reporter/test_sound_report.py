@@ -166,9 +166,9 @@ def test_the_studio_draws_both(run: Path) -> None:
     drawn = charts(read_live(run), deadline=0.0)["charts"]
     assert [curve["name"] for curve in drawn["loss"]] == ["video", "sound"]
     assert [curve["name"] for curve in drawn["validation"]] == [
-        "video, held-out clips",
+        "video, clips kept aside",
         "video, training clips",
-        "sound, held-out clips",
+        "sound, clips kept aside",
         "sound, training clips",
     ]
     assert drawn["sound_noise"]

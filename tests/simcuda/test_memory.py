@@ -18,7 +18,6 @@ from videotune.memory import accelerator
 from videotune.memory.block_offload import stream_blocks
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.registry import find
-from videotune.trainer import step
 from videotune.types import WeightDtypes
 
 ALONE = "alone"
@@ -36,8 +35,8 @@ def stepped(folder: str, ways: dict[str, list[str]]) -> dict[str, Any]:
     lab, seen = Lab(Path(folder)), {}
     for name, sets in ways.items():
         with ExitStack() as without:
-            for module in (accelerator, step) if name.startswith(ALONE) else ():
-                without.enter_context(patch.object(module, "OVERLAPPING", ()))
+            if name.startswith(ALONE):
+                without.enter_context(patch.object(accelerator, "OVERLAPPING", ()))
             seen[name] = lab.steps(
                 name, lab.words("wan", "train_dtype=FLOAT_32", *sets, blocks=6)
             )

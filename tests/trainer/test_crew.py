@@ -121,9 +121,16 @@ def test_two_processes_with_one_sample_are_one_with_two(
     assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()
 
 
-@pytest.mark.parametrize("targets", ["attention", '["attention","connectors"]'])
+@pytest.mark.parametrize(
+    "what_trains",
+    [
+        ("lora.targets=attention",),
+        ('lora.targets=["attention","connectors"]',),
+        ("training_method=FINE_TUNE", "sharding=FULL", "learning_rate=0.0003"),
+    ],
+)
 def test_two_processes_learn_sound_as_one_does(
-    targets: str, tiny_bases: Callable[..., Path], tmp_path: Path
+    what_trains: tuple[str, ...], tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Clips without sound have no gradient for its modules in either process, so weight
     decay moves them in neither.
@@ -134,7 +141,7 @@ def test_two_processes_learn_sound_as_one_does(
         'generate=["video", "sound"]',
         "video_config.frames=17",
         "optimizer.weight_decay=0.1",
-        f"lora.targets={targets}",
+        *what_trains,
     )
     words = overrides_of(clips, tiny_bases("ltx2"), tmp_path / "cache", *sets)
     whole = tmp_path / "whole"

@@ -34,7 +34,7 @@ class LiveText:
     tokens: tuple[str, ...] = ()
     """The new tokens."""
 
-    def spell(self, caption: str) -> str:
+    def with_all_tokens(self, caption: str) -> str:
         """Return the caption for the tokenizer, with the new tokens."""
         return spelled(caption, self.tokens) if self.tokens else caption
 

@@ -13,7 +13,7 @@ from videotune.commands.publish import publish
 from videotune.config.notify_addresses import masked_list
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
-from videotune.distributed import DistributedContext, join, run_together
+from videotune.distributed import DistributedContext, join, must_run_together
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.job.job import refuse_nothing_to_learn, refuse_skips
@@ -214,7 +214,9 @@ def train_once(
             resume = Resume(restarted=True)
 
         opened = dist.main_first(
-            lambda: open_run(overrides, run, resume, chosen_for_run, dist.size)
+            lambda: open_run(
+                overrides, run, resume, fit=chosen_for_run, processes=dist.size
+            )
         )
         config = opened.job.config
         dist = replace(dist, context_parallel=config.context_parallel)
@@ -290,8 +292,8 @@ def work(
         opened, run, plan, callbacks, resume is not None, dist, heartbeat
     )
     if dist.watch is not None:
-        in_step = run_together(opened.job.config, dist)
-        meter = RankMeter(dist, trainer.family.device, in_step=in_step)
+        in_lockstep = must_run_together(opened.job.config, dist)
+        meter = RankMeter(dist, trainer.family.device, in_lockstep=in_lockstep)
         trainer.rank_meter = meter
         heartbeat.ranks = lambda: [ranks.to_json() for ranks in meter.all_ranks()]
     if dist.is_main:

@@ -4,8 +4,8 @@ Training and validation share it. Noise and noise levels are drawn by the caller
 
 A noise path is x_t = alpha·x0 + sigma·noise with v = d_alpha·x0 + d_sigma·noise, one
 object for flow matching and v-prediction. On both, alpha·d_sigma - sigma·d_alpha = 1:
-(x_t, v) is a rotation or a shear of (x0, noise), and either pair gives the other one
-without a division.
+(x_t, v) is a linear map of (x0, noise) with determinant 1, and either pair gives the other
+one without a division.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -104,10 +104,10 @@ def stretched_cdf(t: Tensor, shift: float) -> Tensor:
     t = t.double()
     mean = math.log(shift)
     # 1 - sigmoid: for many tokens the sigmoids are too close to 1 to tell them apart.
-    low, high = (1 / (1 + math.exp(mean + number)) for number in STRETCHED)
+    above_low, above_high = (1 / (1 + math.exp(mean + number)) for number in STRETCHED)
 
     def below(stretched: Tensor) -> Tensor:
-        share_above = (low + stretched * (high - low)).clamp(0, 1)
+        share_above = (above_low + stretched * (above_high - above_low)).clamp(0, 1)
         return torch.special.ndtr(-torch.logit(share_above) - mean)
 
     of_normal = below(t) - below(2 * REFLECTED - t)

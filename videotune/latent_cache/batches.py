@@ -505,6 +505,7 @@ def assemble(
         box = boxes[index] if boxes else 0
         sample = SampleConditions(window, variant, condition_types[index], box)
         encoded = source.condition_reader.encoded_conditions(sample)
+        # Writes the given cells into x0 in place, and returns where they are: (F,H,W).
         known.append(
             source.condition_reader.write_given_cells(x0[index], sample, encoded)
         )

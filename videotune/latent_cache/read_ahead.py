@@ -31,7 +31,8 @@ def stream(
         spares: see ``make_step_batch``.
 
     Yields:
-        One batch a step; at most 2 · ``threads`` + 1 are in memory at a time.
+        One batch a step; at most 2 · ``threads`` + 1 are in memory at a time, beside
+            the one that the caller holds.
     """
     steps = range(first, last + 1)
     if threads == 0:

@@ -24,7 +24,9 @@ def local_device() -> torch.device:
 
 
 def overlaps(device: torch.device) -> bool:
-    """Return whether a device has memory and streams of its own, see ``OVERLAPPING``."""
+    """Return whether a device has memory and streams of its own, so that copies overlap
+    with its work (``OVERLAPPING``).
+    """
     return device.type in OVERLAPPING
 
 

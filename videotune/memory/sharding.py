@@ -44,7 +44,7 @@ class Shards:
     """
 
     def __init__(self) -> None:
-        self.local: dict[str, nn.Parameter] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
         """This process's rows by name; ``collect`` sets the gradients."""
 
         self.rows: dict[str, Shard] = {}
@@ -105,25 +105,30 @@ class Shards:
         if rows.shape[0] == 0:
             return
 
-        parameter = self.local.get(name)
+        parameter = self.parameters.get(name)
         if parameter is None:
-            self.local[name] = nn.Parameter(rows)
+            self.parameters[name] = nn.Parameter(rows)
         else:
             rows.copy_(parameter)
             parameter.data = rows
 
     @torch.no_grad()
-    def collect(self) -> None:
+    def collect(self, *, keep_missing: bool = False) -> None:
         """Move the summed gradients to the local parameters after the backward pass.
 
-        The gradient is zero if no sample of the step used a parameter.
+        Args:
+            keep_missing: a parameter that no sample of the step used has no gradient,
+                instead of one of zeros. All processes have samples of one kind, so it is
+                missing in all of them.
         """
-        for name, parameter in self.local.items():
+        for name, parameter in self.parameters.items():
             sharded = self._sharded[name]
-            if sharded.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
+            if sharded.grad is not None:
                 parameter.grad = sharded.grad.to_local()
+            elif keep_missing:
+                parameter.grad = None
+            else:
+                parameter.grad = torch.zeros_like(parameter)
             sharded.grad = None
 
 

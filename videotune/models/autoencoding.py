@@ -60,7 +60,7 @@ class AutoencodingCheckpoint(Checkpoint):
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
         """Encode the conditioning image, the first of the frames (3,T,H,W), for
-        ``condition``.
+        ``collate_states``.
 
         Args:
             frames: the clip in [-1, 1].
@@ -69,7 +69,7 @@ class AutoencodingCheckpoint(Checkpoint):
         return {}
 
     def channel_states(self, pixels: ConditionPixels) -> dict[str, Tensor]:
-        """Encode what a sample is shown on channels of the network, for ``condition``."""
+        """Encode what a sample is shown on channels of the network, for ``collate_states``."""
         raise NotImplementedError
 
     def encode_reference_image(self, picture: np.ndarray, shape: ClipShape) -> Tensor:

@@ -198,7 +198,7 @@ class DiffusersModel(AutoencodingCheckpoint):
         )
 
     def encode(self, caption: str) -> dict[str, Tensor]:
-        """Return the pipeline's states of a caption in full length, as ``condition``
+        """Return the pipeline's states of a caption in full length, as ``collate_states``
         takes them.
 
         "text" (L,D), and "mask" (L,) if the pipeline gives one, True where the caption

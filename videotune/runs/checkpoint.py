@@ -145,13 +145,13 @@ def folder_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step}"
 
 
-def shards_of(
+def shard_of(
     name: str, shape: tuple[int, ...], rows: Mapping[str, Shard]
 ) -> Shard | None:
     """Return a process's rows of a tensor, or None if the tensor is not sharded.
 
     A number that an optimizer keeps of a whole parameter is not sharded, but only
-    processes with a row have it.
+    processes with a row have it: for the others it is a shard without rows.
 
     Args:
         name: of a parameter, or ``{parameter}.{key}`` for what an optimizer keeps of
@@ -171,7 +171,7 @@ def cut(state: Mapping[str, Tensor], rows: Mapping[str, Shard]) -> dict[str, Ten
     """
     sharded_state: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        shard = shards_of(name, tuple(tensor.shape), rows)
+        shard = shard_of(name, tuple(tensor.shape), rows)
         if shard is None:
             sharded_state[name] = tensor
         elif shard.count:
@@ -202,7 +202,7 @@ def merge_shards(
     merged: dict[str, Tensor] = {}
     for name, entry in index["tensors"].items():
         shape = tuple(entry["shape"])
-        shard = shards_of(name, shape, rows)
+        shard = shard_of(name, shape, rows)
         if shard is not None and not shard.count:
             continue
         pieces = [(files[file][name], first) for file, first in entry["rows"]]

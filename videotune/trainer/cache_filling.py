@@ -422,7 +422,7 @@ def echo_truncated_live(
         return
     cut = []
     for caption in texts_of(job, prompts):
-        if family.text_length(text.spell(caption)) > job.spec.text_tokens:
+        if family.text_length(text.with_all_tokens(caption)) > job.spec.text_tokens:
             cut.append(caption)
     echo_truncated(job, cut)
 

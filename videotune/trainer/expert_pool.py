@@ -14,7 +14,7 @@ from videotune.adapters.lora import bind_parameters
 from videotune.config.schema import Config
 from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
-from videotune.distributed import DistributedContext, run_together
+from videotune.distributed import DistributedContext, must_run_together
 from videotune.errors import VideotuneError
 from videotune.job.experts import TEXT, trained
 from videotune.latent_cache.sampler import ExpertSchedule, exact
@@ -44,7 +44,9 @@ class ActiveExpert:
     """Its denoiser, on the device."""
     trainable: TrainableState
     expert_step: int
-    """How many steps this expert has had, with the present one."""
+    """How many steps this expert has had, with the present one; all steps so far if only
+    text encoders train.
+    """
 
 
 class ExpertPool(Mapping[str, "nn.Module"]):
@@ -167,7 +169,7 @@ def open_pool(
         dist: this process among those of the run.
     """
     mesh = None
-    if run_together(config, dist):
+    if must_run_together(config, dist):
         mesh = process_mesh(local_device().type, dist.data_size, dist.context_parallel)
 
     loader = ExpertLoader(family, config, expert_schedule.names, mesh)
@@ -345,8 +347,10 @@ class ExpertLoader:
         for key, parameter in parameters.items():
             if key not in shards.rows:
                 local[key] = parameter
-            elif key in shards.local:  # a process may have no row of a small weight
-                local[key] = shards.local[key]
+            elif (
+                key in shards.parameters
+            ):  # a process may have no row of a small weight
+                local[key] = shards.parameters[key]
         return local
 
     def _place(
@@ -376,12 +380,10 @@ class ExpertLoader:
         host_weights = pool.streams.host_weights
         if host_weights and host_weights.parameters:
             self._host_weights[name] = host_weights
-        # Without new parameters there is nothing to look up.
-        return (
-            parameters
-            if name in pool.trainables
-            else pool.streams.parameters(parameters)
-        )
+        # When a denoiser is loaded again, the pool has what trains already.
+        if name in pool.trainables:
+            return parameters
+        return pool.streams.parameters(parameters)
 
 
 def arrange_blocks(

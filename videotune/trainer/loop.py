@@ -15,7 +15,7 @@ from videotune.diffusion.loss import BaseGuidance
 from videotune.errors import VideotuneError
 from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.step_batch import StepBatch
-from videotune.memory.accelerator import OVERLAPPING
+from videotune.memory.accelerator import overlaps
 from videotune.process_watch import ProcessLost, is_lost_connection, lost_message
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
@@ -49,8 +49,8 @@ class DelayedJournal:
     """Write each step's record one step late.
 
     To write step k - 1 the host waits for it while the device already runs step k, so
-    the host is at most one step ahead. ``_needs_its_record`` says when it waits for step
-    k itself.
+    the host is at most one step ahead. It waits for step k itself before callbacks run, at
+    the end, and where ``_needs_its_record`` says so.
     """
 
     def __init__(self, trainer: Trainer, progress: Bar) -> None:
@@ -141,7 +141,7 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         if ran_more_than_saving and not is_last:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
-                # It does nothing if run_callbacks has saved this step.
+                # It does nothing if this step has been saved already; a backup becomes a save.
                 save(trainer, step)
                 finish_pending_save(trainer)
                 return ended_by
@@ -301,7 +301,7 @@ def track_peak_memory(device: torch.device, peaks: dict[str, int]) -> Iterator[N
     """Raise ``peaks`` to the bytes that the device holds at most within the block, by
     torch's names.
     """
-    if device.type not in OVERLAPPING:
+    if not overlaps(device):
         yield
         return
 

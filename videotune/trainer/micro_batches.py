@@ -28,8 +28,8 @@ class MicroBatch:
     nothing to the update.
     """
     needs_base_prediction: bool = False
-    """Whether any process has prior-preservation samples here, so all of them run the
-    base model first.
+    """Whether it has prior-preservation samples, so that the base model runs first. With
+    sharded weights, whether any process has some: all run the base model then.
     """
 
 

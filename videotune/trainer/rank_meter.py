@@ -49,18 +49,18 @@ class RankMeter:
     """Keeps the latest steps of this process, and compares all of them on the main one."""
 
     def __init__(
-        self, dist: DistributedContext, device: torch.device, *, in_step: bool
+        self, dist: DistributedContext, device: torch.device, *, in_lockstep: bool
     ) -> None:
         """Measure a process.
 
         Args:
             dist: this process among those of the run.
             device: on which it computes.
-            in_step: it runs the network in step with others, within which it waits.
+            in_lockstep: it runs the network together with others, within which it waits.
         """
         self._dist = dist
         self._device = device
-        self._in_step = in_step
+        self._in_lockstep = in_lockstep
         # Replaced as a whole: a thread reads it.
         self._steps: tuple[MeasuredStep, ...] = ()
         self._is_warm = False
@@ -118,8 +118,8 @@ class RankMeter:
             step=steps[-1].step,
             measured=len(steps),
             samples=samples,
-            own_seconds=None if self._in_step else round(own_work, 6),
-            waiting_seconds=None if self._in_step else round(waiting, 6),
+            own_seconds=None if self._in_lockstep else round(own_work, 6),
+            waiting_seconds=None if self._in_lockstep else round(waiting, 6),
             data_seconds=round(median(step.data for step in steps), 6),
             samples_per_second=round(samples / total, 6) if total else None,
             memory_bytes=steps[-1].memory,

@@ -20,7 +20,7 @@ from videotune.distributed import processes_here
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import is_disk_full
 from videotune.latent_cache.thread_pool import pool_without_openmp
-from videotune.memory.accelerator import OVERLAPPING
+from videotune.memory.accelerator import overlaps
 from videotune.memory.host_weights import pinned
 from videotune.runs.checkpoint import (
     Checkpoint,
@@ -71,6 +71,7 @@ class Saving(Callback):
         is_save = (
             step == trainer.job.steps
             or trainer.signals.stop
+            or "stop" in asked
             or super().due(trainer, step, asked)
         )
         is_backup = trainer.dist.is_main and self._backup_is_due(trainer, step)
@@ -137,7 +138,7 @@ def host_copy(
         copies[part] = {}
         for name, tensor in tensors.items():
             copies[part][name] = _on_host(tensor)
-            has_gpu_tensors = has_gpu_tensors or tensor.device.type in OVERLAPPING
+            has_gpu_tensors = has_gpu_tensors or overlaps(tensor.device)
 
     arrived = None
     if has_gpu_tensors:
@@ -156,7 +157,7 @@ def has_room_for_copy(parts: CheckpointParts, processes: int) -> bool:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    allocate = pinned if tensor.device.type in OVERLAPPING else torch.empty
+    allocate = pinned if overlaps(tensor.device) else torch.empty
     host_tensor = allocate(tensor.shape, dtype=tensor.dtype)
     return host_tensor.copy_(tensor.detach(), non_blocking=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from videotune.config.schema import Config
 from videotune.console import echo
-from videotune.distributed import DistributedContext, run_together
+from videotune.distributed import DistributedContext, must_run_together
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.job.shown_notes import remember, unseen
@@ -184,7 +184,7 @@ def _encode(
 
 def _takes_part(config: Config, dist: DistributedContext) -> bool:
     """Whether this process takes part in validation and previews."""
-    return dist.is_main or run_together(config, dist)
+    return dist.is_main or must_run_together(config, dist)
 
 
 def _refuse_other_base(run: Path, fingerprints: Mapping[str, str]) -> None:

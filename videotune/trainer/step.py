@@ -21,7 +21,7 @@ from videotune.diffusion.loss import (
 )
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import StepBatch
-from videotune.memory.accelerator import OVERLAPPING
+from videotune.memory.accelerator import overlaps
 from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
@@ -247,7 +247,7 @@ def _record(
 ) -> StepRecord:
     """Return the record of a step, whose values are on their way to the host."""
     arrived = None
-    if values.device.type in OVERLAPPING:
+    if overlaps(values.device):
         values, arrived = to_host(values)
     return StepRecord(
         step=step_batch.step,
@@ -428,7 +428,7 @@ def _forward_and_backward(
 
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
-    return x.to(device, non_blocking=device.type in OVERLAPPING)
+    return x.to(device, non_blocking=overlaps(device))
 
 
 def _base_target(
@@ -480,7 +480,7 @@ def _finish_gradients(
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
     norm () before clipping.
     """
-    _complete_gradients(trainable)
+    _complete_gradients(trainable, keep_missing=context.family.spec.reads_sound)
     if context.dist.size > 1:
         return _finish_gradients_across_processes(trainable, context, values, clock)
 
@@ -490,16 +490,19 @@ def _finish_gradients(
     return clip_grad_norm(parameters, context.max_grad_norm)
 
 
-def _complete_gradients(trainable: TrainableState) -> None:
+def _complete_gradients(trainable: TrainableState, *, keep_missing: bool) -> None:
     """Bring the gradients to the parameters that the optimizer updates: from shards, and
     to float32 copies.
+
+    In a run with sound, a bucket without it leaves the modules of sound without a
+    gradient. With ``keep_missing`` it stays missing, or the optimizer would move them.
 
     If no micro-batch reached a trained weight (no caption has a new token), gradients
     become zero, so that every process joins the sum and the optimizer updates the same
     tensors.
     """
     if trainable.shards is not None:
-        trainable.shards.collect()
+        trainable.shards.collect(keep_missing=keep_missing)
     if trainable.masters is not None:
         trainable.masters.grads_to_masters()
 
@@ -518,21 +521,20 @@ def _finish_gradients_across_processes(
     parameters = list(trainable.parameters.values())
     sharded = []
     if shards is not None:
-        sharded = [trainable.parameters[name] for name in shards.local]
+        sharded = [trainable.parameters[name] for name in shards.parameters]
     sharded_ids = {id(parameter) for parameter in sharded}
     replicated = [
         parameter for parameter in parameters if id(parameter) not in sharded_ids
     ]
 
-    # In a run with sound, a bucket without it leaves the modules of sound without a
-    # gradient. It must stay missing, or the optimizer would move them.
     clock.mark("optimizer")
     dist.all_reduce_gradients(replicated, keep_missing=context.family.spec.reads_sound)
     dist.sum_over_groups(values)
     clock.mark("waiting")
     if trainable.loss_scale is not None:
         trainable.loss_scale.unscale(parameters)
-    # An adapter is never sharded: then a process has no rows.
+    # With an adapter only frozen weights are sharded: there are no rows, and each process
+    # has the whole gradient.
     if shards is None or not shards.rows:
         return clip_grad_norm(parameters, context.max_grad_norm)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from videotune.latent_cache.step_batch import StepBatch
-from videotune.memory.accelerator import OVERLAPPING
+from videotune.memory.accelerator import overlaps
 from videotune.trainer.micro_batches import MicroBatch
 from videotune.trainer.network_pass import PassOutput
 
@@ -138,7 +138,7 @@ class Clock:
     def __init__(
         self, device: torch.device, on_phase: Callable[[str], None] | None = None
     ) -> None:
-        self._overlaps = device.type in OVERLAPPING
+        self._overlaps = overlaps(device)
         self._on_phase = on_phase
         self._marks: list[tuple[str, float, torch.Event | None]] = []
         self.mark("start")

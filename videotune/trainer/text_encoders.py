@@ -37,7 +37,7 @@ def encode_live_text(
     """
     if text is None:
         return batch
-    captions = [text.spell(caption) for caption in batch.captions]
+    captions = [text.with_all_tokens(caption) for caption in batch.captions]
     encoded = family.encode_in_loop(captions)
     extras = {**batch.conditioning.extras, **encoded.extras}
     return replace(batch, conditioning=replace(encoded, extras=extras))
@@ -120,7 +120,7 @@ def put_text(
         parameters |= group
     tensors = {name: value for name, value in state.items() if name in parameters}
     layers.load_weights(parameters, tensors, where)
-    return text.spell
+    return text.with_all_tokens
 
 
 def put_files(

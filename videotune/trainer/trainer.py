@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from videotune.adapters.layers import LiveText
-from videotune.distributed import DistributedContext, run_together, sharded
+from videotune.distributed import DistributedContext, must_run_together, sharded
 from videotune.job.experts import prefix
 from videotune.job.job import Job
 from videotune.latent_cache.batches import BatchSource
@@ -164,7 +164,7 @@ class Trainer:
         """
         if self.text is None:
             return self.source.text_states(prompt)
-        return self.family.encode_text([self.text.spell(prompt)])[0]
+        return self.family.encode_text([self.text.with_all_tokens(prompt)])[0]
 
     def prefix(self, expert: str) -> str:
         """Return the prefix of an expert's parameters in a checkpoint."""
@@ -176,24 +176,24 @@ class Trainer:
         return sharded(self.job.config, self.dist)
 
     @property
-    def runs_together(self) -> bool:
+    def must_run_together(self) -> bool:
         """Whether all processes must run the network together."""
-        return run_together(self.job.config, self.dist)
+        return must_run_together(self.job.config, self.dist)
 
     @property
     def participates(self) -> bool:
         """Whether this process takes part in validation, previews and sample metrics."""
-        return self.dist.is_main or self.runs_together
+        return self.dist.is_main or self.must_run_together
 
-    def in_step(self) -> AbstractContextManager[None]:
+    def in_lockstep(self) -> AbstractContextManager[None]:
         """Return a block that all processes run together, if they must."""
-        return self.dist.together() if self.runs_together else nullcontext()
+        return self.dist.together() if self.must_run_together else nullcontext()
 
     def breaking(self) -> AbstractContextManager[None]:
         """Return a block that raises Interrupted when the user asks to stop, unless
         other processes would wait for it.
         """
-        return nullcontext() if self.runs_together else self.signals.breaking()
+        return nullcontext() if self.must_run_together else self.signals.breaking()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

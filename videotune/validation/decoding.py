@@ -35,7 +35,7 @@ def broadcast_from_main(trainer: Trainer, value: T) -> T:
 
     Otherwise return the value of this process.
     """
-    return trainer.dist.broadcast(value) if trainer.runs_together else value
+    return trainer.dist.broadcast(value) if trainer.must_run_together else value
 
 
 def updates_of(
@@ -141,7 +141,7 @@ class SamplingCallback(Callback):
         with (
             trainer.averaged(),
             trainer.breaking(),
-            trainer.in_step(),
+            trainer.in_lockstep(),
             progress_bar as progress,
         ):
             latents = draw_samples(

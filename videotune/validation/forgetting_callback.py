@@ -196,7 +196,7 @@ class PromptReader:
         with (
             trainer.averaged(),
             trainer.breaking(),
-            trainer.in_step(),
+            trainer.in_lockstep(),
             torch.no_grad(),
         ):
             yield
