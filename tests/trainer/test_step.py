@@ -169,6 +169,7 @@ class LayersFamily:
         block_lists=("blocks",),
         connectors=None,
         connectors_in_step=False,
+        reads_sound=False,
         lora_targets={"attention": (r"blocks\.\d+",)},
         is_idle=lambda _: False,
     )

@@ -7,7 +7,7 @@ rows, so that optimizers, averages and checkpoints work as without sharding.
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,23 +113,46 @@ class Shards:
             parameter.data = rows
 
     @torch.no_grad()
-    def collect(self, *, keep_missing: bool = False) -> None:
+    def collect(self) -> None:
         """Move the summed gradients to the local parameters after the backward pass.
 
-        Args:
-            keep_missing: a parameter that no sample of the step used has no gradient,
-                instead of one of zeros. All processes have samples of one kind, so it is
-                missing in all of them.
+        The gradient is zero if no sample of the step used a parameter.
         """
         for name, parameter in self.parameters.items():
             sharded = self._sharded[name]
-            if sharded.grad is not None:
-                parameter.grad = sharded.grad.to_local()
-            elif keep_missing:
-                parameter.grad = None
-            else:
+            if sharded.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad = sharded.grad.to_local()
             sharded.grad = None
+
+    @torch.no_grad()
+    def drop_zero_gradients(
+        self, sum_over_processes: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Remove the gradients of parameters whose rows have zeros in all processes.
+
+        Where nothing reads a module's output, autograd leaves its weights without a
+        gradient. FSDP's hooks hand zeros on to them instead.
+
+        Args:
+            sum_over_processes: sums a tensor over the processes of the mesh, in place.
+        """
+        if not self.rows:
+            return  # an adapter trains, which is not sharded
+
+        device = next(iter(self._sharded.values())).device
+        is_nonzero = torch.zeros(len(self.rows), dtype=torch.int32, device=device)
+        for index, name in enumerate(self.rows):
+            if name in self.parameters:
+                gradient = self.parameters[name].grad
+                assert gradient is not None, "collect gives each one a gradient"
+                is_nonzero[index] = gradient.any()
+
+        counts = sum_over_processes(is_nonzero).tolist()
+        for name, count in zip(self.rows, counts, strict=True):
+            if not count and name in self.parameters:
+                self.parameters[name].grad = None
 
 
 def _move_unsharded(

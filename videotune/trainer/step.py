@@ -200,7 +200,10 @@ def train_step(
         _accumulate_with_fallbacks(context, net, trainable, step_batch, clock, values)
 
         if backward_optimizer is None:
-            grad_norm = _finish_gradients(trainable, context, values, clock)
+            lacks_sound = context.family.spec.reads_sound and step_batch.sound_t is None
+            grad_norm = _finish_gradients(
+                trainable, context, values, clock, lacks_sound=lacks_sound
+            )
         else:
             grad_norm = backward_optimizer.norm()
         if context.gradient_norms is not None:
@@ -475,12 +478,29 @@ def _with_graph_from_text(batch: Batch) -> Batch:
 
 
 def _finish_gradients(
-    trainable: TrainableState, context: StepContext, values: Tensor, clock: Clock
+    trainable: TrainableState,
+    context: StepContext,
+    values: Tensor,
+    clock: Clock,
+    *,
+    lacks_sound: bool,
 ) -> Tensor:
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
     norm () before clipping.
+
+    Args:
+        trainable: whose gradients the passes have left.
+        context: what all steps of the run share.
+        values: of the step.
+        clock: measures the phases of the step.
+        lacks_sound: the run reads sound, and the step's bucket has none: the modules of
+            sound must have no gradient, or the optimizer would move them.
     """
-    _complete_gradients(trainable, keep_missing=context.family.spec.reads_sound)
+    if trainable.shards is not None:
+        trainable.shards.collect()
+        if lacks_sound:
+            trainable.shards.drop_zero_gradients(context.dist.all_reduce)
+    _complete_gradients(trainable)
     if context.dist.size > 1:
         return _finish_gradients_across_processes(trainable, context, values, clock)
 
@@ -490,19 +510,13 @@ def _finish_gradients(
     return clip_grad_norm(parameters, context.max_grad_norm)
 
 
-def _complete_gradients(trainable: TrainableState, *, keep_missing: bool) -> None:
-    """Bring the gradients to the parameters that the optimizer updates: from shards, and
-    to float32 copies.
-
-    In a run with sound, a bucket without it leaves the modules of sound without a
-    gradient. With ``keep_missing`` it stays missing, or the optimizer would move them.
+def _complete_gradients(trainable: TrainableState) -> None:
+    """Bring the gradients to the float32 copies of weights that the optimizer updates.
 
     If no micro-batch reached a trained weight (no caption has a new token), gradients
     become zero, so that every process joins the sum and the optimizer updates the same
     tensors.
     """
-    if trainable.shards is not None:
-        trainable.shards.collect(keep_missing=keep_missing)
     if trainable.masters is not None:
         trainable.masters.grads_to_masters()
 
