@@ -4,6 +4,7 @@ it returns. ``step.py`` adds the backward half.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -69,3 +70,9 @@ def forward_pass(
         family, net, objective, inputs.batch, inputs.t, inputs.noise, inputs.target
     )
     return PassOutput(output.loss * inputs.weight, output.mse, output.sound_mse)
+
+
+def tokens_per_sample(family: DiffusersModel, batch: Batch) -> int:
+    """Return the tokens of one sample, from the size of its latents."""
+    sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
+    return math.prod(-(-side // step) for side, step in sides)

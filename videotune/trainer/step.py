@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -589,9 +588,3 @@ def _update(
         update_number,
         first_rows,
     )
-
-
-def tokens_per_sample(family: DiffusersModel, batch: Batch) -> int:
-    """Return the tokens of one sample, from the size of its latents."""
-    sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
-    return math.prod(-(-side // step) for side, step in sides)

@@ -25,7 +25,7 @@ from videotune.job.job import Job
 from videotune.latent_cache.store import own_storage
 from videotune.sampling.pipeline import SampleLatents, SampleSettings, draw_samples
 from videotune.trainer.build import plain_batch
-from videotune.trainer.step import tokens_per_sample
+from videotune.trainer.network_pass import tokens_per_sample
 from videotune.trainer.trainer import Trainer, due
 from videotune.types import Batch, Sound, Velocity, Window
 from videotune.validation.decoding import SamplingCallback, broadcast_from_main

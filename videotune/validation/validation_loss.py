@@ -29,7 +29,7 @@ from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.model_spec import Expert
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
-from videotune.trainer.step import tokens_per_sample
+from videotune.trainer.network_pass import tokens_per_sample
 from videotune.types import Batch, LossOutput, Window
 from videotune.validation.selection import QUANTILES, quantiles_by_window
 
