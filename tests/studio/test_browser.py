@@ -99,8 +99,9 @@ def plan(page: Any, home: Path) -> None:
         wait_until(
             lambda key=key, value=value: (
                 flatten(projects.draft(named)).get(key) == float(value)
-            )
-        )  # type: ignore[misc]
+            ),
+            seconds=240,
+        )
     page.locator("#find").fill("")
     page.locator("#unusable .btn", has_text="Leave it out").click()  # the broken clip
     page.locator("#f-fact-allow_skips").wait_for()
@@ -214,7 +215,6 @@ def test_from_a_folder_of_clips_to_a_downloaded_lora(
             home.name,
             tmp_path / "pictures",
             widths=(390,),
-            seconds=240,
         )
         assert {path.name.rpartition("-")[2] for path in pictures} == {"390.webp"}
         assert len(pictures) == 2 * len({path.name.split("-")[0] for path in pictures})
