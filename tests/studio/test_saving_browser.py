@@ -25,7 +25,7 @@ MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 SEEN_WITHIN = 2.0
 """Seconds within which a page notices that the server is silent."""
 
-SLOWNESS = 1.5
+SLOWNESS = 4.0
 """Seconds on top, for a machine that others use too."""
 
 
