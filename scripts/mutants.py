@@ -197,6 +197,7 @@ def configure(work: Path, files: list[Path], more_tests: list[str]) -> None:
     tests = list(more_tests)
     for path in files:
         tests += [test for test in tests_of(path) if test not in tests]
+
     settings = {
         "source_paths": ["videotune"],
         "only_mutate": [path.as_posix() for path in files],
@@ -209,6 +210,7 @@ def configure(work: Path, files: list[Path], more_tests: list[str]) -> None:
         "use_git_change_detection": False,
         "timeout_constant": SECONDS_BESIDE_TESTS,
     }  # fmt: skip
+
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     (work / "pyproject.toml").write_text(

@@ -340,8 +340,8 @@ class ModelSpec:
         return self.required_conditions | ({"first_frame"} if is_on_channels else set())
 
     def has_own_entry(self, types: frozenset[str]) -> bool:
-        """Whether what channels show of these conditions has a cache entry of its own,
-        apart from the clip's.
+        """Whether the cache has an entry for these conditions' channels, apart from the
+        clip's.
 
         Channels of an image are zeros without a condition, control channels never are.
         """

@@ -1,5 +1,6 @@
-"""A person's first day: which model to begin with, what a base model that cannot be had
-says, numbers as people type them, where the projects are, what a result belongs to.
+"""A person's first day: the model to begin with, the message when a base model cannot be
+downloaded, numbers as people type them, the folder of projects, and the settings that a
+result belongs to.
 """
 
 import os

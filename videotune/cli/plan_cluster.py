@@ -82,12 +82,14 @@ def saves_text(saves: Mapping[str, Any]) -> str:
     storage = f"{size(saves['storage_bytes_a_second'])} a second"
     if saves["storage_is_assumed"]:
         storage += ", which is assumed (--storage)"
+
     waits = saves["waiting_seconds"]
     shares = saves["waiting_shares"]
     texts = {
         name: f"{duration(round(wait)) if wait >= 1 else f'{wait:.2g} s'} ({shares[name]:.2%})"
         for name, wait in waits.items()
     }
+
     return (
         f"{counted(saves['count'], 'checkpoint')} of {size(saves['bytes'])}, written by "
         f"{writers} over {storage}, {saves['writing_seconds']:.3g} s each. The steps wait "

@@ -69,6 +69,7 @@ def _time_and_price(facts: Mapping[str, Any]) -> str:
     end of a line.
     """
     device = facts["device"]
+
     if facts["hours"] is not None:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
         text = f", {time_text(hours, facts['seconds_a_step'])}"
@@ -78,6 +79,8 @@ def _time_and_price(facts: Mapping[str, Any]) -> str:
         if price and _machines(facts) > 1:
             text += " of a machine"
         return f"{text}, {source_of_rates(device)}"
+
+    # Without hours: how to see them.
     if facts["examples"]:
         return f"; {example_text(facts['examples'])}; for your card: --card NAME"
     if device["card"]:
@@ -215,8 +218,10 @@ def sent_text(processes: Mapping[str, Any]) -> str:
     link = size(processes["link_bytes_a_second"])
     waiting = processes["seconds_waiting"]
     line += f"; the step waits {waiting:.3g} s for it, over {link} a second"
-    beside = processes["seconds_beside"]
-    return f"{line}; weights take {beside:.3g} s beside computing" if beside else line
+    weight_seconds = processes["seconds_beside"]
+    if weight_seconds:
+        line += f"; weights take {weight_seconds:.3g} s beside computing"
+    return line
 
 
 def free_text(disk: Mapping[str, Any]) -> str:

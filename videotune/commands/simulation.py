@@ -39,6 +39,7 @@ class Simulation:
         cluster = result.cluster or one_machine(job, result.card)
         card = result.card
         has_rates = card is not None and card.timed
+
         simulated = simulate(
             job,
             cluster,
@@ -47,6 +48,7 @@ class Simulation:
             staging_rate=card.link if card is not None and has_rates else None,
             storage=None if self.storage is None else self.storage * 1e9,
         )
+
         if self.schedule is not None:
             groups = cluster.processes // job.config.context_parallel
             _write_schedule(self.schedule, job, groups, simulated["steps"])

@@ -327,6 +327,7 @@ def _encode_conditions(
             }
             writer.put("conditions", key, tensors, metadata)
         progress(_with_rate("conditions", done, begun), done, len(conditions))
+
     if without_effect:
         writer.store.notes.append(
             f"conditions: mask: of {counted(without_effect, 'mask')} nothing is left at this size, or "

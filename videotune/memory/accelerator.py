@@ -24,8 +24,8 @@ def local_device() -> torch.device:
 
 
 def overlaps(device: torch.device) -> bool:
-    """Return whether a device has memory and streams of its own, so that copies overlap
-    with its work (``OVERLAPPING``).
+    """Return whether a device has its own memory and streams, so that it copies while it
+    computes (``OVERLAPPING``).
     """
     return device.type in OVERLAPPING
 

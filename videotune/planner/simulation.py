@@ -41,7 +41,7 @@ class SimulatedStep:
     ranges: tuple[tuple[int, int], ...]
     """Samples, begin and end, that each group of processes runs the network on."""
     spares: int
-    """Groups whose sample is another one's and adds nothing."""
+    """Groups without a sample of their own: they run another group's, which counts once."""
 
     def of_rank(self, rank: int, context_parallel: int) -> tuple[str, ...]:
         """Return the windows that a process runs the network on."""

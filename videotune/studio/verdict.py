@@ -19,7 +19,7 @@ from videotune.text import disk_size, time_span
 
 Colour = Literal["good", "care", "bad", "quiet"]
 
-MANY_DAYS = 24.0
+LONG_CPU_HOURS = 24.0
 """Hours on the CPU from which a training is not one to start by mistake."""
 
 
@@ -153,7 +153,7 @@ def trains_on_cpu_for_long(project: Project, plan: Mapping[str, Any]) -> bool:
     if gpu.list_gpus():
         return False
     hours = number(plan.get("cpu_hours"))
-    return needs_a_card(project) if hours is None else hours >= MANY_DAYS
+    return needs_a_card(project) if hours is None else hours >= LONG_CPU_HOURS
 
 
 def _gigabytes(count: Any) -> str:
