@@ -16,11 +16,7 @@ waited (waited). The last checkpoint of a run is left out: its end waits for it.
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,7 +25,7 @@ import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask 
 
 # isort: split
 import torch
-from scale import write_clips
+from scale import run_processes, write_clips
 
 SAVE_EVERY = 6
 SAVES = 4
@@ -88,35 +84,8 @@ def train_as_process(work: Path, out: Path, *, at_once: bool) -> None:
 def run(work: Path, processes: int, *, at_once: bool) -> dict[str, Any]:
     """Train in ``processes`` processes, and return what the journal says."""
     out = Path(tempfile.mkdtemp(dir=work))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    started = []
-    for rank in range(processes):
-        variables = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": processes,
-            "LOCAL_WORLD_SIZE": processes,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": 1,
-        }
-        environment = {name: str(value) for name, value in variables.items()}
-        words = [str(work), str(out), str(int(at_once))]
-        started.append(
-            subprocess.Popen(
-                [sys.executable, __file__, "--as-process", *words],
-                env={**os.environ, **environment},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    errors = [process.communicate()[1] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit("\n".join(text[-1500:] for text in errors))
+    arguments = [str(work), str(out), str(int(at_once))]
+    run_processes(__file__, processes, arguments)
     return read_run(out / "run")
 
 

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -229,39 +230,52 @@ def theory(work: Path, way: Way, processes: int) -> dict[str, float]:
     return asdict(traffic(job, whole_step, training, "FLOAT_32"))
 
 
-def run(work: Path, way: Way, processes: int, steps: int) -> list[dict[str, Any]]:
-    """Train in ``processes`` processes, and return the counts of each."""
-    out = Path(tempfile.mkdtemp(dir=work))
+def run_processes(script: str, processes: int, arguments: Sequence[str]) -> None:
+    """Run a benchmark's own script in several processes of one run, as a launcher does.
+
+    Args:
+        script: its file, which takes ``--as-process`` and the arguments.
+        processes: how many.
+        arguments: for each of them.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
     started = []
     for rank in range(processes):
-        told: dict[str, Any] = {
+        variables = {
             "RANK": rank,
             "LOCAL_RANK": rank,
             "WORLD_SIZE": processes,
+            "LOCAL_WORLD_SIZE": processes,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
             "OMP_NUM_THREADS": 1,
         }
-        environment = {name: str(value) for name, value in told.items()}
-        words = [str(work), str(WAYS.index(way)), str(steps), str(out)]
+        environment = {name: str(value) for name, value in variables.items()}
         started.append(
             subprocess.Popen(
-                [sys.executable, __file__, "--as-process", *words],
+                [sys.executable, script, "--as-process", *arguments],
                 env={**os.environ, **environment},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
             )
         )
+
     errors = [process.communicate()[1] for process in started]
     codes = [process.returncode for process in started]
     if any(codes):
         ends = "\n".join(text[-1500:] for text in errors)
         raise SystemExit(f"the processes ended with {codes}:\n{ends}")
+
+
+def run(work: Path, way: Way, processes: int, steps: int) -> list[dict[str, Any]]:
+    """Train in ``processes`` processes, and return the counts of each."""
+    out = Path(tempfile.mkdtemp(dir=work))
+    arguments = [str(work), str(WAYS.index(way)), str(steps), str(out)]
+    run_processes(__file__, processes, arguments)
     files = [out / f"rank-{rank}.json" for rank in range(processes)]
     return [json.loads(file.read_text()) for file in files]
 
