@@ -205,6 +205,7 @@ def configure(work: Path, files: list[Path], more_tests: list[str]) -> None:
         "pytest_add_cli_args_test_selection": tests,
         "pytest_add_cli_args": [
             *("-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not long"),
+            *("-p", "no:effect_marks"),  # a mutant gets some tests of a key, not all
             *(f"--deselect={test}" for test in NOT_UNDER_MUTANTS),
         ],
         "use_git_change_detection": False,

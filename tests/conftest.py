@@ -69,7 +69,7 @@ def root_entries() -> set[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(EffectMarks(), "effect marks")
+    config.pluginmanager.register(EffectMarks(), "effect_marks")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
