@@ -6,7 +6,8 @@ processes that are forked after torch has been imported. Without FILE: the files
 package that the last commit changed. The exit code is 1 if more than 5 % survive, or if
 mutmut stops, whose reason is then printed. That is mostly a test that fails without any
 mutant: its two runs of the unchanged code, for statistics and for the clean result, must
-pass. With --sample, N mutants are drawn from those of all files, by a fixed seed, and
+pass, in one process. So no name of a case has a backslash, which pytest escapes once
+more in its second run, and no list of cases is a generator. With --sample, N mutants are drawn from those of all files, by a fixed seed, and
 the share of survivors is given with its interval of 95 % (Wilson 1927).
 
 Left out of the count are mutants that change only the text of a message, or whether
@@ -77,12 +78,40 @@ TESTS = {
         "tests/effects/test_effects_companions.py",
     ],
     "planner/memory.py": ["tests/planner/test_planner.py"],
+    "planner/out_of_memory.py": ["tests/commands/test_not_finite.py"],
+    "planner/plan.py": [
+        "tests/planner/test_plan_parts.py",
+        "tests/commands/test_plan_command.py",
+        "tests/commands/test_model_runs.py::test_the_plan_says_what_each_expert_trains",
+    ],
+    "planner/settings.py": [
+        "tests/commands/test_plan_command.py",
+        "tests/effects/test_effects_training.py",
+    ],
     "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
     "runs/journal.py": ["tests/validation/test_journal_disk.py"],
     "trainer/step_record.py": ["tests/trainer/test_step.py"],
     "validation/overfitting.py": ["tests/validation/test_verdict.py"],
 }
 """Tests of files whose tests have another name than test_FILE.py of their folder."""
+
+FOLDER_TESTS = {
+    "planner": ["tests/planner", "tests/commands/test_plan_command.py"],
+    "trainer": [
+        "tests/trainer/test_golden.py",
+        "tests/trainer/test_optimizer_contract.py",
+        "tests/trainer/test_optimizers.py",
+        "tests/trainer/test_rank_figures.py",
+        "tests/trainer/test_restore_elsewhere.py",
+        "tests/trainer/test_shared_saves.py",
+        "tests/trainer/test_shown_notes.py",
+        "tests/trainer/test_step.py",
+        "tests/effects",
+    ],
+}
+"""Tests of all other files of folders that need more, or less, than all of their own
+tests: those of several processes take minutes, and mutmut sees only the first process.
+"""
 
 NOT_UNDER_MUTANTS = (
     "tests/adapters/test_fused_lora.py::test_it_compiles_into_one_graph",
@@ -161,7 +190,9 @@ def tests_of(path: Path) -> list[str]:
         return TESTS[name]
     folder = Path("tests") / path.parts[1]
     own_tests = folder / f"test_{path.name}"
-    return [str(own_tests if (ROOT / own_tests).is_file() else folder)]
+    if (ROOT / own_tests).is_file():
+        return [str(own_tests)]
+    return FOLDER_TESTS.get(path.parts[1], [str(folder)])
 
 
 def changed_files() -> list[Path]:
