@@ -20,7 +20,11 @@ from videotune.planner.plan import (
     checkpoints_at_most,
     make_plan,
 )
-from videotune.planner.step_spec import StepSpec, with_shared_samples
+from videotune.planner.step_spec import (
+    StepSpec,
+    state_bytes_per_number,
+    with_shared_samples,
+)
 
 Bases = Callable[..., Path]
 
@@ -66,6 +70,24 @@ def test_a_checkpoint_has_weights_state_and_an_average(
     settings: dict[str, Any], size: int
 ) -> None:
     assert bytes_a_parameter(parse(settings), state=8.0) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "size"),
+    [
+        ("ADAMW", {}, 8),
+        ("torch.optim:SGD", {"momentum": 0.9}, 4),
+        ("torch.optim:Adam", {"amsgrad": True}, 12),
+    ],
+)
+def test_the_state_of_an_optimizer_is_measured_for_each_number(
+    name: str, args: dict[str, Any], size: int, tiny_family: Callable[..., Any]
+) -> None:
+    """Beside 4 bytes for the steps of each tensor."""
+    config = parse({"optimizer": {"name": name, "args": args}, "lora": {"rank": 4}})
+    family = tiny_family("wan")
+    measured = state_bytes_per_number(family, family.spec, config)
+    assert measured == pytest.approx(size, rel=0.02)
 
 
 def test_both_experts_have_an_adapter_and_the_parts_are_of_one(
