@@ -67,7 +67,14 @@ TESTS = {
     "exporter/full.py": [
         "tests/exporter",
         "tests/effects/test_effects_options.py",
-        "tests/commands/test_adapter_runs.py",
+        *(
+            f"tests/commands/test_adapter_runs.py::{test}"
+            for test in (
+                "test_a_merged_model_is_the_base_s_own_numbers_and_the_adapter",
+                "test_a_run_its_files_and_its_merged_model_draw_the_same",
+                "test_modules_with_scales_of_their_own_are_drawn_and_merged_as_trained",
+            )
+        ),
     ],
     "latent_cache/batches.py": [
         "tests/latent_cache",
@@ -90,7 +97,9 @@ TESTS = {
     ],
     "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
     "runs/journal.py": ["tests/validation/test_journal_disk.py"],
+    "trainer/optimizer_bytes.py": ["tests/trainer/test_optimizer_contract.py"],
     "trainer/step_record.py": ["tests/trainer/test_step.py"],
+    "trainer/throughput.py": ["tests/validation/test_monitor.py"],
     "validation/overfitting.py": ["tests/validation/test_verdict.py"],
 }
 """Tests of files whose tests have another name than test_FILE.py of their folder."""
@@ -99,14 +108,17 @@ FOLDER_TESTS = {
     "planner": ["tests/planner", "tests/commands/test_plan_command.py"],
     "trainer": [
         "tests/trainer/test_golden.py",
-        "tests/trainer/test_optimizer_contract.py",
         "tests/trainer/test_optimizers.py",
         "tests/trainer/test_rank_figures.py",
         "tests/trainer/test_restore_elsewhere.py",
         "tests/trainer/test_shared_saves.py",
         "tests/trainer/test_shown_notes.py",
         "tests/trainer/test_step.py",
-        "tests/effects",
+        "tests/effects/test_effects_float16.py",
+        "tests/effects/test_effects_options.py",
+        "tests/effects/test_effects_outputs.py",
+        "tests/effects/test_effects_state.py",
+        "tests/effects/test_effects_training.py",
     ],
 }
 """Tests of all other files of folders that need more, or less, than all of their own
