@@ -20,6 +20,7 @@ from videotune.adapters.lora import (
 )
 from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
+from videotune.model_spec import ConnectorRules
 from videotune.models.registry import find
 
 
@@ -97,15 +98,20 @@ def test_in_one_scale_every_update_is_that_of_its_module() -> None:
         assert value is state[name]
 
 
+def two_blocks() -> nn.ModuleList:
+    return nn.ModuleList(
+        nn.ModuleDict({"to_q": nn.Linear(2, 2), "to_out": nn.Linear(2, 2)})
+        for _ in range(2)
+    )
+
+
 class Net(nn.Module):
-    """Two blocks, of which a step never uses the second one's output layer."""
+    """Two blocks of a denoiser and two of connectors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict({"to_q": nn.Linear(2, 2), "to_out": nn.Linear(2, 2)})
-            for _ in range(2)
-        )
+        self.blocks = two_blocks()
+        self.connectors = nn.ModuleDict({"blocks": two_blocks()})
 
 
 def test_modules_without_effect_are_named_and_do_not_train() -> None:
@@ -117,12 +123,35 @@ def test_modules_without_effect_are_named_and_do_not_train() -> None:
     assert matching(Net(), spec, ["to_q", "to_out"]) == acting
 
     net = Net()
+    del net.connectors
     trained = add_full(net, spec)
     assert {name.rpartition(".")[0] for name in trained} == set(acting)
     for name, parameter in net.named_parameters():
         assert parameter.requires_grad == (not name.startswith(idle)), name
     with pytest.raises(VideotuneError, match=r"all 2 weights .* have no effect"):
         add_full(Net(), spec, [r"blocks\.1\.to_out"])
+
+
+@pytest.mark.parametrize(
+    ("targets", "paths"),
+    [
+        ("connectors", ["connectors.blocks.0.to_q", "connectors.blocks.1.to_q"]),
+        ([r"connectors\..*1\.to_out"], ["connectors.blocks.1.to_out"]),
+        (["to_out"], ["blocks.0.to_out", "blocks.1.to_out"]),
+        (
+            [r"connectors\..*0\.to_q", r"blocks\.1\.to_q"],
+            ["blocks.1.to_q", "connectors.blocks.0.to_q"],
+        ),
+    ],
+)
+def test_a_target_names_modules_of_the_connectors_or_of_the_denoiser(
+    targets: str | list[str], paths: list[str]
+) -> None:
+    rules = ConnectorRules("connectors", ("connectors.blocks",), ("to_q",), 1, 1)
+    spec = replace(find("wan").spec, connectors=rules, connectors_in_step=True)
+    assert matching(Net(), spec, targets) == paths
+    with pytest.raises(VideotuneError, match="matches no Linear module"):
+        matching(Net(), spec, [r"connectors\..*to_v"])
 
 
 def test_parameters_are_bound_at_any_depth() -> None:
