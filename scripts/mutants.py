@@ -7,8 +7,10 @@ package that the last commit changed. The exit code is 1 if more than 5 % surviv
 mutmut stops, whose reason is then printed. That is mostly a test that fails without any
 mutant: its two runs of the unchanged code, for statistics and for the clean result, must
 pass, in one process. So no name of a case has a backslash, which pytest escapes once
-more in its second run, and no list of cases is a generator. With --sample, N mutants are drawn from those of all files, by a fixed seed, and
-the share of survivors is given with its interval of 95 % (Wilson 1927).
+more in its second run, and no list of cases is a generator.
+
+With --sample, N mutants are drawn from those of all files, by a fixed seed, and the share
+of survivors is given with its interval of 95 % (Wilson 1927).
 
 Left out of the count are mutants that change only the text of a message, or whether
 ``zip`` compares lengths: no test should depend on the one, and none can see the other.
@@ -98,8 +100,27 @@ TESTS = {
     "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
     "runs/journal.py": ["tests/validation/test_journal_disk.py"],
     "trainer/optimizer_bytes.py": ["tests/trainer/test_optimizer_contract.py"],
+    "trainer/progress.py": [
+        "tests/effects/test_effects_outputs.py",
+        "tests/commands/test_validation_runs.py::test_the_progress_bar_has_times_seen_with_their_band",
+        "tests/commands/test_validation_runs.py::test_the_time_left_counts_what_is_done_between_steps",
+    ],
+    "trainer/step.py": [
+        "tests/trainer/test_step.py",
+        "tests/trainer/test_golden.py",
+        "tests/effects/test_effects_training.py",
+    ],
     "trainer/step_record.py": ["tests/trainer/test_step.py"],
     "trainer/throughput.py": ["tests/validation/test_monitor.py"],
+    "trainer/trainer.py": [
+        "tests/trainer/test_step.py",
+        "tests/effects/test_effects_options.py",
+        "tests/effects/test_effects_state.py",
+        "tests/commands/test_validation_runs.py::test_it_is_counted_as_often_as_it_is_due",
+    ],
+    "trainer/views_counted.py": [
+        "tests/commands/test_validation_runs.py::test_views_are_counted_anew_as_they_grow_and_at_the_end"
+    ],
     "validation/overfitting.py": ["tests/validation/test_verdict.py"],
 }
 """Tests of files whose tests have another name than test_FILE.py of their folder."""

@@ -54,9 +54,9 @@ def test_the_first_module_that_oft_cannot_divide_is_named_with_block_sizes() -> 
 
 def test_block_sizes_near_the_refused_one_are_offered() -> None:
     net = nn.ModuleDict({"large": nn.Linear(24, 1), "small": nn.Linear(12, 1)})
-    with pytest.raises(VideotuneError, match="large has 24; take one of 2, 3, 4, 6$"):
+    with pytest.raises(VideotuneError, match=r"large has 24; take one of 2, 3, 4, 6$"):
         refuse_uneven(net, ["large", "small"], 5)
-    with pytest.raises(VideotuneError, match="take one of 3, 4, 6, 12$"):
+    with pytest.raises(VideotuneError, match=r"take one of 3, 4, 6, 12$"):
         refuse_uneven(net, ["large", "small"], 11)
 
 

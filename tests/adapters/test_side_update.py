@@ -20,9 +20,7 @@ def test_an_update_is_added_in_the_dtype_of_the_input_and_ends(
     factor_a = torch.randn(1, 3, generator=generator)
     factor_b = torch.randn(4, 1, generator=generator)
     biases = [torch.randn(size, generator=generator) for size in (4, 2)]
-    update = SideUpdate(
-        {"0": (factor_a, factor_b)}, {"0": biases[0], "1": biases[1]}
-    )
+    update = SideUpdate({"0": (factor_a, factor_b)}, {"0": biases[0], "1": biases[1]})
     x = torch.randn(5, 3, generator=generator).to(dtype)
     before = net(x)
 

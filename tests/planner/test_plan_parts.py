@@ -132,7 +132,10 @@ def test_a_shared_sample_is_a_part_and_an_exchange_for_each_attention() -> None:
     def reading(samples: int) -> Reading:
         sizes = {"weights": 1000, "activations": 501 * samples}
         work = Work(
-            flops=1000 * samples, attention=70 * samples, moved=40 * samples, operations=9
+            flops=1000 * samples,
+            attention=70 * samples,
+            moved=40 * samples,
+            operations=9,
         )
         return Reading({"forward": sizes, "end": sizes, "kept": sizes}, work)
 

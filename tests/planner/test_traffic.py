@@ -3,7 +3,6 @@ network.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
