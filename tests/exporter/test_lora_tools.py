@@ -379,7 +379,9 @@ def test_a_reader_that_knows_a_form_by_fused_weights_gets_one_that_is_zero(
     lora_files.same_deltas(lora_files.deltas_of(family, out), wanted)
     zero = {key: x for key, x in load_file(out).items() if not x.any()}
     assert len(zero) == 2 * adds
-    width = family.skeleton().get_submodule("transformer_blocks.0.attn.to_q").in_features
+    width = (
+        family.skeleton().get_submodule("transformer_blocks.0.attn.to_q").in_features
+    )
     shapes = {tuple(x.shape) for x in zero.values()}
     assert shapes == ({(1, width), (3 * width, 1)} if adds else set())
 

@@ -104,6 +104,8 @@ def test_files_without_rows_of_a_token_are_refused(family: Any, tmp_path: Path) 
 def test_each_tensor_of_a_file_must_belong_to_a_module() -> None:
     net = nn.Sequential(nn.Linear(1, 1))
     key = "transformer.0.lora_A.weight"
-    assert _names_modules_of(net, {key: torch.ones(1), "0.lora_B.weight": torch.ones(1)})
+    assert _names_modules_of(
+        net, {key: torch.ones(1), "0.lora_B.weight": torch.ones(1)}
+    )
     other = "transformer.1.lora_A.weight"
     assert not _names_modules_of(net, {key: torch.ones(1), other: torch.ones(1)})
