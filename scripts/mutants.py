@@ -113,6 +113,7 @@ TESTS = {
     "trainer/step_record.py": ["tests/trainer/test_step.py"],
     "trainer/throughput.py": ["tests/validation/test_monitor.py"],
     "trainer/trainer.py": [
+        "tests/trainer/test_callbacks.py",
         "tests/trainer/test_step.py",
         "tests/effects/test_effects_options.py",
         "tests/effects/test_effects_state.py",
@@ -128,6 +129,7 @@ TESTS = {
 FOLDER_TESTS = {
     "planner": ["tests/planner", "tests/commands/test_plan_command.py"],
     "trainer": [
+        "tests/trainer/test_callbacks.py",
         "tests/trainer/test_golden.py",
         "tests/trainer/test_optimizers.py",
         "tests/trainer/test_rank_figures.py",
