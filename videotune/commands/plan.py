@@ -15,6 +15,7 @@ from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.files import existing_folder
 from videotune.job.experts import trained
 from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import (
@@ -91,6 +92,7 @@ def plan(
     nodes: int = 1,
     network: float | None = None,
     simulation: Simulation | None = None,
+    out: Path | str = "run",
     **overrides: Any,
 ) -> PlanResult:
     """Return what a run would do, on this machine or on other GPUs.
@@ -109,6 +111,7 @@ def plan(
         nodes: how many such machines train.
         network: Gbit/s of each one's network. None: that of the GPU's usual machines.
         simulation: what to simulate of the run. None: nothing.
+        out: the run folder, whose disk must have room.
         overrides: fields of ``Overrides``.
     """
     all_overrides = to_overrides(config, overrides, allow_skips)
@@ -127,7 +130,7 @@ def plan(
     refuse_skips(job, allow_skips)
 
     facts = make_plan(job, views or exposure.TARGETS)
-    facts["disk"] |= _free_disk(facts["disk"])
+    facts["disk"] |= _free_disk(facts["disk"], Path(out))
     if job.base is None:
         if vram or card or target.gpus > 1 or simulation:
             raise VideotuneError(
@@ -151,12 +154,9 @@ def plan(
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
 
 
-def _free_disk(disk: Mapping[str, int]) -> dict[str, int]:
-    """Return the free bytes of the disk, and how many a run lacks.
-
-    A run is written below this folder, unless its --out names another.
-    """
-    free = shutil.disk_usage(Path.cwd()).free
+def _free_disk(disk: Mapping[str, int], run: Path) -> dict[str, int]:
+    """Return the free bytes of the disk of a run folder, and how many the run lacks."""
+    free = shutil.disk_usage(existing_folder(run)).free
     needed = disk.get("run_bytes", 0)
     return {"free_bytes": free, "short_bytes": max(0, needed - free)}
 

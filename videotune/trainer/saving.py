@@ -18,7 +18,7 @@ from videotune.adapters.lora import of_module
 from videotune.console import echo, size
 from videotune.distributed import processes_here
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.files import is_disk_full
+from videotune.files import existing_folder, is_disk_full
 from videotune.latent_cache.thread_pool import pool_without_openmp
 from videotune.memory.accelerator import overlaps
 from videotune.memory.host_weights import pinned
@@ -552,10 +552,8 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
     if "run_bytes" not in disk:
         return
 
-    existing_folder = next(
-        folder for folder in (run, *run.absolute().parents) if folder.exists()
-    )
-    free = shutil.disk_usage(existing_folder).free
+    folder = existing_folder(run)
+    free = shutil.disk_usage(folder).free
     needed = 2 * disk["checkpoint_bytes"] + SPARE
     if free < needed:
         raise DoesNotFit(
@@ -565,7 +563,7 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
     if free < disk["run_bytes"]:
         echo(
             f"warning: {counted(disk['checkpoints'], 'checkpoint')} and the export need {size(disk['run_bytes'])}, "
-            f"and {size(free)} are free in {existing_folder}: set save_keep, or a larger save_every. "
+            f"and {size(free)} are free in {folder}: set save_keep, or a larger save_every. "
             "While the disk is full, the run waits."
         )
 
