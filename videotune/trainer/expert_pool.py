@@ -396,8 +396,7 @@ def arrange_blocks(
     report: bool,
     compiled: CompiledBlocks | None = None,
 ) -> BlockOffload | None:
-    """Set up what the blocks keep on the device: everything, only their inputs, or not
-    even their weights.
+    """Set up gradient checkpointing, offloading and compilation of the blocks.
 
     Args:
         net: the denoiser.

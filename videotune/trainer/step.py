@@ -20,7 +20,7 @@ from videotune.diffusion.loss import (
 )
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import StepBatch
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
@@ -162,9 +162,9 @@ def train_step(
 ) -> StepRecord:
     """Make one update of ``net``.
 
-    A gradient that is not finite leaves weights, optimizer and average as they were. With
-    updates during backward it leaves the weights and moments of its own tensor, and the
-    average.
+    If the gradient is not finite, weights, optimizer and average stay as they were. With
+    updates during backward, each tensor is updated whose own gradient is finite, and the
+    average stays.
 
     Args:
         context: what all steps of the run share.
@@ -199,16 +199,18 @@ def train_step(
         _accumulate_with_fallbacks(context, net, trainable, step_batch, clock, values)
 
         if backward_optimizer is None:
-            lacks_sound = context.family.spec.reads_sound and step_batch.sound_t is None
+            learns_one_of_two = (
+                context.family.spec.reads_sound and step_batch.sound_t is None
+            )
             grad_norm = _finish_gradients(
-                trainable, context, values, clock, lacks_sound=lacks_sound
+                trainable, context, values, clock, may_lack_some=learns_one_of_two
             )
         else:
             grad_norm = backward_optimizer.norm()
         if context.gradient_norms is not None:
             _keep_norms(context.gradient_norms, trainable, step_batch.step)
-        # The norm of weights on the host is passed as a plain number: fill_ makes it an
-        # argument of its kernel, and a tensor would need a copy that waits.
+        # With weights on the host the norm is there too. As a plain number it becomes an
+        # argument of fill_'s kernel; copying it as a tensor would wait.
         is_on_device = grad_norm.device == device
         values[GRAD_NORM].fill_(grad_norm if is_on_device else grad_norm.item())
         step_is_finite = values[LOSS].isfinite() & values[GRAD_NORM].isfinite()
@@ -220,7 +222,7 @@ def train_step(
             trainable.ema.update(update_number, step_is_finite)
 
     trainable.optimizer.zero_grad(set_to_none=True)
-    clock.mark("optimizer")
+    clock.end_phase("optimizer")
     return _record(step_batch, trainable, values, learning_rates, clock)
 
 
@@ -249,7 +251,7 @@ def _record(
 ) -> StepRecord:
     """Return the record of a step, whose values are on their way to the host."""
     arrived = None
-    if overlaps(values.device):
+    if has_streams(values.device):
         values, arrived = to_host(values)
     return StepRecord(
         step=step_batch.step,
@@ -367,16 +369,17 @@ def accumulate_gradients(
         # Seeded after the base model's passes, which would move the draws.
         if context.network_seed is not None:
             sample = (step_batch.step, micro_batch.first_sample)
-            key = (*sample, *context.dist.draw_key)
+            # Processes that share a sample's tokens must not draw alike.
+            key = (*sample, *context.dist.context_rank_key)
             torch.manual_seed(torch_seed(context.network_seed, "network", *key))
         if context.captured is None:
             output = _forward_and_backward(context, net, trainable, inputs, clock)
         else:
             # A graph is both halves, and counts as "backward".
-            clock.mark("forward")
+            clock.end_phase("forward")
             run_pass = partial(_forward_and_backward, context, net, trainable)
             output = context.captured.run(net, inputs, run_pass)
-            clock.mark("backward")
+            clock.end_phase("backward")
 
         if not micro_batch.is_padding:
             write_values(values, micro_batch, output, samples_in_step)
@@ -415,7 +418,7 @@ def _forward_and_backward(
     """Run a micro-batch forward and backward, and return its output without a graph."""
     output = forward_pass(context.family, net, context.objective, inputs)
     if clock is not None:
-        clock.mark("forward")
+        clock.end_phase("forward")
 
     if trainable.backward_optimizer is not None:
         trainable.backward_optimizer.expect_loss(output.weighted_loss)
@@ -425,12 +428,12 @@ def _forward_and_backward(
             loss = trainable.loss_scale.scaled(loss)
         loss.backward()
     if clock is not None:
-        clock.mark("backward")
+        clock.end_phase("backward")
     return replace(output, weighted_loss=output.weighted_loss.detach())
 
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
-    return x.to(device, non_blocking=overlaps(device))
+    return x.to(device, non_blocking=has_streams(device))
 
 
 def _base_target(
@@ -467,8 +470,9 @@ def _base_target(
 def _with_graph_from_text(batch: Batch) -> Batch:
     """Return the batch with text states that require a gradient.
 
-    A sharded network gathers its blocks in the backward pass too, so every process
-    needs a graph from its text on.
+    A sharded network gathers its blocks in the backward pass too, but only where autograd
+    runs. Where nothing but text trains, a process whose captions have no new token would
+    have no graph and not join.
     """
     if batch.conditioning.text.requires_grad:
         return batch
@@ -482,7 +486,7 @@ def _finish_gradients(
     values: Tensor,
     clock: Clock,
     *,
-    lacks_sound: bool,
+    may_lack_some: bool,
 ) -> Tensor:
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
     norm () before clipping.
@@ -492,12 +496,13 @@ def _finish_gradients(
         context: what all steps of the run share.
         values: of the step.
         clock: measures the phases of the step.
-        lacks_sound: the run reads sound, and the step's bucket has none: the modules of
-            sound must have no gradient, or the optimizer would move them.
+        may_lack_some: the model has video and sound, and the step learns only one of them.
+            Weights that only the other one reads must have no gradient, or the optimizer
+            would move them.
     """
     if trainable.shards is not None:
         trainable.shards.collect()
-        if lacks_sound:
+        if may_lack_some:
             trainable.shards.drop_zero_gradients(context.dist.all_reduce)
     _complete_gradients(trainable)
     if context.dist.size > 1:
@@ -540,10 +545,10 @@ def _finish_gradients_across_processes(
         parameter for parameter in parameters if id(parameter) not in sharded_ids
     ]
 
-    clock.mark("optimizer")
+    clock.end_phase("optimizer")
     dist.all_reduce_gradients(replicated, keep_missing=context.family.spec.reads_sound)
     dist.sum_over_groups(values)
-    clock.mark("waiting")
+    clock.end_phase("waiting")
     if trainable.loss_scale is not None:
         trainable.loss_scale.unscale(parameters)
     # With an adapter only frozen weights are sharded: there are no rows, and each process
@@ -574,7 +579,8 @@ def _update(
             trainable.masters.masters_to_model()
         return
 
-    # Draws of the rounding belong to rows of the whole tensor.
+    # Each process rounds its own rows; their first one names the draw, so that no two
+    # processes draw alike.
     first_rows = {}
     if trainable.shards is not None:
         first_rows = {
