@@ -557,7 +557,7 @@ def test_processes_without_a_row_of_all_that_trains_are_refused(
     assert (len(chunks) < processes) == is_idle
     shapes = {"blocks.0.bias": (rows,), "blocks.1.bias": (rows, 3)}
     if is_idle:
-        with pytest.raises(VideotuneError, match="transformer.layers"):
+        with pytest.raises(VideotuneError, match=r"transformer\.layers"):
             refuse_idle_processes(shapes, processes)
         # One more table that has a row for each.
         shapes["blocks.2.weight"] = (processes, 3)

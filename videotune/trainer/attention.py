@@ -8,7 +8,8 @@ from videotune.console import echo
 from videotune.latent_cache.batches import make_step_batch
 from videotune.memory.accelerator import has_streams, local_device
 from videotune.memory.attention import set_attention, switchable
-from videotune.trainer.step import StepContext, accumulate_gradients
+from videotune.trainer.step import accumulate_gradients
+from videotune.trainer.step_context import StepContext
 from videotune.trainer.step_record import Clock, empty_values
 from videotune.trainer.trainer import Trainer
 

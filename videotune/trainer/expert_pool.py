@@ -31,7 +31,7 @@ from videotune.memory.sharding import Shards
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.trainer.captured_passes import CapturedPasses
-from videotune.trainer.step import TrainableState
+from videotune.trainer.step_context import TrainableState
 from videotune.trainer.text_encoders import attach_text
 from videotune.trainer.trainable import attach, make_trainable
 

@@ -29,7 +29,8 @@ from videotune.trainer.saving import (
     settle_pending_save,
     wait_for_writer,
 )
-from videotune.trainer.step import OutOfMemory, StepContext, train_step
+from videotune.trainer.step import OutOfMemory, train_step
+from videotune.trainer.step_context import StepContext
 from videotune.trainer.step_record import Clock, StepRecord
 from videotune.trainer.trainer import Trainer
 
