@@ -115,7 +115,7 @@ class Trainer:
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """What the optimizers update, by the names of checkpoints."""
+        """What the optimizers update, by their names in checkpoints."""
         trainables = self.pool.trainables.items()
         return self._named(
             {expert: trainable.parameters for expert, trainable in trainables}
@@ -123,7 +123,7 @@ class Trainer:
 
     @property
     def averages(self) -> dict[str, Tensor]:
-        """Averages of the weights, if the run has them, by the names of checkpoints."""
+        """Averages of the weights, if the run has them, by their names in checkpoints."""
         averages = {}
         for expert, trainable in self.pool.trainables.items():
             if trainable.ema is not None:
@@ -132,14 +132,14 @@ class Trainer:
 
     @property
     def result(self) -> Mapping[str, Tensor]:
-        """What is exported, by the names of checkpoints: averages of the weights if the
+        """What is exported, by their names in checkpoints: averages of the weights if the
         run has them, else the weights.
         """
         return self.averages or self.parameters
 
     @property
     def shard_rows(self) -> dict[str, Shard]:
-        """This process's shards of what trains, by the names of checkpoints.
+        """This process's shards of what trains, by their names in checkpoints.
 
         Empty without sharding.
         """
