@@ -217,7 +217,12 @@ class FakeRun:
             network = self.network(depths)
             ledger = Ledger(self.piece)
             whole_graph = self.config.compile is True
-            checkpoint_blocks(network.net, checkpointing, whole_graph=whole_graph)
+            checkpoint_blocks(
+                network.net,
+                checkpointing,
+                self.family.spec.block_lists,
+                whole_graph=whole_graph,
+            )
             with self.mode, self.family.planning_mode():
                 prepared = self.prepared(shape, samples)
                 if not network.warm:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from videotune.config.graph_checks import cannot_capture
+from videotune.config.part_checks import cannot_compute_in_parts
 from videotune.files import checked, write_json
 from videotune.job.job import Job
+from videotune.memory.checkpointing import IN_PARTS
 from videotune.models.base import DiffusersModel
 from videotune.models.registry import find
 from videotune.planner.plan_inputs import PlanInputs
@@ -70,6 +72,21 @@ def step_spec_with_tiles(job: Job, dtype: str) -> StepSpec:
     spec = _with_tiles(spec, fake_run(inputs), inputs)
     _store(spec, _cache_file(job, inputs))
     return spec
+
+
+def step_spec_in_parts(job: Job, dtype: str) -> StepSpec:
+    """Return ``step_spec`` with a reading of IN_PARTS, which is only needed if nothing else
+    fits.
+    """
+    inputs = PlanInputs.of(job, dtype)
+    spec = step_spec(job, dtype)
+    if IN_PARTS in spec.kept or cannot_compute_in_parts(job.config):
+        return spec
+    run = fake_run(inputs)
+    readings = shipped_readings(inputs) or run
+    spec = assemble(readings, inputs, run.family, parts=run)
+    _store(spec, _cache_file(job, inputs))
+    return _of_run(spec, job)
 
 
 def _with_tiles(spec: StepSpec, readings: StepReadings, inputs: PlanInputs) -> StepSpec:
