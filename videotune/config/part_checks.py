@@ -20,6 +20,11 @@ def cannot_compute_in_parts(config: Config) -> str | None:
     """Return why blocks cannot be computed again in parts, or None."""
     if config.compile is True:
         return "IN_PARTS computes parts of a block by themselves, and compile makes one graph of it"
+    if config.training_method == "FINE_TUNE" or config.text_in_step:
+        return (
+            "IN_PARTS is for adapters on frozen weights: where text or all weights train, a block's gradients are summed "
+            "in an order that only its whole graph keeps"
+        )
     if config.context_parallel > 1:
         return "IN_PARTS was not tried with context_parallel"
     if config.sharding == "FULL":

@@ -24,6 +24,8 @@ from torch.random import fork_rng
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
+from videotune.memory.part_checkpoint import computing_again
+
 Checkpoint = Callable[..., Any]
 """What diffusers calls with a block and its arguments."""
 
@@ -177,7 +179,12 @@ class _Call:
     def again(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Compute the block as the first time, but with a graph."""
         assert self._surroundings is not None
-        with self._windows.again(), self._surroundings.restored(), torch.enable_grad():
+        with (
+            self._windows.again(),
+            self._surroundings.restored(),
+            torch.enable_grad(),
+            computing_again(),
+        ):
             return tree_flatten(self._compute(tensors))[0]
 
     def _compute(self, tensors: Sequence[Tensor]) -> Any:

@@ -6,14 +6,16 @@ it is the largest thing on the card. Here each large part of the block (its atte
 its feed-forward network) saves only its inputs and what attention returns, and computes
 the rest once more when its own backward pass comes.
 
-The same operations run on the same numbers, so gradients are equal to the bit.
+The same operations run on the same numbers, so gradients are equal to the bit. Blocks
+that ``input_checkpoint`` leaves to torch's checkpoint are computed again as a whole.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from threading import local
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +24,19 @@ SMALLEST_SHARE = 0.05
 
 WHOLE_FORWARD = "_whole_forward"
 """Attribute of a large part with its own forward."""
+
+
+_thread = local()
+
+
+@contextmanager
+def computing_again() -> Iterator[None]:
+    """Compute a block again within the context, in its backward pass."""
+    _thread.is_computing_again = True
+    try:
+        yield
+    finally:
+        _thread.is_computing_again = False
 
 
 def compute_in_parts(
@@ -69,7 +84,7 @@ def _forward_in_part(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Compute a part; save only its inputs if a backward pass follows."""
-    if not torch.is_grad_enabled():
+    """Compute a part; save only its inputs if its backward pass is about to come."""
+    if not getattr(_thread, "is_computing_again", False):
         return whole_forward(*args, **kwargs)
     return checkpoint(whole_forward, *args, **arguments, **kwargs)
