@@ -17,7 +17,7 @@ from videotune.config.validators import cannot_wait
 from videotune.job.job import Job
 from videotune.memory.accelerator import has_streams, local_device
 from videotune.memory.block_offload import spread
-from videotune.memory.checkpointing import IN_PARTS, ON
+from videotune.memory.checkpointing import ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.planner import memory
 from videotune.planner.cache_size import cache_size, encoding_seconds
@@ -280,8 +280,6 @@ def _fit_within(
         )
 
     limit = vram if vram is not None else 1 << 60
-    if constraints.checkpointing == IN_PARTS:
-        spec = process_share(job, step_spec_in_parts(job, dtype), dtype)
     fastest = memory.fastest(spec, batch, constraints, limit, card or USUAL, host)
     if fastest is None and constraints.checkpointing is None:
         spec = process_share(job, step_spec_in_parts(job, dtype), dtype)
