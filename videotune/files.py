@@ -332,6 +332,14 @@ def disk_usage(path: Path) -> int:
     )
 
 
+def existing_folder(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    absolute_path = path.absolute()
+    return next(
+        folder for folder in (absolute_path, *absolute_path.parents) if folder.is_dir()
+    )
+
+
 def user_cache() -> Path:
     """Return the user's cache folder of videotune."""
     import platformdirs

@@ -5,6 +5,7 @@ plain run, line by line and bit for bit.
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,6 +293,35 @@ def test_a_plan_of_many_views_names_fewer_steps_and_those_of_init(
 
     assert plan(overrides("steps=10", *sets)) == DONE
     assert "fewer steps" not in capsys.readouterr().out
+
+
+def test_a_batch_far_larger_than_the_clips_is_not_mended_by_fewer_steps(
+    overrides: Make, capsys: Printed
+) -> None:
+    assert plan(overrides("steps=10", "batch_size=900", "epochs=null")) == DONE
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "with 900 samples a step; make the batch smaller" in printed
+    assert "steps=1 " not in printed
+
+
+def test_the_disk_is_that_of_the_run_folder(
+    overrides: Make, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The folder itself does not exist yet."""
+    asked = []
+    real_usage = shutil.disk_usage
+
+    def disk_usage(path: Path) -> Any:
+        asked.append(path)
+        return real_usage(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    settings = overrides("steps=10", "batch_size=2")
+    plan_run(settings, out=tmp_path / "disk" / "run")
+    (tmp_path / "disk").mkdir()
+    plan_run(settings, out=tmp_path / "disk" / "run")
+    plan_run(settings, out="run")
+    assert asked == [tmp_path, tmp_path / "disk", Path.cwd()]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,6 +15,7 @@ from videotune.cli.plan_options import (
     GpusOption,
     NetworkOption,
     NodesOption,
+    OutOption,
     PriceOption,
     ScheduleOption,
     SimulateOption,
@@ -71,6 +73,7 @@ def plan(
     simulate: SimulateOption = False,
     schedule: ScheduleOption = None,
     storage: StorageOption = None,
+    run: OutOption = Path("run"),
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
 
@@ -104,6 +107,7 @@ def plan(
         nodes=nodes,
         network=network,
         simulation=Simulation(schedule, storage) if simulate else None,
+        out=run,
     )
     if price is not None:
         result.plan["price"] = priced(result.plan, price)

@@ -94,6 +94,10 @@ StorageOption = Annotated[
         help="with --simulate: GB a second that the disk of the run folder takes (default: 2)",
     ),
 ]
+OutOption = Annotated[
+    Path,
+    Opt("--out", help="the run folder, whose disk must have room"),
+]
 Views = Annotated[
     list[int] | None,
     Opt(min=1, help="print the steps for N views (default: 10, 20, 50, 100)"),

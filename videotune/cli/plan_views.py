@@ -32,6 +32,11 @@ def fewer_steps(result: PlanResult) -> str:
         return ""
 
     fewer = steps[str(most)]
+    if fewer == 1:
+        batch = facts["effective_batch"]
+        return (
+            f"none are few enough with {batch:,} samples a step; make the batch smaller"
+        )
     text = f"--set steps={fewer} shows each {most} times"
     if facts.get("hours") and facts["fits"]:
         hours = facts["hours"] + (facts["hours_beside"] or 0)

@@ -15,6 +15,7 @@ from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.files import existing_folder
 from videotune.job.experts import trained
 from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import (
@@ -91,6 +92,7 @@ def plan(
     nodes: int = 1,
     network: float | None = None,
     simulation: Simulation | None = None,
+    out: Path | str = "run",
     **overrides: Any,
 ) -> PlanResult:
     """Return what a run would do, on this machine or on other GPUs.
@@ -109,16 +111,14 @@ def plan(
         nodes: how many such machines train.
         network: Gbit/s of each one's network. None: that of the GPU's usual machines.
         simulation: what to simulate of the run. None: nothing.
+        out: the run folder, whose disk must have room.
         overrides: fields of ``Overrides``.
     """
     all_overrides = to_overrides(config, overrides, allow_skips)
     resolved, spec, base = resolve_config(all_overrides, planning=True)
     limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
     refuse_unused_network(nodes, network)
-    if nodes * (gpus or 1) > 1 and limit is None:
-        raise VideotuneError(
-            "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
-        )
+    _refuse_unknown_gpus(nodes * (gpus or 1), limit)
     gpus_a_machine = gpus or resolved.config.context_parallel
     cluster = cluster_of(known_gpu, nodes, gpus_a_machine, network)
     spare = spare_memory(limit or 0, is_free=memory_from == "machine")
@@ -127,7 +127,7 @@ def plan(
     refuse_skips(job, allow_skips)
 
     facts = make_plan(job, views or exposure.TARGETS)
-    facts["disk"] |= _free_disk(facts["disk"])
+    facts["disk"] |= _free_disk(facts["disk"], Path(out))
     if job.base is None:
         if vram or card or target.gpus > 1 or simulation:
             raise VideotuneError(
@@ -151,12 +151,17 @@ def plan(
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
 
 
-def _free_disk(disk: Mapping[str, int]) -> dict[str, int]:
-    """Return the free bytes of the disk, and how many a run lacks.
+def _refuse_unknown_gpus(count: int, limit: int | None) -> None:
+    """Raise VideotuneError for several GPUs whose memory is not known."""
+    if count > 1 and limit is None:
+        raise VideotuneError(
+            "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
+        )
 
-    A run is written below this folder, unless its --out names another.
-    """
-    free = shutil.disk_usage(Path.cwd()).free
+
+def _free_disk(disk: Mapping[str, int], run: Path) -> dict[str, int]:
+    """Return the free bytes of the disk of a run folder, and how many the run lacks."""
+    free = shutil.disk_usage(existing_folder(run)).free
     needed = disk.get("run_bytes", 0)
     return {"free_bytes": free, "short_bytes": max(0, needed - free)}
 

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
 from videotune.errors import VideotuneError
-from videotune.files import digest, read_json, size_text, user_cache, write_text
+from videotune.files import (
+    digest,
+    existing_folder,
+    read_json,
+    size_text,
+    user_cache,
+    write_text,
+)
 from videotune.http_limits import AnswerLimits
 from videotune.hub_errors import hub_problem, is_unreached
 from videotune.lazy import huggingface_hub as hub
@@ -257,8 +264,7 @@ def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: LogFn) -
 
     echo(f"{name}: {download_text(download)}")
 
-    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing_folder(cache)).free
     if free < missing_size:
         raise VideotuneError(
             f"base_model_name: {name} needs {size_text(missing_size)} more, and the disk of "

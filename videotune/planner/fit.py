@@ -15,7 +15,7 @@ import torch
 from videotune.config.schema import Config
 from videotune.config.validators import cannot_wait
 from videotune.job.job import Job
-from videotune.memory.accelerator import local_device, overlaps
+from videotune.memory.accelerator import has_streams, local_device
 from videotune.memory.block_offload import spread
 from videotune.memory.checkpointing import ON
 from videotune.memory.quantization import bytes_a_number
@@ -38,7 +38,11 @@ from videotune.planner.processes import (
     message_seconds_of,
     processes_of,
 )
-from videotune.planner.read_step import step_spec, step_spec_with_tiles
+from videotune.planner.read_step import (
+    step_spec,
+    step_spec_in_parts,
+    step_spec_with_tiles,
+)
 from videotune.planner.step_spec import (
     UNCHANGED,
     StepSpec,
@@ -135,7 +139,7 @@ def requested_card(
         return card.vram, card
 
     device = local_device()
-    if not overlaps(device):
+    if not has_streams(device):
         return None, None
     # other programs, such as a desktop, may hold some of the memory
     free, total = torch.accelerator.get_memory_info(device)
@@ -277,6 +281,9 @@ def _fit_within(
 
     limit = vram if vram is not None else 1 << 60
     fastest = memory.fastest(spec, batch, constraints, limit, card or USUAL, host)
+    if fastest is None and constraints.checkpointing is None:
+        spec = process_share(job, step_spec_in_parts(job, dtype), dtype)
+        fastest = memory.fastest(spec, batch, constraints, limit, card or USUAL, host)
     training = fastest or memory.smallest(spec, batch, constraints)
     other_phases = memory.fit_other_phases(spec, training, vram)
     preview = other_phases.get("preview")

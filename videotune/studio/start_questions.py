@@ -10,11 +10,12 @@ from typing import Any
 from fastapi import Response
 from huggingface_hub import constants
 
+from videotune.files import existing_folder
 from videotune.reporter.read import mapping, number
 from videotune.studio import plan_server, projects
 from videotune.studio.project_plan import plan_file, plan_question
 from videotune.studio.projects import Project
-from videotune.studio.this_computer import existing_folder, pending_download
+from videotune.studio.this_computer import pending_download
 from videotune.studio.verdict import plan_verdict, trains_on_cpu_for_long
 from videotune.studio.web import FormData, reply
 from videotune.text import time_span

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from videotune.config.nested_keys import flatten
+from videotune.files import existing_folder
 from videotune.reporter.read import mapping, number
 from videotune.studio import gpu, model_choices
 from videotune.studio.auto_caption import HUB_MODEL
@@ -123,8 +124,3 @@ def disk_needs(project: Project, plan: Mapping[str, Any]) -> list[DiskNeed]:
         DiskNeed(folder, needed_bytes, shutil.disk_usage(folder).free)
         for folder, needed_bytes in need_by_folder.items()
     ]
-
-
-def existing_folder(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())

@@ -18,9 +18,9 @@ from videotune.adapters.lora import of_module
 from videotune.console import echo, size
 from videotune.distributed import processes_here
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.files import is_disk_full
+from videotune.files import existing_folder, is_disk_full
 from videotune.latent_cache.thread_pool import pool_without_openmp
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.memory.host_weights import pinned
 from videotune.runs.checkpoint import (
     Checkpoint,
@@ -65,8 +65,10 @@ class Saving(Callback):
         self._kind = "save"
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
-        """Return whether to save after ``step``, as any callback; or a backup, also by
-        time if the config says so.
+        """Return whether a save or a backup is due after ``step``, and remember which of
+        the two for ``run``.
+
+        Backups are also due by time, if the config says so.
         """
         is_save = (
             step == trainer.job.steps
@@ -138,7 +140,7 @@ def host_copy(
         copies[part] = {}
         for name, tensor in tensors.items():
             copies[part][name] = _on_host(tensor)
-            has_gpu_tensors = has_gpu_tensors or overlaps(tensor.device)
+            has_gpu_tensors = has_gpu_tensors or has_streams(tensor.device)
 
     arrived = None
     if has_gpu_tensors:
@@ -157,7 +159,7 @@ def has_room_for_copy(parts: CheckpointParts, processes: int) -> bool:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    allocate = pinned if overlaps(tensor.device) else torch.empty
+    allocate = pinned if has_streams(tensor.device) else torch.empty
     host_tensor = allocate(tensor.shape, dtype=tensor.dtype)
     return host_tensor.copy_(tensor.detach(), non_blocking=True)
 
@@ -552,10 +554,8 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
     if "run_bytes" not in disk:
         return
 
-    existing_folder = next(
-        folder for folder in (run, *run.absolute().parents) if folder.exists()
-    )
-    free = shutil.disk_usage(existing_folder).free
+    folder = existing_folder(run)
+    free = shutil.disk_usage(folder).free
     needed = 2 * disk["checkpoint_bytes"] + SPARE
     if free < needed:
         raise DoesNotFit(
@@ -565,7 +565,7 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
     if free < disk["run_bytes"]:
         echo(
             f"warning: {counted(disk['checkpoints'], 'checkpoint')} and the export need {size(disk['run_bytes'])}, "
-            f"and {size(free)} are free in {existing_folder}: set save_keep, or a larger save_every. "
+            f"and {size(free)} are free in {folder}: set save_keep, or a larger save_every. "
             "While the disk is full, the run waits."
         )
 
