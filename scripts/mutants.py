@@ -99,6 +99,11 @@ TESTS = {
     ],
     "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
     "runs/journal.py": ["tests/validation/test_journal_disk.py"],
+    "trainer/build.py": [
+        "tests/trainer/test_build.py",
+        "tests/trainer/test_golden.py",
+        "tests/effects/test_effects_companions.py",
+    ],
     "trainer/optimizer_bytes.py": ["tests/trainer/test_optimizer_contract.py"],
     "trainer/progress.py": [
         "tests/effects/test_effects_outputs.py",
@@ -129,6 +134,7 @@ TESTS = {
 FOLDER_TESTS = {
     "planner": ["tests/planner", "tests/commands/test_plan_command.py"],
     "trainer": [
+        "tests/trainer/test_build.py",
         "tests/trainer/test_callbacks.py",
         "tests/trainer/test_golden.py",
         "tests/trainer/test_optimizers.py",

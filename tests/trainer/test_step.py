@@ -2,6 +2,7 @@
 during backward.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -183,6 +184,20 @@ class LayersFamily:
         self, net: nn.Module, x_t: torch.Tensor, t: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
         return net(x_t) * (1 + t.view(-1, 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_seconds_of_a_step_are_those_of_its_phases(
+    parts: int, tiny_family: Open
+) -> None:
+    """All micro-batches together."""
+    setup = Setup(tiny_family("wan"))
+    begun = time.perf_counter()
+    record = setup.step(setup.prepared(), parts)
+    seconds = record.clock.read()
+    assert list(seconds) == ["forward", "backward", "optimizer"]
+    assert all(value >= 0 for value in seconds.values())
+    assert 0 < sum(seconds.values()) <= time.perf_counter() - begun + 1e-5
 
 
 @pytest.mark.parametrize(
