@@ -1,20 +1,23 @@
 """What is decided before the first step, and what a second save of a step leaves alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.run_results import of_kind
-from tests.support.trainers import Lab, trainer_of
+from tests.support.trainers import Lab, job_of, trainer_of
 from videotune.config.resolve import parse
 from videotune.errors import VideotuneError
+from videotune.latent_cache.conditions import CHANNELS
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer.build import weights_of
 from videotune.trainer.loop import train_steps
 from videotune.trainer.saving import save
 from videotune.trainer.text_encoders import refuse_text
-from videotune.types import WeightDtypes
+from videotune.types import DETERMINISTIC_VARIANT, WeightDtypes
+from videotune.validation.callbacks import cache_items_of
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,38 @@ def test_patterns_of_text_encoders_may_leave_out_the_encoder(tiny_family: Any) -
         refuse_text(family, config_of(pattern))
     with pytest.raises(VideotuneError, match=r"^text_encoder\.layers: 'nothing'"):
         refuse_text(family, config_of("nothing"))
+
+
+def test_what_is_read_without_random_parts_has_the_usual_conditions(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    """Those of half of the samples and more."""
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    conditions = [
+        {"type": "last_frame", "probability": 0.3},
+        {"type": "mask", "probability": 0.6},
+    ]
+    knobs = {"conditions": conditions, "video_config.variants": 2}
+    items = cache_items_of(job_of(lab, knobs | {"validate_every": 2}))
+    types: dict[bool, set[str]] = {True: set(), False: set()}
+    for sample in items.conditions:
+        types[sample.variant == DETERMINISTIC_VARIANT].add(sample.type)
+    assert types == {True: {"mask"}, False: {"last_frame", "mask"}}
+
+
+def test_each_variant_has_channels_of_its_own(
+    tmp_path: Path, small_clips: Path, tiny_bases: Callable[..., Path]
+) -> None:
+    lab = Lab(tiny_bases("wan", "i2v"), small_clips, tmp_path / "cache", tmp_path)
+    conditions = [{"type": "last_frame", "probability": 0.5}]
+    knobs = {"conditions": conditions, "video_config.variants": 2}
+    items = cache_items_of(job_of(lab, knobs))
+    of_channels = {
+        (sample.window.id, sample.variant)
+        for sample in items.conditions
+        if sample.type == CHANNELS
+    }
+    assert of_channels == {(window.id, variant) for window, variant in items.samples}
 
 
 def test_a_step_is_saved_once_and_a_backup_becomes_a_save(
