@@ -1,5 +1,5 @@
 """Files of a new token: what is written is read back to the bit, and what other programs
-leave out is found.
+leave out is found; and the bounds of a LoRA's scale.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,8 @@ from videotune.exporter.adapter_export import (
     export_embedding,
     read_embedding,
 )
+from videotune.exporter.adapter_file import AdapterFile
+from videotune.exporter.read_scale import read_scale
 
 Tensors = dict[str, torch.Tensor]
 
@@ -109,3 +111,23 @@ def test_each_tensor_of_a_file_must_belong_to_a_module() -> None:
     )
     other = "transformer.1.lora_A.weight"
     assert not _names_modules_of(net, {key: torch.ones(1), other: torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("alpha", "scale"),
+    [(0.0, None), (-1.0, None), (1e-3, 5e-4), (2000.0, 1000.0), (2001.0, None)],
+)
+def test_a_scale_is_above_0_and_at_most_1000(
+    alpha: float, scale: float | None, tmp_path: Path
+) -> None:
+    """Of an alpha beside factors of rank 2."""
+    path = tmp_path / "x.safetensors"
+    parts = {"lora_A": torch.ones(2, 3), "lora_B": torch.ones(4, 2)}
+    save_file({f"to_q.{part}.weight": x for part, x in parts.items()}, path)
+    file = AdapterFile(path)
+    if scale is None:
+        with pytest.raises(VideotuneError, match="is not a valid scale"):
+            read_scale(file, parts, torch.tensor(alpha), "to_q")
+    else:
+        read = read_scale(file, parts, torch.tensor(alpha), "to_q")
+        assert read == (pytest.approx(scale), "tensor")
